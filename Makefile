@@ -1,0 +1,81 @@
+# make demo   convert models/demo, measure it, ask it something
+# make test   Python and native tests
+# make lint   formatting and type checks      make format   rewrite what can be rewritten
+# Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Where a CPU build of PyTorch is offered, an exact version makes pip prefer it (2.13.0+cpu satisfies 2.13.0).
+TORCH  ?= torch==2.13.0
+BUILD  ?= build/make
+
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip --disable-pip-version-check
+REQS  := $(BIN)/python tools/requirements.py
+# A fixed build directory and no isolation: an isolated build gets a new llama.cpp path every time and compiles all of it again.
+INSTALL := $(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD)
+
+SOURCES := pyproject.toml CMakeLists.txt \
+	$(shell find native -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' \
+		-o -name '*.cmake' -o -name CMakeLists.txt \) -not -path '*/tests/*') \
+	$(shell find python/latentkv tools/convert/latentkv_convert -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.json' \))
+TEST_SOURCES := $(shell find native/tests -type f)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-python test-native lint format clean
+
+help:
+	@sed -n '1,4s/^# //p' Makefile
+
+demo: $(VENV)/.installed
+	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
+
+test: test-python test-native
+
+test-python: $(VENV)/.installed-tests
+	$(BIN)/python -m pytest
+
+test-native: $(VENV)/.installed-tests
+	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	BIN=$(BIN) tools/clang_format.sh --dry-run -Werror
+	$(BIN)/python bench/tables.py --check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	BIN=$(BIN) tools/clang_format.sh -i
+	$(BIN)/python bench/tables.py
+
+clean:
+	rm -rf build dist $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Stamps. Each names what it depends on, so a second `make` does nothing that is already done.
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.requirements: $(VENV)/.created pyproject.toml tools/requirements.py
+	$(PIP) install '$(TORCH)'
+	$(REQS) build runtime convert > $(VENV)/requirements.txt
+	$(PIP) install -r $(VENV)/requirements.txt
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.requirements
+	$(REQS) dev test > $(VENV)/requirements-dev.txt
+	$(PIP) install -r $(VENV)/requirements-dev.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
+	PATH="$(abspath $(BIN)):$$PATH" $(INSTALL) '.[convert]'
+	touch $@
+
+$(VENV)/.installed-tests: $(VENV)/.requirements $(SOURCES) $(TEST_SOURCES)
+	PATH="$(abspath $(BIN)):$$PATH" LATENTKV_BUILD_TESTS=ON $(INSTALL) '.[convert,test]'
+	touch $(VENV)/.installed $@

@@ -1,0 +1,135 @@
+"""`make demo`: converts models/demo, measures what its cache lost, and asks it something.
+
+python bench/demo.py [--out build/demo] [--save]      --save also writes bench/results/demo.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from record import RESULTS, Column, save
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTEXT = 512  # sample-val.txt has 2900 tokens: five windows
+PROMPT = "What is a cache?"
+
+COLUMNS = [
+    Column("file", "file"),
+    Column("kv", "cache"),
+    Column("bytes", "bytes per token", ",.0f"),
+    Column("share", "of f16", ".1%"),
+    Column("ppl", "perplexity", ".3f"),
+    Column("kld", "mean KLD", ".5f"),
+    Column("same_top", "same top token", ".1%"),
+]
+
+
+def latentkv(*args: str, capture: bool = False) -> str:
+    """Runs one command as a user would, with the command line shown; its failure is ours."""
+    print(f"\n$ latentkv {shlex.join(args)}", flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "latentkv", *args],
+        cwd=ROOT,
+        stdout=subprocess.PIPE if capture else None,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return done.stdout or ""
+
+
+def measure(gguf: Path, kv: str, against: str | None) -> dict[str, Any]:
+    args = [
+        "perplexity",
+        str(gguf),
+        "-f",
+        "models/demo/sample-val.txt",
+        "-c",
+        str(CONTEXT),
+        "--kv",
+        kv,
+        "--json",
+    ]
+    if against:
+        args += ["--kld-against", against]
+    result = json.loads(latentkv(*args, capture=True))
+    return {
+        "ppl": result["ppl"],
+        "bytes": result["kv_bytes_per_token"],
+        "kld": result["kld"]["mean"] if against else None,
+        "same_top": result["same_top"] if against else None,
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    cells = [[c.label for c in COLUMNS]]
+    cells += [["-" if row[c.key] is None else format(row[c.key], c.format) for c in COLUMNS] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    for line in cells:
+        texts = [
+            text.ljust(w) if i < 2 else text.rjust(w)
+            for i, (text, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(texts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="where the GGUF files go")
+    parser.add_argument("--save", action="store_true", help="write bench/results/demo.json")
+    options = parser.parse_args()
+    start = time.monotonic()
+    (ROOT / options.out).mkdir(parents=True, exist_ok=True)
+    plain, half = options.out / "demo-f16.gguf", options.out / "demo-palu50-f16.gguf"
+
+    latentkv("convert", "models/demo", "-o", str(plain), "--method", "none", "--outtype", "f16")
+    latentkv(
+        *("convert", "models/demo", "-o", str(half), "--outtype", "f16"),
+        *("--method", "palu", "--keep", "0.5", "--calib", "models/demo/sample-calib.txt"),
+    )
+    latentkv("info", str(half), "-c", "4096")
+
+    rows: list[dict[str, Any]] = []
+    for gguf, kv, against in [
+        (plain, "f16", None),
+        (plain, "q4_0", "f16"),
+        (half, "f16", str(plain)),
+        (half, "q4", str(plain)),
+    ]:
+        rows.append({"file": gguf.stem, "kv": kv, **measure(gguf, kv, against)})
+    for row in rows:
+        row["share"] = row["bytes"] / rows[0]["bytes"]
+
+    latentkv("chat", str(half), "--kv", "q4", "--temp", "0", "-n", "48", "-p", PROMPT)
+
+    print(
+        f"\n{plain.stem}: the checkpoint as it is. {half.stem}: half of the KV dimensions. "
+        "KLD in nats per token against the first row.\n"
+    )
+    print_table(rows)
+    print(
+        f"\n{time.monotonic() - start:.0f} s; the files are in {options.out}. "
+        f"Try: {Path(sys.executable).parent / 'latentkv'} chat {half} --kv q4"
+    )
+    if options.save:
+        save(
+            RESULTS / "demo.json",
+            command="make demo SAVE=--save",
+            columns=COLUMNS,
+            rows=rows,
+            note=f"`models/demo`, f16 weights, `sample-val.txt` at {CONTEXT} tokens; "
+            "KLD in nats per token against the first row.",
+        )
+
+
+if __name__ == "__main__":
+    main()

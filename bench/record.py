@@ -1,0 +1,73 @@
+"""One measured table as JSON: the command that makes it, the machine it ran on, columns and rows.
+
+`bench/tables.py` turns such a file into the README table of the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+
+
+@dataclass(frozen=True)
+class Column:
+    key: str
+    label: str
+    format: str = ""  # a format spec such as ".3f"; empty: as it is
+    unit: str = ""  # written behind the value
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")  # Linux
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """Short hash of the checked-out commit, `+` when the tree differs from it, `unknown` outside git."""
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        diff = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "native", "python", "tools"], cwd=ROOT)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if diff.returncode else "")
+
+
+def environment() -> dict[str, Any]:
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "commit": commit(),
+    }
+
+
+def save(
+    path: Path, *, command: str, columns: list[Column], rows: list[dict[str, Any]], note: str = ""
+) -> None:
+    """Writes the file atomically; `command` is what a reader types in the root to get it again."""
+    result = {
+        "command": command,
+        "note": note,
+        "environment": environment(),
+        "columns": [asdict(column) for column in columns],
+        "rows": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)

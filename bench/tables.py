@@ -1,0 +1,140 @@
+"""Regenerates the tables of README.md (and of docs/) from what they are about.
+
+    python bench/tables.py           rewrite
+    python bench/tables.py --check   exit 1 when a page is stale, naming the table
+
+Two kinds of block, each between its markers; what stands between them is never edited by hand:
+
+    <!-- result: NAME -->    ... <!-- /result -->      bench/results/NAME.json, as bench/record.py writes it
+    <!-- registry: NAME -->  ... <!-- /registry -->    a directory: one entry per file (REGISTRIES)
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+CONVERT = "tools/convert/latentkv_convert"
+REGISTRIES = {
+    "methods": f"{CONVERT}/methods",
+    "archs": f"{CONVERT}/archs",
+    "allocate": f"{CONVERT}/allocate",
+    "commands": "python/latentkv/cli",
+}
+BLOCK = re.compile(r"(<!-- (result|registry): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+
+
+class StaleError(ValueError):
+    """A page asks for something that is not there, or a result file is not one."""
+
+
+def markdown_table(header: list[str], rows: list[list[str]], align: list[str]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join(align) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def cell(value: Any, spec: str, unit: str) -> str:
+    if value is None:
+        return "–"
+    text = format(value, spec) if spec else str(value)
+    return f"{text} {unit}" if unit else text
+
+
+def render_result(name: str, folder: Path = RESULTS) -> str:
+    path = folder / f"{name}.json"
+    if not path.exists():
+        raise StaleError(f"[tables] expected bench/results/{name}.json; got no such file")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    missing = {"command", "environment", "columns", "rows"} - result.keys()
+    if missing:
+        raise StaleError(
+            f"[tables] expected {', '.join(sorted(missing))} in {path.name}; got {', '.join(result)}"
+        )
+    columns = result["columns"]
+    rows = [[cell(row[c["key"]], c["format"], c["unit"]) for c in columns] for row in result["rows"]]
+    numeric = [all(isinstance(row[c["key"]], int | float | None) for row in result["rows"]) for c in columns]
+    table = markdown_table([c["label"] for c in columns], rows, ["--:" if n else "---" for n in numeric])
+    machine = result["environment"]
+    source = f"`{result['command']}` on {machine['cpu']}, {machine['cores']} cores, at {machine['commit']}"
+    note = f"{result['note']} " if result.get("note") else ""
+    return f"\n{table}\n{note}{source} ([JSON](bench/results/{name}.json)).\n\n"
+
+
+def entries(folder: Path) -> list[tuple[str, str]]:
+    """(name, first line of the docstring) of every module in a folder that is an entry of the registry."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        if path.stem.startswith("_"):
+            continue
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if not docstring:
+            raise StaleError(f"[tables] expected a docstring at the head of {path.name}; got none")
+        found.append((path.stem, docstring.splitlines()[0].rstrip(".")))
+    return found
+
+
+def render_registry(name: str, root: Path = ROOT) -> str:
+    if name not in REGISTRIES:
+        raise StaleError(f"[tables] expected a registry of {', '.join(REGISTRIES)}; got {name}")
+    rows = [[f"`{stem}`", line] for stem, line in entries(root / REGISTRIES[name])]
+    if not rows:
+        raise StaleError(f"[tables] expected files in {REGISTRIES[name]}; got none")
+    return "\n" + markdown_table([name, ""], rows, ["---", "---"]) + "\n"
+
+
+def render(page: str, root: Path = ROOT) -> str:
+    """The page with every block replaced by what it should say now."""
+
+    def block(match: re.Match[str]) -> str:
+        kind, name = match.group(2), match.group(3)
+        body = (
+            render_result(name, root / "bench" / "results")
+            if kind == "result"
+            else render_registry(name, root)
+        )
+        return match.group(1) + body + match.group(5)
+
+    return BLOCK.sub(block, page)
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def main(argv: list[str]) -> int:
+    if argv not in ([], ["--check"]):
+        print(f"error: [tables] expected no argument or --check; got {' '.join(argv)}", file=sys.stderr)
+        return 2
+    stale = []
+    for path in pages():
+        old = path.read_text(encoding="utf-8")
+        try:
+            new = render(old)
+        except StaleError as error:
+            print(f"error: {error} ({path.name})", file=sys.stderr)
+            return 1
+        if new != old:
+            stale.append(path.relative_to(ROOT))
+            if not argv:
+                path.write_text(new, encoding="utf-8")
+    if stale and argv:
+        print(
+            f"error: [tables] expected current tables; got stale ones in {', '.join(map(str, stale))}",
+            file=sys.stderr,
+        )
+        print("run: python bench/tables.py", file=sys.stderr)
+        return 1
+    for path in stale:
+        print(f"rewrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
