@@ -3,14 +3,17 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace lkv {
+
+enum class Format : int32_t;
 
 struct SegmentLayout {
     int32_t format;  // a Format of cache/formats.h
     int32_t width;   // channels
     int32_t column;  // first channel, counted over the uncompressed vector of all groups
-    int32_t offset;  // first byte in the row
+    int32_t offset;  // first byte in the row, a multiple of 4
 };
 
 struct GroupLayout {
@@ -22,11 +25,55 @@ struct GroupLayout {
 };
 
 struct RowLayout {
-    const SegmentLayout * segments;
-    const GroupLayout *   groups;
-    int32_t               n_groups;
-    int32_t               width;      // channels of the uncompressed vector, all groups
-    int32_t               row_bytes;  // a multiple of 4
+    const SegmentLayout* segments;
+    const GroupLayout* groups;
+    int32_t n_groups;
+    int32_t width;      // channels of the uncompressed vector, all groups
+    int32_t row_bytes;  // a multiple of 4
 };
+
+struct SegmentSpec {
+    Format format;
+    int width;  // channels, a multiple of the format's width multiple
+};
+
+// Owns what a RowLayout points at. Segments follow each other in the row without gaps, groups in order.
+class RowPlan {
+public:
+    RowPlan() = default;
+
+    // groups[g] lists the segments of group g, most important channels first; `none` only at the end of a group.
+    // Throws std::invalid_argument: "[row] expected …; got …".
+    explicit RowPlan(const std::vector<std::vector<SegmentSpec>>& groups);
+
+    // n_groups groups of one segment each.
+    static RowPlan uniform(int n_groups, int width, Format format);
+
+    // Valid as long as this plan lives and is not assigned to.
+    RowLayout view() const;
+
+    int row_bytes() const { return row_bytes_; }
+
+private:
+    std::vector<SegmentLayout> segments_;
+    std::vector<GroupLayout> groups_;
+    int width_ = 0;
+    int row_bytes_ = 0;
+};
+
+// x: [layout.width] -> row: [layout.row_bytes]. Dropped channels are not stored.
+void write_row(const RowLayout& layout, const float* x, uint8_t* row);
+
+// row: [layout.row_bytes] -> x: [layout.width]. Dropped channels read as zeros.
+void read_row(const RowLayout& layout, const uint8_t* row, float* x);
+
+// The kept channels of one group of n_rows rows, `stride` bytes apart -> dst: [n_rows, ld], ld >= the group's kept.
+void read_group(const RowLayout& layout, int group, const uint8_t* rows, int64_t stride, int n_rows, float* dst,
+                int ld);
+
+// Requantizes n_rows consecutive rows from one layout into another: channels that `from` does not keep become zeros, channels that `to`
+// does not keep are dropped. Both layouts have the same groups and widths. A segment that both store alike is copied bit
+// for bit. Throws std::invalid_argument when the groups differ.
+void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, uint8_t* dst, int n_rows = 1);
 
 }  // namespace lkv

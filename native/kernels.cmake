@@ -1,0 +1,17 @@
+# latentkv_kernels: row formats, row layout and attention kernels. Knows no ggml.
+add_library(latentkv_kernels STATIC
+    ${CMAKE_CURRENT_LIST_DIR}/src/cache/row.cpp
+)
+target_include_directories(latentkv_kernels PUBLIC ${CMAKE_CURRENT_LIST_DIR}/src)
+target_compile_features(latentkv_kernels PUBLIC cxx_std_20)
+set_target_properties(latentkv_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)
+
+# -Wno-psabi: vector types cross inlined calls only, so the calling convention note does not apply.
+target_compile_options(latentkv_kernels PRIVATE -Wall -Wextra -Wpedantic -Werror)
+target_compile_options(latentkv_kernels PUBLIC -Wno-psabi)
+
+# The switch that also picks ggml's instruction set (GGML_NATIVE).
+option(LATENTKV_NATIVE "Optimise for the building machine's CPU" ON)
+if(LATENTKV_NATIVE)
+    target_compile_options(latentkv_kernels PUBLIC -march=native)
+endif()

@@ -1,0 +1,118 @@
+// Eight floats at a time, through the compiler's vector types; intrinsics only where those compile poorly. Host only.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "base/half.h"
+
+#define LKV_INLINE __attribute__((always_inline)) inline
+
+namespace lkv {
+
+using f32x8 = float __attribute__((vector_size(32)));
+using i32x8 = int32_t __attribute__((vector_size(32)));
+using u32x8 = uint32_t __attribute__((vector_size(32)));
+
+constexpr int lanes = 8;
+
+struct f32x16 {
+    f32x8 lo;
+    f32x8 hi;
+};
+
+LKV_INLINE f32x8 splat(float x) { return f32x8{x, x, x, x, x, x, x, x}; }
+
+LKV_INLINE f32x8 load8(const float* p) {
+    f32x8 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+LKV_INLINE void store8(float* p, f32x8 v) { memcpy(p, &v, sizeof v); }
+
+// a·b + c
+LKV_INLINE f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
+#if defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+LKV_INLINE f32x8 max8(f32x8 a, f32x8 b) { return a > b ? a : b; }
+LKV_INLINE f32x8 min8(f32x8 a, f32x8 b) { return a < b ? a : b; }
+
+LKV_INLINE f32x8 to_f32(i32x8 v) { return __builtin_convertvector(v, f32x8); }
+
+LKV_INLINE f32x8 load8_half(const uint8_t* p) {
+#if defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    f32x8 v;
+    for (int i = 0; i < lanes; i++) {
+        v[i] = load_half(p + 2 * i);
+    }
+    return v;
+#endif
+}
+
+LKV_INLINE void store8_half(uint8_t* p, f32x8 v) {
+#if defined(__F16C__)
+    const __m128i h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    memcpy(p, &h, sizeof h);
+#else
+    for (int i = 0; i < lanes; i++) {
+        store_u16(p + 2 * i, half_from_float(v[i]));
+    }
+#endif
+}
+
+LKV_INLINE i32x8 load8_u8(const uint8_t* p) {
+#if defined(__AVX2__)
+    return std::bit_cast<i32x8>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+    i32x8 v;
+    for (int i = 0; i < lanes; i++) {
+        v[i] = p[i];
+    }
+    return v;
+#endif
+}
+
+LKV_INLINE i32x8 load8_i8(const uint8_t* p) {
+#if defined(__AVX2__)
+    return std::bit_cast<i32x8>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+    i32x8 v;
+    for (int i = 0; i < lanes; i++) {
+        v[i] = static_cast<int8_t>(p[i]);
+    }
+    return v;
+#endif
+}
+
+LKV_INLINE float sum(f32x8 v) {
+    float s[4];
+    for (int i = 0; i < 4; i++) {
+        s[i] = v[i] + v[i + 4];
+    }
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+LKV_INLINE float max(f32x8 v) {
+    float m[4];
+    for (int i = 0; i < 4; i++) {
+        m[i] = v[i] > v[i + 4] ? v[i] : v[i + 4];
+    }
+    const float a = m[0] > m[2] ? m[0] : m[2];
+    const float b = m[1] > m[3] ? m[1] : m[3];
+    return a > b ? a : b;
+}
+
+}  // namespace lkv

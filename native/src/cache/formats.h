@@ -1,0 +1,130 @@
+// The row formats. One line of the table below and one header in formats/ add a format; the order is the file's
+// (`enums.format` in the schema).
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "cache/formats/affine.h"
+#include "cache/formats/f16.h"
+#include "cache/formats/grid.h"
+#include "cache/formats/q4_0.h"
+#include "cache/formats/q8_0.h"
+
+// X(name, type), after `none`
+#define LKV_STORED_FORMATS(X) \
+    X(f16, F16)               \
+    X(q8, AffineFormat<8>)    \
+    X(q6, AffineFormat<6>)    \
+    X(q5, AffineFormat<5>)    \
+    X(q4, AffineFormat<4>)    \
+    X(q3, AffineFormat<3>)    \
+    X(q2, AffineFormat<2>)    \
+    X(q1, AffineFormat<1>)    \
+    X(g8, GridFormat<8>)      \
+    X(g6, GridFormat<6>)      \
+    X(g5, GridFormat<5>)      \
+    X(g4, GridFormat<4>)      \
+    X(g3, GridFormat<3>)      \
+    X(g2, GridFormat<2>)      \
+    X(g1, GridFormat<1>)      \
+    X(q8_0, Q8_0)             \
+    X(q4_0, Q4_0)
+
+namespace lkv {
+
+#define X(name, type) name,
+enum class Format : int32_t { none, LKV_STORED_FORMATS(X) };
+#undef X
+
+#define X(name, type) +1
+constexpr int n_formats = 1 LKV_STORED_FORMATS(X);
+#undef X
+
+inline const char* format_name(Format format) {
+    switch (format) {
+        case Format::none:
+            return "none";
+#define X(name, type)  \
+    case Format::name: \
+        return #name;
+            LKV_STORED_FORMATS(X)
+#undef X
+    }
+    return "?";
+}
+
+inline std::optional<Format> parse_format(std::string_view name) {
+    for (int i = 0; i < n_formats; i++) {
+        if (name == format_name(static_cast<Format>(i))) {
+            return static_cast<Format>(i);
+        }
+    }
+    return std::nullopt;
+}
+
+// Calls f with a value of the format's type. `none` stores nothing and has no type.
+template <class F>
+decltype(auto) with_format(Format format, F&& f) {
+    switch (format) {
+        case Format::none:
+            break;
+#define X(name, type)  \
+    case Format::name: \
+        return f(type{});
+            LKV_STORED_FORMATS(X)
+#undef X
+    }
+    throw std::invalid_argument("[format] expected a stored format; got " + std::to_string(static_cast<int>(format)));
+}
+
+inline bool format_is_quantized(Format format) {
+    return format != Format::none && with_format(format, [](auto f) { return decltype(f)::quantized; });
+}
+
+// Widths must be a multiple of this.
+inline int format_width_multiple(Format format) {
+    return format == Format::none ? 1 : with_format(format, [](auto f) { return decltype(f)::width_multiple; });
+}
+
+inline int format_bytes(Format format, int width) {
+    return format == Format::none ? 0 : with_format(format, [=](auto f) { return decltype(f)::bytes(width); });
+}
+
+// Whole chunks of 16 go through vectors; only f16 can have a remainder.
+template <class F>
+void decode_segment(const uint8_t* src, int width, float* dst) {
+    constexpr int chunks_per_block = F::block / chunk_width;
+    Affine a = F::affine(src, 0);
+    const int n_chunks = width / chunk_width;
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        if constexpr (chunks_per_block > 0) {
+            if (chunk % chunks_per_block == 0) {
+                a = F::affine(src, chunk / chunks_per_block);
+            }
+        }
+        f32x16 v = F::codes(src, chunk);
+        if constexpr (F::quantized) {
+            v = {fma8(v.lo, splat(a.scale), splat(a.offset)), fma8(v.hi, splat(a.scale), splat(a.offset))};
+        }
+        store8(dst + chunk * chunk_width, v.lo);
+        store8(dst + chunk * chunk_width + lanes, v.hi);
+    }
+    for (int i = n_chunks * chunk_width; i < width; i++) {
+        dst[i] = F::code(src, i) * a.scale + a.offset;
+    }
+}
+
+// x: [width] -> dst: [format_bytes(format, width)]
+inline void write_segment(Format format, const float* x, int width, uint8_t* dst) {
+    with_format(format, [=](auto f) { decltype(f)::write(x, width, dst); });
+}
+
+// src: [format_bytes(format, width)] -> dst: [width]
+inline void read_segment(Format format, const uint8_t* src, int width, float* dst) {
+    with_format(format, [=](auto f) { decode_segment<decltype(f)>(src, width, dst); });
+}
+
+}  // namespace lkv
