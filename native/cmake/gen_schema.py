@@ -1,6 +1,6 @@
 """Turns the format's schema (JSON) into gguf_schema.h: key names, enumerations and their words, stock blocks.
 
-Usage: gen_schema.py SCHEMA.json OUT.h (rewritten only when its text changes, so that nothing rebuilds in vain)
+Usage: gen_schema.py SCHEMA.json OUT.h (rewritten only when its text changes, so nothing rebuilds in vain)
 """
 
 from __future__ import annotations
