@@ -62,20 +62,23 @@ $(VENV)/.created:
 	touch $@
 
 $(VENV)/.requirements: $(VENV)/.created pyproject.toml tools/requirements.py
-	$(PIP) install '$(TORCH)'
+	@echo "installing PyTorch and the build's requirements into $(VENV)"
+	$(PIP) install -q '$(TORCH)'
 	$(REQS) build runtime convert > $(VENV)/requirements.txt
-	$(PIP) install -r $(VENV)/requirements.txt
+	$(PIP) install -q -r $(VENV)/requirements.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.requirements
 	$(REQS) dev test > $(VENV)/requirements-dev.txt
-	$(PIP) install -r $(VENV)/requirements-dev.txt
+	$(PIP) install -q -r $(VENV)/requirements-dev.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
+	@echo "building latentkv (the first time compiles ggml: some minutes)"
 	PATH="$(abspath $(BIN)):$$PATH" $(INSTALL) '.[convert]'
 	touch $@
 
 $(VENV)/.installed-tests: $(VENV)/.requirements $(SOURCES) $(TEST_SOURCES)
+	@echo "building latentkv with its native tests (the first time compiles ggml: some minutes)"
 	PATH="$(abspath $(BIN)):$$PATH" LATENTKV_BUILD_TESTS=ON $(INSTALL) '.[convert,test]'
 	touch $(VENV)/.installed $@

@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 CONVERT = "tools/convert/latentkv_convert"
 REGISTRIES = {
-    "methods": f"{CONVERT}/methods",
-    "archs": f"{CONVERT}/archs",
-    "allocate": f"{CONVERT}/allocate",
-    "commands": "python/latentkv/cli",
+    "method": f"{CONVERT}/methods",
+    "architecture": f"{CONVERT}/archs",
+    "allocator": f"{CONVERT}/allocate",
+    "command": "python/latentkv/cli",
 }
 BLOCK = re.compile(r"(<!-- (result|registry): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
@@ -76,7 +76,8 @@ def entries(folder: Path) -> list[tuple[str, str]]:
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         if not docstring:
             raise StaleError(f"[tables] expected a docstring at the head of {path.name}; got none")
-        found.append((path.stem, docstring.splitlines()[0].rstrip(".")))
+        summary = re.sub(rf"^`?(latentkv )?{path.stem}`?\s*[:-]\s*", "", docstring.splitlines()[0])
+        found.append((path.stem, summary.rstrip(".")))
     return found
 
 

@@ -36,7 +36,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_commands_that_a_page_uses_exist(page: Path) -> None:
     used = set(COMMAND.findall(page.read_text(encoding="utf-8")))
-    assert used <= {stem for stem, _ in tables.entries(ROOT / tables.REGISTRIES["commands"])}
+    assert used <= {stem for stem, _ in tables.entries(ROOT / tables.REGISTRIES["command"])}
 
 
 def write_repository(root: Path) -> Path:
