@@ -14,18 +14,18 @@ import tables
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")})
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
-# `native/src/…/x.h`, `bench/x.py`: a path from the root with a suffix, in backticks
-PATH = re.compile(r"`((?:native|python|tools|tests|bench|docs|models|\.ci)/[\w./-]+\.\w+)`")
+# `native/src/…/x.h`, `bench/x.py`: a path from the root with a suffix, in backticks; NAME.py is a placeholder
+PATH = re.compile(r"`((?:native|python|tools|tests|bench|docs|models|\.ci)/[\w./-]*[a-z0-9][\w-]*\.\w+)`")
 COMMAND = re.compile(r"^\s*(?:\$ )?latentkv (\w+)", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", tables.pages(), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", tables.pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_tables_are_current(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert tables.render(text) == text, "stale: run python bench/tables.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = [page.parent / target for target in LINK.findall(text) if "://" not in target]
@@ -33,7 +33,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_commands_that_a_page_uses_exist(page: Path) -> None:
     used = set(COMMAND.findall(page.read_text(encoding="utf-8")))
     assert used <= {stem for stem, _ in tables.entries(ROOT / tables.REGISTRIES["command"])}
