@@ -74,6 +74,13 @@ void check_tokens(const GgufFile& file) {
     }
 }
 
+// libllama's message without the names of the functions and stages it came through.
+std::string_view reason(std::string_view message) {
+    constexpr std::string_view stage = "error loading model vocabulary: ";
+    const size_t at = message.find(stage);
+    return at == std::string_view::npos ? message : message.substr(at + stage.size());
+}
+
 // Calls into libllama that grow their output: `call(data, capacity)` returns the length, or minus the length needed.
 template <typename Container, typename Call>
 Container filled(size_t guess, const Call& call) {
@@ -116,7 +123,7 @@ std::optional<Vocab> Vocab::from(const GgufFile& file) {
     const LibraryErrorCapture capture;
     std::unique_ptr<llama_model, Release> model(llama_model_init_from_user(metadata.get(), nullptr, nullptr, params));
     if (!model) {
-        fail("vocab", "expected a tokenizer that libllama loads; got ", quoted(capture.first()));
+        fail("vocab", "expected a tokenizer that libllama loads; got ", quoted(reason(capture.first())));
     }
     std::optional<std::string> chat_template;
     if (const auto text = file.find_string(template_key)) {

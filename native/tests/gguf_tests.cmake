@@ -1,0 +1,20 @@
+# Reader, vocabulary and sampler tests, against latentkv_native. Include after that target exists.
+foreach(name test_gguf test_vocab)
+    add_executable(${name} ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
+    target_link_libraries(${name} PRIVATE latentkv_native)
+    target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Werror)
+    add_test(NAME ${name} COMMAND ${name})
+endforeach()
+
+# With clang and -DLATENTKV_LIBFUZZER=ON a libFuzzer target; otherwise a seeded mutation loop, short enough for ctest.
+option(LATENTKV_LIBFUZZER "Build fuzz_gguf for libFuzzer (clang)" OFF)
+add_executable(fuzz_gguf ${CMAKE_CURRENT_LIST_DIR}/fuzz_gguf.cpp)
+target_link_libraries(fuzz_gguf PRIVATE latentkv_native)
+target_compile_options(fuzz_gguf PRIVATE -Wall -Wextra -Wpedantic -Werror)
+if(LATENTKV_LIBFUZZER)
+    target_compile_definitions(fuzz_gguf PRIVATE LKV_LIBFUZZER)
+    target_compile_options(fuzz_gguf PRIVATE -fsanitize=fuzzer,address,undefined)
+    target_link_options(fuzz_gguf PRIVATE -fsanitize=fuzzer,address,undefined)
+else()
+    add_test(NAME fuzz_gguf COMMAND fuzz_gguf 50000)
+endif()
