@@ -23,7 +23,9 @@ def quantize(data: NDArray[np.float32], type: str) -> NDArray[np.uint8]:
 class Model:
     """Weights and vocabulary of one GGUF, memory-mapped; shared by any number of sessions."""
 
-    def __init__(self, path: str, *, n_gpu_layers: int = 0, use_mmap: bool = True, vocab_only: bool = False) -> None: ...
+    def __init__(
+        self, path: str, *, n_gpu_layers: int = 0, use_mmap: bool = True, vocab_only: bool = False
+    ) -> None: ...
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Every GGUF key (arrays as lists; tokenizer arrays longer than 64 entries as their length)."""
@@ -56,7 +58,18 @@ class Model:
         """Defaults the file asks for: {"sink": 0, "recent": 0}."""
     @property
     def chat_template(self) -> str | None: ...
-    def forecast(self, n_ctx: int, *, kv: str = "", kv_k: str = "", kv_v: str = "", sink: int = -1, recent: int = -1, n_seq_max: int = 1, n_ubatch: int = 512) -> dict[str, Any]:
+    def forecast(
+        self,
+        n_ctx: int,
+        *,
+        kv: str = "",
+        kv_k: str = "",
+        kv_v: str = "",
+        sink: int = -1,
+        recent: int = -1,
+        n_seq_max: int = 1,
+        n_ubatch: int = 512,
+    ) -> dict[str, Any]:
         """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights" and "compute"."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
@@ -110,7 +123,6 @@ class Session:
         pos: Sequence[int] | None = None,
         seq: Sequence[int] | None = None,
         output: str | Sequence[bool] = "last",
-        copy: bool = True,
     ) -> NDArray[np.float32]:
         """Runs tokens through the model and the cache, in ubatches. pos None: continue each sequence; seq None: sequence 0.
         output "last" (of the batch), "all", "none" or one bool per token. Returns logits [n_outputs, n_vocab] float32.
@@ -163,7 +175,8 @@ class Sampler:
     ) -> None:
         """temperature <= 0 is greedy. The order is llama.cpp's default chain."""
     def sample(self, logits: NDArray[np.float32]) -> int: ...
-    def accept(self, token: int) -> None: ...
+    def accept(self, token: int, in_grammar: bool = True) -> None:
+        """in_grammar False: a prompt token, which penalties see and the grammar does not."""
     def reset(self) -> None: ...
     @property
     def seed(self) -> int: ...

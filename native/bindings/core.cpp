@@ -1,0 +1,86 @@
+// latentkv._core: the native runtime as Python sees it. The interface is python/latentkv/_core.pyi.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "bindings.h"
+#include "cache/formats.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+
+namespace py = pybind11;
+
+namespace {
+
+py::dict build_info() {
+    py::dict info;
+    info["version"]  = LATENTKV_VERSION;
+    info["ggml"]     = ggml_version();
+    info["compiler"] = __VERSION__;
+    info["cuda"]     = false;
+    py::list features;
+    // ggml's registry lists what its CPU backend was compiled for
+    auto * const registry = ggml_backend_cpu_reg();
+    if (const auto get = reinterpret_cast<ggml_backend_get_features_t>(
+            ggml_backend_reg_get_proc_address(registry, "ggml_backend_get_features"))) {
+        for (const ggml_backend_feature * feature = get(registry); feature != nullptr && feature->name != nullptr; feature++) {
+            features.append(feature->name);
+        }
+    }
+    info["cpu_features"] = features;
+    py::list formats;
+    for (int f = 1; f < lkv::n_formats; f++) {
+        formats.append(lkv::format_name(static_cast<lkv::Format>(f)));
+    }
+    info["formats"] = formats;
+    return info;
+}
+
+py::array_t<uint8_t> quantize(const py::array_t<float, py::array::c_style | py::array::forcecast> & data, const std::string & type) {
+    if (data.ndim() != 2) {
+        lkv::fail("quantize", "expected rows [n_rows, n]; got ", data.ndim(), " dimensions");
+    }
+    for (int t = 0; t < GGML_TYPE_COUNT; t++) {
+        const auto ggml = static_cast<ggml_type>(t);
+        if (ggml_type_name(ggml) == nullptr || ggml_type_name(ggml) != type || ggml_blck_size(ggml) == 0) {
+            continue;
+        }
+        if (ggml_quantize_requires_imatrix(ggml)) {
+            lkv::fail("quantize", "expected a type that needs no importance matrix; got ", lkv::quoted(type));
+        }
+        const int64_t n = data.shape(1);
+        if (n % ggml_blck_size(ggml) != 0) {
+            lkv::fail("quantize", "expected rows in multiples of ", ggml_blck_size(ggml), " for ", type, "; got ", n);
+        }
+        const auto           row_bytes = static_cast<py::ssize_t>(ggml_row_size(ggml, n));
+        py::array_t<uint8_t> out({data.shape(0), row_bytes});
+        const py::gil_scoped_release release;
+        ggml_quantize_chunk(ggml, data.data(), out.mutable_data(), 0, data.shape(0), n, nullptr);
+        return out;
+    }
+    lkv::fail("quantize", "expected a ggml type name; got ", lkv::quoted(type));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+    static py::exception<lkv::Error> error(module, "Error", PyExc_ValueError);
+    py::register_exception_translator([](std::exception_ptr p) {
+        try {
+            if (p) {
+                std::rethrow_exception(p);
+            }
+        } catch (const lkv::Error & e) {
+            py::set_error(error, e.what());
+        }
+    });
+    lkv::install_library_logging();
+    module.attr("__version__") = LATENTKV_VERSION;
+    module.def("build_info", &build_info);
+    module.def("set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
+    module.def("quantize", &quantize, py::arg("data"), py::arg("type"));
+    bind_model(module);
+    bind_session(module);
+    bind_sampler(module);
+}

@@ -1,0 +1,158 @@
+// The cache's state as bytes: which slot holds what, and the rows of the slots in use, bit for bit.
+//
+//   u32 magic · u32 version · u32 n_regions
+//   per region: u32 n_layers · u32 n_used · per layer u32 k_row_bytes, v_row_bytes, u64 hash of both layouts
+//               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "cache/kv_cache.h"
+
+namespace lkv {
+namespace {
+
+constexpr uint32_t state_magic   = 0x53564B4C;  // "LKVS"
+constexpr uint32_t state_version = 1;
+
+class Writer {
+  public:
+    template <typename T> void put(T value) { put(&value, sizeof value); }
+    void put(const void * data, size_t n) {
+        const auto * p = static_cast<const uint8_t *>(data);
+        bytes_.insert(bytes_.end(), p, p + n);
+    }
+    std::vector<uint8_t> take() { return std::move(bytes_); }
+
+  private:
+    std::vector<uint8_t> bytes_;
+};
+
+class Reader {
+  public:
+    explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+    template <typename T> T get() {
+        T value;
+        get(&value, sizeof value);
+        return value;
+    }
+    void get(void * data, size_t n) {
+        if (n > bytes_.size()) {
+            fail("state", "expected ", n, " more bytes; got ", bytes_.size());
+        }
+        std::memcpy(data, bytes_.data(), n);
+        bytes_ = bytes_.subspan(n);
+    }
+    bool done() const { return bytes_.empty(); }
+
+  private:
+    std::span<const uint8_t> bytes_;
+};
+
+// FNV-1a over a layout: same hash, same meaning of a row's bytes.
+uint64_t layout_hash(uint64_t hash, const RowLayout & row) {
+    const auto mix = [&hash](int32_t value) { hash = (hash ^ static_cast<uint32_t>(value)) * 1099511628211ULL; };
+    mix(row.width);
+    mix(row.n_groups);
+    for (int g = 0; g < row.n_groups; g++) {
+        const GroupLayout & group = row.groups[g];
+        mix(group.column);
+        mix(group.kept);
+        for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
+            mix(row.segments[s].format);
+            mix(row.segments[s].width);
+            mix(row.segments[s].offset);
+        }
+    }
+    return hash;
+}
+
+template <typename A, typename B> void expect_same(const char * what, A expected, B got) {
+    if (static_cast<uint64_t>(expected) != static_cast<uint64_t>(got)) {
+        fail("state", "expected ", what, ' ', expected, " as in this session; got ", got,
+             "; use the same model, --kv, --sink and --recent");
+    }
+}
+
+}  // namespace
+
+std::vector<uint8_t> KvCache::save() const {
+    Writer out;
+    out.put(state_magic);
+    out.put(state_version);
+    out.put(static_cast<uint32_t>(regions_.size()));
+    for (const Region & region : regions_) {
+        out.put(static_cast<uint32_t>(region.layers.size()));
+        out.put(static_cast<uint32_t>(region.cells.n_used()));
+        for (const Layer & layer : region.layers) {
+            out.put(static_cast<uint32_t>(layer.k.row_bytes));
+            out.put(static_cast<uint32_t>(layer.v.row_bytes));
+            out.put(layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v));
+        }
+        for (int slot = 0; slot < region.cells.end(); slot++) {
+            if (!region.cells.used(slot)) {
+                continue;
+            }
+            out.put(static_cast<int32_t>(slot));
+            out.put(region.cells.pos(slot));
+            out.put(region.cells.seq(slot));
+            for (const Layer & layer : region.layers) {
+                const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
+                const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
+                out.put(region.storage.data() + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
+                out.put(region.storage.data() + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
+            }
+        }
+    }
+    return out.take();
+}
+
+void KvCache::restore(std::span<const uint8_t> state) {
+    Reader in(state);
+    expect_same("magic", state_magic, in.get<uint32_t>());
+    expect_same("state version", state_version, in.get<uint32_t>());
+    expect_same("regions", regions_.size(), in.get<uint32_t>());
+    clear();  // from here on a bad state leaves an empty cache, never a mixed one
+    try {
+        for (Region & region : regions_) {
+            expect_same("layers", region.layers.size(), in.get<uint32_t>());
+            const auto n_used = in.get<uint32_t>();
+            for (const Layer & layer : region.layers) {
+                expect_same("K row bytes", layer.k.row_bytes, in.get<uint32_t>());
+                expect_same("V row bytes", layer.v.row_bytes, in.get<uint32_t>());
+                expect_same("row layout", layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v),
+                            in.get<uint64_t>());
+            }
+            if (n_used > static_cast<uint32_t>(region.cells.capacity())) {
+                fail("state", "expected at most ", region.cells.capacity(), " tokens in region ", region.name, "; got ", n_used,
+                     "; raise -c / n_ctx");
+            }
+            for (uint32_t i = 0; i < n_used; i++) {
+                in.get<int32_t>();  // the slot it had; order is kept, holes are not
+                const auto pos  = in.get<int32_t>();
+                const auto seq  = in.get<uint64_t>();
+                if (pos < 0 || seq == 0) {
+                    fail("state", "expected used slots with a position and a sequence; got position ", pos, ", sequences ", seq);
+                }
+                const int slot = region.cells.claim(pos, seq);
+                for (const Layer & layer : region.layers) {
+                    const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
+                    const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
+                    in.get(region.storage.data() + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
+                    in.get(region.storage.data() + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
+                }
+            }
+        }
+        if (!in.done()) {
+            fail("state", "expected the end of the state; got more bytes");
+        }
+        if (n_used() > options_.n_ctx) {
+            fail("state", "expected at most ", options_.n_ctx, " cells; got ", n_used(), "; raise -c / n_ctx");
+        }
+    } catch (...) {
+        clear();
+        throw;
+    }
+}
+
+}  // namespace lkv

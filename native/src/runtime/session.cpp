@@ -1,0 +1,317 @@
+#include "runtime/session.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace lkv {
+namespace {
+
+std::optional<Format> parse_kv(const char * flag, const std::string & name) {
+    if (name.empty()) {
+        return std::nullopt;
+    }
+    const auto format = parse_format(name);
+    if (!format || *format == Format::none) {
+        std::string known;
+        for (int f = 1; f < n_formats; f++) {
+            known += known.empty() ? "" : " ";
+            known += format_name(static_cast<Format>(f));
+        }
+        fail(flag, "expected one of ", known, "; got ", quoted(name));
+    }
+    return format;
+}
+
+int check_range(const char * flag, int value, int low, int high) {
+    if (value < low || value > high) {
+        fail(flag, "expected a value from ", low, " to ", high, "; got ", value);
+    }
+    return value;
+}
+
+int thread_count(const char * flag, int wanted) {
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    return wanted == 0 ? cores : check_range(flag, wanted, 1, 512);
+}
+
+// Whether any `full` tensor of this side keeps quantized rows in the middle region.
+bool quantized_full(const Model & model, const KvCache & cache, bool value_side) {
+    const int middle = cache.n_regions() - 1;
+    for (int il = 0; il < model.hparams().n_layer; il++) {
+        const LayerCacheSpec & spec = model.cache_spec().layers[static_cast<size_t>(il)];
+        const bool             full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
+        const RowLayout &      row  = value_side ? cache.v_layout(middle, il) : cache.k_layout(middle, il);
+        for (int g = 0; full && g < row.n_groups; g++) {
+            for (int s = 0; s < row.groups[g].n_segments; s++) {
+                if (format_is_quantized(static_cast<Format>(row.segments[row.groups[g].first_segment + s].format))) {
+                    return true;
+                }
+            }
+        }
+    }
+    return false;
+}
+
+}  // namespace
+
+KvCacheOptions cache_options(const Model & model, const SessionOptions & options) {
+    const CacheSpec & spec = model.cache_spec();
+    KvCacheOptions    cache;
+    cache.n_ctx     = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
+    cache.n_ubatch  = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
+    cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
+    cache.sink      = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
+    cache.recent    = options.recent < 0 ? spec.recent : check_range("recent", options.recent, 0, 1 << 20);
+    cache.k_format  = parse_kv("kv", options.kv_k.empty() ? options.kv : options.kv_k);
+    cache.v_format  = parse_kv("kv", options.kv_v.empty() ? options.kv : options.kv_v);
+    return cache;
+}
+
+size_t forecast_compute_bytes(const Model & model, const SessionOptions & options) {
+    const KvCacheOptions kv = cache_options(model, options);
+    KvCache              cache(model.hparams(), model.cache_spec(), kv, false);
+    const Rope           rope      = read_rope(model.file(), model.hparams(), kv.n_ctx);
+    const GraphConstants constants = make_graph_constants(model.hparams(), rope, quantized_full(model, cache, false),
+                                                          quantized_full(model, cache, true));
+    const BatchSlots     batch;
+    GraphShape           shape;
+    shape.n_tokens  = kv.n_ubatch;
+    shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
+    const std::unique_ptr<Graph> graph = build_graph(model, cache, rope, constants, batch, shape);
+    const ggml_gallocr_ptr       allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+    size_t                       bytes = 0;
+    ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);
+    return bytes;
+}
+
+Session::Session(std::shared_ptr<const Model> model, const SessionOptions & options)
+    : model_(std::move(model)), fused_(options.fused), n_threads_(thread_count("n_threads", options.n_threads)),
+      n_threads_batch_(options.n_threads_batch == 0 ? n_threads_ : thread_count("n_threads_batch", options.n_threads_batch)),
+      cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options)),
+      rope_(read_rope(model_->file(), model_->hparams(), cache_.options().n_ctx)),
+      constants_(make_graph_constants(model_->hparams(), rope_, options.kv_rotate && quantized_full(*model_, cache_, false),
+                                      options.kv_rotate && quantized_full(*model_, cache_, true))) {
+    const CacheSpec & spec  = model_->cache_spec();
+    const int         n_ctx = cache_.options().n_ctx;
+    if (spec.fitted_context > 0 && n_ctx > spec.fitted_context) {
+        log(LogLevel::warning, "warning: [context] expected at most ", spec.fitted_context,
+            " positions, the context this file's K basis was fitted for; got n_ctx ", n_ctx);
+    }
+    if (cache_.options().recent < spec.recent) {
+        log(LogLevel::warning, "warning: [recent] expected at least ", spec.recent,
+            " exact tokens, the window this file's plan was fitted for; got ", cache_.options().recent);
+    }
+    ggml_threadpool_params params = ggml_threadpool_params_default(std::max(n_threads_, n_threads_batch_));
+    threadpool_.reset(ggml_threadpool_new(&params));
+    backend_.reset(ggml_backend_cpu_init());
+    if (threadpool_ == nullptr || backend_ == nullptr) {
+        fail("threads", "expected a pool of ", params.n_threads, " threads; got none from the system");
+    }
+    ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
+    allocator_.reset(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+
+    const KvBytes bytes = cache_.bytes();
+    log(LogLevel::info, "kv: ", n_ctx, " cells, K ", bytes.k >> 10, " KiB, V ", bytes.v >> 10, " KiB, ",
+        static_cast<int>(100.0 * bytes.per_token / bytes.f16_per_token + 0.5), " % of f16 per token, rotated rows: K ",
+        constants_.hadamard_k != nullptr ? "yes" : "no", ", V ", constants_.hadamard_v != nullptr ? "yes" : "no");
+    log(LogLevel::info, "latent_attn: ", implementation());
+}
+
+std::string Session::implementation() const {
+    return fused_ ? "fused cpu (cuda: not built)" : "reference, stock ggml ops (fused cpu: not asked for)";
+}
+
+void Session::check_seq(int seq) const {
+    if (seq < 0 || seq >= cache_.options().n_seq_max) {
+        fail("sequence", "expected 0 to ", cache_.options().n_seq_max - 1, "; got ", seq, "; raise n_seq_max");
+    }
+}
+
+void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const {
+    const HParams &      h = model_->hparams();
+    std::vector<int32_t> last(static_cast<size_t>(cache_.options().n_seq_max), -2);  // -2: not looked up yet
+    for (size_t i = 0; i < tokens.size(); i++) {
+        if (tokens[i] < 0 || tokens[i] >= h.n_vocab) {
+            fail("decode", "expected tokens from 0 to ", h.n_vocab - 1, "; got ", tokens[i]);
+        }
+        check_seq(seq[i]);
+        int32_t & previous = last[static_cast<size_t>(seq[i])];
+        if (previous == -2) {
+            previous = cache_.seq_pos_max(seq[i]);
+        }
+        if (pos[i] <= previous) {
+            fail("decode", "expected a position above ", previous, ", the last of sequence ", seq[i], "; got ", pos[i]);
+        }
+        if (h.block.position == Position::learned && pos[i] >= h.n_ctx_train) {
+            fail("context", "expected positions below ", h.n_ctx_train, ", the learned ones; got ", pos[i]);
+        }
+        previous = pos[i];
+    }
+    const int needed = cache_.n_used() + static_cast<int>(tokens.size());
+    if (needed > cache_.options().n_ctx) {
+        fail("context", "expected at most ", cache_.options().n_ctx, " cells; got ", needed, "; raise -c / n_ctx");
+    }
+}
+
+void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
+                     std::span<const uint8_t> output, float * logits, const std::function<void()> & between_ubatches) {
+    check_batch(tokens, pos, seq);
+    const size_t n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
+    for (size_t first = 0; first < tokens.size(); first += n_ubatch) {
+        const size_t         n = std::min(n_ubatch, tokens.size() - first);
+        std::vector<int32_t> out_ids;
+        for (size_t i = 0; i < n; i++) {
+            if (output[first + i] != 0) {
+                out_ids.push_back(static_cast<int32_t>(i));
+            }
+        }
+        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, logits);
+        logits += out_ids.size() * static_cast<size_t>(model_->hparams().n_vocab);
+        if (between_ubatches) {
+            between_ubatches();
+        }
+    }
+}
+
+void Session::prepare_graph(const GraphShape & shape) {
+    if (graph_ != nullptr && shape == graph_shape_) {
+        return;
+    }
+    graph_.reset();
+    graph_       = build_graph(*model_, cache_, rope_, constants_, batch_, shape);
+    graph_shape_ = shape;
+    if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_->nodes)) {
+        graph_.reset();
+        fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower n_ubatch");
+    }
+}
+
+void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
+                         std::span<const int32_t> out_ids, float * logits) {
+    batch_.pos.assign(pos.begin(), pos.end());
+    batch_.seq.assign(seq.begin(), seq.end());
+    batch_.slots = cache_.claim(pos, seq);
+
+    GraphShape shape;
+    shape.n_tokens  = static_cast<int>(tokens.size());
+    shape.n_outputs = static_cast<int>(out_ids.size());
+    shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
+    shape.fused     = fused_;
+    for (int r = 0; !fused_ && r < cache_.n_regions(); r++) {
+        shape.n_slots += cache_.cells(r).end();
+    }
+    prepare_graph(shape);
+
+    ggml_backend_tensor_set(graph_->tokens, tokens.data(), 0, tokens.size_bytes());
+    if (graph_->positions != nullptr) {
+        ggml_backend_tensor_set(graph_->positions, pos.data(), 0, pos.size_bytes());
+    }
+    if (graph_->out_ids != nullptr) {
+        ggml_backend_tensor_set(graph_->out_ids, out_ids.data(), 0, out_ids.size_bytes());
+    }
+    if (!fused_) {
+        fill_reference_inputs(cache_, batch_, model_->hparams(), graph_->reference);
+    }
+    ggml_backend_cpu_set_n_threads(backend_.get(), shape.n_threads);
+    const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph_->nodes);
+    if (status != GGML_STATUS_SUCCESS) {
+        for (const SlotRef & to : batch_.slots) {
+            cache_.release(to);
+        }
+        fail("compute", "expected the graph to run; got ", ggml_status_to_string(status));
+    }
+    if (graph_->logits != nullptr) {
+        ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
+    }
+    cache_.demote();
+}
+
+void Session::seq_rm(int seq, int32_t p0, int32_t p1) {
+    if (seq >= 0) {
+        check_seq(seq);
+    }
+    cache_.seq_rm(seq, p0, p1);
+}
+
+void Session::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
+    check_seq(src);
+    check_seq(dst);
+    cache_.seq_cp(src, dst, p0, p1);
+}
+
+void Session::seq_keep(int seq) {
+    check_seq(seq);
+    cache_.seq_keep(seq);
+}
+
+void Session::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
+    check_seq(seq);
+    const HParams & h = model_->hparams();
+    for (int il = 0; il < h.n_layer; il++) {
+        const KPath path = model_->cache_spec().layers[static_cast<size_t>(il)].k_path;
+        if (h.block.position == Position::learned) {
+            fail("context shift", "expected rotary or ALiBi positions; got learned ones, which live in the hidden states");
+        }
+        if (h.block.position == Position::rope && path != KPath::rebuild) {
+            fail("context shift", "expected K `rebuild` in every layer, whose rows carry no position; got ", path_name(path),
+                 " in layer ", il);
+        }
+    }
+    cache_.seq_add(seq, p0, p1, delta);
+}
+
+int32_t Session::seq_pos_min(int seq) const {
+    check_seq(seq);
+    return cache_.seq_pos_min(seq);
+}
+
+int32_t Session::seq_pos_max(int seq) const {
+    check_seq(seq);
+    return cache_.seq_pos_max(seq);
+}
+
+size_t Session::compute_bytes() const {
+    return ggml_gallocr_get_buffer_size(allocator_.get(), 0);
+}
+
+// FNV-1a over what decides the meaning of a row: tensor names, types, shapes and the file's size.
+uint64_t Session::fingerprint() const {
+    uint64_t   hash = 14695981039346656037ULL;
+    const auto mix  = [&hash](uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
+    mix(model_->file().size_bytes());
+    for (const TensorInfo & info : model_->file().tensors()) {
+        for (const char c : info.name) {
+            mix(static_cast<uint8_t>(c));
+        }
+        mix(static_cast<uint64_t>(info.type));
+        for (const int64_t n : info.ne) {
+            mix(static_cast<uint64_t>(n));
+        }
+    }
+    return hash;
+}
+
+std::vector<uint8_t> Session::state() const {
+    std::vector<uint8_t> bytes = cache_.save();
+    const uint64_t       print = fingerprint();
+    const auto *         p     = reinterpret_cast<const uint8_t *>(&print);
+    bytes.insert(bytes.begin(), p, p + sizeof print);
+    return bytes;
+}
+
+void Session::set_state(std::span<const uint8_t> state) {
+    uint64_t print = 0;
+    if (state.size() < sizeof print) {
+        fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
+    }
+    std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t *>(&print));
+    if (print != fingerprint()) {
+        fail("state", "expected a state of ", model_->path(), "; got one of another model");
+    }
+    cache_.restore(state.subspan(sizeof print));
+}
+
+}  // namespace lkv
