@@ -1,6 +1,11 @@
 # latentkv_kernels: row formats, row layout and attention kernels. Knows no ggml.
 add_library(latentkv_kernels STATIC
     ${CMAKE_CURRENT_LIST_DIR}/src/cache/row.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/direct.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/latent_attn.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/plan.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/rebuild.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/tile.cpp
 )
 target_include_directories(latentkv_kernels PUBLIC ${CMAKE_CURRENT_LIST_DIR}/src)
 target_compile_features(latentkv_kernels PUBLIC cxx_std_20)

@@ -21,54 +21,54 @@ namespace lkv {
 
 // One region of the cache, one layer. Slots are rows; a slot's bytes mean nothing unless its seq bits say so.
 struct RegionView {
-    const uint8_t *  k_rows;   // [n_slots, k.row_bytes]
-    const uint8_t *  v_rows;   // [n_slots, v.row_bytes]
-    const int32_t *  pos;      // [n_slots] position, -1 = free
-    const uint64_t * seq;      // [n_slots] bit s: slot belongs to sequence s
-    int32_t          n_slots;  // slots in use (upper bound of used slots + 1), not the capacity
-    RowLayout        k;        // how this region stores a K row; kept channels may be fewer than in another region
-    RowLayout        v;
+    const uint8_t* k_rows;  // [n_slots, k.row_bytes]
+    const uint8_t* v_rows;  // [n_slots, v.row_bytes]
+    const int32_t* pos;     // [n_slots] position, -1 = free
+    const uint64_t* seq;    // [n_slots] bit s: slot belongs to sequence s
+    int32_t n_slots;        // slots in use (upper bound of used slots + 1), not the capacity
+    RowLayout k;            // how this region stores a K row; kept channels may be fewer than in another region
+    RowLayout v;
 };
 
 constexpr int max_regions = 3;  // sink · recent · middle
 
 struct LatentAttnParams {
     // queries, after bias, norm, RoPE and, for rotated and absorbed, E_q
-    const float *   q;          // [n_tokens, n_head, q_width]
-    int32_t         q_width;    // head_dim (full, rebuild) or r_max (rotated, absorbed; zero past the group's rank)
-    int32_t         n_tokens;
-    const int32_t * q_pos;      // [n_tokens]
-    const int32_t * q_seq;      // [n_tokens] sequence id, 0 .. 63
+    const float* q;   // [n_tokens, n_head, q_width]
+    int32_t q_width;  // head_dim (full, rebuild) or r_max (rotated, absorbed; zero past the group's rank)
+    int32_t n_tokens;
+    const int32_t* q_pos;  // [n_tokens]
+    const int32_t* q_seq;  // [n_tokens] sequence id, 0 .. 63
 
     // heads
     int32_t n_head;
-    int32_t n_kv;               // query head h reads KV head h / (n_head / n_kv)
+    int32_t n_kv;  // query head h reads KV head h / (n_head / n_kv)
     int32_t head_dim;
-    int32_t k_group;            // KV heads that share one K latent
+    int32_t k_group;  // KV heads that share one K latent
     int32_t v_group;
-    float   scale;              // 1/sqrt(head_dim) of the original head
+    float scale;                // 1/sqrt(head_dim) of the original head
     int32_t window;             // sliding window in tokens, 0 = none
-    const float * alibi_slopes; // [n_head] or null
+    const float* alibi_slopes;  // [n_head] or null
 
     // K rebuild (null k_b: direct)
-    const float * k_b;          // [n_kv, k_rank_max, head_dim]: row c is what channel c of the latent adds to k
-    const float * k_bias;       // [n_kv, head_dim] or null
-    const float * k_norm;       // [head_dim] RMS norm weight or null
-    float         k_norm_eps;
-    int32_t       k_rank_max;
-    const float * rope_freqs;   // [n_rot/2] radians per position, or null
-    float         rope_mscale;  // multiplies cos and sin
-    int32_t       n_rot;        // rotated dims (the rest pass through)
-    bool          rope_neox;    // planes (i, i + n_rot/2) instead of (2i, 2i+1)
+    const float* k_b;     // [n_kv, k_rank_max, head_dim]: row c is what channel c of the latent adds to k
+    const float* k_bias;  // [n_kv, head_dim] or null
+    const float* k_norm;  // [head_dim] RMS norm weight or null
+    float k_norm_eps;
+    int32_t k_rank_max;
+    const float* rope_freqs;  // [n_rot/2] radians per position, or null
+    float rope_mscale;        // multiplies cos and sin
+    int32_t n_rot;            // rotated dims (the rest pass through)
+    bool rope_neox;           // planes (i, i + n_rot/2) instead of (2i, 2i+1)
 
     // V latent (null v_b: full)
-    const float * v_b;          // [n_kv, v_rank_max, head_dim]
-    int32_t       v_rank_max;
+    const float* v_b;  // [n_kv, v_rank_max, head_dim]
+    int32_t v_rank_max;
 
     RegionView regions[max_regions];
-    int32_t    n_regions;
+    int32_t n_regions;
 
-    float * out;                // [n_tokens, n_head, head_dim]
+    float* out;  // [n_tokens, n_head, head_dim]
 };
 
 }  // namespace lkv

@@ -1,0 +1,331 @@
+#include "ops/cpu/latent_attn.h"
+
+#include <algorithm>
+
+#include "ops/cpu/direct.h"
+#include "ops/cpu/gemm.h"
+#include "ops/cpu/rebuild.h"
+#include "ops/cpu/scratch.h"
+#include "ops/cpu/softmax.h"
+#include "ops/cpu/tile.h"
+#include "ops/cpu/visibility.h"
+
+namespace lkv {
+
+namespace {
+
+constexpr int panels_per_tile = tile_slots / panel_width;
+
+// One thread's pass over its work items. A tile goes through scores, weights and values for one block of tokens after
+// the other; what was dequantized or rebuilt for a tile is kept until the next tile.
+class Worker {
+public:
+    Worker(const LatentAttnParams& p, const LatentAttnPlan& plan, const PartialSums& partial, const ThreadScratch& tmp)
+        : p_(p), plan_(plan), partial_(partial), tmp_(tmp), rep_(p.n_head / p.n_kv) {
+        std::fill_n(tmp_.zero_row, plan.row_bytes, uint8_t{0});
+    }
+
+    void run(int unit, int split) {
+        first_head_ = unit * plan_.unit_heads;
+        split_ = split;
+        for (int t = 0; t < p_.n_tokens; t++) {
+            for (int r = 0; r < plan_.unit_heads * rep_; r++) {
+                const int64_t row = int64_t{t} * p_.n_head + first_head_ * rep_ + r;
+                partial_.state(split, row) = SoftmaxState{};
+                std::fill_n(partial_.sum(split, row), plan_.acc_width, 0.0f);
+            }
+        }
+        int turn = 0;
+        for (int i = 0; i < p_.n_regions; i++) {
+            const RegionView& region = p_.regions[i];
+            for (int first = 0; first < region.n_slots; first += tile_slots, turn++) {
+                if (turn % plan_.n_split == split) tile(region, first);
+            }
+        }
+    }
+
+private:
+    void tile(const RegionView& region, int first) {
+        const TileVisibility visibility(region, first, p_.window);
+        int n_visible = 0;
+        uint64_t seen = 0;
+        for (int t = 0; t < p_.n_tokens; t++) {
+            const uint64_t mask = visibility.slots(p_.q_seq[t], p_.q_pos[t]);
+            if (mask == 0) continue;
+            tmp_.tokens[n_visible] = t;
+            tmp_.masks[n_visible++] = mask;
+            seen |= mask;
+        }
+        if (n_visible == 0) return;
+
+        region_ = &region;
+        positions_ = visibility.positions();
+        for (int s = 0; s < tile_slots; s++) {
+            const bool use = seen >> s & 1;
+            k_rows_[s] = use ? region.k_rows + int64_t{first + s} * region.k.row_bytes : tmp_.zero_row;
+            v_rows_[s] = use ? region.v_rows + int64_t{first + s} * region.v.row_bytes : tmp_.zero_row;
+        }
+        k_group_ = v_group_ = k_head_ = v_head_ = -1;
+        has_rope_ = false;
+        for (int i = 0; i < n_visible; i += plan_.block_tokens) {
+            tokens_ = tmp_.tokens + i;
+            masks_ = tmp_.masks + i;
+            n_tokens_ = std::min(plan_.block_tokens, n_visible - i);
+            scores();
+            weights();
+            values();
+        }
+    }
+
+    // Rows of a block: KV head by KV head, token by token, then the head's query heads. row(j, 0) … row(j + 1, 0) − 1 is
+    // everything that reads KV head j.
+    int rows_per_head() const { return n_tokens_ * rep_; }
+    float* scores_of(int head) const {
+        return tmp_.scores + ptrdiff_t{head - first_head_} * rows_per_head() * tile_slots;
+    }
+
+    // Calls f(head, rows of the run, first row of the run) ... one run of KV heads at a time.
+    template <class PerRun>
+    void for_runs(int run_heads, PerRun per_run) const {
+        const int end = first_head_ + plan_.unit_heads;
+        for (int j = first_head_; j < end;) {
+            const int next = std::min(end, (j / run_heads + 1) * run_heads);
+            per_run(j, next - j);
+            j = next;
+        }
+    }
+
+    // Row pointers of a run: address(token, query head).
+    template <class T, class Address>
+    int list_rows(int head, int n_heads, T* rows, Address address) const {
+        int n = 0;
+        for (int j = head; j < head + n_heads; j++) {
+            for (int i = 0; i < n_tokens_; i++) {
+                for (int r = 0; r < rep_; r++) rows[n++] = address(int64_t{tokens_[i]} * p_.n_head + j * rep_ + r);
+            }
+        }
+        return n;
+    }
+
+    void scores() {
+        const bool direct = p_.k_b == nullptr;
+        for_runs(direct ? p_.k_group : 1, [&](int head, int n_heads) {
+            const int n = list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
+            const GroupLayout& group = region_->k.groups[head / p_.k_group];
+            float* out = scores_of(head);
+            for (int r = 0; r < n; r++) tmp_.c[r] = out + r * tile_slots;
+            if (direct && n <= max_direct_rows) {
+                direct_scores(region_->k, group, k_rows_, n, tmp_.a, tmp_.c);
+                return;
+            }
+            const int width = direct ? group.kept : p_.head_dim;
+            load_k(head, group);
+            if (!direct) {  // rebuilding used the row pointers
+                list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
+                for (int r = 0; r < n; r++) tmp_.c[r] = out + r * tile_slots;
+            }
+            multiply(n, tile_slots, width, tmp_.a, 1, {tmp_.k, panel_width, ptrdiff_t{width} * panel_width}, tmp_.c,
+                     panel_width, false);
+        });
+    }
+
+    // Leaves the K tile of a head (direct: of its group) in tmp_.k.
+    void load_k(int head, const GroupLayout& group) {
+        const int g = head / p_.k_group;
+        const bool direct = p_.k_b == nullptr;
+        if (k_group_ != g) {
+            load_by_channel(region_->k, group, k_rows_, direct ? tmp_.k : tmp_.k_latent);
+            k_group_ = g;
+        }
+        if (direct || k_head_ == head) return;
+        if (p_.rope_freqs != nullptr && !has_rope_) {
+            rope_tile(p_, positions_, tmp_.rope);
+            has_rope_ = true;
+        }
+        rebuild_k(p_, head, group.kept, tmp_.k_latent, tmp_.rope, tmp_.k, tmp_.a, tmp_.c);
+        k_head_ = head;
+    }
+
+    void weights() {
+        for (int j = first_head_; j < first_head_ + plan_.unit_heads; j++) {
+            float* s = scores_of(j);
+            for (int i = 0; i < n_tokens_; i++) {
+                for (int r = 0; r < rep_; r++, s += tile_slots) {
+                    const int head = j * rep_ + r;
+                    const int64_t row = int64_t{tokens_[i]} * p_.n_head + head;
+                    SoftmaxState& state = partial_.state(split_, row);
+                    const float factor = weigh(state, s, masks_[i], head, p_.q_pos[tokens_[i]]);
+                    if (factor != 1.0f) {
+                        float* sum = partial_.sum(split_, row);
+                        for (int c = 0; c < plan_.acc_width; c += lanes)
+                            store8(sum + c, load8(sum + c) * splat(factor));
+                    }
+                }
+            }
+        }
+    }
+
+    float weigh(SoftmaxState& state, float* s, uint64_t mask, int head, int32_t pos) const {
+        if (p_.alibi_slopes == nullptr) {
+            return absorb(state, s, mask, p_.scale, [](int) { return f32x8{}; });
+        }
+        const f32x8 slope = splat(p_.alibi_slopes[head]);
+        return absorb(state, s, mask, p_.scale, [&](int v) {
+            i32x8 position;
+            memcpy(&position, positions_ + v * lanes, sizeof position);
+            return to_f32(position - pos) * slope;
+        });
+    }
+
+    void values() {
+        for_runs(plan_.v_rebuild ? 1 : p_.v_group, [&](int head, int n_heads) {
+            const GroupLayout& group = region_->v.groups[head / p_.v_group];
+            const int n = n_heads * rows_per_head();
+            const bool tile = plan_.v_rebuild || n > max_direct_rows;
+            if (tile) load_v(head, group);
+            const float* weight = scores_of(head);
+            for (int r = 0; r < n; r++) tmp_.a[r] = weight + r * tile_slots;
+            list_rows(head, n_heads, tmp_.c, [&](int64_t row) { return partial_.sum(split_, row); });
+            if (!tile) {
+                direct_values(region_->v, group, v_rows_, n, tmp_.a, tmp_.c);
+                return;
+            }
+            const int width = round_up(plan_.v_rebuild ? p_.head_dim : group.kept, panel_width);
+            multiply(n, width, tile_slots, tmp_.a, 1, {tmp_.v, panel_width, tile_slots * panel_width}, tmp_.c,
+                     panel_width, true);
+        });
+    }
+
+    // Leaves the V tile of a group (rebuilt: of a head) in tmp_.v.
+    void load_v(int head, const GroupLayout& group) {
+        const int g = head / p_.v_group;
+        if (!plan_.v_rebuild) {
+            if (v_group_ != g) load_by_slot(region_->v, group, v_rows_, tmp_.v);
+        } else {
+            if (v_group_ != g) load_by_channel(region_->v, group, v_rows_, tmp_.v_latent);
+            if (v_head_ != head) rebuild_v(p_, head, group.kept, tmp_.v_latent, tmp_.v, tmp_.a, tmp_.c);
+            v_head_ = head;
+        }
+        v_group_ = g;
+    }
+
+    const LatentAttnParams& p_;
+    const LatentAttnPlan& plan_;
+    const PartialSums& partial_;
+    const ThreadScratch& tmp_;
+    const int rep_;
+
+    int first_head_ = 0;
+    int split_ = 0;
+    const RegionView* region_ = nullptr;
+    const int32_t* positions_ = nullptr;  // [64] of the tile
+    const uint8_t* k_rows_[tile_slots];
+    const uint8_t* v_rows_[tile_slots];
+    const int32_t* tokens_ = nullptr;  // the block
+    const uint64_t* masks_ = nullptr;
+    int n_tokens_ = 0;
+    int k_group_ = -1;  // what the tiles hold, -1 = nothing
+    int k_head_ = -1;
+    int v_group_ = -1;
+    int v_head_ = -1;
+    bool has_rope_ = false;
+};
+
+// Merges the splits of some rows and multiplies with B_v where the sum is still latent.
+class Combiner {
+public:
+    static constexpr int block_rows = 24;
+
+    Combiner(const LatentAttnParams& p, const LatentAttnPlan& plan, const PartialSums& partial)
+        : p_(p), plan_(plan), partial_(partial), rep_(p.n_head / p.n_kv) {}
+
+    int n_blocks() const { return (p_.n_tokens * rep_ + block_rows - 1) / block_rows; }
+
+    // Query rows block·24 … of KV head j, counted token by token, then over the head's query heads.
+    void run(int head, int block) {
+        const int begin = block * block_rows;
+        const int n = std::min(block_rows, p_.n_tokens * rep_ - begin);
+        for (int i = 0; i < n; i++) {
+            const int token = (begin + i) / rep_;
+            row_[i] = int64_t{token} * p_.n_head + head * rep_ + (begin + i) % rep_;
+            out_[i] = p_.out + row_[i] * p_.head_dim;
+            merge_row(i);
+        }
+        if (p_.v_b == nullptr || plan_.v_rebuild) {
+            for (int c = 0; c < p_.head_dim; c += chunk) {
+                const int width = std::min(chunk, p_.head_dim - c);
+                sum_chunk(n, c, std::min(chunk, plan_.acc_width - c));
+                for (int i = 0; i < n; i++) std::copy_n(merged_[i], width, out_[i] + c);
+            }
+            return;
+        }
+        const float* b = p_.v_b + ptrdiff_t{head} * p_.v_rank_max * p_.head_dim;
+        const float* a[block_rows];
+        for (int i = 0; i < n; i++) a[i] = merged_[i];
+        for (int c = 0; c < plan_.v_kept; c += chunk) {
+            const int width = std::min(chunk, plan_.v_kept - c);
+            sum_chunk(n, c, std::min(chunk, plan_.acc_width - c));
+            multiply(n, p_.head_dim, width, a, 1, {b + ptrdiff_t{c} * p_.head_dim, p_.head_dim, panel_width}, out_,
+                     panel_width, c > 0);
+        }
+    }
+
+private:
+    static constexpr int chunk = 64;  // channels merged at a time
+
+    void merge_row(int i) {
+        SoftmaxState total = partial_.state(0, row_[i]);
+        for (int s = 1; s < plan_.n_split; s++) total = merge(total, partial_.state(s, row_[i]));
+        max_[i] = total.max;
+        inverse_[i] = normaliser(total);
+    }
+
+    // merged_[i][0 … width) = channels first … of row i, all splits, normalised.
+    void sum_chunk(int n, int first, int width) {
+        for (int i = 0; i < n; i++) {
+            f32x8 acc[chunk / lanes] = {};
+            for (int s = 0; s < plan_.n_split; s++) {
+                const f32x8 factor = splat(rebase(partial_.state(s, row_[i]), max_[i]) * inverse_[i]);
+                const float* sum = partial_.sum(s, row_[i]) + first;
+                for (int v = 0; v < width / lanes; v++) acc[v] = fma8(load8(sum + v * lanes), factor, acc[v]);
+            }
+            for (int v = 0; v < width / lanes; v++) store8(merged_[i] + v * lanes, acc[v]);
+        }
+    }
+
+    const LatentAttnParams& p_;
+    const LatentAttnPlan& plan_;
+    const PartialSums& partial_;
+    const int rep_;
+    int64_t row_[block_rows];
+    float* out_[block_rows];
+    float max_[block_rows];
+    float inverse_[block_rows];
+    float merged_[block_rows][chunk];
+};
+
+}  // namespace
+
+void latent_attn_partial(const LatentAttnParams& p, const LatentAttnPlan& plan, float* scratch, int ith, int nth) {
+    const int n_threads = std::min(nth, plan.n_threads);
+    if (ith >= n_threads) return;
+    Arena arena(scratch);
+    const PartialSums partial(arena, p, plan);
+    for (int i = 0; i < ith; i++) ThreadScratch(arena, p, plan);
+    const ThreadScratch tmp(arena, p, plan);
+    Worker worker(p, plan, partial, tmp);
+    for (int item = ith; item < plan.n_units * plan.n_split; item += n_threads) {
+        worker.run(item % plan.n_units, item / plan.n_units);
+    }
+}
+
+void latent_attn_combine(const LatentAttnParams& p, const LatentAttnPlan& plan, const float* scratch, int ith,
+                         int nth) {
+    Arena arena(const_cast<float*>(scratch));  // only read
+    const PartialSums partial(arena, p, plan);
+    Combiner combiner(p, plan, partial);
+    const int n_items = p.n_kv * combiner.n_blocks();
+    for (int item = ith; item < n_items; item += nth) combiner.run(item % p.n_kv, item / p.n_kv);
+}
+
+}  // namespace lkv

@@ -1,0 +1,88 @@
+// What lies where in the scratch buffer: the partial sums of all splits, then the temporaries of each thread. The same
+// constructors measure (null base) and hand out, so sizes and pointers cannot drift apart.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/gemm.h"
+#include "ops/cpu/latent_attn.h"
+#include "ops/cpu/softmax.h"
+#include "ops/cpu/tile.h"
+
+namespace lkv {
+
+constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Hands out consecutive arrays, each on a cache line of its own.
+class Arena {
+public:
+    static constexpr size_t line = 64;
+
+    explicit Arena(void* base = nullptr)
+        : at_((reinterpret_cast<uintptr_t>(base) + line - 1) / line * line), begin_(at_) {}
+
+    template <class T>
+    T* take(int64_t n) {
+        T* p = reinterpret_cast<T*>(at_);
+        at_ += (static_cast<size_t>(n) * sizeof(T) + line - 1) / line * line;
+        return p;
+    }
+
+    void skip(size_t bytes) { at_ += bytes; }
+    size_t bytes() const { return at_ - begin_; }
+
+private:
+    uintptr_t at_;
+    uintptr_t begin_;
+};
+
+// One softmax state and one weighted sum per split and row; row = token · n_head + head.
+struct PartialSums {
+    float* sums;           // [n_split, n_rows, acc_width]
+    SoftmaxState* states;  // [n_split, n_rows]
+    int64_t n_rows;
+    int acc_width;
+
+    PartialSums(Arena& arena, const LatentAttnParams& p, const LatentAttnPlan& plan)
+        : n_rows(int64_t{p.n_tokens} * p.n_head), acc_width(plan.acc_width) {
+        sums = arena.take<float>(plan.n_split * n_rows * acc_width);
+        states = arena.take<SoftmaxState>(plan.n_split * n_rows);
+    }
+
+    float* sum(int split, int64_t row) const { return sums + (split * n_rows + row) * acc_width; }
+    SoftmaxState& state(int split, int64_t row) const { return states[split * n_rows + row]; }
+};
+
+// Temporaries of one thread. Bounded by the batch, the ranks and the tile: nothing grows with the context.
+struct ThreadScratch {
+    int32_t* tokens;  // [n_tokens] tokens that see the tile
+    uint64_t* masks;  // [n_tokens] what they see of it
+    float* scores;    // [block_rows, 64]
+    float* k_latent;  // by channel
+    float* k;         // by channel
+    float* v_latent;  // by channel
+    float* v;         // by slot
+    float* rope;      // cos, sin: [2, n_rot/2, 64]
+    const float** a;  // row pointers of a product
+    float** c;
+    uint8_t* zero_row;  // stands in for slots nobody sees
+
+    ThreadScratch(Arena& arena, const LatentAttnParams& p, const LatentAttnPlan& plan) {
+        const bool k_rebuild = p.k_b != nullptr;
+        const int block_rows = plan.block_tokens * plan.unit_heads * (p.n_head / p.n_kv);
+        const int n_pointers = std::max({block_rows, p.head_dim, tile_slots});
+        tokens = arena.take<int32_t>(p.n_tokens);
+        masks = arena.take<uint64_t>(p.n_tokens);
+        scores = arena.take<float>(block_rows * tile_slots);
+        k_latent = arena.take<float>(k_rebuild ? plan.k_kept * tile_slots : 0);
+        k = arena.take<float>((k_rebuild ? p.head_dim : plan.k_kept) * tile_slots);
+        v_latent = arena.take<float>(plan.v_rebuild ? plan.v_kept * tile_slots : 0);
+        v = arena.take<float>(round_up(plan.v_rebuild ? p.head_dim : plan.v_kept, panel_width) * tile_slots);
+        rope = arena.take<float>(k_rebuild && p.rope_freqs != nullptr ? p.n_rot * tile_slots : 0);
+        a = arena.take<const float*>(n_pointers);
+        c = arena.take<float*>(n_pointers);
+        zero_row = arena.take<uint8_t>(plan.row_bytes);
+    }
+};
+
+}  // namespace lkv

@@ -1,0 +1,135 @@
+#include "ops/cpu/tile.h"
+
+#include <algorithm>
+
+#include "cache/formats.h"
+#include "ops/cpu/gemm.h"
+
+namespace lkv {
+
+namespace {
+
+static_assert(chunk_width == panel_width, "a chunk of channels is a panel row");
+
+// The values of one chunk of channels of one row.
+template <class F>
+LKV_INLINE f32x16 values(const uint8_t* segment, int chunk, Affine a) {
+    const f32x16 v = F::codes(segment, chunk);
+    if constexpr (F::quantized) {
+        return {fma8(v.lo, splat(a.scale), splat(a.offset)), fma8(v.hi, splat(a.scale), splat(a.offset))};
+    }
+    return v;
+}
+
+template <class F>
+constexpr int chunks_per_block(int width) {
+    return F::block > 0 ? F::block / chunk_width : std::max(1, width / chunk_width);
+}
+
+LKV_INLINE void transpose8(f32x8 (&r)[8]) {
+    f32x8 t[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    f32x8 u[8];
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        u[i + 1] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        u[i + 2] = __builtin_shufflevector(t[i + 1], t[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
+        u[i + 3] = __builtin_shufflevector(t[i + 1], t[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = __builtin_shufflevector(u[i], u[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        r[i + 4] = __builtin_shufflevector(u[i], u[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+// segments: [64], first byte of the segment in each row. dst: channel 0 of the segment, panels `panel` floats apart.
+template <class F>
+void segment_by_channel(const uint8_t* const* segments, int width, float* dst, ptrdiff_t panel) {
+    const int n_chunks = width / chunk_width;
+    for (int s0 = 0; s0 < tile_slots; s0 += lanes) {
+        float* out = dst + s0 / panel_width * panel + s0 % panel_width;
+        Affine a[lanes] = {};
+        for (int chunk = 0; chunk < n_chunks; chunk++) {
+            f32x8 lo[lanes];
+            f32x8 hi[lanes];
+            for (int s = 0; s < lanes; s++) {
+                if (chunk % chunks_per_block<F>(width) == 0) {
+                    a[s] = F::affine(segments[s0 + s], chunk / chunks_per_block<F>(width));
+                }
+                const f32x16 v = values<F>(segments[s0 + s], chunk, a[s]);
+                lo[s] = v.lo;
+                hi[s] = v.hi;
+            }
+            transpose8(lo);
+            transpose8(hi);
+            for (int c = 0; c < lanes; c++) {
+                store8(out + (chunk * chunk_width + c) * panel_width, lo[c]);
+                store8(out + (chunk * chunk_width + lanes + c) * panel_width, hi[c]);
+            }
+        }
+        for (int c = n_chunks * chunk_width; c < width; c++) {
+            for (int s = 0; s < lanes; s++) out[c * panel_width + s] = F::code(segments[s0 + s], c);
+        }
+    }
+}
+
+// dst: channel `first` of the group is the segment's first.
+template <class F>
+void segment_by_slot(const uint8_t* const* segments, int width, int first, float* dst) {
+    const bool aligned = first % panel_width == 0;
+    const int n_chunks = aligned ? width / chunk_width : 0;
+    for (int s = 0; s < tile_slots; s++) {
+        Affine a{};
+        for (int chunk = 0; chunk < n_chunks; chunk++) {
+            if (chunk % chunks_per_block<F>(width) == 0) {
+                a = F::affine(segments[s], chunk / chunks_per_block<F>(width));
+            }
+            const f32x16 v = values<F>(segments[s], chunk, a);
+            float* out = dst + ((first / panel_width + chunk) * tile_slots + s) * panel_width;
+            store8(out, v.lo);
+            store8(out + lanes, v.hi);
+        }
+        for (int i = n_chunks * chunk_width; i < width; i++) {
+            const Affine b = F::affine(segments[s], F::block > 0 ? i / F::block : 0);
+            const int c = first + i;
+            dst[(c / panel_width * tile_slots + s) * panel_width + c % panel_width] =
+                F::code(segments[s], i) * b.scale + b.offset;
+        }
+    }
+}
+
+template <class PerSegment>
+void for_segments(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows,
+                  PerSegment per_segment) {
+    const uint8_t* segments[tile_slots];
+    for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
+        const SegmentLayout& segment = layout.segments[i];
+        for (int s = 0; s < tile_slots; s++) segments[s] = rows[s] + segment.offset;
+        with_format(static_cast<Format>(segment.format),
+                    [&](auto f) { per_segment(f, segments, segment.width, segment.column - group.column); });
+    }
+}
+
+}  // namespace
+
+void load_by_channel(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, float* dst) {
+    const ptrdiff_t panel = ptrdiff_t{group.kept} * panel_width;
+    for_segments(layout, group, rows, [&](auto f, const uint8_t* const* segments, int width, int first) {
+        segment_by_channel<decltype(f)>(segments, width, dst + first * panel_width, panel);
+    });
+}
+
+void load_by_slot(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, float* dst) {
+    if (group.kept % panel_width != 0) {
+        constexpr int panel = tile_slots * panel_width;
+        std::fill_n(dst + group.kept / panel_width * panel, panel, 0.0f);
+    }
+    for_segments(layout, group, rows, [&](auto f, const uint8_t* const* segments, int width, int first) {
+        segment_by_slot<decltype(f)>(segments, width, first, dst);
+    });
+}
+
+}  // namespace lkv

@@ -1,0 +1,374 @@
+// Random inputs for latent_attn from a short description, and what it has to compute: the contract of
+// ops/latent_attn.h, slot by slot in double, on the values that the rows decode to.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cache/formats.h"
+#include "ops/latent_attn.h"
+
+namespace lkv::test {
+
+struct AttnShape {
+    std::string name;
+    bool k_rebuild = false;      // K: rebuild, else direct
+    std::vector<int> k_ranks{};  // per K group; empty: head_dim (full)
+    bool v_latent = false;
+    std::vector<int> v_ranks{};  // per V group; empty: head_dim (full)
+    int n_kv = 2;
+    int rep = 1;
+    int head_dim = 64;
+    int k_group = 1;
+    int v_group = 1;
+    std::vector<Format> k_formats{Format::f16};  // one per region
+    std::vector<Format> v_formats{Format::f16};
+    int dropped = 0;   // channels that the last region drops from every latent group
+    int n_past = 100;  // tokens in the cache before the batch, per sequence
+    int n_tokens = 1;  // queries, per sequence
+    int n_seq = 1;
+    bool permute = false;  // slots in any order, with holes that hold garbage
+    int window = 0;
+    bool alibi = false;
+    bool bias = false;
+    bool norm = false;
+    bool rope = true;
+    bool neox = true;
+    int n_rot = 0;  // 0: head_dim
+    int first_pos = 0;
+    unsigned seed = 1;
+};
+
+// Which term of the contract the oracle computes 1 % wrong, to show that the comparison sees it.
+enum class Perturb { nothing, score, value };
+
+class AttnCase {
+public:
+    explicit AttnCase(const AttnShape& shape) : shape_(shape), random_(shape.seed) {
+        make_heads();
+        make_tokens();
+        make_regions();
+        make_factors();
+        params.out = nullptr;
+    }
+
+    LatentAttnParams params{};
+
+    int64_t n_out() const { return int64_t{params.n_tokens} * params.n_head * params.head_dim; }
+
+    // [n_tokens, n_head, head_dim]
+    std::vector<double> oracle(Perturb perturb = Perturb::nothing) const {
+        const LatentAttnParams& p = params;
+        const int rep = p.n_head / p.n_kv;
+        std::vector<double> out(static_cast<size_t>(n_out()), 0.0);
+        for (int j = 0; j < p.n_kv; j++) {
+            std::vector<Slot> slots = read_slots(j);
+            for (int t = 0; t < p.n_tokens; t++) {
+                for (int r = 0; r < rep; r++) {
+                    const int h = j * rep + r;
+                    attend(slots, t, h, perturb, &out[static_cast<size_t>((int64_t{t} * p.n_head + h) * p.head_dim)]);
+                }
+            }
+        }
+        return out;
+    }
+
+private:
+    struct Slot {
+        int32_t pos;
+        uint64_t seq;
+        std::vector<double> k;  // what q is multiplied with: latent (direct) or head (rebuild)
+        std::vector<double> v;  // after B_v
+    };
+
+    struct Region {
+        RowPlan k_plan;
+        RowPlan v_plan;
+        std::vector<uint8_t> k_rows;
+        std::vector<uint8_t> v_rows;
+        std::vector<int32_t> pos;
+        std::vector<uint64_t> seq;
+    };
+
+    float normal() { return normal_(random_); }
+
+    std::vector<float> normals(int64_t n, double deviation) {
+        std::vector<float> x(static_cast<size_t>(n));
+        for (float& v : x) v = static_cast<float>(deviation) * normal();
+        return x;
+    }
+
+    int k_width(int g) const {
+        return shape_.k_ranks.empty() ? shape_.head_dim : shape_.k_ranks[static_cast<size_t>(g)];
+    }
+    int v_width(int g) const {
+        return shape_.v_ranks.empty() ? shape_.head_dim : shape_.v_ranks[static_cast<size_t>(g)];
+    }
+
+    static int largest(const std::vector<int>& ranks, int otherwise) {
+        return ranks.empty() ? otherwise : *std::max_element(ranks.begin(), ranks.end());
+    }
+
+    void make_heads() {
+        LatentAttnParams& p = params;
+        p.n_kv = shape_.n_kv;
+        p.n_head = shape_.n_kv * shape_.rep;
+        p.head_dim = shape_.head_dim;
+        p.k_group = shape_.k_group;
+        p.v_group = shape_.v_group;
+        p.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+        p.window = shape_.window;
+        if (shape_.alibi) {
+            for (int h = 0; h < p.n_head; h++) slopes_.push_back(0.05f * static_cast<float>(h + 1));
+            p.alibi_slopes = slopes_.data();
+        }
+        p.k_rank_max = largest(shape_.k_ranks, shape_.head_dim);
+        p.v_rank_max = largest(shape_.v_ranks, shape_.head_dim);
+        p.q_width = shape_.k_rebuild ? shape_.head_dim : p.k_rank_max;
+    }
+
+    // Every sequence has its own length, so that a batch mixes positions.
+    void make_tokens() {
+        LatentAttnParams& p = params;
+        for (int s = 0; s < shape_.n_seq; s++) {
+            const int past = shape_.n_past - 7 * s;
+            for (int t = 0; t < past + shape_.n_tokens; t++) {
+                token_seq_.push_back(s);
+                token_pos_.push_back(shape_.first_pos + t);
+                if (t >= past) {
+                    q_seq_.push_back(s);
+                    q_pos_.push_back(shape_.first_pos + t);
+                }
+            }
+        }
+        p.n_tokens = static_cast<int32_t>(q_seq_.size());
+        // Scores of standard deviation 3: softmax is far from uniform, so an error in a score shows.
+        const double deviation =
+            shape_.k_rebuild ? 3.0 : 3.0 * std::sqrt(static_cast<double>(shape_.head_dim) / p.q_width);
+        q_ = normals(int64_t{p.n_tokens} * p.n_head * p.q_width, deviation);
+        if (!shape_.k_rebuild) {  // a group's q is zero past its rank
+            for (int64_t row = 0; row < int64_t{p.n_tokens} * p.n_head; row++) {
+                const int g = static_cast<int>(row % p.n_head) / shape_.rep / shape_.k_group;
+                std::fill(q_.begin() + row * p.q_width + k_width(g), q_.begin() + (row + 1) * p.q_width, 0.0f);
+            }
+        }
+        p.q = q_.data();
+        p.q_pos = q_pos_.data();
+        p.q_seq = q_seq_.data();
+    }
+
+    RowPlan plan(int n_groups, const std::vector<int>& ranks, Format format, int dropped) const {
+        std::vector<std::vector<SegmentSpec>> groups;
+        for (int g = 0; g < n_groups; g++) {
+            const int width = ranks.empty() ? shape_.head_dim : ranks[static_cast<size_t>(g)];
+            if (ranks.empty()) {
+                groups.push_back({{format, width}});
+                continue;
+            }
+            // Two segments where the width allows, the first a format apart: rows mix formats.
+            std::vector<SegmentSpec> segments;
+            const int kept = std::max(16, width - dropped);
+            const int first = kept / 32 * 16;
+            if (first > 0 && kept - first > 0 && format_width_multiple(format) <= 16) {
+                segments.push_back({Format::q8, first});
+                segments.push_back({format, kept - first});
+            } else {
+                segments.push_back({format, kept});
+            }
+            if (width > kept) segments.push_back({Format::none, width - kept});
+            groups.push_back(segments);
+        }
+        return RowPlan(groups);
+    }
+
+    // Tokens go to regions in turn by age: the first to region 0, the last to the last region but one, and so on.
+    void make_regions() {
+        LatentAttnParams& p = params;
+        const int n_regions = static_cast<int>(shape_.k_formats.size());
+        p.n_regions = n_regions;
+        const int n = static_cast<int>(token_pos_.size());
+        std::vector<std::vector<int>> members(static_cast<size_t>(n_regions));
+        for (int i = 0; i < n; i++) {
+            const int age = token_pos_[static_cast<size_t>(i)] - shape_.first_pos;
+            const int length = shape_.n_past + shape_.n_tokens;
+            int r = n_regions - 1;
+            if (n_regions > 1 && age < 4) r = 0;
+            if (n_regions > 2 && age >= length - 20) r = 1;
+            members[static_cast<size_t>(r)].push_back(i);
+        }
+        for (int r = 0; r < n_regions; r++) {
+            std::vector<int> slots = members[static_cast<size_t>(r)];
+            if (shape_.permute) {
+                slots.resize(slots.size() + slots.size() / 4 + 3, -1);
+                std::shuffle(slots.begin(), slots.end(), random_);
+            }
+            regions_.push_back(make_region(r, slots));
+        }
+        for (int r = 0; r < n_regions; r++) {
+            const Region& region = *regions_[static_cast<size_t>(r)];
+            p.regions[r] = {region.k_rows.data(),
+                            region.v_rows.data(),
+                            region.pos.data(),
+                            region.seq.data(),
+                            static_cast<int32_t>(region.pos.size()),
+                            region.k_plan.view(),
+                            region.v_plan.view()};
+        }
+    }
+
+    std::unique_ptr<Region> make_region(int r, const std::vector<int>& slots) {
+        auto region = std::make_unique<Region>();
+        const int dropped = r == static_cast<int>(shape_.k_formats.size()) - 1 ? shape_.dropped : 0;
+        region->k_plan =
+            plan(shape_.n_kv / shape_.k_group, shape_.k_ranks, shape_.k_formats[static_cast<size_t>(r)], dropped);
+        region->v_plan =
+            plan(shape_.n_kv / shape_.v_group, shape_.v_ranks, shape_.v_formats[static_cast<size_t>(r)], dropped);
+        const RowLayout k = region->k_plan.view();
+        const RowLayout v = region->v_plan.view();
+        region->k_rows.assign(slots.size() * static_cast<size_t>(k.row_bytes), 0xff);  // 0xffff is a NaN in f16
+        region->v_rows.assign(slots.size() * static_cast<size_t>(v.row_bytes), 0xff);
+        for (size_t i = 0; i < slots.size(); i++) {
+            const bool used = slots[i] >= 0;
+            region->pos.push_back(used ? token_pos_[static_cast<size_t>(slots[i])] : (i % 2 ? -1 : 3));
+            region->seq.push_back(used ? uint64_t{1} << token_seq_[static_cast<size_t>(slots[i])] : 0);
+            if (!used) continue;
+            write_row(k, normals(k.width, 1.0).data(), &region->k_rows[i * static_cast<size_t>(k.row_bytes)]);
+            write_row(v, normals(v.width, 1.0).data(), &region->v_rows[i * static_cast<size_t>(v.row_bytes)]);
+        }
+        return region;
+    }
+
+    void make_factors() {
+        LatentAttnParams& p = params;
+        if (shape_.k_rebuild) {
+            k_b_ = normals(int64_t{p.n_kv} * p.k_rank_max * p.head_dim, 1.0 / std::sqrt(p.k_rank_max));
+            p.k_b = k_b_.data();
+            if (shape_.bias) {
+                k_bias_ = normals(int64_t{p.n_kv} * p.head_dim, 0.3);
+                p.k_bias = k_bias_.data();
+            }
+            if (shape_.norm) {
+                k_norm_ = normals(p.head_dim, 0.2);
+                for (float& w : k_norm_) w += 1.0f;
+                p.k_norm = k_norm_.data();
+                p.k_norm_eps = 1e-6f;
+            }
+            if (shape_.rope) {
+                p.n_rot = shape_.n_rot > 0 ? shape_.n_rot : p.head_dim;
+                for (int i = 0; i < p.n_rot / 2; i++) {
+                    freqs_.push_back(static_cast<float>(std::pow(10000.0, -2.0 * i / p.n_rot)));
+                }
+                p.rope_freqs = freqs_.data();
+                p.rope_mscale = 1.1f;
+                p.rope_neox = shape_.neox;
+            }
+        }
+        if (shape_.v_latent) {
+            v_b_ = normals(int64_t{p.n_kv} * p.v_rank_max * p.head_dim, 1.0 / std::sqrt(p.v_rank_max));
+            p.v_b = v_b_.data();
+        }
+    }
+
+    std::vector<double> head_k(int j, int32_t pos, const float* z, int kept) const {
+        const LatentAttnParams& p = params;
+        if (!shape_.k_rebuild) return std::vector<double>(z, z + kept);
+        std::vector<double> k(static_cast<size_t>(p.head_dim), 0.0);
+        for (int d = 0; d < p.head_dim; d++) {
+            double sum = p.k_bias != nullptr ? p.k_bias[j * p.head_dim + d] : 0.0;
+            for (int c = 0; c < kept; c++) sum += double{p.k_b[(j * p.k_rank_max + c) * p.head_dim + d]} * double{z[c]};
+            k[static_cast<size_t>(d)] = sum;
+        }
+        if (p.k_norm != nullptr) {
+            double power = 0.0;
+            for (double x : k) power += x * x;
+            const double inverse = 1.0 / std::sqrt(power / p.head_dim + double{p.k_norm_eps});
+            for (int d = 0; d < p.head_dim; d++) k[static_cast<size_t>(d)] *= inverse * double{p.k_norm[d]};
+        }
+        if (p.rope_freqs != nullptr) {
+            for (int i = 0; i < p.n_rot / 2; i++) {
+                double& x = k[static_cast<size_t>(p.rope_neox ? i : 2 * i)];
+                double& y = k[static_cast<size_t>(p.rope_neox ? i + p.n_rot / 2 : 2 * i + 1)];
+                const double angle = double{p.rope_freqs[i]} * pos;
+                const double c = std::cos(angle) * double{p.rope_mscale};
+                const double s = std::sin(angle) * double{p.rope_mscale};
+                const double x0 = x;
+                x = x0 * c - y * s;
+                y = x0 * s + y * c;
+            }
+        }
+        return k;
+    }
+
+    std::vector<double> head_v(int j, const float* z, int kept) const {
+        const LatentAttnParams& p = params;
+        if (p.v_b == nullptr) return std::vector<double>(z, z + kept);
+        std::vector<double> v(static_cast<size_t>(p.head_dim), 0.0);
+        for (int c = 0; c < kept; c++) {
+            for (int d = 0; d < p.head_dim; d++) {
+                v[static_cast<size_t>(d)] += double{z[c]} * double{p.v_b[(j * p.v_rank_max + c) * p.head_dim + d]};
+            }
+        }
+        return v;
+    }
+
+    std::vector<Slot> read_slots(int j) const {
+        std::vector<Slot> slots;
+        for (int r = 0; r < params.n_regions; r++) {
+            const RegionView& region = params.regions[r];
+            const GroupLayout& kg = region.k.groups[j / params.k_group];
+            const GroupLayout& vg = region.v.groups[j / params.v_group];
+            std::vector<float> k(static_cast<size_t>(region.k.width));
+            std::vector<float> v(static_cast<size_t>(region.v.width));
+            for (int s = 0; s < region.n_slots; s++) {
+                if (region.pos[s] < 0 || region.seq[s] == 0) continue;
+                read_row(region.k, region.k_rows + int64_t{s} * region.k.row_bytes, k.data());
+                read_row(region.v, region.v_rows + int64_t{s} * region.v.row_bytes, v.data());
+                slots.push_back({region.pos[s], region.seq[s], head_k(j, region.pos[s], k.data() + kg.column, kg.kept),
+                                 head_v(j, v.data() + vg.column, vg.kept)});
+            }
+        }
+        return slots;
+    }
+
+    void attend(const std::vector<Slot>& slots, int t, int h, Perturb perturb, double* out) const {
+        const LatentAttnParams& p = params;
+        const float* q = p.q + (int64_t{t} * p.n_head + h) * p.q_width;
+        std::vector<double> score(slots.size(), -INFINITY);
+        double max = -INFINITY;
+        for (size_t i = 0; i < slots.size(); i++) {
+            const Slot& slot = slots[i];
+            const int64_t distance = int64_t{p.q_pos[t]} - slot.pos;
+            if (!(slot.seq >> p.q_seq[t] & 1) || distance < 0 || (p.window > 0 && distance >= p.window)) continue;
+            double product = 0.0;
+            for (size_t c = 0; c < slot.k.size(); c++) product += double{q[c]} * slot.k[c];
+            score[i] = double{p.scale} * product * (perturb == Perturb::score ? 1.01 : 1.0);
+            if (p.alibi_slopes != nullptr) score[i] -= double{p.alibi_slopes[h]} * static_cast<double>(distance);
+            max = std::max(max, score[i]);
+        }
+        double sum = 0.0;
+        for (size_t i = 0; i < slots.size(); i++) {
+            if (score[i] == -INFINITY) continue;
+            const double weight = std::exp(score[i] - max);
+            sum += weight;
+            for (size_t d = 0; d < slots[i].v.size(); d++) out[d] += weight * slots[i].v[d];
+        }
+        if (sum == 0.0) return;
+        for (int d = 0; d < p.head_dim; d++) out[d] /= sum;
+        if (perturb == Perturb::value) out[0] *= 1.01;
+    }
+
+    AttnShape shape_;
+    std::mt19937 random_;
+    std::normal_distribution<float> normal_;
+    std::vector<float> q_, k_b_, v_b_, k_bias_, k_norm_, freqs_, slopes_;
+    std::vector<int32_t> q_pos_, q_seq_, token_pos_, token_seq_;
+    std::vector<std::unique_ptr<Region>> regions_;
+};
+
+}  // namespace lkv::test
