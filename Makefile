@@ -13,7 +13,7 @@ BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
 REQS  := $(BIN)/python tools/requirements.py
 # A fixed build directory and no isolation: an isolated build gets a new llama.cpp path every time and compiles all of it again.
-INSTALL := $(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD)
+INSTALL := $(PIP) install -q --no-build-isolation --config-settings=build-dir=$(BUILD)
 
 SOURCES := pyproject.toml CMakeLists.txt \
 	$(shell find native -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' \

@@ -18,7 +18,7 @@ from record import RESULTS, Column, save
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTEXT = 512  # sample-val.txt has 2900 tokens: five windows
-PROMPT = "What is a cache?"
+SECRET = "4178410"
 
 COLUMNS = [
     Column("file", "file"),
@@ -68,6 +68,14 @@ def measure(gguf: Path, kv: str, against: str | None) -> dict[str, Any]:
     }
 
 
+def question() -> str:
+    """Three thousand characters of the sample text with a number in it, and what the number was."""
+    text = (ROOT / "models/demo/sample-val.txt").read_text(encoding="utf-8")[:3000]
+    at = text.index(". ", 750) + 2
+    text = f"{text[:at]}The magic number for warehouse is {SECRET}. {text[at:]}"
+    return f"Read the text and remember the numbers.\n\n{text}\n\nWhat is the magic number for warehouse?"
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
     cells = [[c.label for c in COLUMNS]]
     cells += [["-" if row[c.key] is None else format(row[c.key], c.format) for c in COLUMNS] for row in rows]
@@ -109,7 +117,10 @@ def main() -> None:
     for row in rows:
         row["share"] = row["bytes"] / rows[0]["bytes"]
 
-    latentkv("chat", str(half), "--kv", "q4", "--temp", "0", "-n", "48", "-p", PROMPT)
+    prompt = options.out / "question.txt"
+    (ROOT / prompt).write_text(question(), encoding="utf-8")
+    print(f"\nA number, {SECRET}, hidden in 900 tokens ({prompt}), read back through the compressed cache:")
+    latentkv("chat", str(half), "--kv", "q4", "-c", "2048", "--temp", "0", "-n", "32", "-f", str(prompt))
 
     print(
         f"\n{plain.stem}: the checkpoint as it is. {half.stem}: half of the KV dimensions. "
