@@ -1,0 +1,53 @@
+"""latentkv: run GGUF models whose KV cache is a quantized low-rank latent.
+
+>>> from latentkv import Llama
+>>> llm = Llama("model.gguf", n_ctx=4096, kv="q4")
+>>> llm("The cache holds", max_tokens=16)["choices"][0]["text"]
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from latentkv.errors import LatentKVError
+
+if TYPE_CHECKING:
+    from latentkv.generation import LogitsProcessorList, StoppingCriteriaList
+    from latentkv.grammar import LlamaGrammar
+    from latentkv.llama import Llama
+    from latentkv.perplexity import perplexity
+    from latentkv.state import LlamaState
+
+    __version__: str
+
+__all__ = [
+    "LatentKVError",
+    "Llama",
+    "LlamaGrammar",
+    "LlamaState",
+    "LogitsProcessorList",
+    "StoppingCriteriaList",
+    "__version__",
+    "perplexity",
+]
+
+# Loaded on first use: `latentkv --help` and `latentkv convert` start without the native module.
+_HOME = {
+    "Llama": "latentkv.llama",
+    "LlamaGrammar": "latentkv.grammar",
+    "LlamaState": "latentkv.state",
+    "LogitsProcessorList": "latentkv.generation",
+    "StoppingCriteriaList": "latentkv.generation",
+    "perplexity": "latentkv.perplexity",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from latentkv.version import version
+
+        return version()
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'latentkv' has no attribute {name!r}")

@@ -1,0 +1,102 @@
+"""Speed of prefill and decode at a given depth of the cache."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from latentkv import _core
+from latentkv.formats import split_pair
+
+SEQ = 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of the table. `samples` are tokens per second, one per repetition."""
+
+    kv: str
+    test: str  # "pp" (prefill) or "tg" (decode)
+    tokens: int
+    depth: int
+    samples: list[float]
+    kv_bytes: int  # allocated, for depth + the larger test
+    kv_bytes_per_token: float
+    implementations: dict[str, str]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.samples)
+
+    @property
+    def sd(self) -> float:
+        return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.test}{self.tokens}" + (f" @ d{self.depth}" if self.depth else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "name": self.name, "mean": self.mean, "sd": self.sd}
+
+
+def measure(
+    model: _core.Model,
+    kv: str,
+    depth: int,
+    *,
+    prefill: int,
+    decode: int,
+    repetitions: int,
+    options: dict[str, Any],
+    note: Callable[[str], None] = lambda text: None,
+) -> Iterator[Measurement]:
+    """Fills a fresh cache to `depth` through prefill, then times each test from there; a rewind follows each
+    run.
+
+    `kv` is a row format or K/V, as in q8/q4; `options` are Session's other keywords. One warm-up run per
+    test.
+    """
+    both, k, v = split_pair(kv)
+    session = _core.Session(model, n_ctx=depth + max(prefill, decode, 1), kv=both, kv_k=k, kv_v=v, **options)
+    tokens = np.random.default_rng(0).integers(0, model.n_vocab, depth + max(prefill, decode)).tolist()
+    if depth:
+        note(f"filling {depth} tokens, {kv}")
+        session.decode(tokens[:depth], output="none")
+    for test, count, step in (("pp", prefill, _prefill), ("tg", decode, _decode)):
+        if not count:
+            continue
+        samples = []
+        for repetition in range(repetitions + 1):
+            note(f"{test}{count} @ d{depth}, {kv}, {repetition}/{repetitions}")
+            begin = time.perf_counter()
+            step(session, tokens[depth : depth + count])
+            seconds = time.perf_counter() - begin
+            session.seq_rm(SEQ, depth, -1)
+            if repetition:  # the first is the warm-up
+                samples.append(count / seconds)
+        bytes_of = session.kv_bytes()
+        yield Measurement(
+            kv,
+            test,
+            count,
+            depth,
+            samples,
+            bytes_of["total"],
+            bytes_of["per_token"],
+            dict(session.implementations),
+        )
+
+
+def _prefill(session: _core.Session, tokens: Sequence[int]) -> None:
+    session.decode(tokens, output="last")
+
+
+def _decode(session: _core.Session, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        session.decode([token], output="last")

@@ -1,0 +1,70 @@
+"""The command `latentkv`. Each module of this package is one command; names with an underscore are
+helpers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from latentkv.cli._errors import ABORTED, BAD_INPUT, one_line
+from latentkv.errors import LatentKVError
+
+_PIPE_CLOSED = 141  # 128 + SIGPIPE, as the shell reports it
+
+
+def commands() -> list[str]:
+    """Names of the commands: the directory is the registry."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Status 0; 2 for bad input, said in one line; 130 after Ctrl-C."""
+    try:
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return ABORTED
+    except BrokenPipeError:
+        # Python flushes stdout again at exit: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    except Exception as error:
+        line = one_line(error)
+        if line is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if argv[0] in ("--version", "-V", "version"):
+        from latentkv.version import version
+
+        print(f"latentkv {version()}")
+        return 0
+    if argv[0] not in commands():
+        raise LatentKVError(f"[latentkv] expected a command ({', '.join(commands())}); got {argv[0]!r}")
+    module = importlib.import_module(f"{__name__}.{argv[0]}")
+    status: int = module.main(argv[1:])
+    return status
+
+
+def _usage() -> str:
+    width = max(len(name) for name in commands())
+    lines = [
+        "usage: latentkv COMMAND …",
+        "",
+        "Runs GGUF models whose KV cache is a quantized low-rank latent.",
+        "",
+    ]
+    for name in commands():
+        doc = importlib.import_module(f"{__name__}.{name}").__doc__ or ""
+        lines.append(f"  {name:<{width}}  {doc.strip().splitlines()[0]}")
+    return "\n".join([*lines, "", "latentkv COMMAND --help says more; latentkv --version"])

@@ -1,0 +1,49 @@
+"""Which exceptions are the user's business, and how they read in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+from latentkv.errors import LatentKVError
+
+BAD_INPUT = 2
+ABORTED = 130  # 128 + SIGINT
+
+
+def one_line(error: BaseException) -> str | None:
+    """The line to print, or None for a defect of ours, which deserves its traceback."""
+    native = sys.modules.get("latentkv._core")
+    if isinstance(error, LatentKVError) or (native is not None and isinstance(error, native.Error)):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return (
+            f"[file] expected to reach {error.filename}; got {reason.lower()}"
+            if error.filename
+            else f"[system] {reason}"
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return f"[text] expected UTF-8; got byte 0x{error.object[error.start]:02x} at offset {error.start}"
+    if isinstance(error, MemoryError):
+        return "[memory] expected room for weights and cache; got none; lower -c or choose a smaller --kv"
+    if isinstance(error, ImportError) and error.name == "latentkv._core":
+        return "[install] expected the native module latentkv._core; got none; install with pip install ."
+    return None
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints look like all others."""
+
+    def __init__(self, command: str, description: str | None, **options: str) -> None:
+        super().__init__(
+            prog=f"latentkv {command}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise LatentKVError(f"[{self.prog}] {message}; see {self.prog} --help")

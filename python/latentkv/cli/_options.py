@@ -1,0 +1,168 @@
+"""Command-line options that several commands share, under llama.cpp's names where it has them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from latentkv.errors import expected
+from latentkv.formats import split_pair
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="FILE", help="GGUF file")
+
+
+def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
+    """What Session takes, except its sizes; `kv` False where the command has its own --kv."""
+    group = parser.add_argument_group("cache")
+    if kv:
+        group.add_argument(
+            "--kv",
+            default="",
+            metavar="FORMAT",
+            help="row format of K and V, or K/V as in q8/q4 (default: the file's plan, else f16)",
+        )
+        group.add_argument(
+            "--kv-k", "-ctk", "--cache-type-k", default="", metavar="FORMAT", help="row format of K alone"
+        )
+        group.add_argument(
+            "--kv-v", "-ctv", "--cache-type-v", default="", metavar="FORMAT", help="row format of V alone"
+        )
+    group.add_argument(
+        "--sink", type=int, default=-1, metavar="N", help="first tokens kept exact (default: the file's)"
+    )
+    group.add_argument(
+        "--recent", type=int, default=-1, metavar="N", help="latest tokens kept exact (default: the file's)"
+    )
+    group.add_argument(
+        "--no-kv-rotate",
+        dest="kv_rotate",
+        action="store_false",
+        help="quantize full K and V without the Hadamard rotation",
+    )
+
+
+def add_compute(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("compute")
+    group.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads for decoding (default: physical cores)",
+    )
+    group.add_argument(
+        "-tb",
+        "--threads-batch",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads for prefill (default: --threads)",
+    )
+    group.add_argument(
+        "-ub", "--ubatch-size", type=int, default=512, metavar="N", help="tokens per graph (default: 512)"
+    )
+    group.add_argument(
+        "-ngl", "--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU (default: 0)"
+    )
+    group.add_argument(
+        "--implementation",
+        choices=["fused", "reference"],
+        default="fused",
+        help="fused attention, or stock ggml operations",
+    )
+    group.add_argument(
+        "--require-fused", action="store_true", help="fail rather than run a slower implementation"
+    )
+
+
+def cache_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Session's keywords from add_cache() and add_compute()."""
+    if args.ubatch_size < 1:
+        raise expected("-ub", "at least 1 token", args.ubatch_size)
+    if args.threads < 0 or args.threads_batch < 0:
+        raise expected(
+            "-t", "a number of threads, or 0 for the default", min(args.threads, args.threads_batch)
+        )
+    options = {
+        "n_threads": args.threads,
+        "n_threads_batch": args.threads_batch or args.threads,
+        "kv_rotate": args.kv_rotate,
+        "sink": args.sink,
+        "recent": args.recent,
+        "implementation": args.implementation,
+        "require_fused": args.require_fused,
+    }
+    return options | format_options(args)
+
+
+def format_options(args: argparse.Namespace) -> dict[str, str]:
+    """kv, kv_k, kv_v from add_cache()."""
+    if not hasattr(args, "kv_k"):
+        return {}
+    kv, k, v = split_pair(args.kv)
+    return {"kv": kv, "kv_k": args.kv_k or k, "kv_v": args.kv_v or v}
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The options of create_chat_completion, llama.cpp's spelling."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "-s",
+        "--seed",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="same seed, same text (default: -1, a new one)",
+    )
+    group.add_argument(
+        "--temp",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="temperature; 0 always takes the likeliest token (default: 0.8)",
+    )
+    group.add_argument("--top-k", type=int, default=40, metavar="N", help="(default: 40, 0 = off)")
+    group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(default: 0.95, 1 = off)")
+    group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(default: 0.05, 0 = off)")
+    group.add_argument("--typical", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
+    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
+    group.add_argument(
+        "--repeat-last-n",
+        type=int,
+        default=64,
+        metavar="N",
+        help="tokens that penalties look at (default: 64)",
+    )
+    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
+    group.add_argument("--mirostat", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)")
+    group.add_argument(
+        "--mirostat-lr", type=float, default=0.1, metavar="X", help="learning rate eta (default: 0.1)"
+    )
+    group.add_argument(
+        "--mirostat-ent", type=float, default=5.0, metavar="X", help="target entropy tau (default: 5)"
+    )
+    group.add_argument("--grammar-file", metavar="GBNF", help="constrain the answer")
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of create_completion and create_chat_completion."""
+    from latentkv.grammar import LlamaGrammar
+
+    return {
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "typical_p": args.typical,
+        "repeat_penalty": args.repeat_penalty,
+        "frequency_penalty": args.frequency_penalty,
+        "presence_penalty": args.presence_penalty,
+        "mirostat_mode": args.mirostat,
+        "mirostat_eta": args.mirostat_lr,
+        "mirostat_tau": args.mirostat_ent,
+        "grammar": LlamaGrammar.from_file(args.grammar_file) if args.grammar_file else None,
+    }

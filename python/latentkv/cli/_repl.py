@@ -1,0 +1,137 @@
+"""The interactive loop: read a line, run a /command or ask the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from latentkv.cli._console import Console
+from latentkv.cli._conversation import Conversation
+from latentkv.cli._errors import ABORTED, one_line
+from latentkv.cli._table import bytes_text
+
+try:
+    import readline  # line editing and history; absent on some systems
+except ImportError:
+    readline = None  # type: ignore[assignment]
+
+
+class Repl:
+    """Runs until /exit, Ctrl-D, or Ctrl-C twice at the prompt. Errors end a turn, not the program."""
+
+    def __init__(self, conversation: Conversation, console: Console) -> None:
+        self._conversation = conversation
+        self._console = console
+        self._open = True
+        self._commands: dict[str, tuple[Callable[[str], None], str, str]] = {
+            "/reset": (self._reset, "", "forget the conversation"),
+            "/system": (self._system, "TEXT", "set the system message (no text: show it)"),
+            "/regen": (self._regen, "", "answer the last question again"),
+            "/save": (self._save, "FILE", "save the conversation with its cache"),
+            "/load": (self._load, "FILE", "go on from a saved conversation"),
+            "/stats": (self._stats, "", "context, cache bytes, what runs where"),
+            "/help": (self._help, "", "this list"),
+            "/exit": (self._exit, "", "leave (or Ctrl-D)"),
+        }
+        if readline is not None:
+            readline.set_history_length(1000)
+
+    def run(self) -> int:
+        model = self._conversation.llama.metadata.get("general.name", self._conversation.llama.model_path)
+        self._console.note(f"{model} | {self._conversation.used()} | /help lists the commands")
+        interrupted = False
+        while self._open:
+            try:
+                line = self._read()
+            except EOFError:
+                self._console.note("")
+                return 0
+            except KeyboardInterrupt:
+                self._console.note("")
+                if interrupted:
+                    return ABORTED
+                interrupted = True
+                self._console.note("Ctrl-C again or Ctrl-D leaves")
+                continue
+            interrupted = False
+            try:
+                self._turn(line)
+            except KeyboardInterrupt:
+                self._console.note("(stopped)")
+            except Exception as error:
+                said = one_line(error)
+                if said is None:
+                    raise
+                self._console.warn(f"error: {said}")
+        return 0
+
+    def _read(self) -> str:
+        """A line; a backslash at its end asks for another."""
+        lines = [self._console.read()]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._console.read(first=False))
+        return "\n".join(lines).strip()
+
+    def _turn(self, line: str) -> None:
+        if not line:
+            return
+        if line.startswith("/"):
+            name, _, rest = line.partition(" ")
+            if name in self._commands:
+                self._commands[name][0](rest.strip())
+            else:
+                self._console.warn(f"unknown command {name}; there are {' '.join(self._commands)}")
+        elif self._conversation.fits(line):
+            self._conversation.ask(line)
+        else:
+            self._console.warn(self._conversation.full())
+
+    def _reset(self, rest: str) -> None:
+        self._conversation.reset()
+        self._console.note(f"conversation forgotten | {self._conversation.used()}")
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            self._conversation.system = rest
+        self._console.note(f"system message: {self._conversation.system or '(none)'}")
+
+    def _regen(self, rest: str) -> None:
+        self._conversation.again()
+
+    def _save(self, rest: str) -> None:
+        if self._wants_file("/save", rest):
+            self._conversation.save(rest)
+            self._console.note(f"saved {len(self._conversation.turns)} messages with their cache to {rest}")
+
+    def _load(self, rest: str) -> None:
+        if self._wants_file("/load", rest):
+            self._conversation.load(rest)
+            self._console.note(
+                f"loaded {len(self._conversation.turns)} messages | {self._conversation.used()}"
+            )
+
+    def _wants_file(self, name: str, rest: str) -> bool:
+        if not rest:
+            self._console.warn(f"{name} expected a file name; got none")
+        return bool(rest)
+
+    def _stats(self, rest: str) -> None:
+        llama = self._conversation.llama
+        kv = llama.kv_bytes()
+        lines = [
+            self._conversation.figures(),
+            f"cache {bytes_text(kv['total'])} allocated: K {bytes_text(kv['k'])}, V {bytes_text(kv['v'])}, "
+            f"cells {bytes_text(kv['total'] - kv['k'] - kv['v'])}; "
+            f"{kv['per_token']:.1f} bytes per token ({kv['f16_per_token']:.0f} in f16)",
+            *(f"  {r['name']}: {r['slots']} tokens, {bytes_text(r['k'] + r['v'])}" for r in kv["regions"]),
+            *(f"{what}: {where}" for what, where in llama.session.implementations.items()),
+        ]
+        self._console.note("\n".join(lines))
+
+    def _help(self, rest: str) -> None:
+        for name, (_, argument, meaning) in self._commands.items():
+            self._console.note(f"  {name + ' ' + argument:<14} {meaning}")
+        self._console.note("  a backslash at the end of a line continues it; Ctrl-C stops an answer")
+
+    def _exit(self, rest: str) -> None:
+        self._open = False

@@ -1,0 +1,148 @@
+"""Measure prefill and decode speed at several depths and cache formats."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from latentkv.cli import _options as options
+from latentkv.cli._errors import Parser
+from latentkv.cli._progress import ProgressLine
+from latentkv.cli._table import bytes_text, count_text, markdown, table
+from latentkv.errors import expected
+
+_EPILOG = """examples:
+  latentkv bench model.gguf -d 0,4096,16384 --kv f16,q4
+  latentkv bench model.gguf -p 0 -n 64 -d 32768 --kv q8/q4 --json
+
+"kv" is what the cache allocated for that row, true bytes; random tokens fill it through prefill."""
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    depths = numbers(args.depth, "-d")
+    if args.repetitions < 1:
+        raise expected("-r", "at least 1 repetition", args.repetitions)
+    if args.n_prompt < 0 or args.n_gen < 0 or not args.n_prompt + args.n_gen:
+        raise expected("-p, -n", "a test with tokens", f"-p {args.n_prompt} -n {args.n_gen}")
+    from latentkv import _core
+    from latentkv.bench import Measurement, measure
+    from latentkv.version import version
+
+    model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)
+    session_options = options.cache_options(args) | {"n_ubatch": args.ubatch_size}
+    rows: list[Measurement] = []
+    with ProgressLine() as line:
+        for kv in [name.strip() for name in args.kv.split(",")]:
+            for depth in depths:
+                rows += measure(
+                    model,
+                    kv,
+                    depth,
+                    prefill=args.n_prompt,
+                    decode=args.n_gen,
+                    repetitions=args.repetitions,
+                    options=session_options,
+                    note=line.show,
+                )
+    if args.output == "json":
+        result = {
+            "model": args.model,
+            "name": model.metadata.get("general.name"),
+            "size_bytes": model.size_bytes,
+            "n_params": model.n_params,
+            "threads": args.threads,
+            "build": _core.build_info(),
+            "command": shlex.join(["latentkv", "bench", *argv]),
+            "version": version(),
+            "results": [row.as_dict() for row in rows],
+        }
+        print(json.dumps(result, indent=2))
+    else:
+        layout = markdown if args.output == "md" else table
+        print(
+            layout(
+                ["model", "kv", "test", "size", "params", "threads", "t/s", "kv"],
+                _cells(model, args, rows),
+                left=3,
+            )
+        )
+    return 0
+
+
+def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[str]]:
+    name = str(model.metadata.get("general.name") or model.metadata.get("general.architecture"))
+    threads = str(args.threads or "auto")
+    return [
+        [
+            name,
+            row.kv or "file",
+            row.name,
+            bytes_text(model.size_bytes),
+            count_text(model.n_params),
+            threads,
+            f"{row.mean:.2f} ± {row.sd:.2f}",
+            bytes_text(row.kv_bytes),
+        ]
+        for row in rows
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("bench", __doc__, epilog=_EPILOG)
+    options.add_model(parser)
+    parser.add_argument(
+        "-p",
+        "--n-prompt",
+        type=int,
+        default=512,
+        metavar="N",
+        help="prefill N tokens (default: 512, 0 = skip)",
+    )
+    parser.add_argument(
+        "-n", "--n-gen", type=int, default=32, metavar="N", help="decode N tokens (default: 32, 0 = skip)"
+    )
+    parser.add_argument(
+        "-d", "--depth", default="0", metavar="N,…", help="tokens in the cache before the test (default: 0)"
+    )
+    parser.add_argument(
+        "--kv",
+        default="",
+        metavar="FORMAT,…",
+        help="row formats, or K/V as in q8/q4 (default: the file's plan, else f16)",
+    )
+    parser.add_argument(
+        "-r",
+        "--repetitions",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs per test after a warm-up (default: 3)",
+    )
+    parser.add_argument(
+        "-o", "--output", choices=["text", "md", "json"], default="text", help="(default: text)"
+    )
+    parser.add_argument(
+        "--json", dest="output", action="store_const", const="json", help="the same as -o json"
+    )
+    options.add_cache(parser, kv=False)
+    options.add_compute(parser)
+    return parser
+
+
+def numbers(text: str, flag: str) -> list[int]:
+    """`0,4096` to a list.
+
+    >>> numbers("0,4096", "-d")
+    [0, 4096]
+    """
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise expected(flag, "numbers separated by commas", repr(text)) from None
+    if min(values) < 0:
+        raise expected(flag, "numbers of at least 0", min(values))
+    return values

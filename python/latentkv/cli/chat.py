@@ -1,0 +1,137 @@
+"""Talk to a model in the terminal, or answer one prompt (-p, -f, or piped text)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from latentkv.cli import _options as options
+from latentkv.cli._errors import Parser
+from latentkv.errors import expected
+
+_EPILOG = """examples:
+  latentkv chat model.gguf -c 65536 --kv q4
+  latentkv chat model.gguf -p "Name three rivers." -n 64 --temp 0
+  latentkv chat model.gguf -sys "Answer in one sentence." < question.txt
+
+The answer goes to standard output, everything else to standard error. In a conversation /help lists
+the commands; Ctrl-C stops an answer, Ctrl-D (or Ctrl-C twice at the prompt) leaves."""
+
+DEFAULT_CONTEXT = 8192
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    prompt = _one_shot_prompt(args)
+    if prompt is None and args.raw:
+        raise expected("--raw", "a prompt (-p, -f or piped text)", "a conversation")
+    from latentkv import Llama, _core
+    from latentkv.cli._console import Console
+    from latentkv.cli._conversation import Conversation
+    from latentkv.cli._repl import Repl
+
+    n_ctx = args.ctx_size
+    if n_ctx is None:
+        n_ctx = min(DEFAULT_CONTEXT, _core.Model(args.model, vocab_only=True).n_ctx_train)
+    cache = options.cache_options(args)
+    llama = Llama(
+        args.model,
+        n_ctx=n_ctx,
+        n_batch=max(args.batch_size, args.ubatch_size),
+        n_ubatch=args.ubatch_size,
+        n_gpu_layers=args.gpu_layers,
+        last_n_tokens_size=args.repeat_last_n,
+        chat_template=_read(args.chat_template_file),
+        **cache,
+    )
+    console = Console(color=args.color, quiet=args.quiet)
+    conversation = Conversation(
+        llama,
+        console,
+        system=_read(args.system_file) or args.system,
+        max_tokens=args.n_predict,
+        stop=args.reverse_prompt,
+        seed=args.seed,
+        sampling=options.sampling_options(args),
+    )
+    with llama:
+        if prompt is None:
+            return Repl(conversation, console).run()
+        return conversation.complete(prompt) if args.raw else conversation.answer_once(prompt)
+
+
+def _one_shot_prompt(args: argparse.Namespace) -> str | None:
+    """The text of -p, -f or a pipe; None for a conversation."""
+    if args.prompt is not None and args.file is not None:
+        raise expected("-p, -f", "one of them", "both")
+    if args.prompt is not None:
+        prompt = args.prompt
+    elif args.file is not None:
+        prompt = _read(args.file)
+    elif not sys.stdin.isatty():
+        prompt = sys.stdin.buffer.read().decode("utf-8").rstrip("\n")
+    else:
+        return None
+    if not prompt:
+        raise expected("prompt", "some text from -p, -f or the pipe", "nothing")
+    return str(prompt)
+
+
+def _read(path: str | None) -> str | None:
+    return None if path is None else Path(path).read_text(encoding="utf-8").rstrip("\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("chat", __doc__, epilog=_EPILOG)
+    options.add_model(parser)
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and leave")
+    parser.add_argument("-f", "--file", metavar="PATH", help="answer the text of this file and leave")
+    parser.add_argument("-sys", "--system", default="", metavar="TEXT", help="system message")
+    parser.add_argument("-sysf", "--system-file", metavar="PATH", help="system message from a file")
+    parser.add_argument(
+        "--raw", "--no-template", action="store_true", help="continue the prompt as plain text"
+    )
+    parser.add_argument(
+        "--chat-template-file", metavar="PATH", help="a Jinja template instead of the file's own"
+    )
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        metavar="N",
+        help=f"context in tokens (default: {DEFAULT_CONTEXT}, or less if trained on less; 0 = as trained)",
+    )
+    parser.add_argument(
+        "-n",
+        "--n-predict",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="at most N tokens per answer (default: -1, until the context is full)",
+    )
+    parser.add_argument(
+        "-r",
+        "--reverse-prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer at this text (repeatable)",
+    )
+    parser.add_argument(
+        "-b",
+        "--batch-size",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens per call of the runtime (default: 512)",
+    )
+    parser.add_argument(
+        "--color", choices=["auto", "always", "never"], default="auto", help="(default: auto)"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures after an answer")
+    options.add_cache(parser)
+    options.add_compute(parser)
+    options.add_sampling(parser)
+    return parser

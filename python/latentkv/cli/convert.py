@@ -1,0 +1,21 @@
+"""Convert a Hugging Face checkpoint to a GGUF with a low-rank cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from latentkv.errors import expected
+
+_EXTRA = "install with pip install 'latentkv[convert]'"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Hands over to the converter, which has its own options and its own dependencies."""
+    try:
+        from latentkv_convert.cli import main as convert
+    except ModuleNotFoundError as error:
+        raise expected(
+            "convert", "the converter's dependencies", f"no module {error.name}", _EXTRA
+        ) from error
+    status: int = convert(list(argv))
+    return status

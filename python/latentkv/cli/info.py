@@ -1,0 +1,203 @@
+"""Show what a file holds, what its cache costs per token, and how much memory a context takes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from latentkv.cli import _options as options
+from latentkv.cli._errors import Parser
+from latentkv.cli._table import bytes_text, count_text, table
+from latentkv.errors import expected
+
+_LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
+_PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    if args.ctx_size < 0:
+        raise expected("-c", "a number of tokens, or 0 for the trained context", args.ctx_size)
+    from latentkv import _core
+
+    model = _core.Model(args.model)
+    n_ctx = args.ctx_size or model.n_ctx_train
+    report = {
+        "file": summary(model, args.model),
+        "layers": model.layers,
+        "forecast": forecasts(model, args, n_ctx),
+    }
+    print(json.dumps(report, indent=2, default=str) if args.json else text(report, model, n_ctx))
+    return 0
+
+
+def summary(model: Any, path: str) -> dict[str, Any]:
+    """The file in a dozen facts."""
+    metadata: Mapping[str, Any] = model.metadata
+    return {
+        "path": path,
+        "name": metadata.get("general.name"),
+        "architecture": metadata.get("general.architecture"),
+        "n_params": model.n_params,
+        "size_bytes": model.size_bytes,
+        "n_layer": model.n_layer,
+        "n_embd": model.n_embd,
+        "n_head": model.n_head,
+        "n_head_kv": model.n_head_kv,
+        "head_dim": model.head_dim,
+        "n_ctx_train": model.n_ctx_train,
+        "n_vocab": model.n_vocab,
+        "chat_template": model.chat_template is not None,
+        "recipe": metadata.get("latentkv.source.recipe"),
+        "latent": not model.is_plain,
+        "regions": dict(model.regions),
+    }
+
+
+def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str, Any]]:
+    """Bytes for several formats at `n_ctx` and at quarters of it; --kv narrows the formats to one."""
+    chosen = options.format_options(args)
+    if any(chosen.values()):
+        label = args.kv or f"{args.kv_k or 'f16'}/{args.kv_v or 'f16'}"
+        formats = [(label, chosen)]
+    else:
+        has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
+        names = _PLAIN_FORMATS if model.is_plain else _LATENT_FORMATS
+        formats = [("plan", {"kv": ""})] * has_plan + [(name, {"kv": name}) for name in names]
+    contexts = sorted({max(1, n_ctx // 16), max(1, n_ctx // 4), n_ctx})
+    regions = {"sink": args.sink, "recent": args.recent}
+    return [
+        {"kv": label, "n_ctx": count, **model.forecast(count, **wanted, **regions, n_ubatch=args.ubatch_size)}
+        for label, wanted in formats
+        for count in contexts
+    ]
+
+
+def text(report: dict[str, Any], model: Any, n_ctx: int) -> str:
+    file = report["file"]
+    blocks = [
+        _facts(file),
+        _layers(report["layers"], file),
+        _bytes_per_token(report["forecast"]),
+        _memory(report["forecast"]),
+    ]
+    if n_ctx > model.n_ctx_train:
+        blocks.append(f"note: the model was trained for {model.n_ctx_train} tokens; {n_ctx} is beyond that")
+    return "\n\n".join(blocks)
+
+
+def _facts(file: dict[str, Any]) -> str:
+    regions = file["regions"]
+    facts = [
+        ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
+        (
+            "model",
+            f"{file['name'] or 'no name'}, {file['architecture']}, {count_text(file['n_params'])} parameters",
+        ),
+        (
+            "shape",
+            f"{file['n_layer']} layers, {file['n_embd']} wide, {file['n_head']} query heads and "
+            f"{file['n_head_kv']} KV heads of {file['head_dim']}",
+        ),
+        ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
+        (
+            "chat",
+            "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
+        ),
+        ("cache", "latent" if file["latent"] else "full K and V"),
+        (
+            "exact",
+            f"first {regions['sink']} and latest {regions['recent']} tokens"
+            if any(regions.values())
+            else "no tokens",
+        ),
+        *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
+    ]
+    return "\n".join(f"{name:<8} {value}" for name, value in facts)
+
+
+def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> str:
+    width = file["n_head_kv"] * file["head_dim"]
+    rows = [
+        [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], width))]
+        for i, layer in enumerate(layers)
+    ]
+    # Runs of equal layers become one row.
+    merged = []
+    for body, run in itertools.groupby(rows, key=lambda row: row[1:]):
+        numbers = [row[0] for row in run]
+        merged.append([numbers[0] if len(numbers) == 1 else f"{numbers[0]} … {numbers[-1]}", *body])
+    sides = [f"{side} {name}" for side in ("K", "V") for name in ("path", "ranks", "kept", "energy")]
+    return table(["layer", *sides], merged)
+
+
+def _tensor(tensor: dict[str, Any], width: int) -> list[str]:
+    ranks, energy = tensor["ranks"], tensor["energy"]
+    full = tensor["path"] == "full"
+    return [
+        tensor["path"],
+        "-" if full else _ranks(ranks),
+        "100 %" if full else f"{100 * sum(ranks) / width:.1f} %",
+        "-" if energy is None else f"{100 * energy:.2f} %",
+    ]
+
+
+def _ranks(ranks: list[int]) -> str:
+    """[64, 64, 64] → "3x64"; [96, 64] → "96+64"."""
+    runs = [(rank, len(list(run))) for rank, run in itertools.groupby(ranks)]
+    shown = "+".join(str(rank) if count == 1 else f"{count}x{rank}" for rank, count in runs)
+    return shown if len(shown) <= 18 else f"{len(ranks)} of {min(ranks)}-{max(ranks)}"
+
+
+def _bytes_per_token(forecast: list[dict[str, Any]]) -> str:
+    last = {row["kv"]: row for row in forecast}
+    rows = [
+        [
+            kv,
+            f"{row['per_token']:.1f}",
+            f"{row['f16_per_token'] / row['per_token']:.2f}x",
+            f"{100 * row['per_token'] / row['f16_per_token']:.1f} %",
+        ]
+        for kv, row in last.items()
+    ]
+    f16 = next(iter(last.values()))["f16_per_token"]
+    return f"bytes per token (full K and V in f16: {f16:.0f})\n" + table(
+        ["kv", "bytes", "smaller", "of f16"], rows
+    )
+
+
+def _memory(forecast: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            row["kv"],
+            str(row["n_ctx"]),
+            bytes_text(row["weights"]),
+            bytes_text(row["total"]),
+            bytes_text(row["compute"]),
+            bytes_text(row["weights"] + row["total"] + row["compute"]),
+        ]
+        for row in forecast
+    ]
+    return "memory\n" + table(["kv", "context", "weights", "cache", "compute", "sum"], rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("info", __doc__)
+    options.add_model(parser)
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="context to forecast (default: the trained one)",
+    )
+    parser.add_argument(
+        "-ub", "--ubatch-size", type=int, default=512, metavar="N", help="tokens per graph (default: 512)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    options.add_cache(parser)
+    return parser

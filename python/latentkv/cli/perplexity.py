@@ -1,0 +1,167 @@
+"""Score a text: perplexity, and the divergence from another cache in the same process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from latentkv.cli import _options as options
+from latentkv.cli._errors import Parser
+from latentkv.cli._progress import ProgressLine, bar
+from latentkv.cli._table import table
+from latentkv.errors import expected
+
+_EPILOG = """examples:
+  latentkv perplexity model.gguf -f wiki.txt -c 2048
+  latentkv perplexity model.gguf -f wiki.txt --kv q4 --decode --kld-against f16
+  latentkv perplexity small.gguf -f wiki.txt --kld-against model.gguf:f16 --json"""
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    from latentkv import _core
+    from latentkv.perplexity import Cache, Progress, perplexity
+    from latentkv.version import version
+
+    text = Path(args.file).read_text(encoding="utf-8")
+    cache_options = options.cache_options(args)
+    model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)
+    against = None
+    if args.kld_against:
+        path, format_name = split_reference(args.kld_against)
+        other = _core.Model(path, n_gpu_layers=args.gpu_layers) if path else model
+        against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": ""})
+    with ProgressLine() as line:
+
+        def show(p: Progress) -> None:
+            line.show(f"{bar(p.windows / p.of)} window {p.windows:.1f}/{p.of}  ppl {p.ppl:.4f}")
+
+        result = perplexity(
+            Cache(model, cache_options),
+            text,
+            n_ctx=args.ctx_size or min(model.n_ctx_train, 1024),
+            window=args.window,
+            chunks=args.chunks,
+            decode=args.decode,
+            parallel=args.parallel,
+            n_ubatch=args.ubatch_size,
+            against=against,
+            depth_buckets=args.depth_buckets,
+            progress=show,
+        )
+    result |= {
+        "model": args.model,
+        "text": args.file,
+        "kv": args.kv or "/".join(filter(None, (args.kv_k, args.kv_v))) or "file",
+        "kld_against": args.kld_against,
+        "command": shlex.join(["latentkv", "perplexity", *argv]),
+        "version": version(),
+    }
+    print(json.dumps(result, indent=2) if args.json else report(result))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("perplexity", __doc__, epilog=_EPILOG)
+    options.add_model(parser)
+    parser.add_argument("-f", "--file", required=True, metavar="TEXT", help="UTF-8 text to score")
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens per window (default: 1024, or less if trained on less)",
+    )
+    parser.add_argument(
+        "--window",
+        choices=["llama", "plain"],
+        default="llama",
+        help="llama: score each window's second half, as llama-perplexity does (default); plain: all of it",
+    )
+    parser.add_argument("--chunks", type=int, metavar="N", help="at most N windows (default: all)")
+    parser.add_argument(
+        "--decode", action="store_true", help="token by token through the cache, as in generation"
+    )
+    parser.add_argument(
+        "--parallel",
+        type=int,
+        default=0,
+        metavar="N",
+        help="windows that run together (default: 8 with --decode)",
+    )
+    parser.add_argument(
+        "--kld-against",
+        metavar="REF",
+        help="compare with another cache on the same tokens: a format (f16, q8_0) or GGUF[:format]",
+    )
+    parser.add_argument("--depth-buckets", action="store_true", help="also per range of context depth")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    options.add_cache(parser)
+    options.add_compute(parser)
+    return parser
+
+
+def split_reference(text: str) -> tuple[str | None, str]:
+    """`--kld-against` to (path or None for the same file, format or "" for the file's own).
+
+    >>> split_reference("f16"), split_reference("dir/m.gguf"), split_reference("m.gguf:q8_0")
+    ((None, 'f16'), ('dir/m.gguf', ''), ('m.gguf', 'q8_0'))
+    """
+    if Path(text).is_file() or text.endswith(".gguf"):
+        return text, ""
+    path, colon, format_name = text.rpartition(":")
+    if colon and (path.endswith(".gguf") or Path(path).is_file()):
+        return path, format_name
+    if "/" in text or "." in text:
+        raise expected("--kld-against", "a format or an existing GGUF[:format]", repr(text))
+    return None, text
+
+
+def report(r: dict[str, Any]) -> str:
+    """What people read: one line without a reference, llama-perplexity's statistics with one."""
+    ratio = r["f16_bytes_per_token"] / r["kv_bytes_per_token"]
+    lines = [
+        f"perplexity  {r['ppl']:.4f} ± {r['ppl_se']:.4f}   "
+        f"({r['tokens']} tokens scored in {r['chunks']} windows of {r['n_ctx']}, {r['window']}"
+        f"{', decoded one by one' if r['decode'] else ''})",
+        f"cache       {r['kv_bytes_per_token']:.1f} bytes per token, {ratio:.2f}x smaller than f16",
+        f"speed       {r['tokens_per_second']:.0f} tokens/s",
+    ]
+    if "kld" in r:
+        kld = r["kld"]
+        lines += [
+            "",
+            f"against {r['kld_against']} ({r['kv_bytes_per_token_ref']:.1f} bytes per token)",
+            f"  perplexity ratio  {r['ppl_ratio']:.5f} ± {r['ppl_ratio_se']:.5f}"
+            f"   (reference {r['ppl_ref']:.4f})",
+            f"  KL divergence     {kld['mean']:.6f} ± {kld['mean_se']:.6f}",
+            f"  same top token    {100 * r['same_top']:.3f} ± {100 * r['same_top_se']:.3f} %",
+            f"  RMS Δp            {100 * r['rms_dp']:.3f} ± {100 * r['rms_dp_se']:.3f} %",
+            "",
+            table(
+                ["KLD", "median", "90 %", "95 %", "99 %", "99.9 %", "max"],
+                [["", *(f"{kld[name]:.6f}" for name in ("median", "p90", "p95", "p99", "p999", "max"))]],
+            ),
+        ]
+    if "depth" in r:
+        lines += ["", _depth_table(r["depth"])]
+    return "\n".join(lines)
+
+
+def _depth_table(rows: list[dict[str, Any]]) -> str:
+    with_kld = "kld" in rows[0]
+    header = ["depth", "tokens", "ppl", *(["KLD mean", "KLD 99 %", "same top"] if with_kld else [])]
+    body = []
+    for row in rows:
+        kld = (
+            [f"{row['kld']['mean']:.6f}", f"{row['kld']['p99']:.6f}", f"{row['same_top']:.4f}"]
+            if with_kld
+            else []
+        )
+        body.append([f"{row['from']} … {row['to'] - 1}", str(row["tokens"]), f"{row['ppl']:.3f}", *kld])
+    return table(header, body)

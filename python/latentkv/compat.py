@@ -1,0 +1,62 @@
+"""Arguments of llama-cpp-python's Llama that change nothing here, and what to do instead where they ask for
+something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from latentkv.errors import expected
+
+_ANY = "any"
+
+# name: (values that ask for nothing, what to do instead)
+_NEUTRAL: dict[str, tuple[Any, str]] = {
+    "flash_attn": (_ANY, ""),  # attention is always fused; require_fused makes that a condition
+    "offload_kqv": (_ANY, ""),
+    "op_offload": (_ANY, ""),
+    "no_perf": (_ANY, ""),
+    "numa": ((False, 0), "bind the process with numactl"),
+    "use_mlock": ((False,), "lock memory with the operating system"),
+    "main_gpu": ((0,), "choose the device with CUDA_VISIBLE_DEVICES"),
+    "split_mode": (_ANY, ""),
+    "tensor_split": ((None,), "a model runs on one device"),
+    "kv_overrides": ((None,), "convert the file again"),
+    "rope_scaling_type": ((None, -1), "convert the file again"),
+    "rope_freq_base": ((0.0,), "convert the file again"),
+    "rope_freq_scale": ((0.0,), "convert the file again"),
+    "yarn_ext_factor": ((-1.0,), "convert the file again"),
+    "yarn_attn_factor": ((1.0, -1.0), "convert the file again"),
+    "yarn_beta_fast": ((32.0, -1.0), "convert the file again"),
+    "yarn_beta_slow": ((1.0, -1.0), "convert the file again"),
+    "yarn_orig_ctx": ((0,), "convert the file again"),
+    "pooling_type": ((-1, 0), "this runtime computes logits only"),
+    "attention_type": ((-1, 0), "this runtime decodes causally"),
+    "embedding": ((False,), "this runtime computes logits only"),
+    "swa_full": (_ANY, ""),
+    "lora_base": ((None,), "merge the adapter before converting"),
+    "lora_path": ((None,), "merge the adapter before converting"),
+    "lora_scale": ((1.0,), "merge the adapter before converting"),
+    "chat_handler": ((None,), "pass chat_template"),
+    "draft_model": ((None,), "speculative decoding does not exist here"),
+    "tokenizer": ((None,), "the file's own tokenizer is used"),
+    "spm_infill": ((False,), "infill does not exist here"),
+}
+
+
+def check(arguments: Mapping[str, Any]) -> None:
+    """Refuses unknown names, and values that ask for what does not exist here."""
+    for name, value in arguments.items():
+        if name not in _NEUTRAL:
+            raise TypeError(f"Llama() got an unexpected keyword argument {name!r}")
+        values, instead = _NEUTRAL[name]
+        if values is not _ANY and value not in values:
+            allowed = " or ".join(str(v) for v in values)
+            raise expected(name, allowed, repr(value), instead)
+
+
+def one_of(name: str, value: str, other_name: str, other_value: str) -> str:
+    """The one of two spellings that is set; both only when they agree."""
+    if value and other_value and value != other_value:
+        raise expected(name, f"the same as {other_name}", f"{value} and {other_value}", "set one of them")
+    return value or other_value

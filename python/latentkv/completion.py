@@ -1,0 +1,155 @@
+"""create_completion: text in, text out, in the shapes of OpenAI's completion call."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from latentkv.answer import Answer, AnswerOptions, Piece
+from latentkv.errors import expected
+from latentkv.generation import LogitsProcessor, StoppingCriteria
+from latentkv.grammar import LlamaGrammar
+from latentkv.logprobs import TokenScore, completion_shape
+from latentkv.sampling import SamplingOptions, require_tfs_off, token_bias
+from latentkv.text import stop_list
+
+if TYPE_CHECKING:
+    from latentkv.llama import Llama
+
+
+def create_completion(
+    self: Llama,
+    prompt: str | Sequence[int],
+    suffix: str | None = None,
+    max_tokens: int | None = 16,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    typical_p: float = 1.0,
+    logprobs: int | None = None,
+    echo: bool = False,
+    stop: str | Sequence[str] | None = None,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    repeat_penalty: float = 1.0,
+    top_k: int = 40,
+    stream: bool = False,
+    seed: int | None = None,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_tau: float = 5.0,
+    mirostat_eta: float = 0.1,
+    model: str | None = None,
+    stopping_criteria: StoppingCriteria | None = None,
+    logits_processor: LogitsProcessor | None = None,
+    grammar: LlamaGrammar | None = None,
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+) -> Any:
+    """Continues `prompt`.
+
+    `max_tokens` None or below 1: until the context is full. `seed` None: the object's; -1: a new one. The
+    same seed, prompt and options give the same text. `logprobs` counts rivals per token and needs no
+    logits_all here. Returns a dict (`id`, `object`, `created`, `model`, `choices`, `usage`); with `stream`,
+    an iterator of such dicts whose texts add up to the same, `finish_reason` in the last one. Raises
+    LatentKVError when the prompt does not fit.
+    """
+    require_tfs_off(tfs_z)
+    if suffix is not None:
+        raise expected("suffix", "None", repr(suffix), "infill does not exist here")
+    tokens = _prompt_tokens(self, prompt)
+    answer = Answer(
+        self,
+        tokens,
+        SamplingOptions(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            penalty_last_n=self.last_n_tokens_size,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            seed=self.seed if seed is None else seed,
+            logit_bias=token_bias(logit_bias),
+            grammar=grammar,
+        ),
+        AnswerOptions(
+            max_tokens=max_tokens,
+            stop=stop_list(stop),
+            logprobs=logprobs,
+            processor=logits_processor,
+            stopping=stopping_criteria,
+        ),
+    )
+    text = prompt if isinstance(prompt, str) else self.detokenize(tokens).decode("utf-8", errors="replace")
+    shape = _Shape(model or self.model_path, text, echo, logprobs is not None)
+    pieces = _with_echo(answer, text, scored=logprobs is not None) if echo else iter(answer)
+    return shape.stream(pieces) if stream else shape.whole(list(pieces), answer)
+
+
+def _prompt_tokens(llama: Llama, prompt: str | Sequence[int]) -> list[int]:
+    tokens = (
+        llama.tokenize(prompt.encode(), special=True) if isinstance(prompt, str) else [int(t) for t in prompt]
+    )
+    if not tokens:  # an empty text in a vocabulary without a start token
+        tokens = [llama.token_bos() if llama.token_bos() >= 0 else llama.token_eos()]
+    outside = [token for token in tokens if not 0 <= token < llama.n_vocab()]
+    if outside:
+        raise expected("prompt", f"token ids below {llama.n_vocab()}", outside[0])
+    return tokens
+
+
+def _with_echo(answer: Answer, text: str, scored: bool) -> Iterator[Piece]:
+    # Negative offsets: the shape adds the prompt's length to every offset.
+    prompt = answer.score_prompt() if scored else []
+    yield Piece(
+        text, tuple(TokenScore(t.token, t.piece, t.offset - len(text), t.logprob, t.top) for t in prompt)
+    )
+    yield from answer
+
+
+class _Shape:
+    def __init__(self, model: str, prompt: str, echo: bool, logprobs: bool) -> None:
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4()}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._text_start = len(prompt)
+        self._logprobs = logprobs
+
+    def stream(self, pieces: Iterator[Piece]) -> Iterator[dict[str, Any]]:
+        for piece in pieces:
+            yield {**self._head, "choices": [self._choice(piece)]}
+
+    def whole(self, pieces: list[Piece], answer: Answer) -> dict[str, Any]:
+        joined = Piece(
+            "".join(piece.text for piece in pieces),
+            tuple(token for piece in pieces for token in piece.tokens),
+            pieces[-1].finish_reason,
+        )
+        return {**self._head, "choices": [self._choice(joined)], "usage": usage(answer)}
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "text": piece.text,
+            "index": 0,
+            "logprobs": completion_shape(piece.tokens, self._text_start) if self._logprobs else None,
+            "finish_reason": piece.finish_reason,
+        }
+
+
+def usage(answer: Answer) -> dict[str, int]:
+    """Token counts; the end token is not counted."""
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }

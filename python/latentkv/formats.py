@@ -1,0 +1,32 @@
+"""Row formats as users name them: our names, llama.cpp's names, ggml's type numbers."""
+
+from __future__ import annotations
+
+from latentkv.errors import expected
+
+# ggml.h, enum ggml_type: the stock cache types a file of llama.cpp's can ask for.
+GGML_TYPES = {1: "f16", 2: "q4_0", 8: "q8_0"}
+
+
+def format_name(value: str | int | None, where: str) -> str:
+    """A name or ggml type number to a row-format name; None is "" (the file's own plan, else f16)."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value.lower()
+    if value not in GGML_TYPES:
+        known = ", ".join(f"{number} ({name})" for number, name in GGML_TYPES.items())
+        raise expected(where, f"a format name or one of the ggml types {known}", value)
+    return GGML_TYPES[value]
+
+
+def split_pair(text: str) -> tuple[str, str, str]:
+    """`--kv` text to (kv, kv_k, kv_v): "q4" sets both sides, "q8/q4" K and V.
+
+    >>> split_pair("q8/q4")
+    ('', 'q8', 'q4')
+    """
+    k, slash, v = text.partition("/")
+    if slash and not (k and v):
+        raise expected("--kv", "one format, or K/V as in q8/q4", repr(text))
+    return ("", k, v) if slash else (text, "", "")

@@ -1,0 +1,196 @@
+"""The loop that turns a prompt into tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv import _core
+from latentkv.errors import expected
+from latentkv.grammar import LlamaGrammar
+from latentkv.sampling import SamplingOptions, require_tfs_off
+from latentkv.timings import Timings
+
+if TYPE_CHECKING:
+    from latentkv.llama import Llama
+
+# (tokens so far [n], logits [n_vocab]) -> changed logits [n_vocab]
+LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
+# (tokens so far [n], logits [n_vocab]) -> stop here
+StoppingCriteria = Callable[[NDArray[np.intc], NDArray[np.float32]], bool]
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Processors applied in order."""
+
+    def __call__(self, input_ids: NDArray[np.intc], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """Stops when one of them says so."""
+
+    def __call__(self, input_ids: NDArray[np.intc], logits: NDArray[np.float32]) -> bool:
+        return any(criterion(input_ids, logits) for criterion in self)
+
+
+class TokenLoop:
+    """Prompt in, tokens out, one at a time; the caller decides when to end."""
+
+    def __init__(
+        self,
+        llama: Llama,
+        options: SamplingOptions,
+        processor: LogitsProcessor | None = None,
+    ) -> None:
+        self._llama = llama
+        self._sampler: _core.Sampler = options.sampler(llama.model)
+        self._processor = processor
+
+    def start(self, prompt: Sequence[int], reset: bool = True) -> None:
+        """Evaluates the prompt, after the part of it that is cached (`reset`) or behind everything cached."""
+        llama = self._llama
+        if not len(prompt) and not (llama.n_tokens and llama.has_logits):
+            raise expected("prompt", "at least one token", "none")
+        cached = llama.reuse_prefix(prompt) if reset and len(prompt) else 0
+        llama.timings = Timings(cached_n=cached, prompt_n=len(prompt) - cached)
+        begin = time.perf_counter()
+        llama.eval(prompt[cached:])
+        llama.timings.prompt_s = time.perf_counter() - begin
+        for token in prompt[-llama.last_n_tokens_size :]:
+            self._sampler.accept(token, in_grammar=False)
+
+    def next(self) -> int:
+        """Samples after the last evaluated token."""
+        llama = self._llama
+        begin = time.perf_counter()
+        logits = llama.logits
+        if self._processor is not None:
+            logits = np.ascontiguousarray(self._processor(llama.input_ids, logits.copy()), dtype=np.float32)
+        token = self._sampler.sample(logits)
+        self._sampler.accept(token)
+        llama.timings.predicted_s += time.perf_counter() - begin
+        return token
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Evaluates sampled (or given) tokens."""
+        begin = time.perf_counter()
+        self._llama.eval(tokens)
+        self._llama.timings.predicted_s += time.perf_counter() - begin
+        self._llama.timings.predicted_n += len(tokens)
+
+
+def generate(
+    self: Llama,
+    tokens: Sequence[int],
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    typical_p: float = 1.0,
+    temp: float = 0.80,
+    repeat_penalty: float = 1.0,
+    reset: bool = True,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_tau: float = 5.0,
+    mirostat_eta: float = 0.1,
+    penalize_nl: bool = True,
+    logits_processor: LogitsProcessor | None = None,
+    stopping_criteria: StoppingCriteria | None = None,
+    grammar: LlamaGrammar | None = None,
+    seed: int | None = None,
+) -> Generator[int, Sequence[int] | None, None]:
+    """Yields tokens after `tokens`, without end: the caller stops at an end token or when it has enough.
+
+    `reset` replaces what is cached (keeping a common prefix); False continues it. `send(more)` evaluates
+    `more` tokens behind the yielded one. Raises when the context is full.
+    """
+    require_tfs_off(tfs_z)
+    if not penalize_nl:
+        raise expected("penalize_nl", "True", penalize_nl, "use logit_bias")
+    options = SamplingOptions(
+        temperature=temp,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repeat_penalty=repeat_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        penalty_last_n=self.last_n_tokens_size,
+        mirostat_mode=mirostat_mode,
+        mirostat_tau=mirostat_tau,
+        mirostat_eta=mirostat_eta,
+        seed=self.seed if seed is None else seed,
+        grammar=grammar,
+    )
+    loop = TokenLoop(self, options, logits_processor)
+    loop.start(tokens, reset)
+    while True:
+        token = loop.next()
+        if stopping_criteria is not None:
+            so_far = np.append(self.input_ids, np.intc(token))
+            if stopping_criteria(so_far, self.logits):
+                return
+        more = yield token
+        loop.push([token, *(more or ())])
+
+
+def sample(
+    self: Llama,
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    typical_p: float = 1.0,
+    temp: float = 0.80,
+    repeat_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_eta: float = 0.1,
+    mirostat_tau: float = 5.0,
+    penalize_nl: bool = True,
+    logits_processor: LogitsProcessor | None = None,
+    grammar: LlamaGrammar | None = None,
+    idx: int | None = None,
+    seed: int | None = None,
+) -> int:
+    """One token from the logits after the last cached token, or after token `idx` (needs logits_all)."""
+    require_tfs_off(tfs_z)
+    if not penalize_nl:
+        raise expected("penalize_nl", "True", penalize_nl, "use logit_bias")
+    options = SamplingOptions(
+        temperature=temp,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repeat_penalty=repeat_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        penalty_last_n=self.last_n_tokens_size,
+        mirostat_mode=mirostat_mode,
+        mirostat_tau=mirostat_tau,
+        mirostat_eta=mirostat_eta,
+        seed=self.seed if seed is None else seed,
+        grammar=grammar,
+    )
+    last = self.n_tokens - 1
+    position = last if idx is None else idx
+    if not 0 <= position <= last:
+        raise expected("idx", f"0 … {last}", position)
+    logits = self.logits if position == last else self.scores[position]
+    if logits_processor is not None:
+        logits = np.ascontiguousarray(
+            logits_processor(self.input_ids[: position + 1], logits.copy()), np.float32
+        )
+    return options.sampler(self.model).sample(logits)

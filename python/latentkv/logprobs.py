@@ -1,0 +1,74 @@
+"""Log-probabilities of sampled tokens, in the shapes of OpenAI's two completion calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """One token of an answer: where its text starts, and how likely it and its rivals were under the raw
+    logits."""
+
+    token: int
+    piece: bytes
+    offset: int  # characters of the answer before it
+    logprob: float | None = None  # None: not asked for, or nothing before the token to predict it
+    top: list[tuple[bytes, float]] = field(default_factory=list)  # best first
+
+
+def log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
+    """log(softmax(row)), [n_vocab], float64."""
+    shifted = row.astype(np.float64) - float(row.max())
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def best(logprobs: NDArray[np.float64], count: int) -> list[int]:
+    """Indices of the `count` largest entries, largest first."""
+    count = min(count, logprobs.size)
+    if not count:
+        return []
+    candidates = np.argpartition(-logprobs, count - 1)[:count]
+    return [int(i) for i in candidates[np.argsort(-logprobs[candidates], kind="stable")]]
+
+
+def show(piece: bytes) -> str:
+    """A token's text; bytes that are only part of a character become U+FFFD."""
+    return piece.decode("utf-8", errors="replace")
+
+
+def completion_shape(tokens: Iterable[TokenScore], text_start: int) -> dict[str, Any]:
+    """`choices[].logprobs` of create_completion; `text_start` is added to the offsets (the prompt's
+    length)."""
+    tokens = list(tokens)
+    return {
+        "tokens": [show(t.piece) for t in tokens],
+        "text_offset": [text_start + t.offset for t in tokens],
+        "token_logprobs": [t.logprob for t in tokens],
+        "top_logprobs": [
+            None
+            if t.logprob is None
+            else {show(piece): p for piece, p in reversed([*t.top, (t.piece, t.logprob)])}
+            for t in tokens
+        ],
+    }
+
+
+def chat_shape(tokens: Iterable[TokenScore]) -> dict[str, Any]:
+    """`choices[].logprobs` of create_chat_completion."""
+
+    def entry(piece: bytes, logprob: float | None) -> dict[str, Any]:
+        return {"token": show(piece), "bytes": list(piece), "logprob": logprob}
+
+    return {
+        "content": [
+            {**entry(t.piece, t.logprob), "top_logprobs": [entry(piece, p) for piece, p in t.top]}
+            for t in tokens
+        ],
+        "refusal": None,
+    }

@@ -1,0 +1,157 @@
+"""Perplexity of a model with a given cache, and its divergence from another cache, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv import _core
+from latentkv.divergence import Scores, by_depth, concatenate, score, summary
+from latentkv.errors import expected
+from latentkv.windows import WINDOWS, Windows
+
+_LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A model with cache options (Session's keywords: kv, kv_k, kv_v, sink, recent, …)."""
+
+    model: _core.Model
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def session(self, windows: int, n_ctx: int, n_ubatch: int) -> _core.Session:
+        return _core.Session(
+            self.model, n_ctx=windows * n_ctx, n_seq_max=windows, n_ubatch=n_ubatch, **self.options
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After each slice: what is done, and the perplexity so far."""
+
+    windows: float
+    of: int
+    ppl: float
+
+
+def perplexity(
+    cache: Cache,
+    text: str,
+    *,
+    n_ctx: int = 1024,
+    window: str = "llama",
+    chunks: int | None = None,
+    decode: bool = False,
+    parallel: int = 0,
+    n_ubatch: int = 512,
+    against: Cache | None = None,
+    depth_buckets: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Scores `text` in windows of `n_ctx` tokens.
+
+    At most `chunks` windows. `window` "llama" scores the second half of each window as llama-perplexity does,
+    "plain" every token but the first. `decode` runs the tokens one by one, so that every score comes through
+    the cache as in generation; `parallel` windows go together as sequences (0: 8 with `decode`, else as many
+    as fill an ubatch). `against` runs a second cache over the same tokens and adds what summary() calls the
+    reference's statistics; logits are compared slice by slice and never stored. Returns JSON values: ppl,
+    nll, tokens, kv_bytes_per_token, kld, same_top and the settings.
+    """
+    if window not in WINDOWS:
+        raise expected("--window", " or ".join(WINDOWS), repr(window))
+    windows = _windows(cache.model, text, n_ctx, window, chunks)
+    if against is not None:
+        _require_same_vocabulary(cache.model, against.model, text)
+    count = len(windows.tokens)
+    parallel = min(count, parallel or (8 if decode else max(1, n_ubatch // n_ctx)))
+    slice_tokens = min(n_ubatch, max(1, _LOGITS_BYTES // (4 * cache.model.n_vocab)))
+    sessions = [c.session(parallel, n_ctx, n_ubatch) for c in (cache, against) if c is not None]
+    begin = time.perf_counter()
+    parts, depths = [], []
+    nll_sum = tokens = 0.0
+    for done, slice_scores, depth in _run(sessions, windows, parallel, slice_tokens, decode):
+        parts.append(slice_scores)
+        depths.append(depth)
+        nll_sum, tokens = nll_sum + float(slice_scores.nll.sum()), tokens + slice_scores.nll.size
+        if progress is not None:
+            progress(Progress(done, count, float(np.exp(nll_sum / tokens))))
+    seconds = time.perf_counter() - begin
+    scores = concatenate(parts)
+    bytes_per_token = sessions[0].kv_bytes()
+    result = summary(scores) | {
+        "chunks": count,
+        "n_ctx": n_ctx,
+        "window": window,
+        "decode": decode,
+        "kv_bytes_per_token": bytes_per_token["per_token"],
+        "f16_bytes_per_token": bytes_per_token["f16_per_token"],
+        "implementations": dict(sessions[0].implementations),
+        "seconds": seconds,
+        "tokens_per_second": count * (n_ctx - 1) / seconds,
+    }
+    if against is not None:
+        result["kv_bytes_per_token_ref"] = sessions[1].kv_bytes()["per_token"]
+    if depth_buckets:
+        result["depth"] = by_depth(scores, np.concatenate(depths))
+    return result
+
+
+def _windows(model: _core.Model, text: str, n_ctx: int, window: str, chunks: int | None) -> Windows:
+    bos = model.token_bos() if model.add_bos() else None
+    windows = WINDOWS[window](model.tokenize(text.encode(), True, False), n_ctx, bos)
+    if chunks is None:
+        return windows
+    if chunks < 1:
+        raise expected("--chunks", "at least 1", chunks)
+    return Windows(windows.tokens[:chunks], windows.first)
+
+
+def _require_same_vocabulary(model: _core.Model, reference: _core.Model, text: str) -> None:
+    if reference.n_vocab != model.n_vocab:
+        wanted = f"a reference with {model.n_vocab} vocabulary entries"
+        raise expected("--kld-against", wanted, reference.n_vocab)
+    sample = text[:4096].encode()
+    if reference.tokenize(sample, True, False) != model.tokenize(sample, True, False):
+        raise expected(
+            "--kld-against", "a reference with the same tokenizer", "other tokens for the same text"
+        )
+
+
+def _run(
+    sessions: list[_core.Session], windows: Windows, parallel: int, slice_tokens: int, decode: bool
+) -> Iterator[tuple[float, Scores, NDArray[np.int32]]]:
+    """Yields (windows done, scores, depths) per slice. A slice is the same span of positions of `parallel`
+    windows."""
+    last = windows.n_ctx - 1  # the last token of a window is predicted, never read
+    for start in range(0, len(windows.tokens), parallel):
+        group = windows.tokens[start : start + parallel]
+        span = 1 if decode else max(1, slice_tokens // len(group))
+        for session in sessions:
+            session.clear()
+        for p0 in range(0, last, span):
+            p1 = min(p0 + span, last)
+            first = max(p0, windows.first)
+            outputs = _decode_all(sessions, group, p0, p1, windows.first)
+            if first >= p1:
+                continue
+            targets = group[:, first + 1 : p1 + 1].ravel()
+            depth = np.tile(np.arange(first + 1, p1 + 1, dtype=np.int32), len(group))
+            yield start + len(group) * p1 / last, score(outputs[0], targets, *outputs[1:]), depth
+
+
+def _decode_all(
+    sessions: list[_core.Session], group: NDArray[np.int32], p0: int, p1: int, first: int
+) -> list[NDArray[np.float32]]:
+    """Logits [sequences × scored positions, n_vocab] of each session, sequence-major."""
+    count, width = len(group), p1 - p0
+    tokens = group[:, p0:p1].ravel().tolist()
+    pos = np.tile(np.arange(p0, p1), count)
+    seq = np.repeat(np.arange(count), width).tolist()
+    output = (pos >= first).tolist()
+    return [session.decode(tokens, pos=pos.tolist(), seq=seq, output=output) for session in sessions]

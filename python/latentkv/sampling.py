@@ -1,0 +1,82 @@
+"""Sampling options, under llama-cpp-python's names, and the native sampler chain they build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from latentkv import _core
+from latentkv.errors import expected
+from latentkv.grammar import LlamaGrammar
+
+RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: draw a new one
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """One request's options. Penalties look at the last `penalty_last_n` tokens, the prompt's among them."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    seed: int = RANDOM_SEED
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: LlamaGrammar | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0), ("typical_p", 0.0, 1.0)):
+            if not low <= getattr(self, name) <= high:
+                raise expected(name, f"a probability from {low:g} to {high:g}", getattr(self, name))
+        if self.mirostat_mode not in (0, 1, 2):
+            raise expected("mirostat_mode", "0, 1 or 2", self.mirostat_mode)
+        if not self.repeat_penalty > 0:
+            raise expected("repeat_penalty", "a factor above 0 (1 is off)", self.repeat_penalty)
+        if not -1 <= self.seed <= RANDOM_SEED:
+            raise expected("seed", f"-1 (random) or 0 … {RANDOM_SEED}", self.seed)
+
+    def sampler(self, model: _core.Model) -> _core.Sampler:
+        """A fresh chain: same options and seed, same tokens."""
+        return _core.Sampler(
+            model,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            penalty_last_n=self.penalty_last_n,
+            mirostat_mode=self.mirostat_mode,
+            mirostat_tau=self.mirostat_tau,
+            mirostat_eta=self.mirostat_eta,
+            seed=RANDOM_SEED if self.seed == -1 else self.seed,
+            logit_bias=dict(self.logit_bias) or None,
+            grammar=self.grammar.text if self.grammar else None,
+            grammar_root=self.grammar.root if self.grammar else "root",
+        )
+
+
+def token_bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None) -> dict[int, float]:
+    """The `logit_bias` argument with integer keys: JSON requests carry token ids as strings."""
+    try:
+        return {int(token): float(bias) for token, bias in (logit_bias or {}).items()}
+    except (TypeError, ValueError) as error:
+        raise expected("logit_bias", "a map from token id to number", f"{logit_bias!r}") from error
+
+
+def require_tfs_off(tfs_z: float) -> None:
+    """Tail-free sampling left llama.cpp's sampler set; its neutral value is accepted."""
+    if tfs_z != 1.0:
+        raise expected(
+            "tfs_z", "1.0 (tail-free sampling does not exist here)", tfs_z, "use min_p or typical_p"
+        )

@@ -1,0 +1,113 @@
+"""Saving what is cached, in memory or in a file, and going on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv.errors import expected
+
+if TYPE_CHECKING:
+    from latentkv.llama import Llama
+
+# File: magic[8] · header length u32 · CRC-32 of all that follows u32 · header (JSON) · logits f32 · cache
+# bytes
+_MAGIC = b"LKVSTAT1"
+_FIXED = struct.Struct("<8sII")
+
+
+@dataclass
+class LlamaState:
+    """Tokens, cache bytes, the logits after the last token (or None) and the seed. `extra` is the caller's
+    (JSON values)."""
+
+    input_ids: list[int]
+    cache: bytes
+    logits: NDArray[np.float32] | None
+    seed: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.input_ids)
+
+    def write(self, path: str | Path) -> None:
+        """To a file, under a temporary name first: an interrupted save leaves nothing behind."""
+        logits = b"" if self.logits is None else self.logits.astype("<f4").tobytes()
+        header = json.dumps(
+            {
+                "input_ids": self.input_ids,
+                "seed": self.seed,
+                "logits": len(logits),
+                "cache": len(self.cache),
+                "extra": self.extra,
+            }
+        ).encode()
+        crc = zlib.crc32(self.cache, zlib.crc32(logits, zlib.crc32(header)))
+        target = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_FIXED.pack(_MAGIC, len(header), crc))
+                for part in (header, logits, self.cache):
+                    file.write(part)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @classmethod
+    def read(cls, path: str | Path) -> LlamaState:
+        """From a file that write() wrote; anything else, and any damage, is refused."""
+        data = Path(path).read_bytes()
+        if len(data) < _FIXED.size or data[:8] != _MAGIC:
+            raise expected("state", "a file written by save_state", f"{path} ({len(data)} bytes)")
+        _, header_length, crc = _FIXED.unpack_from(data)
+        body = memoryview(data)[_FIXED.size :]
+        if zlib.crc32(body) != crc:
+            raise expected(
+                "state", f"checksum {crc:08x}", f"{zlib.crc32(body):08x}: {path} is damaged or cut short"
+            )
+        header = json.loads(bytes(body[:header_length]))
+        logits, cache = body[header_length:][: header["logits"]], body[header_length:][header["logits"] :]
+        return cls(
+            input_ids=header["input_ids"],
+            cache=bytes(cache),
+            logits=np.frombuffer(logits, "<f4").astype(np.float32) if len(logits) else None,
+            seed=header["seed"],
+            extra=header["extra"],
+        )
+
+
+def save_state(
+    self: Llama, path: str | Path | None = None, extra: dict[str, Any] | None = None
+) -> LlamaState:
+    """A copy of the cache and of what belongs to it; with `path`, also written there."""
+    state = LlamaState(
+        input_ids=self.eval_tokens,
+        cache=self.session.state_bytes(),
+        logits=self.logits.copy() if self.has_logits else None,
+        seed=self.seed,
+        extra=dict(extra or {}),
+    )
+    if path is not None:
+        state.write(path)
+    return state
+
+
+def load_state(self: Llama, state: LlamaState | str | Path) -> LlamaState:
+    """Goes on from a state (or the file of one) that the same model with the same cache formats saved;
+    returns it."""
+    if not isinstance(state, LlamaState):
+        state = LlamaState.read(state)
+    self.restore(state)
+    return state
