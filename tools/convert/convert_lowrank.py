@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""Converts a Hugging Face checkpoint to a latentkv GGUF; the same as `latentkv convert`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from latentkv_convert.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main(prog=Path(__file__).name))

@@ -1,0 +1,104 @@
+"""llama: Llama 1, 2, 3.x, Yi, LongChat, TinyLlama, SmolLM. RMS norm, gated FFN, RoPE in the GGUF's paired row order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import rope
+from ..errors import ConvertError
+from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
+from . import activation
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 96,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    n_head = int(config["num_attention_heads"])
+    n_kv = int(config.get("num_key_value_heads") or n_head)
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // n_head)
+    if rope.parameters(config).get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConvertError("config.json", "RoPE over the whole head", "a partial_rotary_factor below 1")
+    if config.get("quantization_config"):
+        raise ConvertError("config.json", "a checkpoint in floating point", "a quantization_config")
+    positions = rope.describe(config, head_dim)
+    mlp_bias = bool(config.get("mlp_bias"))
+    layer = [
+        TensorRole("input_layernorm.weight", "attn_norm.weight", "vector"),
+        TensorRole("self_attn.q_proj.weight", "attn_q.weight", rope_heads=n_head),
+        TensorRole("self_attn.o_proj.weight", "attn_output.weight"),
+        TensorRole("post_attention_layernorm.weight", "ffn_norm.weight", "vector"),
+    ]
+    if config.get("attention_bias"):
+        layer += [
+            TensorRole("self_attn.q_proj.bias", "attn_q.bias", "vector", rope_heads=n_head),
+            TensorRole("self_attn.o_proj.bias", "attn_output.bias", "vector"),
+        ]
+    for name in ("gate", "up", "down"):
+        layer.append(TensorRole(f"mlp.{name}_proj.weight", f"ffn_{name}.weight"))
+        if mlp_bias:
+            layer.append(TensorRole(f"mlp.{name}_proj.bias", f"ffn_{name}.bias", "vector"))
+    tied = bool(config.get("tie_word_embeddings"))
+    tables = [
+        TensorRole("model.embed_tokens.weight", "token_embd.weight", "table"),
+        TensorRole("model.norm.weight", "output_norm.weight", "vector"),
+    ]
+    if not tied:
+        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
+    return ModelSpec(
+        gguf_arch="llama",
+        n_layer=int(config["num_hidden_layers"]),
+        n_embd=int(config["hidden_size"]),
+        n_head=n_head,
+        n_kv=n_kv,
+        head_dim=head_dim,
+        n_rot=head_dim,
+        n_vocab=int(config["vocab_size"]),
+        n_ctx=int(config["max_position_embeddings"]),
+        block=BlockSpec(
+            norm="rms",
+            activation=activation(str(config.get("hidden_act", "silu"))),
+            ffn="gated",
+            parallel=False,
+            position="rope",
+            rope_pairing="norm",
+        ),
+        layers="model.layers",
+        projections={side: Projection(f"self_attn.{side}_proj") for side in "qkv"},
+        global_tensors=tuple(tables),
+        layer_tensors=tuple(layer),
+        keys={
+            "context_length": int(config["max_position_embeddings"]),
+            "embedding_length": int(config["hidden_size"]),
+            "block_count": int(config["num_hidden_layers"]),
+            "feed_forward_length": int(config["intermediate_size"]),
+            "attention.head_count": n_head,
+            "attention.head_count_kv": n_kv,
+            "attention.key_length": head_dim,
+            "attention.value_length": head_dim,
+            "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+            "vocab_size": int(config["vocab_size"]),
+            **positions.keys,
+        },
+        extra_tensors={} if positions.freq_factors is None else {"rope_freqs.weight": positions.freq_factors},
+        latentkv_keys=positions.latentkv_keys,
+    )

@@ -1,0 +1,59 @@
+"""Statistics of a model on a calibration text: one module each, collected layer by layer, kept in a store.
+
+A module `calibrate/<name>.py` that is a statistic provides
+
+    VERSION: int                                        raise it when the numbers change
+    def sample(recipe) -> (tokens, window)              how much text it reads
+    def collect(stream: LayerStream) -> Layers          arrays per layer
+
+`Layers` is one {array name: array} per layer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..errors import ConvertError
+from ..ir import Array, ModelSpec
+from ..recipe import Recipe
+from .sample import Sample, read_text
+from .store import Store
+
+Layers = Sequence[Mapping[str, Array]]
+
+
+def collect(
+    needs: Sequence[str], recipe: Recipe, checkpoint: Checkpoint, spec: ModelSpec
+) -> tuple[dict[str, Layers], Sample | None]:
+    """Every needed statistic, from the store or by running the model; and the largest sample that was read.
+
+    Raises:
+        ConvertError: no --calib, a text that is too short, or activations that are not finite.
+    """
+    if not needs:
+        return {}, None
+    if recipe.calib is None:
+        raise ConvertError("--calib", f"a text file (--method {recipe.method} needs {', '.join(needs)})", "none")
+    store = Store(recipe.cache)
+    text = read_text(recipe.calib)
+    identity = checkpoint.identity()
+    stats: dict[str, Layers] = {}
+    largest: Sample | None = None
+    for name in needs:
+        module: Any = importlib.import_module(f"{__name__}.{name}")
+        n_tokens, window = module.sample(recipe)
+        sample = Sample.draw(text, checkpoint, spec, n_tokens, min(window, spec.n_ctx), recipe.seed)
+        if largest is None or sample.tokens.size > largest.tokens.size:
+            largest = sample
+        key = store.key(identity, sample.digest, name, module.VERSION)
+        found = store.load(key, spec.n_layer)
+        if found is None:
+            from .stream import LayerStream
+
+            found = module.collect(LayerStream(checkpoint, spec, sample.tokens, recipe.device, name))
+            found = store.save(key, found)
+        stats[name] = found
+    return stats, largest

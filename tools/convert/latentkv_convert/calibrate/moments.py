@@ -1,0 +1,63 @@
+"""Second moments of the K and V projections' outputs before bias: M = (1/T) Σ xᵀx, [w, w] float64, BOS included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ir import SIDES, Array
+from ..recipe import Recipe
+from .stream import LayerStream
+
+VERSION = 1
+
+
+def sample(recipe: Recipe) -> tuple[int, int]:
+    return recipe.calib_tokens, recipe.calib_window
+
+
+def collect(stream: LayerStream) -> list[dict[str, Array]]:
+    """Per layer: k, v [w, w] second moments and k_mean, v_mean [w], all without the projection's bias."""
+    hidden = stream.embed()
+    layers: list[dict[str, Array]] = []
+    with torch.no_grad(), stream.bar() as bar:
+        for index in range(stream.spec.n_layer):
+            with stream.layer(index) as live:
+                meters = {side: Meter(stream, live, side) for side in SIDES}
+                for window in range(stream.n_windows):
+                    hidden[window] = stream.run(live, index, hidden[window : window + 1])[0].cpu()
+                    bar.update(1)
+                layers.append({name: array for side in SIDES for name, array in meters[side].result().items()})
+    return layers
+
+
+class Meter:
+    """A hook that adds up x and xᵀx of one projection."""
+
+    def __init__(self, stream: LayerStream, live: torch.nn.Module, side: str) -> None:
+        projection = stream.spec.projections[side]
+        module: Any = live.get_submodule(projection.module)
+        self.side, self.bias = side, module.bias
+        self.rows = None if projection.rows is None else torch.from_numpy(projection.rows).to(stream.device)
+        width = stream.spec.kv_width
+        self.count = 0
+        self.total = torch.zeros(width, dtype=torch.float64, device=stream.device)
+        self.squares = torch.zeros(width, width, dtype=torch.float64, device=stream.device)
+        module.register_forward_hook(self.add)
+
+    def add(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        rows = output if self.bias is None else output - self.bias
+        if self.rows is not None:
+            rows = rows[..., self.rows]
+        flat = rows.reshape(-1, rows.shape[-1]).double()
+        self.count += flat.shape[0]
+        self.total += flat.sum(0)
+        self.squares.addmm_(flat.T, flat)
+
+    def result(self) -> dict[str, Array]:
+        return {
+            self.side: (self.squares / self.count).cpu().numpy(),
+            f"{self.side}_mean": (self.total / self.count).cpu().numpy(),
+        }

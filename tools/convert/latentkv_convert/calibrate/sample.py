@@ -1,0 +1,91 @@
+"""Which tokens of the calibration text the model sees: windows spread evenly over it, each starting with BOS if the
+tokenizer adds one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoint import Checkpoint
+from ..errors import ConvertError, need
+from ..ir import ModelSpec
+from ..tokenizer import special
+from ..tokenizer.files import TokenizerFiles
+
+MIN_TOKENS = 256
+_MAX_CHARS = 16_000_000  # longer texts are read in evenly spaced pieces of this total
+
+
+@dataclass(frozen=True)
+class Sample:
+    tokens: NDArray[np.int64]  # [windows, window]
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self.tokens.shape).encode() + self.tokens.tobytes()).hexdigest()
+
+    @classmethod
+    def draw(
+        cls, text: str, checkpoint: Checkpoint, spec: ModelSpec, n_tokens: int, window: int, seed: int
+    ) -> Sample:
+        """About n_tokens tokens (all of the text if it is shorter) in equal windows.
+
+        One window is drawn at random from each of equally long stretches of the text.
+
+        Raises:
+            ConvertError: fewer than MIN_TOKENS tokens.
+        """
+        ids, bos = encode(_thin(text), checkpoint)
+        if len(ids) < MIN_TOKENS:
+            raise ConvertError("--calib", f"a text of at least {MIN_TOKENS} tokens", f"{len(ids)} tokens")
+        if ids.max(initial=0) >= spec.n_vocab:
+            raise ConvertError("tokenizer", f"ids below vocab_size {spec.n_vocab}", str(int(ids.max())))
+        body = min(window, len(ids) + len(bos)) - len(bos)
+        available = len(ids) // body
+        wanted = max(1, min(available, n_tokens // (body + len(bos))))
+        rng = np.random.default_rng(seed)
+        edges = np.linspace(0, available, wanted + 1).astype(np.int64)
+        picks = [int(rng.integers(low, high)) for low, high in zip(edges[:-1], edges[1:], strict=True)]
+        rows = [np.concatenate([bos, ids[pick * body : (pick + 1) * body]]) for pick in picks]
+        return cls(np.stack(rows).astype(np.int64))
+
+
+def read_text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConvertError("--calib", f"a readable text file at {path}", error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ConvertError("--calib", "UTF-8 text", f"byte 0x{error.object[error.start]:02x} at {error.start}") from None
+    if not text.strip():
+        raise ConvertError("--calib", f"a text of at least {MIN_TOKENS} tokens", f"an empty file {path.name}")
+    return text
+
+
+def _thin(text: str) -> str:
+    if len(text) <= _MAX_CHARS:
+        return text
+    pieces = 64
+    size = _MAX_CHARS // pieces
+    starts = np.linspace(0, len(text) - size, pieces).astype(np.int64)
+    return "".join(text[start : start + size] for start in starts)
+
+
+def encode(text: str, checkpoint: Checkpoint) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Token ids of the text without special tokens, and the BOS that starts a window ([] or [bos])."""
+    files = TokenizerFiles(checkpoint.directory, checkpoint.config)
+    if (checkpoint.directory / "tokenizer.json").is_file():
+        backend = need("tokenizers").Tokenizer.from_file(str(checkpoint.directory / "tokenizer.json"))
+        backend.no_truncation()
+        ids = backend.encode(text, add_special_tokens=False).ids
+    else:
+        tokenizer = need("transformers").AutoTokenizer.from_pretrained(str(checkpoint.directory))
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    family = "llama" if files.sentencepiece and not files.sentencepiece.is_unigram else ""
+    bos = special.token_id(files, "bos") if special.adds(files, "bos", family) else None
+    return np.array(ids, dtype=np.int64), np.array([] if bos is None else [bos], dtype=np.int64)

@@ -1,0 +1,139 @@
+"""A Hugging Face checkpoint directory: its config and, one at a time, its tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import ConvertError, need
+from .ir import F32
+from .safetensors_file import SafetensorsFile
+
+_SAMPLE = 1 << 20  # bytes hashed at each of 16 places of a shard: identifies weights without reading 100 GB
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConvertError("checkpoint", f"a file {path.name} in {path.parent}", "no such file") from None
+    except ValueError as error:
+        raise ConvertError("checkpoint", f"JSON in {path}", f"{error}") from None
+
+
+class Checkpoint:
+    """Tensors by name, whichever of the four layouts holds them (one file or shards, safetensors or PyTorch)."""
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            got = "a file" if directory.exists() else "no such directory"
+            raise ConvertError("checkpoint", f"a directory at {directory}", got)
+        self.directory = directory
+        self.config: dict[str, Any] = read_json(directory / "config.json")
+        if not isinstance(self.config, dict) or "model_type" not in self.config:
+            raise ConvertError("checkpoint", "config.json with a model_type", "none")
+        self._files: dict[str, SafetensorsFile] = {}
+        self._bins: dict[str, dict[str, Any]] = {}
+        self._where = self._index()
+
+    def _index(self) -> dict[str, str]:
+        """Tensor name -> file name."""
+        for stem in ("model.safetensors", "pytorch_model.bin"):
+            index = self.directory / f"{stem}.index.json"
+            if index.is_file():
+                where = read_json(index).get("weight_map")
+                if not isinstance(where, dict) or not where:
+                    raise ConvertError(index.name, "a weight_map", "none")
+                for file in sorted(set(where.values())):
+                    held = self._names(self._shard(file))
+                    missing = [name for name, at in where.items() if at == file and name not in held]
+                    if missing:
+                        raise ConvertError(file, f"the tensor {missing[0]} that the index promises", "none")
+                return where
+            if (self.directory / stem).is_file():
+                return {name: stem for name in self._names(self._shard(stem))}
+        raise ConvertError(
+            "checkpoint", f"model.safetensors, pytorch_model.bin or their .index.json in {self.directory}", "none"
+        )
+
+    def _shard(self, file: str) -> Path:
+        path = self.directory / file
+        if Path(file).name != file or not path.is_file():
+            raise ConvertError("checkpoint", f"the shard {file} that the index names", "no such file")
+        return path
+
+    def _names(self, path: Path) -> set[str]:
+        if path.suffix == ".safetensors":
+            self._files[path.name] = SafetensorsFile(path)
+            return set(self._files[path.name].entries)
+        return set(self._bin(path.name))
+
+    def _bin(self, file: str) -> dict[str, Any]:
+        if file not in self._bins:
+            torch = need("torch")
+            try:
+                self._bins[file] = torch.load(
+                    self.directory / file, map_location="cpu", weights_only=True, mmap=True
+                )
+            except Exception as error:  # torch raises half a dozen types for a damaged pickle
+                raise ConvertError(file, "a PyTorch state dict", f"{type(error).__name__}: {error}") from None
+        return self._bins[file]
+
+    def __contains__(self, name: str) -> bool:
+        return self._resolve(name) is not None
+
+    def _resolve(self, name: str) -> str | None:
+        """Base-model checkpoints lack the leading `model.` or `transformer.`: look for the name without it."""
+        for candidate in (name, name.partition(".")[2]):
+            if candidate in self._where:
+                return candidate
+        return None
+
+    def _found(self, name: str) -> str:
+        found = self._resolve(name)
+        if found is None:
+            raise ConvertError("checkpoint", f"a tensor {name}", f"none among {len(self._where)} tensors")
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        found = self._found(name)
+        file = self._where[found]
+        if file in self._files:
+            return self._files[file].shape(found)
+        return tuple(self._bin(file)[found].shape)
+
+    def read(self, name: str) -> F32:
+        """The tensor as float32.
+
+        Raises:
+            ConvertError: it is missing, of a type that is not floating point, or not finite.
+        """
+        found = self._found(name)
+        file = self._where[found]
+        if file in self._files:
+            array = self._files[file].read(found)
+        else:
+            tensor = self._bin(file)[found]
+            if not tensor.is_floating_point():
+                raise ConvertError(f"{file}: {name}", "a floating-point tensor", str(tensor.dtype))
+            array = tensor.float().numpy()
+        if not np.isfinite(array).all():
+            raise ConvertError(name, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
+        return array
+
+    def identity(self) -> str:
+        """SHA-256 of the config and of a sample of every shard's bytes."""
+        digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for file in sorted(set(self._where.values())):
+            path = self.directory / file
+            size = path.stat().st_size
+            digest.update(f"{file}:{size}".encode())
+            with path.open("rb") as handle:
+                for part in range(16):
+                    handle.seek(part * max(size - _SAMPLE, 0) // 15)
+                    digest.update(handle.read(_SAMPLE))
+        return digest.hexdigest()

@@ -1,0 +1,125 @@
+"""Command line of the converter: `latentkv convert` and tools/convert/convert_lowrank.py."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from . import methods
+from .errors import ConvertError
+from .quantize import OUTTYPES
+from .recipe import Recipe
+
+DEFAULT_METHOD = "palu"
+_COMMON = {
+    "checkpoint", "output", "method", "rotate", "seed", "outtype", "calib", "calib_tokens", "calib_window",
+    "fisher_tokens", "device", "cache", "pre", "plot",
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Argument errors take the same one-line form as all others."""
+        where, _, text = message.partition(": ")
+        if where.startswith("argument ") and text:
+            raise ConvertError(where.removeprefix("argument "), *_split(text))
+        raise ConvertError("arguments", "options as in --help", message)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """`invalid choice: 'x' (choose from 'a', 'b')` or `what; got x` -> (expected, got)."""
+    if "; got " in text:
+        expected, _, got = text.partition("; got ")
+        return expected, got
+    if text.startswith("invalid choice: "):
+        got, _, choices = text.removeprefix("invalid choice: ").partition(" (choose from ")
+        return f"one of {choices.rstrip(')')}", got
+    if text.startswith("invalid "):
+        kind, _, got = text.removeprefix("invalid ").partition(" value: ")
+        return f"a value of type {kind}", got
+    return "a value", text
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number above 0; got {text}")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number from 0; got {text}")
+    return int(text)
+
+
+def build_parser(method: str, prog: str) -> Parser:
+    """The common options and those of one method."""
+    summaries = "\n".join(f"  {name:<10} {methods.module(name).SUMMARY}" for name in methods.names())
+    parser = Parser(
+        prog=prog,
+        description="Convert a Hugging Face checkpoint to a GGUF whose KV cache is a low-rank latent.",
+        epilog=f"methods:\n{summaries}\n\nOptions of another method: {prog} --method NAME --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("checkpoint", type=Path, metavar="CKPT_DIR", help="directory with config.json and weights")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
+    parser.add_argument(
+        "--method", default=DEFAULT_METHOD, metavar="NAME", help=f"compression method (default {DEFAULT_METHOD})"
+    )
+    parser.add_argument("--outtype", choices=OUTTYPES, default="f16", help="type of the weights (default f16)")
+    parser.add_argument(
+        "--rotate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="spread a latent's energy over its channels (Hadamard, fused; default on)",
+    )
+    parser.add_argument("--seed", type=_natural, default=0, help="seed of sampling and rotation (default 0)")
+    text = parser.add_argument_group("calibration")
+    text.add_argument("--calib", type=Path, metavar="FILE", help="text to calibrate on (UTF-8)")
+    text.add_argument("--calib-tokens", type=_positive, default=65536, metavar="N", help="tokens to read (default 65536)")
+    text.add_argument("--calib-window", type=_positive, default=2048, metavar="N", help="tokens per window (default 2048)")
+    text.add_argument("--fisher-tokens", type=_positive, default=32768, metavar="N", help="tokens to take gradients on (default 32768)")
+    text.add_argument("--device", default="cpu", help="where the model runs: cpu (default) or cuda")
+    text.add_argument("--no-cache", dest="cache", action="store_false", help="neither read nor keep calibration results")
+    other = parser.add_argument_group("other")
+    other.add_argument("--pre", metavar="NAME", help="tokenizer.ggml.pre, when the tokenizer's split rules are not known")
+    other.add_argument("--no-plot", dest="plot", action="store_false", help="do not draw the rank map")
+    methods.module(method).add_arguments(parser.add_argument_group(f"--method {method}"))
+    return parser
+
+
+def parse(argv: Sequence[str], prog: str) -> Recipe:
+    """Two passes: the method's name decides which options exist."""
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--method", default=DEFAULT_METHOD)
+    method = first.parse_known_args(list(argv))[0].method
+    chosen = vars(build_parser(method, prog).parse_args(list(argv)))
+    common = {name: chosen.pop(name) for name in _COMMON}
+    return Recipe(options=chosen, **common)
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> int:
+    """Exit status: 0 done, 2 bad input, 130 interrupted."""
+    try:
+        recipe = parse(sys.argv[1:] if argv is None else argv, prog)
+        from .pipeline import convert
+
+        report = convert(recipe)
+    except ConvertError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("error: [memory] expected room for one layer; got none; lower --calib-tokens", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: [convert] interrupted; nothing written", file=sys.stderr)
+        return 130
+    print(report.table())
+    print()
+    for path in report.files:
+        print(f"wrote {path} ({path.stat().st_size} bytes)")
+    return 0

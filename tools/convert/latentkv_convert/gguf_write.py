@@ -1,0 +1,121 @@
+"""Writes the GGUF: keys, then one tensor at a time, to a temporary name that becomes the output only when complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import quantize
+from .errors import ConvertError, need
+from .ir import F32
+
+
+@dataclass(frozen=True)
+class OutTensor:
+    """A tensor to write. `shape` is NumPy's order (the reverse of GGUF's ne); `load` computes it when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # weight · table · vector · factor
+    load: Callable[[], F32]
+
+
+def write(
+    path: Path,
+    gguf_arch: str,
+    keys: Mapping[str, Any],
+    tensors: Sequence[OutTensor],
+    outtype: str,
+    each: Callable[[OutTensor], None],
+) -> int:
+    """Writes the file and returns its size in bytes. `each` is called after every tensor (progress).
+
+    Raises:
+        ConvertError: a value that its key or type cannot hold, or a disk that is full or read-only.
+    """
+    gguf = need("gguf")
+    with replacing(path) as partial:
+        writer = gguf.GGUFWriter(None, gguf_arch)
+        for key, value in keys.items():
+            add_key(writer, key, value)
+        kinds = {t.name: quantize.choose(outtype, t.kind, t.shape) for t in tensors}
+        for tensor in tensors:
+            qtype = gguf.GGMLQuantizationType[kinds[tensor.name].upper()]
+            size = quantize.n_bytes(kinds[tensor.name], tensor.shape)
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), size, raw_dtype=qtype)
+        try:
+            writer.write_header_to_file(partial)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            file = writer.fout[0]
+            for tensor in tensors:
+                array = tensor.load()
+                if tuple(array.shape) != tensor.shape:
+                    raise ConvertError(tensor.name, f"shape {list(tensor.shape)}", f"{list(array.shape)}")
+                data = quantize.encode(array, kinds[tensor.name], tensor.name)
+                writer.write_padding(file, file.tell())
+                file.write(memoryview(data).cast("B"))
+                writer.write_padding(file, data.nbytes)
+                each(tensor)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk fails again when the buffer is flushed
+                writer.close()
+            raise
+        writer.close()
+    return path.stat().st_size
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, renamed to it on success and removed on any failure, Ctrl-C included."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except OSError as error:
+        raise ConvertError("output", f"to write {path}", error.strerror or str(error)) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def add_key(writer: Any, key: str, value: Any) -> None:
+    """One key-value pair, its GGUF type from the Python type: u32 for int (i32 when negative), f32 for float."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        if value < 0:
+            writer.add_int32(key, value)
+        elif value < 2**32:
+            writer.add_uint32(key, value)
+        else:
+            writer.add_uint64(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, np.ndarray):
+        _add_array(writer, key, value)
+    elif isinstance(value, (list, tuple)):
+        if not value or any(type(item) is not type(value[0]) for item in value):
+            raise ConvertError(key, "an array of one type with at least one value", repr(value)[:60])
+        writer.add_array(key, value)
+    else:
+        raise ConvertError(key, "a bool, int, float, string or array", type(value).__name__)
+
+
+def _add_array(writer: Any, key: str, value: np.ndarray) -> None:
+    """Numeric arrays keep their width: i32, u8 or f32."""
+    gguf = need("gguf")
+    types = {"int32": "INT32", "uint8": "UINT8", "float32": "FLOAT32"}
+    if value.dtype.name not in types or value.size == 0:
+        raise ConvertError(key, f"a non-empty array of {', '.join(types)}", f"{value.dtype.name} x {value.size}")
+    sub_type = gguf.GGUFValueType[types[value.dtype.name]]
+    writer.add_key_value(key, value.tolist(), gguf.GGUFValueType.ARRAY, sub_type=sub_type)

@@ -1,0 +1,131 @@
+"""The values that travel between the stages of a conversion. All frozen; shapes in the comments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+SIDES = ("k", "v")
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """`latentkv.block.*`: what the one native decoder block must do (docs/gguf.md)."""
+
+    norm: str
+    activation: str
+    ffn: str
+    parallel: bool
+    position: str
+    rope_pairing: str
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Where a checkpoint keeps q, k or v: a Linear inside a layer, and which of its output rows (None: all)."""
+
+    module: str
+    rows: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class TensorRole:
+    """A checkpoint tensor that is copied: `source` and `target` are relative to the layer when it belongs to one."""
+
+    source: str
+    target: str
+    kind: str = "weight"  # weight · table (embedding, output) · vector (norms, biases: always f32)
+    optional: bool = False
+    rope_heads: int = 0  # > 0: rows are this many heads whose RoPE planes need the file's pairing
+    rows: NDArray[np.int64] | None = None
+    transform: Callable[[F32], F32] | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix."""
+
+    gguf_arch: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_kv: int
+    head_dim: int
+    n_rot: int
+    n_vocab: int
+    n_ctx: int
+    block: BlockSpec
+    layers: str  # dotted path of the ModuleList in the transformers model
+    projections: Mapping[str, Projection]  # "q", "k", "v"
+    global_tensors: tuple[TensorRole, ...]
+    layer_tensors: tuple[TensorRole, ...]  # all of a layer except K and V projections
+    keys: Mapping[str, Any]
+    extra_tensors: Mapping[str, F32] = field(default_factory=dict)
+    latentkv_keys: Mapping[str, Any] = field(default_factory=dict)  # schema key -> value
+
+    @property
+    def kv_width(self) -> int:
+        return self.n_kv * self.head_dim
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A change of coordinates for one group's K or V, columns sorted by importance: z = x·down, x ≈ z·up."""
+
+    sigma: F64  # [n] importance: singular values of the (weighted) outputs
+    down: F64  # [group·head_dim, n]
+    up: F64  # [n, group·head_dim]
+
+    def truncated(self, rank: int) -> Basis:
+        return Basis(self.sigma[:rank], self.down[:, :rank], self.up[:rank])
+
+    def energy(self, rank: int) -> float:
+        """Kept share of the squared importance, 0 … 1."""
+        total = float(np.square(self.sigma).sum())
+        return float(np.square(self.sigma[:rank]).sum()) / total if total > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class SidePlan:
+    """K or V of one layer, as docs/gguf.md describes it."""
+
+    path: str
+    group: int = 1
+    ranks: tuple[int, ...] = ()  # one per group; empty for `full`
+    segments: tuple[tuple[int, ...], ...] = ()  # widths per group
+    formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
+
+
+FULL = SidePlan("full")
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    k: SidePlan
+    v: SidePlan
+
+    def side(self, name: str) -> SidePlan:
+        return self.k if name == "k" else self.v
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the cache will hold: one LayerPlan per layer, and the regions of a sequence."""
+
+    layers: tuple[LayerPlan, ...]
+    sink: int = 0
+    recent: int = 0
+    prefill: str = "eager"
+    fitted_context: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return all(layer.k.path == "full" and layer.v.path == "full" for layer in self.layers)

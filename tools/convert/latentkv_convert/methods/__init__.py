@@ -1,0 +1,84 @@
+"""Compression methods: one module each; the directory is the registry.
+
+A module `methods/<name>.py` provides
+
+    SUMMARY: str                                        one line for --help
+    def add_arguments(parser) -> None                   its own options
+    def create(options, spec: ModelSpec) -> Method      checks them against the model
+
+and a Method
+
+    needs: tuple[str, ...]                              statistics, modules of calibrate/
+    def decompose(work, layer, side) -> tuple[Basis]    full rank, one per group
+    def plan(work) -> Plan                              paths, groups, ranks, segments
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ..errors import ConvertError
+from ..ir import Basis, ModelSpec, Plan
+from ..work import Work
+
+
+class Method(Protocol):
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]: ...
+    def plan(self, work: Work) -> Plan: ...
+
+
+class MethodModule(Protocol):
+    SUMMARY: str
+
+    def add_arguments(self, parser: Any) -> None: ...
+    def create(self, options: Mapping[str, Any], spec: ModelSpec) -> Method: ...
+
+
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def module(name: str) -> MethodModule:
+    if name not in names():
+        raise ConvertError("--method", f"one of {', '.join(names())}", name)
+    found: Any = importlib.import_module(f"{__name__}.{name}")
+    return found  # type: ignore[no-any-return]
+
+
+def group_size(value: int | None, n_kv: int) -> int:
+    """KV heads that share a latent; None is all of them.
+
+    Raises:
+        ConvertError: it does not divide n_kv.
+    """
+    group = n_kv if value is None else value
+    if group < 1 or n_kv % group:
+        divisors = ", ".join(str(d) for d in range(1, n_kv + 1) if n_kv % d == 0)
+        raise ConvertError("--group", f"a divisor of the model's {n_kv} KV heads ({divisors}) or all", str(group))
+    return group
+
+
+def parse_group(text: str) -> int | None:
+    """argparse type of --group: a number, or `all` (None)."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number of KV heads or all; got {text}")
+    return int(text)
+
+
+def parse_keep(text: str) -> float:
+    """argparse type of --keep: a fraction of the KV dimensions, above 0 and at most 1."""
+    try:
+        keep = float(text)
+    except ValueError:
+        keep = float("nan")
+    if not 0 < keep <= 1:
+        raise argparse.ArgumentTypeError(f"a fraction above 0 and at most 1; got {text}")
+    return keep

@@ -1,0 +1,97 @@
+"""How a layer's K or V becomes tensors of the file: one module per cache path; the directory is the registry.
+
+A module `paths/<path>.py` provides `tensors(job: SideJob) -> list[OutTensor]`, shapes per docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..fuse.rope_rows import paired_rows
+from ..gguf_write import OutTensor
+from ..ir import F32, Basis, ModelSpec, SidePlan
+from ..schema import TENSORS
+from ..work import Work
+
+
+@dataclass(frozen=True)
+class SideJob:
+    work: Work
+    layer: int
+    side: str
+    plan: SidePlan
+    factors: Callable[[], tuple[Basis, ...]]  # truncated and rotated, one per group
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.work.spec
+
+    @property
+    def rows(self) -> NDArray[np.int64] | None:
+        """Head-dimension order of the file (None: the checkpoint's own)."""
+        return head_rows(self.spec, self.spec.n_kv) if self.side == "k" else None
+
+    def name(self, key: str) -> str:
+        """Tensor name from the schema, `key` with the side left out: "attn_{side}_a"."""
+        return TENSORS[key.format(side=self.side)].format(layer=self.layer)
+
+    def in_file_order(self, array: F32) -> F32:
+        return array if self.rows is None else array[self.rows]
+
+    def bias(self) -> list[OutTensor]:
+        """The projection's own bias, added after the path has produced k or v."""
+        bias = self.work.bias(self.layer, self.side)
+        if bias is None:
+            return []
+        stock = f"blk.{self.layer}.attn_{self.side}.bias"
+        return [OutTensor(stock, bias.shape, "vector", lambda: self.in_file_order(bias))]
+
+
+def head_rows(spec: ModelSpec, n_heads: int) -> NDArray[np.int64] | None:
+    if spec.block.position == "rope" and spec.block.rope_pairing == "norm":
+        return paired_rows(n_heads, spec.head_dim, spec.n_rot)
+    return None
+
+
+def tensors(job: SideJob) -> list[OutTensor]:
+    module: Any = importlib.import_module(f"{__name__}.{job.plan.path}")
+    made: list[OutTensor] = module.tensors(job)
+    return made
+
+
+def down(job: SideJob) -> OutTensor:
+    """A [Σr, d]: every group's latent of the layer's input, groups in KV-head order."""
+    rank = sum(job.plan.ranks)
+
+    def load() -> F32:
+        weight = job.work.weight(job.layer, job.side).astype(np.float64)
+        parts, begin = [], 0
+        for basis in job.factors():
+            width = basis.down.shape[0]
+            parts.append(basis.down.T @ weight[begin : begin + width])
+            begin += width
+        return np.concatenate(parts).astype(np.float32)
+
+    return OutTensor(job.name("attn_{side}_a"), (rank, job.spec.n_embd), "weight", load)
+
+
+def up(job: SideJob) -> OutTensor:
+    """B [w, r_max]: row = KV head and head dimension in the file's order, zero past the group's rank."""
+    r_max = max(job.plan.ranks)
+
+    def load() -> F32:
+        full = np.zeros((job.spec.kv_width, r_max), dtype=np.float32)
+        begin = 0
+        for basis in job.factors():
+            rank, width = basis.up.shape
+            full[begin : begin + width, :rank] = basis.up.T
+            begin += width
+        return job.in_file_order(full)
+
+    return OutTensor(job.name("attn_{side}_b"), (job.spec.kv_width, r_max), "factor", load)

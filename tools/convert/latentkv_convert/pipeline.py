@@ -1,0 +1,165 @@
+"""load -> calibrate -> decompose -> allocate -> truncate -> rotate -> write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from . import archs, calibrate, gguf_write, methods, paths, progress, report, tokenizer
+from .checkpoint import Checkpoint
+from .errors import ConvertError
+from .fuse import rotation
+from .gguf_write import OutTensor
+from .ir import SIDES, Basis, ModelSpec, Plan, TensorRole
+from .recipe import Recipe
+from .schema import KEYS, VERSION
+from .work import Work
+
+
+def convert(recipe: Recipe) -> report.Report:
+    """Converts a checkpoint and writes OUT.gguf, OUT.report.json and OUT.ranks.png.
+
+    Raises:
+        ConvertError: any input that does not fit; nothing is left behind.
+    """
+    check_output(recipe)
+    checkpoint = Checkpoint(recipe.checkpoint)
+    spec = archs.model_spec(checkpoint.config)
+    method = methods.module(recipe.method).create(recipe.options, spec)
+    check_shapes(checkpoint, spec)
+    vocabulary = tokenizer.keys(checkpoint.directory, checkpoint.config, spec.n_vocab, recipe.pre)
+    stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
+    work = Work(spec, checkpoint, stats, recipe.seed, method.decompose)
+    plan = method.plan(work)
+    keys = model_keys(recipe, spec) | vocabulary | cache_keys(plan, work)
+    if sample is not None:
+        keys[KEYS["calibration_hash"]] = sample.digest
+        keys[KEYS["calibration_tokens"]] = int(sample.tokens.size)
+    tensors = [*model_tensors(checkpoint, spec), *cache_tensors(recipe, work, plan)]
+    with progress.bar(len(tensors), "write", "tensor") as bar:
+        size = gguf_write.write(
+            recipe.output, spec.gguf_arch, keys, tensors, recipe.outtype, lambda tensor: bar.update(1)
+        )
+    return report.finish(recipe, work, plan, size, 0 if sample is None else int(sample.tokens.size))
+
+
+def check_output(recipe: Recipe) -> None:
+    """Refuses before the long work what could not be written after it."""
+    parent = recipe.output.parent
+    if not parent.is_dir():
+        raise ConvertError("--output", f"an existing directory {parent}", "no such directory")
+    if recipe.output.is_dir():
+        raise ConvertError("--output", "a file name", f"the directory {recipe.output}")
+
+
+def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """The K and V projections and the embedding have the shapes the config promises."""
+    expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
+    for side in SIDES:
+        if spec.projections[side].rows is None:
+            name = f"{spec.layers}.0.{spec.projections[side].module}.weight"
+            expected[name] = (spec.kv_width, spec.n_embd)
+    for name, shape in expected.items():
+        if checkpoint.shape(name) != shape:
+            raise ConvertError(name, f"shape {list(shape)} from config.json", f"{list(checkpoint.shape(name))}")
+
+
+def model_keys(recipe: Recipe, spec: ModelSpec) -> dict[str, Any]:
+    """general.*, the architecture's own keys and latentkv.block.*."""
+    keys: dict[str, Any] = {
+        "general.type": "model",
+        "general.name": recipe.checkpoint.resolve().name,
+        "general.file_type": {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}[recipe.outtype],
+        "general.quantization_version": 2,
+    }
+    keys |= {f"{spec.gguf_arch}.{name}": value for name, value in spec.keys.items()}
+    keys |= {KEYS["version"]: VERSION, KEYS["source_method"]: recipe.method, KEYS["source_recipe"]: recipe.text()}
+    keys |= {KEYS[f"block_{name}"]: value for name, value in dataclasses.asdict(spec.block).items()}
+    return keys | {KEYS[name]: value for name, value in spec.latentkv_keys.items()}
+
+
+def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
+    """latentkv.k.*, latentkv.v.* and the regions; nothing for a plan that is full everywhere."""
+    keys: dict[str, Any] = {}
+    if plan.sink or plan.recent:
+        keys |= {KEYS["sink"]: plan.sink, KEYS["recent"]: plan.recent}
+    if plan.is_full:
+        return keys
+    for side in SIDES:
+        layers = [layer.side(side) for layer in plan.layers]
+        keys[KEYS[f"{side}_path"]] = [layer.path for layer in layers]
+        keys[KEYS[f"{side}_group"]] = [layer.group for layer in layers]
+        n_kv, head_dim = work.spec.n_kv, work.spec.head_dim
+        ranks = [layer.ranks or (head_dim,) * n_kv for layer in layers]
+        keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
+        segments = [layer.segments or ((head_dim,),) * n_kv for layer in layers]
+        if any(len(widths) > 1 for layer in segments for widths in layer):
+            keys[KEYS[f"{side}_segment_counts"]] = [len(widths) for layer in segments for widths in layer]
+            keys[KEYS[f"{side}_segment_widths"]] = [w for layer in segments for widths in layer for w in widths]
+        if any(layer.formats for layer in layers):
+            formats = [layer.formats or (("f16",),) * n_kv for layer in layers]
+            keys[KEYS[f"{side}_segment_formats"]] = [f for layer in formats for group in layer for f in group]
+        energy = [report.energy(work, plan, layer, side) for layer in range(work.spec.n_layer)]
+        keys[KEYS[f"{side}_energy"]] = np.array(energy, dtype=np.float32)
+    keys[KEYS["prefill"]] = plan.prefill
+    if plan.fitted_context is not None:
+        keys[KEYS["fitted_context"]] = plan.fitted_context
+    return keys
+
+
+def model_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> list[OutTensor]:
+    """Everything but K and V, in the file's RoPE row order."""
+    tensors: list[OutTensor | None] = [_copy(checkpoint, spec, role, "", "") for role in spec.global_tensors]
+    for layer in range(spec.n_layer):
+        source, target = f"{spec.layers}.{layer}.", f"blk.{layer}."
+        tensors += [_copy(checkpoint, spec, role, source, target) for role in spec.layer_tensors]
+    for name, array in spec.extra_tensors.items():
+        tensors.append(OutTensor(name, array.shape, "vector", partial(np.asarray, array)))
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _copy(checkpoint: Checkpoint, spec: ModelSpec, role: TensorRole, source: str, target: str) -> OutTensor | None:
+    name = source + role.source
+    if role.optional and name not in checkpoint:
+        return None
+    rows = paths.head_rows(spec, role.rope_heads) if role.rope_heads else None
+
+    def load() -> Any:
+        array = checkpoint.read(name)
+        if role.rows is not None:
+            array = array[role.rows]
+        if rows is not None:
+            array = array[rows]
+        return array if role.transform is None else role.transform(array)
+
+    shape = checkpoint.shape(name)
+    if role.rows is not None:
+        shape = (len(role.rows), *shape[1:])
+    return OutTensor(target + role.target, shape, role.kind, load)
+
+
+def cache_tensors(recipe: Recipe, work: Work, plan: Plan) -> Sequence[OutTensor]:
+    factors = lru_cache(maxsize=1)(partial(finished, recipe, work, plan))  # A and B of a side are written in a row
+    tensors: list[OutTensor] = []
+    for index, layer in enumerate(plan.layers):
+        for side in SIDES:
+            job = paths.SideJob(work, index, side, layer.side(side), partial(factors, index, side))
+            tensors += paths.tensors(job)
+    return tensors
+
+
+def finished(recipe: Recipe, work: Work, plan: Plan, layer: int, side: str) -> tuple[Basis, ...]:
+    """A layer's bases cut to their ranks and, unless --no-rotate, rotated inside their segments."""
+    chosen = plan.layers[layer].side(side)
+    result = []
+    for group, (basis, rank) in enumerate(zip(work.bases(layer, side), chosen.ranks, strict=True)):
+        cut = basis.truncated(rank)
+        if recipe.rotate:
+            rng = np.random.default_rng([recipe.seed, layer, SIDES.index(side), group])
+            cut = rotation.fuse(cut, chosen.segments[group], rng)
+        result.append(cut)
+    return tuple(result)

@@ -1,0 +1,68 @@
+"""Weight types of the written file: which type a tensor gets, its bytes, and the encoding."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from .errors import ConvertError, need
+from .ir import F32, Array
+
+OUTTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+BLOCK = 32  # elements that share a scale in q8_0 and q4_0
+_BYTES_PER_BLOCK = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q4_0": 18}
+
+
+def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
+    """Type of one tensor: vectors are f32; factors f32 or f16; tables of a q4_0 file are q8_0 (4 bits there cost more
+    quality than they save); a row that is not a multiple of 32 cannot be quantized and stays f16."""
+    if kind == "vector":
+        return "f32"
+    if kind == "factor":
+        return "f32" if outtype == "f32" else "f16"
+    if outtype == "q4_0" and kind == "table":
+        outtype = "q8_0"
+    if outtype.startswith("q") and shape[-1] % BLOCK:
+        return "f16"
+    return outtype
+
+
+def n_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    elements = int(np.prod(shape, dtype=np.int64))
+    if kind.startswith("q"):
+        return elements // BLOCK * _BYTES_PER_BLOCK[kind]
+    return elements * _BYTES_PER_BLOCK[kind] // BLOCK
+
+
+def encode(array: F32, kind: str, where: str) -> Array:
+    """`array` in type `kind`: float arrays in their shape, blocks as bytes [..., row bytes].
+
+    Raises:
+        ConvertError: a value that f16 cannot hold, or no code that can write the type.
+    """
+    gguf = need("gguf")
+    if kind == "f32":
+        return np.ascontiguousarray(array, dtype=np.float32)
+    if kind == "f16":
+        peak = float(np.abs(array).max(initial=0.0))
+        if peak > 65504:
+            raise ConvertError(where, "values up to 65504 for f16", f"{peak:.6g}", "use --outtype f32 or bf16")
+        return np.ascontiguousarray(array, dtype=np.float16)
+    qtype = gguf.GGMLQuantizationType[kind.upper()]
+    try:
+        return np.asarray(gguf.quants.quantize(np.ascontiguousarray(array, dtype=np.float32), qtype))
+    except NotImplementedError:
+        return _native_quantize(array, kind, where)
+
+
+def _native_quantize(array: F32, kind: str, where: str) -> Array:
+    try:
+        core: Any = importlib.import_module("latentkv._core")
+    except ImportError:
+        raise ConvertError(
+            where, f"a quantizer for {kind}", "none in the gguf package, and no native latentkv module"
+        ) from None
+    rows = np.ascontiguousarray(array.reshape(-1, array.shape[-1]), dtype=np.float32)
+    return np.asarray(core.quantize(rows, kind))

@@ -1,0 +1,33 @@
+"""What the user asked for, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recipe:
+    checkpoint: Path
+    output: Path
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, by argparse name
+    rotate: bool = True
+    seed: int = 0
+    outtype: str = "f16"
+    calib: Path | None = None
+    calib_tokens: int = 65536
+    calib_window: int = 2048
+    fisher_tokens: int = 32768
+    device: str = "cpu"
+    cache: bool = True
+    pre: str | None = None
+    plot: bool = True
+
+    def text(self) -> str:
+        """The choices that shape the cache, as JSON: the `latentkv.source.recipe` key."""
+        chosen = {"method": self.method, "rotate": self.rotate, "seed": self.seed, **self.options}
+        return json.dumps(chosen, sort_keys=True, default=str)

@@ -1,0 +1,166 @@
+"""What a conversion did: per-layer ranks and energy, true bytes per token, the files. As a table, JSON and a picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import rows
+from .errors import ConvertError, need
+from .gguf_write import replacing
+from .ir import SIDES, ModelSpec, Plan
+from .recipe import Recipe
+from .work import Work
+
+
+@dataclass(frozen=True)
+class Report:
+    recipe: Recipe
+    spec: ModelSpec
+    plan: Plan
+    energy: dict[str, list[float]]  # side -> kept share of squared energy per layer
+    calibration_tokens: int
+    file_bytes: int
+    files: tuple[Path, ...]
+
+    @property
+    def keep(self) -> float:
+        """Kept fraction of all KV dimensions; a full layer keeps all of them."""
+        full = self.spec.kv_width
+        kept = [sum(layer.side(side).ranks) or full for layer in self.plan.layers for side in SIDES]
+        return sum(kept) / (full * len(kept))
+
+    def bytes_per_token(self) -> dict[str, int]:
+        return {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
+
+    def as_dict(self) -> dict[str, Any]:
+        full = rows.full_bytes_per_token(self.spec)
+        layers = []
+        for index, layer in enumerate(self.plan.layers):
+            entry: dict[str, Any] = {"layer": index}
+            for side in SIDES:
+                chosen = layer.side(side)
+                entry[side] = {
+                    "path": chosen.path,
+                    "group": chosen.group,
+                    "ranks": list(chosen.ranks),
+                    "energy": self.energy[side][index],
+                }
+            layers.append(entry)
+        return {
+            "checkpoint": self.recipe.checkpoint.name,
+            "recipe": json.loads(self.recipe.text()),
+            "outtype": self.recipe.outtype,
+            "architecture": self.spec.gguf_arch,
+            "keep": self.keep,
+            "calibration_tokens": self.calibration_tokens,
+            "file_bytes": self.file_bytes,
+            "bytes_per_token_f16_full": full,
+            "bytes_per_token": self.bytes_per_token(),
+            "share_of_f16": {fmt: n / full for fmt, n in self.bytes_per_token().items()},
+            "layers": layers,
+        }
+
+    def table(self) -> str:
+        """Aligned text for the terminal."""
+        full = rows.full_bytes_per_token(self.spec)
+        lines = [["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"]]
+        for index, layer in enumerate(self.plan.layers):
+            cells = [str(index)]
+            for side in SIDES:
+                chosen = layer.side(side)
+                ranks = _short(chosen.ranks) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
+                cells += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
+            lines.append(cells)
+        text = _align(lines)
+        sizes = [["cache rows", "bytes per token", "of f16", "at 32768 tokens"]]
+        for fmt, size in {"f16, full": full, **self.bytes_per_token()}.items():
+            sizes.append([fmt, str(size), f"{100 * size / full:.1f} %", f"{size * 32768 / 2**20:.1f} MiB"])
+        kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
+        return "\n".join([text, "", kept, "", _align(sizes)])
+
+
+def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
+    """Kept share of the squared energy of one layer's K or V, all groups together."""
+    chosen = plan.layers[layer].side(side)
+    if not chosen.ranks:
+        return 1.0
+    pairs = list(zip(work.bases(layer, side), chosen.ranks, strict=True))
+    total = sum(float(np.square(basis.sigma).sum()) for basis, _ in pairs)
+    return sum(float(np.square(basis.sigma[:rank]).sum()) for basis, rank in pairs) / total if total else 1.0
+
+
+def finish(recipe: Recipe, work: Work, plan: Plan, file_bytes: int, calibration_tokens: int) -> Report:
+    """Builds the report and writes its JSON and picture beside the output."""
+    data = recipe.output.with_suffix(".report.json")
+    picture = recipe.output.with_suffix(".ranks.png")
+    drawn = recipe.plot and not plan.is_full
+    files = (recipe.output, data, picture) if drawn else (recipe.output, data)
+    shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
+    report = Report(recipe, work.spec, plan, shares, calibration_tokens, file_bytes, files)
+    with replacing(data) as partial:
+        partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
+    if drawn:
+        with replacing(picture) as partial:
+            rank_map(report, partial)
+    return report
+
+
+def rank_map(report: Report, path: Path) -> None:
+    """Layers x groups, K beside V, coloured by the kept share of a group's dimensions, each cell with its rank.
+
+    Raises:
+        ConvertError: matplotlib is not installed.
+    """
+    try:
+        need("matplotlib").use("Agg")
+    except ConvertError as error:
+        raise ConvertError("plot", "matplotlib for the rank map", str(error), "install it or pass --no-plot") from None
+    plt: Any = need("matplotlib.pyplot")
+    spec = report.spec
+    groups = {side: max(max(len(layer.side(side).ranks), 1) for layer in report.plan.layers) for side in SIDES}
+    columns = max(groups.values())
+    figure, axes = plt.subplots(
+        1, 2, figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * spec.n_layer), sharey=True, layout="constrained"
+    )
+    image = None
+    for axis, side in zip(axes, SIDES, strict=True):
+        share = np.ones((spec.n_layer, groups[side]))
+        for index, layer in enumerate(report.plan.layers):
+            chosen = layer.side(side)
+            widths = chosen.group * spec.head_dim
+            if chosen.ranks:
+                share[index, : len(chosen.ranks)] = np.array(chosen.ranks) / widths
+            for group, rank in enumerate(chosen.ranks if columns <= 16 else ()):
+                colour = "white" if rank / widths < 0.55 else "black"
+                axis.text(group, index, str(rank), ha="center", va="center", fontsize=8, color=colour)
+        image = axis.imshow(share, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")
+        axis.set_title(f"{side.upper()} ranks", fontsize=10)
+        axis.set_xlabel("group of KV heads")
+        axis.set_xticks(range(groups[side]) if groups[side] <= 16 else range(0, groups[side], 8))
+        axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
+        axis.tick_params(length=0)
+    axes[0].set_ylabel("layer")
+    figure.colorbar(image, ax=axes, label="kept share of the group's dimensions")
+    figure.suptitle(f"{report.recipe.output.name}: {100 * report.keep:.1f} % of KV dimensions", fontsize=11)
+    figure.savefig(path, dpi=130, format="png")
+    plt.close(figure)
+
+
+def _short(ranks: tuple[int, ...]) -> str:
+    """Equal ranks as `4 x 64`, few ragged ones in full, many as a range."""
+    if len(set(ranks)) == 1:
+        return f"{len(ranks)} x {ranks[0]}" if len(ranks) > 1 else str(ranks[0])
+    if len(ranks) <= 8:
+        return " ".join(map(str, ranks))
+    return f"{len(ranks)} of {min(ranks)}-{max(ranks)}, sum {sum(ranks)}"
+
+
+def _align(lines: list[list[str]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    padded = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    return "\n".join(padded)

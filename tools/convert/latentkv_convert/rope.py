@@ -1,0 +1,97 @@
+"""RoPE scaling of a transformers config as GGUF keys: linear, dynamic, llama3, yarn.
+
+The keys are stock; docs/gguf.md says how a reader combines them. All frequencies are radians per position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import ConvertError
+from .ir import F32
+
+
+@dataclass(frozen=True)
+class Rope:
+    keys: Mapping[str, Any]  # stock keys without the architecture prefix
+    freq_factors: F32 | None = None  # [n_rot/2] divides each frequency; rope_freqs.weight
+    latentkv_keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_parameters of transformers 5, or rope_theta and rope_scaling of earlier configs, in one shape."""
+    rope: dict[str, Any] = dict(config.get("rope_scaling") or {})
+    rope.update(config.get("rope_parameters") or {})
+    rope["rope_type"] = rope.get("rope_type", rope.get("type")) or "default"
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    return rope
+
+
+def original_context(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    got = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    return int(got or config["max_position_embeddings"])
+
+
+def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
+    """Keys and factors for a model whose `n_rot` first head dimensions are rotated.
+
+    Raises:
+        ConvertError: a scaling type that no GGUF key can carry.
+    """
+    rope = parameters(config)
+    kind = rope["rope_type"]
+    keys: dict[str, Any] = {"rope.dimension_count": n_rot, "rope.freq_base": float(rope["rope_theta"])}
+    if kind == "default":
+        return Rope(keys)
+    if "factor" not in rope:
+        raise ConvertError("rope", f"a factor for rope_type {kind}", f"{sorted(rope)}")
+    factor = float(rope["factor"])
+    if kind == "linear":
+        return Rope(keys | {"rope.scaling.type": "linear", "rope.scaling.factor": factor})
+    if kind == "dynamic":
+        return Rope(keys, latentkv_keys={"rope_dynamic_factor": factor})
+    if kind == "llama3":
+        return Rope(keys, freq_factors=llama3_factors(config, rope, n_rot))
+    if kind == "yarn":
+        return Rope(keys | _yarn(config, rope, factor))
+    raise ConvertError("rope", "rope_type default, linear, dynamic, llama3 or yarn", str(kind))
+
+
+def llama3_factors(config: Mapping[str, Any], rope: Mapping[str, Any], n_rot: int) -> F32:
+    """[n_rot/2] divisors of the frequencies (transformers `rope_type: llama3`): 1 for short waves, `factor` for
+    long ones, and in between the reciprocal of a blend of the two frequencies."""
+    factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    context = original_context(config, rope)
+    wavelen = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
+    smooth = np.clip((context / wavelen - low) / (high - low), 0.0, 1.0)
+    return (1.0 / ((1.0 - smooth) / factor + smooth)).astype(np.float32)
+
+
+def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    if rope.get("truncate", True) is False:
+        raise ConvertError("rope", "yarn with truncate true (whole correction dimensions)", "truncate false")
+    keys: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": original_context(config, rope),
+    }
+    for name in ("beta_fast", "beta_slow"):
+        if rope.get(name):
+            keys[f"rope.scaling.yarn_{name}"] = float(rope[name])
+    # A reader multiplies cos and sin by attn_factor · (1 + 0.1 ln factor): store what is left of transformers' factor.
+    stock = _mscale(factor, 1.0)
+    attention = rope.get("attention_factor")
+    if attention is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+        attention = _mscale(factor, float(rope["mscale"])) / _mscale(factor, float(rope["mscale_all_dim"]))
+    if attention is not None and not math.isclose(attention, stock, rel_tol=1e-6):
+        keys["rope.scaling.attn_factor"] = float(attention) / stock
+    return keys
+
+
+def _mscale(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

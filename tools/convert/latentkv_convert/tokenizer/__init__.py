@@ -1,0 +1,49 @@
+"""`tokenizer.*` keys from a checkpoint's tokenizer files, for libllama's three families.
+
+byte-level BPE -> "gpt2", SentencePiece BPE -> "llama", unigram -> "t5". Each family is one module with
+`read(files, n_vocab) -> Vocabulary`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConvertError
+from . import bpe, sentencepiece, special, unigram
+from .files import TokenizerFiles
+
+
+def keys(directory: Path, config: dict[str, Any], n_vocab: int, pre: str | None = None) -> dict[str, Any]:
+    """All `tokenizer.*` keys of the file.
+
+    Args:
+        directory: the checkpoint.
+        config: its config.json, for special token ids.
+        n_vocab: rows of the embedding; ids without a token become unused placeholders.
+        pre: `tokenizer.ggml.pre`, overriding what the tokenizer's own split rules say.
+
+    Raises:
+        ConvertError: no tokenizer, one of another family, or split rules libllama does not know.
+    """
+    files = TokenizerFiles(directory, config)
+    family = _family(files)
+    if family == "gpt2":
+        vocabulary = bpe.read(files, n_vocab, pre)
+    elif family == "llama":
+        vocabulary = sentencepiece.read(files, n_vocab)
+    else:
+        vocabulary = unigram.read(files, n_vocab)
+    return vocabulary.keys() | special.keys(files, family, n_vocab)
+
+
+def _family(files: TokenizerFiles) -> str:
+    model = files.model
+    kind = model.get("type") or ("BPE" if model.get("merges") else None)
+    if kind == "BPE":
+        return "llama" if model.get("byte_fallback") else "gpt2"
+    if kind == "Unigram" or (kind is None and files.sentencepiece and files.sentencepiece.is_unigram):
+        return "t5"
+    if kind is None and files.sentencepiece:
+        return "llama"
+    raise ConvertError("tokenizer", "a BPE or Unigram tokenizer.json, or a tokenizer.model", str(kind or "neither"))

@@ -1,0 +1,32 @@
+"""Byte-level BPE: tokens, merges, and the name libllama gives to the tokenizer's split rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConvertError
+from . import pre as pre_tokenizer
+from .files import NORMAL, TokenizerFiles, Vocabulary
+
+
+def read(files: TokenizerFiles, n_vocab: int, pre: str | None) -> Vocabulary:
+    """Vocabulary of a tokenizer.json whose model is BPE without byte fallback."""
+    model = files.model
+    for option in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise ConvertError("tokenizer.json", f"a byte-level BPE without {option}", repr(model[option]))
+    name = pre or pre_tokenizer.identify(files.json)
+    vocabulary = Vocabulary.empty("gpt2", name, n_vocab)
+    for text, token in model["vocab"].items():
+        vocabulary.put(int(token), text, NORMAL)
+    vocabulary.put_added(files.added)
+    vocabulary.merges = [_merge(pair) for pair in model["merges"]]
+    return vocabulary
+
+
+def _merge(pair: Any) -> str:
+    """"left right"; a space inside a part would be read as the separator, so it is written as its byte symbol Ġ."""
+    if isinstance(pair, str):
+        return pair
+    left, right = (part.replace(" ", "\u0120") for part in pair)
+    return f"{left} {right}"

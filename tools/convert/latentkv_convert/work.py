@@ -1,0 +1,48 @@
+"""What a method may look at while it plans: the model, its weights, the statistics and its own bases, kept once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .checkpoint import Checkpoint
+from .ir import F32, Array, Basis, ModelSpec
+
+_KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
+
+
+@dataclass
+class Work:
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    stats: Mapping[str, Sequence[Mapping[str, Array]]]  # statistic -> layer -> array
+    seed: int
+    decompose: Callable[[Work, int, str], tuple[Basis, ...]]
+    _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def weight(self, layer: int, side: str) -> F32:
+        """W of q, k or v, [out, n_embd] in the checkpoint's row order."""
+        projection = self.spec.projections[side]
+        weight = self.checkpoint.read(f"{self.spec.layers}.{layer}.{projection.module}.weight")
+        return weight if projection.rows is None else weight[projection.rows]
+
+    def bias(self, layer: int, side: str) -> F32 | None:
+        projection = self.spec.projections[side]
+        name = f"{self.spec.layers}.{layer}.{projection.module}.bias"
+        if name not in self.checkpoint:
+            return None
+        bias = self.checkpoint.read(name)
+        return bias if projection.rows is None else bias[projection.rows]
+
+    def bases(self, layer: int, side: str) -> tuple[Basis, ...]:
+        """One full-rank, importance-ordered Basis per group."""
+        key = (layer, side)
+        if key in self._kept:
+            return self._kept[key]
+        bases = self.decompose(self, layer, side)
+        size = sum(basis.down.nbytes + basis.up.nbytes for basis in bases)
+        if self._bytes + size <= _KEEP_BYTES:
+            self._kept[key] = bases
+            self._bytes += size
+        return bases
