@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "cache/kv_cache.h"
 #include "model/model.h"
 
 void bind_model(pybind11::module_ & module);

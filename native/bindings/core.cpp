@@ -73,6 +73,8 @@ PYBIND11_MODULE(_core, module) {
             }
         } catch (const lkv::Error & e) {
             py::set_error(error, e.what());
+        } catch (const std::invalid_argument & e) {  // row layouts and kernel plans
+            py::set_error(error, e.what());
         }
     });
     lkv::install_library_logging();

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include "base/log.h"
 #include "bindings.h"
 #include "runtime/session.h"
 
