@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv import _core
 from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
 from latentkv.sampling import SamplingOptions, require_tfs_off
 from latentkv.timings import Timings
 
 if TYPE_CHECKING:
+    from latentkv import _core
     from latentkv.llama import Llama
 
 # (tokens so far [n], logits [n_vocab]) -> changed logits [n_vocab]
@@ -63,7 +63,7 @@ class TokenLoop:
         begin = time.perf_counter()
         llama.eval(prompt[cached:])
         llama.timings.prompt_s = time.perf_counter() - begin
-        for token in prompt[-llama.last_n_tokens_size :]:
+        for token in prompt[max(0, len(prompt) - llama.last_n_tokens_size) :]:
             self._sampler.accept(token, in_grammar=False)
 
     def next(self) -> int:

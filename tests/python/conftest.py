@@ -1,0 +1,199 @@
+"""Fixtures: a scripted runtime for pure logic, and the demo model, converted once, for the rest."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "models/demo"
+NATIVE = importlib.util.find_spec("latentkv._core") is not None
+CONVERTER = (
+    importlib.util.find_spec("latentkv_convert") is not None and importlib.util.find_spec("torch") is not None
+)
+
+END = 0  # the scripted vocabulary's end token; token b + 1 is byte b
+
+
+@dataclass
+class Script:
+    """What the scripted model says after a prompt, whatever was sampled: tokens, each by far the
+    likeliest."""
+
+    tokens: list[int] = field(default_factory=list)
+    pieces: dict[int, bytes] = field(default_factory=dict)  # tokens of more than one byte
+    decoded: list[int] = field(default_factory=list)  # every token that went through decode()
+    prompt: int = 0  # tokens before the script starts
+
+    def say(self, prompt: int, *pieces: bytes) -> None:
+        """The answer as pieces, one token each, then the end token."""
+        self.prompt, self.tokens = prompt, []
+        for piece in pieces:
+            token = piece[0] + 1 if len(piece) == 1 else 300 + len(self.pieces)
+            if len(piece) != 1:
+                self.pieces[token] = piece
+            self.tokens.append(token)
+        self.tokens.append(END)
+
+
+def scripted_core(script: Script) -> types.SimpleNamespace:
+    n_vocab = 400
+
+    class Model:
+        n_embd, n_ctx_train, chat_template = 8, 4096, None
+        metadata: dict[str, str] = {}  # noqa: RUF012
+
+        def __init__(self, path: str, **options: Any) -> None:
+            self.n_vocab = n_vocab
+
+        def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]:
+            return [byte + 1 for byte in text]
+
+        def token_to_piece(self, token: int, special: bool = False) -> bytes:
+            return b"" if token == END else script.pieces.get(token, bytes([(token - 1) % 256]))
+
+        def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes:
+            return b"".join(self.token_to_piece(token) for token in tokens)
+
+        def token_bos(self) -> int:
+            return -1
+
+        def token_eos(self) -> int:
+            return END
+
+        def is_eog(self, token: int) -> bool:
+            return token == END
+
+    class Session:
+        def __init__(self, model: Model, *, n_ctx: int = 0, **options: Any) -> None:
+            self.n_ctx, self.cells = n_ctx, []  # type: ignore[var-annotated]
+
+        def decode(self, tokens: Sequence[int], *, output: str = "last", **options: Any) -> np.ndarray:
+            rows = np.zeros((len(tokens), n_vocab), np.float32)
+            for row, token in zip(rows, tokens, strict=True):
+                self.cells.append(token)
+                script.decoded.append(token)
+                at = len(self.cells) - script.prompt
+                row[script.tokens[at] if 0 <= at < len(script.tokens) else END] = 20.0
+            return {"all": rows, "last": rows[-1:], "none": rows[:0]}[output]
+
+        def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
+            del self.cells[max(p0, 0) :]
+            return True
+
+        def seq_pos_max(self, seq: int) -> int:
+            return len(self.cells) - 1
+
+    class Sampler:
+        def __init__(self, model: Model, **options: Any) -> None:
+            self.options = options
+
+        def sample(self, logits: np.ndarray) -> int:
+            return int(logits.argmax())
+
+        def accept(self, token: int, in_grammar: bool = True) -> None: ...
+
+    return types.SimpleNamespace(
+        Model=Model, Session=Session, Sampler=Sampler, set_log_level=lambda level: None, Error=ValueError
+    )
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Replaces the native runtime by one that says what the test wants. Needs no native module."""
+    written = Script()
+    core = scripted_core(written)
+    if not NATIVE:
+        sys.modules.setdefault("latentkv._core", core)  # type: ignore[arg-type]
+    for name in ("latentkv.llama", "latentkv.sampling"):
+        monkeypatch.setattr(importlib.import_module(name), "_core", core)
+    return written
+
+
+@pytest.fixture
+def scripted(script: Script) -> Callable[..., Any]:
+    """Builds a Llama on the scripted runtime."""
+
+    def build(**options: Any) -> Any:
+        from latentkv import Llama
+
+        return Llama("scripted.gguf", **options)
+
+    return build
+
+
+def _convert(path: Path, *options: str) -> Path:
+    if not NATIVE or not CONVERTER:
+        pytest.skip("needs the native module and the converter's dependencies (pip install '.[convert]')")
+    if not path.exists():
+        command = [
+            sys.executable,
+            "-m",
+            "latentkv",
+            "convert",
+            str(DEMO),
+            "-o",
+            str(path),
+            "--no-plot",
+            *options,
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "2"}
+        )
+        assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="session")
+def plain_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """models/demo with full K and V, f32."""
+    return _convert(tmp_path_factory.mktemp("plain") / "plain.gguf", "--method", "none", "--outtype", "f32")
+
+
+@pytest.fixture(scope="session")
+def latent_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """models/demo with latent K and V at half the dimensions, f16."""
+    return _convert(
+        tmp_path_factory.mktemp("latent") / "latent.gguf",
+        *(
+            "--keep",
+            "0.5",
+            "--allocate",
+            "uniform",
+            "--calib",
+            str(DEMO / "sample-calib.txt"),
+            "--calib-tokens",
+            "4096",
+        ),
+    )
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def run() -> Run:
+    """`run("info", path, input="…")`: the command as a user's shell would start it."""
+
+    def start(*args: object, input: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "latentkv", *map(str, args)],
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return start
