@@ -6,17 +6,15 @@ python bench/demo.py [--out build/demo] [--save]      --save also writes bench/r
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from command import ROOT, latentkv, score
 from record import RESULTS, Column, save
 
-ROOT = Path(__file__).resolve().parent.parent
+TEXT = Path("models/demo/sample-val.txt")
 CONTEXT = 512  # sample-val.txt has 2900 tokens: five windows
 SECRET = "4178410"
 
@@ -31,46 +29,9 @@ COLUMNS = [
 ]
 
 
-def latentkv(*args: str, capture: bool = False) -> str:
-    """Runs one command as a user would, with the command line shown; its failure is ours."""
-    print(f"\n$ latentkv {shlex.join(args)}", flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "latentkv", *args],
-        cwd=ROOT,
-        stdout=subprocess.PIPE if capture else None,
-        text=True,
-    )
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    return done.stdout or ""
-
-
-def measure(gguf: Path, kv: str, against: str | None) -> dict[str, Any]:
-    args = [
-        "perplexity",
-        str(gguf),
-        "-f",
-        "models/demo/sample-val.txt",
-        "-c",
-        str(CONTEXT),
-        "--kv",
-        kv,
-        "--json",
-    ]
-    if against:
-        args += ["--kld-against", against]
-    result = json.loads(latentkv(*args, capture=True))
-    return {
-        "ppl": result["ppl"],
-        "bytes": result["kv_bytes_per_token"],
-        "kld": result["kld"]["mean"] if against else None,
-        "same_top": result["same_top"] if against else None,
-    }
-
-
 def question() -> str:
     """Three thousand characters of the sample text with a number in it, and what the number was."""
-    text = (ROOT / "models/demo/sample-val.txt").read_text(encoding="utf-8")[:3000]
+    text = (ROOT / TEXT).read_text(encoding="utf-8")[:3000]
     at = text.index(". ", 750) + 2
     text = f"{text[:at]}The magic number for warehouse is {SECRET}. {text[at:]}"
     return f"Read the text and remember the numbers.\n\n{text}\n\nWhat is the magic number for warehouse?"
@@ -113,7 +74,7 @@ def main() -> None:
         (half, "f16", str(plain)),
         (half, "q4", str(plain)),
     ]:
-        rows.append({"file": gguf.stem, "kv": kv, **measure(gguf, kv, against)})
+        rows.append(score(gguf, TEXT, kv, CONTEXT, against))
     for row in rows:
         row["share"] = row["bytes"] / rows[0]["bytes"]
 
