@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def cell(value: Any, spec: str, unit: str) -> str:
     return f"{text} {unit}" if unit else text
 
 
-def render_result(name: str, folder: Path = RESULTS) -> str:
+def render_result(name: str, folder: Path = RESULTS, link: str = "bench/results") -> str:
     path = folder / f"{name}.json"
     if not path.exists():
         raise StaleError(f"[tables] expected bench/results/{name}.json; got no such file")
@@ -64,7 +65,7 @@ def render_result(name: str, folder: Path = RESULTS) -> str:
     machine = result["environment"]
     source = f"`{result['command']}` on {machine['cpu']}, {machine['cores']} cores, at {machine['commit']}"
     note = f"{result['note']} " if result.get("note") else ""
-    return f"\n{table}\n{note}{source} ([JSON](bench/results/{name}.json)).\n\n"
+    return f"\n{table}\n{note}{source} ([JSON]({link}/{name}.json)).\n\n"
 
 
 def entries(folder: Path) -> list[tuple[str, str]]:
@@ -90,16 +91,17 @@ def render_registry(name: str, root: Path = ROOT) -> str:
     return "\n" + markdown_table([name, ""], rows, ["---", "---"]) + "\n"
 
 
-def render(page: str, root: Path = ROOT) -> str:
-    """The page with every block replaced by what it should say now."""
+def render(page: str, root: Path = ROOT, folder: str = ".") -> str:
+    """The page, which lies in `folder`, with every block replaced by what it should say now."""
+    results = Path("bench") / "results"
+    link = Path(os.path.relpath(results, folder)).as_posix()
 
     def block(match: re.Match[str]) -> str:
-        kind, name = match.group(2), match.group(3)
-        body = (
-            render_result(name, root / "bench" / "results")
-            if kind == "result"
-            else render_registry(name, root)
-        )
+        name = match.group(3)
+        if match.group(2) == "result":
+            body = render_result(name, root / results, link)
+        else:
+            body = render_registry(name, root)
         return match.group(1) + body + match.group(5)
 
     return BLOCK.sub(block, page)
@@ -117,7 +119,7 @@ def main(argv: list[str]) -> int:
     for path in pages():
         old = path.read_text(encoding="utf-8")
         try:
-            new = render(old)
+            new = render(old, ROOT, path.parent.relative_to(ROOT).as_posix())
         except StaleError as error:
             print(f"error: {error} ({path.name})", file=sys.stderr)
             return 1

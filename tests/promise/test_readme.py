@@ -22,7 +22,8 @@ COMMAND = re.compile(r"^\s*(?:\$ )?latentkv (\w+)", re.MULTILINE)
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_tables_are_current(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert tables.render(text) == text, "stale: run python bench/tables.py"
+    folder = page.parent.relative_to(ROOT).as_posix()
+    assert tables.render(text, ROOT, folder) == text, "stale: run python bench/tables.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -57,6 +58,8 @@ def test_a_result_becomes_a_table(tmp_path: Path) -> None:
     page = tables.render(PAGE, write_repository(tmp_path))
     assert "| cache | perplexity |\n|---|--:|\n| f16 | 14.69 |\n| q4 | – |\n" in page
     assert "`make small`" in page
+    assert "(bench/results/small.json)" in page
+    assert "(../bench/results/small.json)" in tables.render(PAGE, tmp_path, "docs")
     assert page.startswith("before\n")
     assert page.endswith("after\n")
     assert tables.render(page, tmp_path) == page
