@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from latentkv_convert.cli import main  # noqa: E402
+from latentkv_convert.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(prog=Path(__file__).name))

@@ -1,4 +1,5 @@
-"""Exact rank budgets: shares proportional to a weight, between bounds, in whole units, adding up to the total."""
+"""Exact rank budgets: shares proportional to a weight, between bounds, in whole units, adding up to the
+total."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def water_fill(weights: F64, low: Units, high: Units, total: int) -> Units:
 
 
 def split_groups(units: int, sigmas: Sequence[F64], capacity: int, pad: int) -> list[int]:
-    """Units of one matrix over its groups: equal shares, the rest one each to the groups that gain most energy."""
+    """Units of one matrix over its groups: equal shares, the rest one each to the groups that gain most
+    energy."""
     n = len(sigmas)
     equal, rest = divmod(units, n)
     gain = [float(np.square(sigma[equal * pad : (equal + 1) * pad]).sum()) for sigma in sigmas]

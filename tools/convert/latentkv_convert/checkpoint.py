@@ -26,7 +26,8 @@ def read_json(path: Path) -> Any:
 
 
 class Checkpoint:
-    """Tensors by name, whichever of the four layouts holds them (one file or shards, safetensors or PyTorch)."""
+    """Tensors by name, whichever of the four layouts holds them (one file or shards, safetensors or
+    PyTorch)."""
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
@@ -57,7 +58,9 @@ class Checkpoint:
             if (self.directory / stem).is_file():
                 return {name: stem for name in self._names(self._shard(stem))}
         raise ConvertError(
-            "checkpoint", f"model.safetensors, pytorch_model.bin or their .index.json in {self.directory}", "none"
+            "checkpoint",
+            f"model.safetensors, pytorch_model.bin or their .index.json in {self.directory}",
+            "none",
         )
 
     def _shard(self, file: str) -> Path:
@@ -87,7 +90,8 @@ class Checkpoint:
         return self._resolve(name) is not None
 
     def _resolve(self, name: str) -> str | None:
-        """Base-model checkpoints lack the leading `model.` or `transformer.`: look for the name without it."""
+        """Base-model checkpoints lack the leading `model.` or `transformer.`: look for the name without
+        it."""
         for candidate in (name, name.partition(".")[2]):
             if candidate in self._where:
                 return candidate

@@ -65,12 +65,19 @@ def build_parser(method: str, prog: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("checkpoint", type=Path, metavar="CKPT_DIR", help="directory with config.json and weights")
+    parser.add_argument(
+        "checkpoint", type=Path, metavar="CKPT_DIR", help="directory with config.json and weights"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
     parser.add_argument(
-        "--method", default=DEFAULT_METHOD, metavar="NAME", help=f"compression method (default {DEFAULT_METHOD})"
+        "--method",
+        default=DEFAULT_METHOD,
+        metavar="NAME",
+        help=f"compression method (default {DEFAULT_METHOD})",
     )
-    parser.add_argument("--outtype", choices=OUTTYPES, default="f16", help="type of the weights (default f16)")
+    parser.add_argument(
+        "--outtype", choices=OUTTYPES, default="f16", help="type of the weights (default f16)"
+    )
     parser.add_argument(
         "--rotate",
         action=argparse.BooleanOptionalAction,
@@ -80,13 +87,27 @@ def build_parser(method: str, prog: str) -> Parser:
     parser.add_argument("--seed", type=_natural, default=0, help="seed of sampling and rotation (default 0)")
     text = parser.add_argument_group("calibration")
     text.add_argument("--calib", type=Path, metavar="FILE", help="text to calibrate on (UTF-8)")
-    text.add_argument("--calib-tokens", type=_positive, default=65536, metavar="N", help="tokens to read (default 65536)")
-    text.add_argument("--calib-window", type=_positive, default=2048, metavar="N", help="tokens per window (default 2048)")
-    text.add_argument("--fisher-tokens", type=_positive, default=32768, metavar="N", help="tokens to take gradients on (default 32768)")
+    text.add_argument(
+        "--calib-tokens", type=_positive, default=65536, metavar="N", help="tokens to read (default 65536)"
+    )
+    text.add_argument(
+        "--calib-window", type=_positive, default=2048, metavar="N", help="tokens per window (default 2048)"
+    )
+    text.add_argument(
+        "--fisher-tokens",
+        type=_positive,
+        default=32768,
+        metavar="N",
+        help="tokens to take gradients on (default 32768)",
+    )
     text.add_argument("--device", default="cpu", help="where the model runs: cpu (default) or cuda")
-    text.add_argument("--no-cache", dest="cache", action="store_false", help="neither read nor keep calibration results")
+    text.add_argument(
+        "--no-cache", dest="cache", action="store_false", help="neither read nor keep calibration results"
+    )
     other = parser.add_argument_group("other")
-    other.add_argument("--pre", metavar="NAME", help="tokenizer.ggml.pre, when the tokenizer's split rules are not known")
+    other.add_argument(
+        "--pre", metavar="NAME", help="tokenizer.ggml.pre, when the tokenizer's split rules are not known"
+    )
     other.add_argument("--no-plot", dest="plot", action="store_false", help="do not draw the rank map")
     methods.module(method).add_arguments(parser.add_argument_group(f"--method {method}"))
     return parser

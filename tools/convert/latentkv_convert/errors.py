@@ -28,5 +28,8 @@ def need(package: str) -> ModuleType:
         if error.name is not None and error.name.split(".")[0] != package.split(".")[0]:
             raise
         raise ConvertError(
-            "convert", f"the Python package {package}", "no such package", "run pip install 'latentkv[convert]'"
+            "convert",
+            f"the Python package {package}",
+            "no such package",
+            "run pip install 'latentkv[convert]'",
         ) from None

@@ -1,4 +1,5 @@
-"""Writes the GGUF: keys, then one tensor at a time, to a temporary name that becomes the output only when complete."""
+"""Writes the GGUF: keys, then one tensor at a time, to a temporary name that becomes the output only when
+complete."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from .ir import F32
 
 @dataclass(frozen=True)
 class OutTensor:
-    """A tensor to write. `shape` is NumPy's order (the reverse of GGUF's ne); `load` computes it when its turn comes."""
+    """A tensor to write. `shape` is NumPy's order (the reverse of GGUF's ne); `load` computes it when its
+    turn comes."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,7 +62,7 @@ def write(
                     raise ConvertError(tensor.name, f"shape {list(tensor.shape)}", f"{list(array.shape)}")
                 data = quantize.encode(array, kinds[tensor.name], tensor.name)
                 writer.write_padding(file, file.tell())
-                file.write(memoryview(data).cast("B"))
+                file.write(data.data.cast("B"))
                 writer.write_padding(file, data.nbytes)
                 each(tensor)
             file.flush()
@@ -75,7 +77,8 @@ def write(
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, renamed to it on success and removed on any failure, Ctrl-C included."""
+    """A temporary name beside `path`, renamed to it on success and removed on any failure, Ctrl-C
+    included."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
@@ -87,7 +90,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def add_key(writer: Any, key: str, value: Any) -> None:
-    """One key-value pair, its GGUF type from the Python type: u32 for int (i32 when negative), f32 for float."""
+    """One key-value pair, its GGUF type from the Python type: u32 for int (i32 when negative), f32 for
+    float."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
@@ -116,6 +120,8 @@ def _add_array(writer: Any, key: str, value: np.ndarray) -> None:
     gguf = need("gguf")
     types = {"int32": "INT32", "uint8": "UINT8", "float32": "FLOAT32"}
     if value.dtype.name not in types or value.size == 0:
-        raise ConvertError(key, f"a non-empty array of {', '.join(types)}", f"{value.dtype.name} x {value.size}")
+        raise ConvertError(
+            key, f"a non-empty array of {', '.join(types)}", f"{value.dtype.name} x {value.size}"
+        )
     sub_type = gguf.GGUFValueType[types[value.dtype.name]]
     writer.add_key_value(key, value.tolist(), gguf.GGUFValueType.ARRAY, sub_type=sub_type)

@@ -30,7 +30,8 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class Projection:
-    """Where a checkpoint keeps q, k or v: a Linear inside a layer, and which of its output rows (None: all)."""
+    """Where a checkpoint keeps q, k or v: a Linear inside a layer, and which of its output rows (None:
+    all)."""
 
     module: str
     rows: NDArray[np.int64] | None = None
@@ -38,7 +39,8 @@ class Projection:
 
 @dataclass(frozen=True)
 class TensorRole:
-    """A checkpoint tensor that is copied: `source` and `target` are relative to the layer when it belongs to one."""
+    """A checkpoint tensor that is copied: `source` and `target` are relative to the layer when it belongs to
+    one."""
 
     source: str
     target: str

@@ -11,10 +11,11 @@ SIGMA_FLOOR = 1e-7  # of the largest: below it a singular value is rounding nois
 
 
 def eigenbasis(moment: F64, where: str) -> tuple[F64, F64]:
-    """Singular values [n] (descending) and directions [n, n] (columns) of rows whose second moment is `moment`.
+    """Singular values [n] (descending) and directions [n, n] (columns) of rows whose second moment is
+    `moment`.
 
-    For M = Wᵀ C W with C the input moment this is SVD-LLM's whitened SVD without its Cholesky factor: eigenvalues are
-    the squared singular values, eigenvectors the output directions.
+    For M = Wᵀ C W with C the input moment this is SVD-LLM's whitened SVD without its Cholesky factor:
+    eigenvalues are the squared singular values, eigenvectors the output directions.
     """
     if not np.isfinite(moment).all():
         raise ConvertError(where, "a finite second moment", "NaN or infinity")
@@ -24,7 +25,7 @@ def eigenbasis(moment: F64, where: str) -> tuple[F64, F64]:
 
 
 def balanced(sigma: F64, directions: F64) -> Basis:
-    """Half of sigma on each side (Palu's split): z has variance sigma_i, the scaling that loses least to a uniform
-    quantizer after a Hadamard rotation."""
+    """Half of sigma on each side (Palu's split): z has variance sigma_i, the scaling that loses least to a
+    uniform quantizer after a Hadamard rotation."""
     root = np.sqrt(np.maximum(sigma, max(SIGMA_FLOOR * float(sigma[0]), np.finfo(np.float64).tiny)))
     return Basis(sigma, directions / root[None, :], root[:, None] * directions.T)

@@ -65,7 +65,9 @@ def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
             expected[name] = (spec.kv_width, spec.n_embd)
     for name, shape in expected.items():
         if checkpoint.shape(name) != shape:
-            raise ConvertError(name, f"shape {list(shape)} from config.json", f"{list(checkpoint.shape(name))}")
+            raise ConvertError(
+                name, f"shape {list(shape)} from config.json", f"{list(checkpoint.shape(name))}"
+            )
 
 
 def model_keys(recipe: Recipe, spec: ModelSpec) -> dict[str, Any]:
@@ -77,7 +79,11 @@ def model_keys(recipe: Recipe, spec: ModelSpec) -> dict[str, Any]:
         "general.quantization_version": 2,
     }
     keys |= {f"{spec.gguf_arch}.{name}": value for name, value in spec.keys.items()}
-    keys |= {KEYS["version"]: VERSION, KEYS["source_method"]: recipe.method, KEYS["source_recipe"]: recipe.text()}
+    keys |= {
+        KEYS["version"]: VERSION,
+        KEYS["source_method"]: recipe.method,
+        KEYS["source_recipe"]: recipe.text(),
+    }
     keys |= {KEYS[f"block_{name}"]: value for name, value in dataclasses.asdict(spec.block).items()}
     return keys | {KEYS[name]: value for name, value in spec.latentkv_keys.items()}
 
@@ -99,7 +105,9 @@ def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
         segments = [layer.segments or ((head_dim,),) * n_kv for layer in layers]
         if any(len(widths) > 1 for layer in segments for widths in layer):
             keys[KEYS[f"{side}_segment_counts"]] = [len(widths) for layer in segments for widths in layer]
-            keys[KEYS[f"{side}_segment_widths"]] = [w for layer in segments for widths in layer for w in widths]
+            keys[KEYS[f"{side}_segment_widths"]] = [
+                w for layer in segments for widths in layer for w in widths
+            ]
         if any(layer.formats for layer in layers):
             formats = [layer.formats or (("f16",),) * n_kv for layer in layers]
             keys[KEYS[f"{side}_segment_formats"]] = [f for layer in formats for group in layer for f in group]
@@ -122,7 +130,9 @@ def model_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> list[OutTensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _copy(checkpoint: Checkpoint, spec: ModelSpec, role: TensorRole, source: str, target: str) -> OutTensor | None:
+def _copy(
+    checkpoint: Checkpoint, spec: ModelSpec, role: TensorRole, source: str, target: str
+) -> OutTensor | None:
     name = source + role.source
     if role.optional and name not in checkpoint:
         return None
@@ -143,7 +153,9 @@ def _copy(checkpoint: Checkpoint, spec: ModelSpec, role: TensorRole, source: str
 
 
 def cache_tensors(recipe: Recipe, work: Work, plan: Plan) -> Sequence[OutTensor]:
-    factors = lru_cache(maxsize=1)(partial(finished, recipe, work, plan))  # A and B of a side are written in a row
+    factors = lru_cache(maxsize=1)(
+        partial(finished, recipe, work, plan)
+    )  # A and B of a side are written in a row
     tensors: list[OutTensor] = []
     for index, layer in enumerate(plan.layers):
         for side in SIDES:

@@ -9,4 +9,6 @@ from .errors import need
 
 def bar(total: int, label: str, unit: str = "layer") -> Any:
     """A context manager with update(n)."""
-    return need("tqdm").tqdm(total=total, desc=label, unit=unit, disable=None, leave=False, dynamic_ncols=True)
+    return need("tqdm").tqdm(
+        total=total, desc=label, unit=unit, disable=None, leave=False, dynamic_ncols=True
+    )

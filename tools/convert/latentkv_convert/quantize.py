@@ -16,8 +16,9 @@ _BYTES_PER_BLOCK = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q4_0": 18}
 
 
 def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
-    """Type of one tensor: vectors are f32; factors f32 or f16; tables of a q4_0 file are q8_0 (4 bits there cost more
-    quality than they save); a row that is not a multiple of 32 cannot be quantized and stays f16."""
+    """Type of one tensor: vectors are f32; factors f32 or f16; tables of a q4_0 file are q8_0 (4 bits there
+    cost more quality than they save); a row that is not a multiple of 32 cannot be quantized and stays
+    f16."""
     if kind == "vector":
         return "f32"
     if kind == "factor":
@@ -48,7 +49,9 @@ def encode(array: F32, kind: str, where: str) -> Array:
     if kind == "f16":
         peak = float(np.abs(array).max(initial=0.0))
         if peak > 65504:
-            raise ConvertError(where, "values up to 65504 for f16", f"{peak:.6g}", "use --outtype f32 or bf16")
+            raise ConvertError(
+                where, "values up to 65504 for f16", f"{peak:.6g}", "use --outtype f32 or bf16"
+            )
         return np.ascontiguousarray(array, dtype=np.float16)
     qtype = gguf.GGMLQuantizationType[kind.upper()]
     try:

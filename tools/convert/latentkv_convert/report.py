@@ -1,4 +1,5 @@
-"""What a conversion did: per-layer ranks and energy, true bytes per token, the files. As a table, JSON and a picture."""
+"""What a conversion did: per-layer ranks and energy, true bytes per token, the files. As a table, JSON and a
+picture."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def finish(recipe: Recipe, work: Work, plan: Plan, file_bytes: int, calibration_
 
 
 def rank_map(report: Report, path: Path) -> None:
-    """Layers x groups, K beside V, coloured by the kept share of a group's dimensions, each cell with its rank.
+    """Layers x groups, K beside V, coloured by the kept share of a group's dimensions, each cell with its
+    rank.
 
     Raises:
         ConvertError: matplotlib is not installed.
@@ -119,13 +121,21 @@ def rank_map(report: Report, path: Path) -> None:
     try:
         need("matplotlib").use("Agg")
     except ConvertError as error:
-        raise ConvertError("plot", "matplotlib for the rank map", str(error), "install it or pass --no-plot") from None
+        raise ConvertError(
+            "plot", "matplotlib for the rank map", str(error), "install it or pass --no-plot"
+        ) from None
     plt: Any = need("matplotlib.pyplot")
     spec = report.spec
-    groups = {side: max(max(len(layer.side(side).ranks), 1) for layer in report.plan.layers) for side in SIDES}
+    groups = {
+        side: max(max(len(layer.side(side).ranks), 1) for layer in report.plan.layers) for side in SIDES
+    }
     columns = max(groups.values())
     figure, axes = plt.subplots(
-        1, 2, figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * spec.n_layer), sharey=True, layout="constrained"
+        1,
+        2,
+        figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * spec.n_layer),
+        sharey=True,
+        layout="constrained",
     )
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
@@ -162,5 +172,7 @@ def _short(ranks: tuple[int, ...]) -> str:
 
 def _align(lines: list[list[str]]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    padded = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    padded = [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    ]
     return "\n".join(padded)

@@ -63,8 +63,8 @@ def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
 
 
 def llama3_factors(config: Mapping[str, Any], rope: Mapping[str, Any], n_rot: int) -> F32:
-    """[n_rot/2] divisors of the frequencies (transformers `rope_type: llama3`): 1 for short waves, `factor` for
-    long ones, and in between the reciprocal of a blend of the two frequencies."""
+    """[n_rot/2] divisors of the frequencies (transformers `rope_type: llama3`): 1 for short waves, `factor`
+    for long ones, and in between the reciprocal of a blend of the two frequencies."""
     factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     context = original_context(config, rope)
     wavelen = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
@@ -83,7 +83,8 @@ def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], factor: float) -> 
     for name in ("beta_fast", "beta_slow"):
         if rope.get(name):
             keys[f"rope.scaling.yarn_{name}"] = float(rope[name])
-    # A reader multiplies cos and sin by attn_factor · (1 + 0.1 ln factor): store what is left of transformers' factor.
+    # A reader multiplies cos and sin by attn_factor · (1 + 0.1 ln factor): store what is left of
+    # transformers' factor.
     stock = _mscale(factor, 1.0)
     attention = rope.get("attention_factor")
     if attention is None and rope.get("mscale") and rope.get("mscale_all_dim"):

@@ -10,7 +10,8 @@ FORMATS = ("f16", "q8", "q4", "q3", "q2")
 
 
 def segment_bytes(fmt: str, width: int) -> int:
-    """f16: 2 per channel. qN: scale and minimum in f16, then N bits per channel in 16s. gN: one f16 scale, rounded up."""
+    """f16: 2 per channel. qN: scale and minimum in f16, then N bits per channel in 16s. gN: one f16 scale,
+    rounded up."""
     if fmt == "none":
         return 0
     if fmt == "f16":

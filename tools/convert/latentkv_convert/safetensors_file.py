@@ -1,4 +1,5 @@
-"""Reads one .safetensors file: u64 header length, JSON header, tensor bytes. Memory-mapped, nothing copied until asked."""
+"""Reads one .safetensors file: u64 header length, JSON header, tensor bytes. Memory-mapped, nothing copied
+until asked."""
 
 from __future__ import annotations
 
@@ -42,11 +43,15 @@ class SafetensorsFile:
         """The tensor as float32, in its own shape."""
         entry = self.entries[name]
         if entry["dtype"] not in _DTYPES:
-            raise ConvertError(f"{self.path.name}: {name}", f"a dtype of {', '.join(_DTYPES)}", entry["dtype"])
+            raise ConvertError(
+                f"{self.path.name}: {name}", f"a dtype of {', '.join(_DTYPES)}", entry["dtype"]
+            )
         begin, end = entry["data_offsets"]
         with self.path.open("rb") as file:
             file.seek(self._start + begin)
-            raw = np.fromfile(file, dtype=_DTYPES[entry["dtype"]], count=-1 if end == begin else self._count(entry))
+            raw = np.fromfile(
+                file, dtype=_DTYPES[entry["dtype"]], count=-1 if end == begin else self._count(entry)
+            )
         if entry["dtype"] == "BF16":
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32, copy=False).reshape(entry["shape"])
@@ -55,5 +60,7 @@ class SafetensorsFile:
         begin, end = entry["data_offsets"]
         count = int(np.prod(entry["shape"], dtype=np.int64))
         if count * np.dtype(_DTYPES[entry["dtype"]]).itemsize != end - begin:
-            raise ConvertError(self.path.name, f"{count} elements for shape {entry['shape']}", f"{end - begin} bytes")
+            raise ConvertError(
+                self.path.name, f"{count} elements for shape {entry['shape']}", f"{end - begin} bytes"
+            )
         return count

@@ -1,4 +1,5 @@
-"""Key names, tensor names and enumerations of the file, from schema.json (the same file native code is built from)."""
+"""Key names, tensor names and enumerations of the file, from schema.json (the same file native code is built
+from)."""
 
 from __future__ import annotations
 

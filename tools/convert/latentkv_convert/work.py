@@ -1,4 +1,5 @@
-"""What a method may look at while it plans: the model, its weights, the statistics and its own bases, kept once."""
+"""What a method may look at while it plans: the model, its weights, the statistics and its own bases, kept
+once."""
 
 from __future__ import annotations
 

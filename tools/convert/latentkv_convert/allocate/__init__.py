@@ -75,7 +75,10 @@ def by_weight(problem: RankProblem, weights: F64) -> Ranks:
     least = int(low.sum()) * problem.pad / (len(items) * problem.n_groups * problem.group_width)
     if problem.total_units < low.sum():
         raise ConvertError(
-            "--keep", f"at least {least:.4g} (rank {problem.pad} in every group)", f"{problem.keep:g}", "or a larger --group"
+            "--keep",
+            f"at least {least:.4g} (rank {problem.pad} in every group)",
+            f"{problem.keep:g}",
+            "or a larger --group",
         )
     units = budget.water_fill(weights, low, high, problem.total_units)
     ranks: dict[tuple[int, str], tuple[int, ...]] = {}

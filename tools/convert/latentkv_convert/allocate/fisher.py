@@ -1,7 +1,8 @@
-"""Palu's rank search: ranks in proportion to the mean RMS gradient of each projection's weights, K and V in one pool.
+"""Palu's rank search: ranks in proportion to the mean RMS gradient of each projection's weights, K and V in
+one pool.
 
-Differs from the published code where that is in error: labels are the next token (theirs are the one after), gradients
-are f32, clamped excess is redistributed in proportion, and the budget is met exactly.
+Differs from the published code where that is in error: labels are the next token (theirs are the one after),
+gradients are f32, clamped excess is redistributed in proportion, and the budget is met exactly.
 """
 
 from __future__ import annotations

@@ -47,9 +47,13 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     except KeyError as error:
         raise ConvertError("config.json", f"the field {error.args[0]}", "none") from None
     except (TypeError, ValueError) as error:
-        raise ConvertError("config.json", f"fields as transformers writes them for {model_type}", str(error)) from None
+        raise ConvertError(
+            "config.json", f"fields as transformers writes them for {model_type}", str(error)
+        ) from None
     if spec.n_kv < 1 or spec.n_head % spec.n_kv:
-        raise ConvertError("config.json", "query heads divisible by KV heads", f"{spec.n_head} and {spec.n_kv}")
+        raise ConvertError(
+            "config.json", "query heads divisible by KV heads", f"{spec.n_head} and {spec.n_kv}"
+        )
     return spec
 
 

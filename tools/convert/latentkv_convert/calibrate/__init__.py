@@ -19,7 +19,7 @@ from ..checkpoint import Checkpoint
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..recipe import Recipe
-from .sample import Sample, read_text
+from .sample import Sample, encode, read_text
 from .store import Store
 
 Layers = Sequence[Mapping[str, Array]]
@@ -36,16 +36,18 @@ def collect(
     if not needs:
         return {}, None
     if recipe.calib is None:
-        raise ConvertError("--calib", f"a text file (--method {recipe.method} needs {', '.join(needs)})", "none")
+        raise ConvertError(
+            "--calib", f"a text file (--method {recipe.method} needs {', '.join(needs)})", "none"
+        )
     store = Store(recipe.cache)
-    text = read_text(recipe.calib)
+    text = encode(read_text(recipe.calib), checkpoint, spec)
     identity = checkpoint.identity()
     stats: dict[str, Layers] = {}
     largest: Sample | None = None
     for name in needs:
         module: Any = importlib.import_module(f"{__name__}.{name}")
         n_tokens, window = module.sample(recipe)
-        sample = Sample.draw(text, checkpoint, spec, n_tokens, min(window, spec.n_ctx), recipe.seed)
+        sample = Sample.draw(text, n_tokens, min(window, spec.n_ctx), recipe.seed)
         if largest is None or sample.tokens.size > largest.tokens.size:
             largest = sample
         key = store.key(identity, sample.digest, name, module.VERSION)
@@ -53,7 +55,8 @@ def collect(
         if found is None:
             from .stream import LayerStream
 
-            found = module.collect(LayerStream(checkpoint, spec, sample.tokens, recipe.device, name))
-            found = store.save(key, found)
-        stats[name] = found
+            stream = LayerStream(checkpoint, spec, sample.tokens, recipe.device, name)
+            stats[name] = store.save(key, module.collect(stream))
+        else:
+            stats[name] = found
     return stats, largest

@@ -1,7 +1,9 @@
-"""Palu's importance of a projection: the root-mean-square gradient of its weights over sequences, averaged per KV head.
+"""Palu's importance of a projection: the root-mean-square gradient of its weights over sequences, averaged
+per KV head.
 
-The loss is the mean next-token negative log-likelihood of a sequence with its own next tokens as labels, in float32.
-Layer by layer: hidden states are stored going up, gradients of them flow down through one recomputed layer at a time.
+The loss is the mean next-token negative log-likelihood of a sequence with its own next tokens as labels, in
+float32. Layer by layer: hidden states are stored going up, gradients of them flow down through one recomputed
+layer at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def collect(stream: LayerStream) -> list[dict[str, Array]]:
     return layers[::-1]
 
 
-def _backward(stream: LayerStream, index: int, inputs: Tensor, gradient: Tensor, bar: Any) -> dict[str, Array]:
+def _backward(
+    stream: LayerStream, index: int, inputs: Tensor, gradient: Tensor, bar: Any
+) -> dict[str, Array]:
     """Accumulates squared weight gradients of one layer and replaces `gradient` by that of its input."""
     with stream.layer(index) as live:
         modules: dict[str, Any] = {
@@ -59,7 +63,9 @@ def _backward(stream: LayerStream, index: int, inputs: Tensor, gradient: Tensor,
         for window in range(stream.n_windows):
             bottom = inputs[window : window + 1].to(stream.device).requires_grad_()
             output = stream.run(live, index, bottom)
-            slopes = torch.autograd.grad(output, [bottom, *weights], gradient[window : window + 1].to(stream.device))
+            slopes = torch.autograd.grad(
+                output, [bottom, *weights], gradient[window : window + 1].to(stream.device)
+            )
             gradient[window] = slopes[0][0].cpu()
             for weight, slope in zip(weights, slopes[1:], strict=True):
                 squares[id(weight)] += slope.double() ** 2

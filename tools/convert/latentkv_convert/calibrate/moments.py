@@ -1,4 +1,5 @@
-"""Second moments of the K and V projections' outputs before bias: M = (1/T) Σ xᵀx, [w, w] float64, BOS included."""
+"""Second moments of the K and V projections' outputs before bias: M = (1/T) Σ xᵀx, [w, w] float64, BOS
+included."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def collect(stream: LayerStream) -> list[dict[str, Array]]:
                 for window in range(stream.n_windows):
                     hidden[window] = stream.run(live, index, hidden[window : window + 1])[0].cpu()
                     bar.update(1)
-                layers.append({name: array for side in SIDES for name, array in meters[side].result().items()})
+                layers.append(
+                    {name: array for side in SIDES for name, array in meters[side].result().items()}
+                )
     return layers
 
 

@@ -1,9 +1,10 @@
-"""Which tokens of the calibration text the model sees: windows spread evenly over it, each starting with BOS if the
-tokenizer adds one."""
+"""Which tokens of the calibration text the model sees: windows spread evenly over it, each starting with BOS
+if the tokenizer adds one."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,12 @@ _MAX_CHARS = 16_000_000  # longer texts are read in evenly spaced pieces of this
 
 
 @dataclass(frozen=True)
+class Encoded:
+    ids: NDArray[np.int64]  # the text without special tokens
+    bos: NDArray[np.int64]  # what starts a window: [] or [bos]
+
+
+@dataclass(frozen=True)
 class Sample:
     tokens: NDArray[np.int64]  # [windows, window]
 
@@ -30,27 +37,18 @@ class Sample:
         return hashlib.sha256(repr(self.tokens.shape).encode() + self.tokens.tobytes()).hexdigest()
 
     @classmethod
-    def draw(
-        cls, text: str, checkpoint: Checkpoint, spec: ModelSpec, n_tokens: int, window: int, seed: int
-    ) -> Sample:
+    def draw(cls, text: Encoded, n_tokens: int, window: int, seed: int) -> Sample:
         """About n_tokens tokens (all of the text if it is shorter) in equal windows.
 
         One window is drawn at random from each of equally long stretches of the text.
-
-        Raises:
-            ConvertError: fewer than MIN_TOKENS tokens.
         """
-        ids, bos = encode(_thin(text), checkpoint)
-        if len(ids) < MIN_TOKENS:
-            raise ConvertError("--calib", f"a text of at least {MIN_TOKENS} tokens", f"{len(ids)} tokens")
-        if ids.max(initial=0) >= spec.n_vocab:
-            raise ConvertError("tokenizer", f"ids below vocab_size {spec.n_vocab}", str(int(ids.max())))
+        ids, bos = text.ids, text.bos
         body = min(window, len(ids) + len(bos)) - len(bos)
         available = len(ids) // body
         wanted = max(1, min(available, n_tokens // (body + len(bos))))
         rng = np.random.default_rng(seed)
         edges = np.linspace(0, available, wanted + 1).astype(np.int64)
-        picks = [int(rng.integers(low, high)) for low, high in zip(edges[:-1], edges[1:], strict=True)]
+        picks = [int(rng.integers(low, high)) for low, high in itertools.pairwise(edges)]
         rows = [np.concatenate([bos, ids[pick * body : (pick + 1) * body]]) for pick in picks]
         return cls(np.stack(rows).astype(np.int64))
 
@@ -59,9 +57,13 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConvertError("--calib", f"a readable text file at {path}", error.strerror or str(error)) from None
+        raise ConvertError(
+            "--calib", f"a readable text file at {path}", error.strerror or str(error)
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConvertError("--calib", "UTF-8 text", f"byte 0x{error.object[error.start]:02x} at {error.start}") from None
+        raise ConvertError(
+            "--calib", "UTF-8 text", f"byte 0x{error.object[error.start]:02x} at {error.start}"
+        ) from None
     if not text.strip():
         raise ConvertError("--calib", f"a text of at least {MIN_TOKENS} tokens", f"an empty file {path.name}")
     return text
@@ -76,16 +78,25 @@ def _thin(text: str) -> str:
     return "".join(text[start : start + size] for start in starts)
 
 
-def encode(text: str, checkpoint: Checkpoint) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Token ids of the text without special tokens, and the BOS that starts a window ([] or [bos])."""
+def encode(text: str, checkpoint: Checkpoint, spec: ModelSpec) -> Encoded:
+    """The text through the checkpoint's own tokenizer.
+
+    Raises:
+        ConvertError: fewer than MIN_TOKENS tokens, or ids the model does not have.
+    """
     files = TokenizerFiles(checkpoint.directory, checkpoint.config)
+    text = _thin(text)
     if (checkpoint.directory / "tokenizer.json").is_file():
         backend = need("tokenizers").Tokenizer.from_file(str(checkpoint.directory / "tokenizer.json"))
         backend.no_truncation()
-        ids = backend.encode(text, add_special_tokens=False).ids
+        ids = np.array(backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
     else:
         tokenizer = need("transformers").AutoTokenizer.from_pretrained(str(checkpoint.directory))
-        ids = tokenizer.encode(text, add_special_tokens=False)
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+    if len(ids) < MIN_TOKENS:
+        raise ConvertError("--calib", f"a text of at least {MIN_TOKENS} tokens", f"{len(ids)} tokens")
+    if ids.max() >= spec.n_vocab:
+        raise ConvertError("tokenizer", f"ids below vocab_size {spec.n_vocab}", str(int(ids.max())))
     family = "llama" if files.sentencepiece and not files.sentencepiece.is_unigram else ""
     bos = special.token_id(files, "bos") if special.adds(files, "bos", family) else None
-    return np.array(ids, dtype=np.int64), np.array([] if bos is None else [bos], dtype=np.int64)
+    return Encoded(ids, np.array([] if bos is None else [bos], dtype=np.int64))

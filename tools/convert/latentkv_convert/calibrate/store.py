@@ -1,4 +1,5 @@
-"""Statistics on disk, found by what they were computed from; written under a temporary name and renamed whole."""
+"""Statistics on disk, found by what they were computed from; written under a temporary name and renamed
+whole."""
 
 from __future__ import annotations
 

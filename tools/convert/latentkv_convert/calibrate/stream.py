@@ -1,7 +1,9 @@
-"""A transformers model run one decoder layer at a time: memory is one layer, the embeddings and the hidden states.
+"""A transformers model run one decoder layer at a time: memory is one layer, the embeddings and the hidden
+states.
 
-The whole model is built without weights. Its layers are replaced by slots that hand the hidden state through and note
-the other arguments of the call (masks, RoPE tables), so any decoder can be streamed without knowing its forward().
+The whole model is built without weights. Its layers are replaced by slots that hand the hidden state through
+and note the other arguments of the call (masks, RoPE tables), so any decoder can be streamed without knowing
+its forward().
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class LayerStream:
         return int(self.tokens.shape[0])
 
     def embed(self) -> Tensor:
-        """Input of the first layer, [windows, window, d] on the CPU. Also fills every slot's call arguments."""
+        """Input of the first layer, [windows, window, d] on the CPU. Also fills every slot's call
+        arguments."""
         with torch.no_grad():
             self._probe()
             parts = []
@@ -110,11 +113,14 @@ class LayerStream:
         result = live(hidden.to(self.device), *slot.args, **slot.kwargs)
         output: Tensor = result[0] if isinstance(result, tuple) else result
         if not torch.isfinite(output).all():
-            raise ConvertError(f"layer {index}", "finite activations on the calibration text", "NaN or infinity")
+            raise ConvertError(
+                f"layer {index}", "finite activations on the calibration text", "NaN or infinity"
+            )
         return output
 
     def loss(self, window: int, hidden: Tensor) -> Tensor:
-        """Mean next-token negative log-likelihood of a window in nats, from the last layer's output [1, window, d]."""
+        """Mean next-token negative log-likelihood of a window in nats, from the last layer's output [1,
+        window, d]."""
         tokens = self.tokens[window][None].to(self.device)
         self.slots[-1].output = hidden
         try:
@@ -148,7 +154,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConvertError("--device", "a device that torch can use", f"{name} ({str(error).splitlines()[0]})") from None
+        raise ConvertError(
+            "--device", "a device that torch can use", f"{name} ({str(error).splitlines()[0]})"
+        ) from None
     return device
 
 
@@ -156,17 +164,17 @@ def _without_weights(checkpoint: Checkpoint) -> Any:
     """The transformers model with every parameter on the meta device and every buffer real."""
     transformers = need("transformers")
     config = transformers.AutoConfig.for_model(**checkpoint.config)
-    register = nn.Module.register_parameter
+    name, register = "register_parameter", nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and parameter.device.type != "meta":
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    setattr(nn.Module, name, on_meta)
     try:
         return transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        setattr(nn.Module, name, register)

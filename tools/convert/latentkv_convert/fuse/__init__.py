@@ -1,1 +1,2 @@
-"""Steps fused into the factors before they are written: rotations inside segments, and the file's RoPE row order."""
+"""Steps fused into the factors before they are written: rotations inside segments, and the file's RoPE row
+order."""

@@ -1,4 +1,5 @@
-"""The row order of GGUF's `norm` RoPE pairing: transformers rotates planes (i, i + n/2), the file (2i, 2i + 1)."""
+"""The row order of GGUF's `norm` RoPE pairing: transformers rotates planes (i, i + n/2), the file (2i, 2i +
+1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Orthogonal matrices that spread a latent's energy evenly over its channels, for any size.
 
-Hadamard matrices from Sylvester's doubling and Paley's two constructions over prime fields; where none of those exists,
-a random sign flip times the orthonormal DCT-II, which spreads nearly as well. Fused into the factors, so size costs nothing.
+Hadamard matrices from Sylvester's doubling and Paley's two constructions over prime fields; where none of
+those exists, a random sign flip times the orthonormal DCT-II, which spreads nearly as well. Fused into the
+factors, so size costs nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def hadamard(n: int) -> F64 | None:
     for left in _factors(n):
         a, b = hadamard(left), hadamard(n // left)
         if a is not None and b is not None:
-            return np.kron(a, b)
+            return np.asarray(np.kron(a, b), dtype=np.float64)
     return None
 
 
@@ -81,7 +82,8 @@ def _paley_1(q: int) -> F64:
 
 
 def _paley_2(q: int) -> F64:
-    """Order 2(q + 1) for a prime q = 1 mod 4: the symmetric conference matrix with 2x2 blocks in its entries."""
+    """Order 2(q + 1) for a prime q = 1 mod 4: the symmetric conference matrix with 2x2 blocks in its
+    entries."""
     conference = np.zeros((q + 1, q + 1))
     conference[0, 1:], conference[1:, 0], conference[1:, 1:] = 1.0, 1.0, _jacobsthal(q)
     on, diagonal = np.array([[1.0, 1.0], [1.0, -1.0]]), np.array([[1.0, -1.0], [-1.0, -1.0]])

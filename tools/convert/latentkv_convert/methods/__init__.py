@@ -60,7 +60,9 @@ def group_size(value: int | None, n_kv: int) -> int:
     group = n_kv if value is None else value
     if group < 1 or n_kv % group:
         divisors = ", ".join(str(d) for d in range(1, n_kv + 1) if n_kv % d == 0)
-        raise ConvertError("--group", f"a divisor of the model's {n_kv} KV heads ({divisors}) or all", str(group))
+        raise ConvertError(
+            "--group", f"a divisor of the model's {n_kv} KV heads ({divisors}) or all", str(group)
+        )
     return group
 
 

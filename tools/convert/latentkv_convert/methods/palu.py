@@ -1,8 +1,8 @@
 """Palu (Chang et al., ICLR 2025): K and V as latents of groups of KV heads, K rebuilt before RoPE.
 
-Per layer, side and group the projection's outputs are rotated into their principal axes, which is SVD-LLM's whitened
-SVD of the weights (eigenvectors of the output moment M = Wᵀ C W), and cut at a rank; sigma is split evenly over the two
-factors. Ranks come from an allocator under one exact budget for K and V of all layers.
+Per layer, side and group the projection's outputs are rotated into their principal axes, which is SVD-LLM's
+whitened SVD of the weights (eigenvectors of the output moment M = Wᵀ C W), and cut at a rank; sigma is split
+evenly over the two factors. Ranks come from an allocator under one exact budget for K and V of all layers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ SUMMARY = "Palu: grouped whitened SVD, K rebuilt before RoPE"
 
 def add_arguments(parser: Any) -> None:
     parser.add_argument(
-        "--keep", type=parse_keep, default=0.5, metavar="F", help="kept fraction of all KV dimensions (default 0.5)"
+        "--keep",
+        type=parse_keep,
+        default=0.5,
+        metavar="F",
+        help="kept fraction of all KV dimensions (default 0.5)",
     )
     parser.add_argument(
         "--group",
@@ -34,9 +38,14 @@ def add_arguments(parser: Any) -> None:
         metavar="N|all",
         help="KV heads that share one latent: 1 (M-LRD), 4 (G-LRD, default), all (J-LRD)",
     )
-    parser.add_argument("--allocate", choices=allocate.names(), default="fisher", help="how ranks are shared out")
     parser.add_argument(
-        "--basis", choices=("whitened", "plain"), default="whitened", help="SVD of the outputs, or of the weights alone"
+        "--allocate", choices=allocate.names(), default="fisher", help="how ranks are shared out"
+    )
+    parser.add_argument(
+        "--basis",
+        choices=("whitened", "plain"),
+        default="whitened",
+        help="SVD of the outputs, or of the weights alone",
     )
 
 
@@ -58,7 +67,8 @@ class Palu:
         return moments + allocate.module(self.allocator).NEEDS
 
     def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        """One balanced basis per group from the diagonal blocks of the moment (or of W Wᵀ for the plain basis)."""
+        """One balanced basis per group from the diagonal blocks of the moment (or of W Wᵀ for the plain
+        basis)."""
         if self.basis == "whitened":
             moment = np.asarray(work.stats["moments"][layer][side], dtype=np.float64)
         else:

@@ -1,4 +1,5 @@
-"""latent (V): z = A x is cached; a head's output is B applied to the attention-weighted sum of z, plus the bias once."""
+"""latent (V): z = A x is cached; a head's output is B applied to the attention-weighted sum of z, plus the
+bias once."""
 
 from __future__ import annotations
 

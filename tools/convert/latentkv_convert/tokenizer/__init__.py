@@ -46,4 +46,6 @@ def _family(files: TokenizerFiles) -> str:
         return "t5"
     if kind is None and files.sentencepiece:
         return "llama"
-    raise ConvertError("tokenizer", "a BPE or Unigram tokenizer.json, or a tokenizer.model", str(kind or "neither"))
+    raise ConvertError(
+        "tokenizer", "a BPE or Unigram tokenizer.json, or a tokenizer.model", str(kind or "neither")
+    )

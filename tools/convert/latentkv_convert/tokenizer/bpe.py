@@ -25,7 +25,8 @@ def read(files: TokenizerFiles, n_vocab: int, pre: str | None) -> Vocabulary:
 
 
 def _merge(pair: Any) -> str:
-    """"left right"; a space inside a part would be read as the separator, so it is written as its byte symbol Ġ."""
+    """ "left right"; a space inside a part would be read as the separator, so it is written as its byte
+    symbol Ġ."""
     if isinstance(pair, str):
         return pair
     left, right = (part.replace(" ", "\u0120") for part in pair)

@@ -82,15 +82,22 @@ class Vocabulary:
 
     def put(self, token: int, text: str, kind: int, score: float = 0.0) -> None:
         if not 0 <= token < len(self.tokens):
-            raise ConvertError("tokenizer", f"token ids below vocab_size {len(self.tokens)}", f"{token} ({text!r})")
+            raise ConvertError(
+                "tokenizer", f"token ids below vocab_size {len(self.tokens)}", f"{token} ({text!r})"
+            )
         self.tokens[token], self.types[token] = text, kind
         if self.scores is not None:
             self.scores[token] = score
 
     def put_added(self, added: dict[int, tuple[str, bool]], score: float = 0.0) -> None:
-        """Special tokens become CONTROL, other added ones USER_DEFINED (matched in text before the merges run)."""
+        """Special tokens become CONTROL, other added ones USER_DEFINED (matched in text before the merges
+        run)."""
         for token, (text, is_special) in added.items():
-            if self.scores is not None and 0 <= token < len(self.types) and self.types[token] in (UNKNOWN, BYTE):
+            if (
+                self.scores is not None
+                and 0 <= token < len(self.types)
+                and self.types[token] in (UNKNOWN, BYTE)
+            ):
                 continue  # SentencePiece's own <unk> and bytes keep their types
             self.put(token, text, CONTROL if is_special else USER_DEFINED, score)
 

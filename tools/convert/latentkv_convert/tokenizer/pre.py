@@ -19,7 +19,8 @@ _CASED = (
 _LLAMA3 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN2 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN35 = (
-    rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
+    rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
 )
 _GPT4O = _CASED.replace("@", _ENGLISH + "?") + rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 _TEKKEN = _CASED.replace("@", "") + rf"\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
@@ -32,8 +33,8 @@ DIGITS = "digits, one by one"
 DIGIT_RUNS = "digits, runs"
 PUNCTUATION = "punctuation, runs"
 
-# (splits in order, ignore_merges) -> tokenizer.ggml.pre. Two names may share the splits and differ in ignore_merges:
-# libllama's llama-bpe looks a whole word up before merging, dbrx never does.
+# (splits in order, ignore_merges) -> tokenizer.ggml.pre. Two names may share the splits and differ in
+# ignore_merges: libllama's llama-bpe looks a whole word up before merging, dbrx never does.
 _NAMES: dict[tuple[tuple[str, ...], bool], str] = {
     ((_LLAMA3,), True): "llama-bpe",
     ((_LLAMA3,), False): "dbrx",
@@ -72,7 +73,8 @@ def identify(tokenizer: dict[str, Any]) -> str:
 
 
 def _splits(node: Any) -> Iterator[str]:
-    """Flattens a pre_tokenizer into its splitting rules; a rule this module has no word for keeps its own spelling."""
+    """Flattens a pre_tokenizer into its splitting rules; a rule this module has no word for keeps its own
+    spelling."""
     if not node:
         return
     kind = node.get("type")
@@ -92,4 +94,4 @@ def _splits(node: Any) -> Iterator[str]:
         pattern = node.get("pattern", {})
         yield pattern.get("Regex") or pattern.get("String", "")
     else:
-        yield f"{kind} {({k: v for k, v in node.items() if k != 'type'})}"
+        yield f"{kind} { ({k: v for k, v in node.items() if k != 'type'}) }"

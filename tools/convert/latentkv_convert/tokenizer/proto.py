@@ -14,7 +14,9 @@ UNIGRAM = 1  # TrainerSpec.model_type
 
 @dataclass
 class SentencePieceModel:
-    pieces: list[tuple[str, float, int]] = field(default_factory=list)  # text, score, type (as libllama numbers them)
+    pieces: list[tuple[str, float, int]] = field(
+        default_factory=list
+    )  # text, score, type (as libllama numbers them)
     model_type: int = UNIGRAM
     charsmap: bytes = b""  # the compiled normalisation rules
     add_dummy_prefix: bool = True
@@ -48,7 +50,9 @@ class SentencePieceModel:
         except (IndexError, KeyError, TypeError, struct.error, UnicodeDecodeError, AttributeError):
             model.pieces.clear()
         if not model.pieces:
-            raise ConvertError("tokenizer.model", "a SentencePiece model", f"{len(data)} bytes that are not one")
+            raise ConvertError(
+                "tokenizer.model", "a SentencePiece model", f"{len(data)} bytes that are not one"
+            )
         return model
 
 

@@ -1,4 +1,5 @@
-"""SentencePiece BPE (Llama 1 and 2, Mistral, Yi): pieces with scores; libllama merges the best-scored pair first."""
+"""SentencePiece BPE (Llama 1 and 2, Mistral, Yi): pieces with scores; libllama merges the best-scored pair
+first."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def read(files: TokenizerFiles, n_vocab: int) -> Vocabulary:
 
 
 def _from_json(vocabulary: Vocabulary, model: dict[str, Any]) -> None:
-    """A piece's score is minus the rank of the first merge that makes it: the order in which the pieces were learned."""
+    """A piece's score is minus the rank of the first merge that makes it: the order in which the pieces were
+    learned."""
     rank: dict[str, int] = {}
     for position, pair in enumerate(model["merges"]):
         rank.setdefault("".join(pair.split(" ", 1) if isinstance(pair, str) else pair), position)

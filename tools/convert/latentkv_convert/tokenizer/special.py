@@ -56,8 +56,9 @@ def token_id(files: TokenizerFiles, kind: str) -> int | None:
 
 
 def adds(files: TokenizerFiles, kind: str, family: str) -> bool:
-    """Whether `encode` adds BOS (or EOS): the explicit setting, else the post-processor's template, else the custom
-    of the family for a checkpoint that has only a SentencePiece model (Llama adds BOS, T5 adds EOS)."""
+    """Whether `encode` adds BOS (or EOS): the explicit setting, else the post-processor's template, else the
+    custom of the family for a checkpoint that has only a SentencePiece model (Llama adds BOS, T5 adds
+    EOS)."""
     setting = files.settings.get(f"add_{kind}_token")
     if isinstance(setting, bool):
         return setting
@@ -82,7 +83,8 @@ def _template(node: Any) -> list[dict[str, Any]]:
 
 
 def _chat_templates(files: TokenizerFiles) -> dict[str, Any]:
-    """`tokenizer.chat_template` and named variants, from chat_template.jinja, chat_template.json or the settings."""
+    """`tokenizer.chat_template` and named variants, from chat_template.jinja, chat_template.json or the
+    settings."""
     directory = files.directory
     template: Any = files.settings.get("chat_template")
     if (directory / "chat_template.jinja").is_file():
