@@ -1,5 +1,5 @@
 // Fuzzes the GGUF reader: any bytes are parsed and read to the last edge, or refused with lkv::Error.
-// With clang: -fsanitize=fuzzer,address,undefined. Otherwise: fuzz_gguf [iterations] [seed], seeded mutations of one file.
+// With clang: -fsanitize=fuzzer,address,undefined. Otherwise fuzz_gguf [iterations] [seed]: mutations of one file.
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
@@ -14,9 +14,9 @@ namespace {
 volatile uint64_t last_sum = 0;  // what was read counts as used
 
 bool parses(std::span<const uint8_t> input) {
-    const lkv_test::GuardedBytes bytes(input);
+    const lkv::test::GuardedBytes bytes(input);
     try {
-        last_sum = lkv_test::touch(lkv::GgufFile(bytes.all()));
+        last_sum = lkv::test::touch(lkv::GgufFile(bytes.all()));
         return true;
     } catch (const lkv::Error&) {
         return false;
@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 namespace {
 
-using lkv_test::Bytes;
+using lkv::test::Bytes;
 using Rng = std::mt19937_64;
 
 size_t below(Rng& rng, size_t n) { return n == 0 ? 0 : rng() % n; }
@@ -105,7 +105,7 @@ void mutate(Bytes& bytes, Rng& rng) {
 int main(int argc, char** argv) {
     const uint64_t n = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 20000;
     const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-    const Bytes whole = lkv_test::sample_file().bytes();
+    const Bytes whole = lkv::test::sample_file().bytes();
     Rng rng(seed);
     uint64_t refused = 0;
     for (uint64_t i = 0; i < n; ++i) {

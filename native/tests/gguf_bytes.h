@@ -15,7 +15,7 @@
 #include "ggml.h"
 #include "gguf/reader.h"
 
-namespace lkv_test {
+namespace lkv::test {
 
 using Bytes = std::vector<uint8_t>;
 using lkv::GgufType;
@@ -189,4 +189,4 @@ inline uint64_t touch(const lkv::GgufFile& file) {
     return sum;
 }
 
-}  // namespace lkv_test
+}  // namespace lkv::test

@@ -9,7 +9,7 @@
 #include "gguf_bytes.h"
 #include "gguf_check.h"
 
-using namespace lkv_test;
+using namespace lkv::test;
 using lkv::GgufFile;
 
 namespace {
@@ -217,5 +217,5 @@ int main() {
     test_files();
     test_truncation();
     test_byte_flips();
-    return summary("test_gguf");
+    return report("test_gguf");
 }

@@ -10,7 +10,7 @@
 #include "runtime/sampler.h"
 #include "runtime/vocab.h"
 
-using namespace lkv_test;
+using namespace lkv::test;
 using lkv::GgufFile;
 using lkv::Sampler;
 using lkv::SamplerOptions;
@@ -323,5 +323,5 @@ int main() {
     test_filters();
     test_grammar();
     test_refused_options();
-    return summary("test_vocab");
+    return report("test_vocab");
 }

@@ -25,8 +25,8 @@ void log(LogLevel level, const Parts&... parts) {
 // info is a dump of every metadata key, their warnings concern guesses about a vocabulary. Safe to call again.
 void install_library_logging();
 
-// While alive, error messages of ggml and libllama on this thread are kept from standard error, so that a failed call can
-// be reported as one Error.
+// While alive, error messages of ggml and libllama on this thread are kept from standard error, so that a failed call
+// can be reported as one Error.
 class LibraryErrorCapture {
 public:
     LibraryErrorCapture();

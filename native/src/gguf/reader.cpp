@@ -20,10 +20,10 @@ constexpr uint32_t min_alignment = 8;  // the specification's; ggml reads f32 an
 constexpr size_t max_key_length = 65535;
 constexpr size_t max_tensor_name = GGML_MAX_NAME - 1;
 
-// Smallest entry: key length 8, key 1, type 4, value 1. Smallest tensor: name length 8, name 1, n_dims 4, ne 8, type 4, offset 8.
-constexpr uint64_t min_value_bytes = 14;
-constexpr uint64_t min_tensor_bytes = 33;
+constexpr uint64_t min_value_bytes = 14;   // key length 8, key 1, type 4, value 1
+constexpr uint64_t min_tensor_bytes = 33;  // name length 8, name 1, n_dims 4, ne 8, type 4, offset 8
 
+// Of fixed-size types; of a string, its length field.
 size_t element_size(GgufType type) {
     switch (type) {
         case GgufType::u8:
@@ -40,8 +40,8 @@ size_t element_size(GgufType type) {
         case GgufType::u64:
         case GgufType::i64:
         case GgufType::f64:
-            return 8;
         case GgufType::string:
+            return 8;
         case GgufType::array:
             break;
     }
@@ -130,10 +130,7 @@ GgufValue read_value(Cursor& cursor) {
             cursor.refuse("expected an array of numbers, booleans or strings in ", quoted(value.key),
                           "; got an array of arrays");
         }
-        constexpr uint64_t smallest_string = 8;  // its length
-        value.count = cursor.count(
-            std::max<uint64_t>(element_size(value.type), value.type == GgufType::string ? smallest_string : 1),
-            value.key);
+        value.count = cursor.count(element_size(value.type), value.key);
     }
     if (value.type == GgufType::string) {
         for (uint64_t i = 0; i < value.count; ++i) {

@@ -48,8 +48,8 @@ public:
     // Errors: a row of another length, with NaN or +inf, or where no token is possible.
     int32_t sample(std::span<const float> logits);
 
-    // Tells penalties and grammar that the token is part of the text. in_grammar: false for the tokens of a prompt, which
-    // the grammar does not describe. Errors: a token that the grammar does not allow here.
+    // Tells penalties and grammar that the token is part of the text. in_grammar: false for the tokens of a prompt,
+    // which the grammar does not describe. Errors: a token that the grammar does not allow here.
     void accept(int32_t token, bool in_grammar = true);
 
     // Back to the state after construction, random numbers included.

@@ -27,9 +27,9 @@ public:
     // special tokens becomes their ids instead of plain text. Bytes that are not UTF-8 become U+FFFD.
     std::vector<int32_t> tokenize(std::string_view text, bool add_special, bool parse_special) const;
 
-    // Ids to bytes: the pieces one after another, so the text of a longer list begins with the text of a shorter one and
-    // may end inside a UTF-8 sequence. The space that SentencePiece puts before a text is dropped after a leading BOS,
-    // elsewhere kept. special: render special tokens as text.
+    // Ids to bytes: the pieces one after another, so the text of a longer list begins with the text of a shorter one.
+    // It may end inside a UTF-8 sequence. The space that SentencePiece puts before a text is dropped after a leading
+    // BOS, elsewhere kept. special: render special tokens as text.
     std::string detokenize(std::span<const int32_t> tokens, bool special = false) const;
     std::string token_to_piece(int32_t token, bool special = false) const;
 
