@@ -9,6 +9,7 @@
 
 #include "cache/formats/affine.h"
 #include "cache/formats/f16.h"
+#include "cache/formats/f32.h"
 #include "cache/formats/grid.h"
 #include "cache/formats/q4_0.h"
 #include "cache/formats/q8_0.h"
@@ -31,7 +32,8 @@
     X(g2, GridFormat<2>)      \
     X(g1, GridFormat<1>)      \
     X(q8_0, Q8_0)             \
-    X(q4_0, Q4_0)
+    X(q4_0, Q4_0)             \
+    X(f32, F32)
 
 namespace lkv {
 
@@ -93,6 +95,8 @@ inline int format_bytes(Format format, int width) {
     return format == Format::none ? 0 : with_format(format, [=](auto f) { return decltype(f)::bytes(width); });
 }
 
+#if !defined(__CUDACC__)
+
 // Whole chunks of 16 go through vectors; only f16 can have a remainder.
 template <class F>
 void decode_segment(const uint8_t* src, int width, float* dst) {
@@ -126,5 +130,7 @@ inline void write_segment(Format format, const float* x, int width, uint8_t* dst
 inline void read_segment(Format format, const uint8_t* src, int width, float* dst) {
     with_format(format, [=](auto f) { decode_segment<decltype(f)>(src, width, dst); });
 }
+
+#endif
 
 }  // namespace lkv

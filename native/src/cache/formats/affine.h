@@ -6,11 +6,12 @@
 //
 // width channels = 4 + width·b/8 bytes, rounded up to a multiple of 4. Width a multiple of 16.
 //
-// The minimum is rounded down and the scale up, so that no value of a segment falls outside the codes: the error is at
-// most scale/2 everywhere. (Nearest rounding would clip: minimum 100.02 stored as 100.0625 loses a whole 8-bit step.)
+// Up to 4 bits scale and minimum are those of least squared error (fit.h). Above, and where the minimum dwarfs the step,
+// they span the segment: the minimum rounded down and the scale up, so that no value falls outside the codes and the error
+// is at most scale/2 everywhere. (Nearest rounding would clip: 100.02 stored as 100.0625 loses a whole 8-bit step.)
 #pragma once
 
-#include "cache/formats/planes.h"
+#include "cache/formats/fit.h"
 
 namespace lkv {
 
@@ -22,6 +23,7 @@ struct AffineFormat {
     static constexpr int scale_at = 0;
     static constexpr int minimum_at = 2;
     static constexpr int codes_at = 4;
+    static constexpr int max_fitted_bits = 4;
     using Codes = Planes<Bits>;
 
     LKV_HD static constexpr int bytes(int width) {
@@ -29,30 +31,12 @@ struct AffineFormat {
     }
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
-        // 16 running extrema, so that the loop is one vector operation per line.
-        float low[chunk_width];
-        float high[chunk_width];
-        for (int j = 0; j < chunk_width; j++) {
-            low[j] = high[j] = x[j];
-        }
-        for (int i = chunk_width; i < width; i += chunk_width) {
-            for (int j = 0; j < chunk_width; j++) {
-                low[j] = x[i + j] < low[j] ? x[i + j] : low[j];
-                high[j] = x[i + j] > high[j] ? x[i + j] : high[j];
-            }
-        }
-        for (int j = 1; j < chunk_width; j++) {
-            low[0] = low[j] < low[0] ? low[j] : low[0];
-            high[0] = high[j] > high[0] ? high[j] : high[0];
-        }
-
-        const uint16_t minimum_bits = half_floor(low[0]);
-        const float minimum = half_to_float(minimum_bits);
-        const uint16_t scale_bits = high[0] > minimum ? half_ceil((high[0] - minimum) / Codes::levels) : uint16_t{0};
-        const float scale = half_to_float(scale_bits);
+        const Stored stored = choose(x, width);
+        const float minimum = half_to_float(stored.minimum);
+        const float scale = half_to_float(stored.scale);
         const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-        store_u16(dst + scale_at, scale_bits);
-        store_u16(dst + minimum_at, minimum_bits);
+        store_u16(dst + scale_at, stored.scale);
+        store_u16(dst + minimum_at, stored.minimum);
 
         for (int i = 0; i < width; i += chunk_width) {
             int32_t code[chunk_width];
@@ -82,6 +66,29 @@ struct AffineFormat {
         return Codes::unpack(src + codes_at + chunk * Codes::chunk_bytes);
     }
 #endif
+
+private:
+    struct Stored {
+        uint16_t scale;
+        uint16_t minimum;
+    };
+
+    LKV_HD static Stored choose(const float* x, int width) {
+        if constexpr (Bits <= max_fitted_bits) {
+            const Step step = StepFit<Bits, true>::fit(x, width);
+            const float minimum = step.centre - Codes::levels * 0.5f * step.scale;
+            // Rounding the minimum to half moves it by up to |minimum| / 2048: only while that is a small part of a step.
+            if (fabsf(minimum) < 64.0f * step.scale && step.scale > 1e-6f) {
+                return {half_saturate(step.scale), half_saturate(minimum)};
+            }
+        }
+        float low = x[0];
+        float high = x[0];
+        extremes(x, width, low, high);
+        const uint16_t minimum = half_floor(low);
+        const float range = high - half_to_float(minimum);
+        return {range > 0.0f ? half_ceil(range / Codes::levels) : uint16_t{0}, minimum};
+    }
 };
 
 }  // namespace lkv

@@ -54,9 +54,15 @@ struct Planes {
         }
         if constexpr (single) {
             int bits = 0;
-            for (int j = 0; j < chunk_width; j++) {
-                bits |= (code[j] >> single_shift & 1) << j;
+#if defined(__AVX2__) && !defined(__CUDACC__)
+            for (int j = 0; j < chunk_width; j += lanes) {
+                i32x8 v;
+                memcpy(&v, code + j, sizeof v);
+                bits |= _mm256_movemask_ps(std::bit_cast<__m256>(v << (31 - single_shift))) << j;
             }
+#else
+            for (int j = 0; j < chunk_width; j++) bits |= (code[j] >> single_shift & 1) << j;
+#endif
             dst[single_at] = static_cast<uint8_t>(bits);
             dst[single_at + 1] = static_cast<uint8_t>(bits >> 8);
         }

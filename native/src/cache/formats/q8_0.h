@@ -7,8 +7,6 @@
 // as ggml's reference quantizer, except that a scale past half_max saturates.
 #pragma once
 
-#include <cmath>
-
 #include "cache/formats/format.h"
 
 namespace lkv {
@@ -40,7 +38,7 @@ struct Q8_0 {
             const float inverse = scale > tiny ? 1.0f / scale : 0.0f;
             store_u16(out, half_saturate(scale));
             for (int i = 0; i < block; i++) {
-                out[codes_at + i] = static_cast<uint8_t>(static_cast<int8_t>(roundf(x[i] * inverse)));
+                out[codes_at + i] = static_cast<uint8_t>(round_half_away(x[i] * inverse));
             }
         }
         for (int i = n_blocks * block_bytes; i < bytes(width); i++) {
@@ -60,6 +58,14 @@ struct Q8_0 {
         return {to_f32(load8_i8(p)), to_f32(load8_i8(p + lanes))};
     }
 #endif
+
+private:
+    // roundf, in a form that vectorises
+    LKV_HD static int8_t round_half_away(float x) {
+        const int whole = static_cast<int>(x);
+        const float rest = x - static_cast<float>(whole);
+        return static_cast<int8_t>(whole + (rest >= 0.5f) - (rest <= -0.5f));
+    }
 };
 
 }  // namespace lkv

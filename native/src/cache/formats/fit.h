@@ -1,0 +1,157 @@
+// The step (and centre) of a uniform quantizer that minimises the squared error of one segment.
+//
+//   value = centre + level · scale,   level = −z, −z + 1, … z,   z = (2^b − 1) / 2
+//
+// Levels and least-squares parameters alternate (Lloyd's iteration with the levels tied to one step) from two starts:
+// the one that reaches every value, and the optimal step for a Gaussian of the same power (Max 1960), which is what a
+// rotated segment looks like. The better end wins. Squared error relative to the power of 128 Gaussian channels, scale and
+// minimum spanning the segment -> fitted: 4 bits 0.0100 -> 0.0090, 3 bits 0.046 -> 0.034, 2 bits 0.25 -> 0.11, 1 bit 3.5 -> 0.35.
+#pragma once
+
+#include <cmath>
+
+#include "cache/formats/planes.h"
+
+namespace lkv {
+
+struct Step {
+    float scale;
+    float centre;
+};
+
+// x: [width], width a multiple of 16
+LKV_HD inline void extremes(const float* x, int width, float& low, float& high) {
+#if defined(__CUDACC__)
+    for (int i = 0; i < width; i++) {
+        low = fminf(low, x[i]);
+        high = fmaxf(high, x[i]);
+    }
+#else
+    f32x8 l = load8(x);
+    f32x8 h = l;
+    for (int i = lanes; i < width; i += lanes) {
+        l = min8(load8(x + i), l);
+        h = max8(load8(x + i), h);
+    }
+    low = -max(-l);
+    high = max(h);
+#endif
+}
+
+template <int Bits, bool FreeCentre>
+class StepFit {
+public:
+    static constexpr float z = Planes<Bits>::levels / 2.0f;
+
+    // x: [width], width a multiple of 16
+    LKV_HD static Step fit(const float* x, int width) {
+        float low = x[0];
+        float high = x[0];
+        extremes(x, width, low, high);
+        const float n = static_cast<float>(width);
+        const float middle = FreeCentre ? 0.5f * (low + high) : 0.0f;
+        const float reach = FreeCentre ? high - middle : fmaxf(high, -low);
+        const Step widest{reach / z, middle};
+        // Outside this range the squares below leave float's range.
+        if (!(reach > 1e-12f && reach < 1e12f)) return widest;
+
+        const float mean = FreeCentre ? sum(x, width) / n : 0.0f;
+        const Step starts[2] = {widest, {sqrtf(power(x, width, mean) / n) * gaussian_step(), mean}};
+        Step best = widest;
+        float best_gain = -1.0f;
+        for (const Step& start : starts) {
+            Step step = start;
+            for (int k = 0; k < n_refine; k++) {
+                const Moments m = moments(x, width, step);
+                const float l_mean = FreeCentre ? m.l / n : 0.0f;
+                const float xl = m.xl - l_mean * m.x;  // covariance, relative to step.centre
+                const float ll = m.ll - l_mean * m.l;
+                if (!(xl > 0.0f && ll > 0.0f)) break;
+                step.scale = xl / ll;
+                if (FreeCentre) step.centre += m.x / n - step.scale * l_mean;
+                // What the levels explain of the segment's variance: the largest gain is the smallest error.
+                if (xl * step.scale > best_gain) {
+                    best_gain = xl * step.scale;
+                    best = step;
+                }
+            }
+        }
+        return best;
+    }
+
+private:
+    static constexpr int n_refine = 3;
+
+    // Optimal step of a 2^b-level uniform quantizer for a Gaussian of standard deviation 1.
+    LKV_HD static constexpr float gaussian_step() {
+        constexpr float step[9] = {0.0f, 1.5958f, 0.9957f, 0.5860f, 0.3352f, 0.1881f, 0.1041f, 0.0569f, 0.0308f};
+        return step[Bits];
+    }
+
+    struct Moments {
+        float x;  // Σ (x − centre)
+        float l;  // Σ level
+        float xl;
+        float ll;
+    };
+
+#if defined(__CUDACC__)
+    LKV_HD static float sum(const float* x, int width) {
+        float s = 0.0f;
+        for (int i = 0; i < width; i++) s += x[i];
+        return s;
+    }
+
+    LKV_HD static float power(const float* x, int width, float mean) {
+        float p = 0.0f;
+        for (int i = 0; i < width; i++) p += (x[i] - mean) * (x[i] - mean);
+        return p;
+    }
+
+    LKV_HD static Moments moments(const float* x, int width, Step step) {
+        const float inverse = 1.0f / step.scale;
+        Moments m{};
+        for (int i = 0; i < width; i++) {
+            const float y = x[i] - step.centre;
+            const float level = truncf(fminf(fmaxf(y * inverse + (z + 0.5f), 0.0f), 2 * z)) - z;
+            m.x += y;
+            m.l += level;
+            m.xl += y * level;
+            m.ll += level * level;
+        }
+        return m;
+    }
+#else
+    static float sum(const float* x, int width) {
+        f32x8 s{};
+        for (int i = 0; i < width; i += lanes) s += load8(x + i);
+        return lkv::sum(s);
+    }
+
+    static float power(const float* x, int width, float mean) {
+        f32x8 p{};
+        for (int i = 0; i < width; i += lanes) {
+            const f32x8 v = load8(x + i) - splat(mean);
+            p = fma8(v, v, p);
+        }
+        return lkv::sum(p);
+    }
+
+    static Moments moments(const float* x, int width, Step step) {
+        const f32x8 inverse = splat(1.0f / step.scale);
+        f32x8 sx{}, sl{}, sxl{}, sll{};
+        for (int i = 0; i < width; i += lanes) {
+            const f32x8 y = load8(x + i) - splat(step.centre);
+            const f32x8 code = min8(max8(fma8(y, inverse, splat(z + 0.5f)), f32x8{}), splat(2 * z));
+            const f32x8 level = to_f32(__builtin_convertvector(code, i32x8)) - splat(z);
+            sx += y;
+            sl += level;
+            sxl = fma8(y, level, sxl);
+            sll = fma8(level, level, sll);
+        }
+        return {lkv::sum(sx), lkv::sum(sl), lkv::sum(sxl), lkv::sum(sll)};
+    }
+#endif
+};
+
+}  // namespace lkv
