@@ -1,4 +1,5 @@
-"""The compressed model in torch: W_k and W_v replaced by the products of their factors. No cache, no rows, no rotation."""
+"""The compressed model in torch: W_k and W_v replaced by the products of their factors. No cache, no rows, no
+rotation."""
 
 from __future__ import annotations
 

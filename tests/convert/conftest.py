@@ -1,0 +1,122 @@
+"""Checkpoints to convert: the embedded demo model, and random ones of a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tools" / "convert"), str(Path(__file__).parent)]
+DEMO = ROOT / "models" / "demo"
+
+TEXT = (DEMO / "sample-calib.txt").read_text(encoding="utf-8")[:6000]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or leaves statistics in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    return DEMO
+
+
+@pytest.fixture
+def calib(tmp_path: Path) -> Path:
+    path = tmp_path / "calib.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def bpe_tokenizer() -> Any:
+    """A byte-level BPE of 320 tokens with Llama 3's split rules, trained on the sample text."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|begin|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<|begin|> $A", special_tokens=[("<|begin|>", 0)]
+    )
+    return tokenizer
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, bpe_tokenizer: Any) -> Callable[..., Path]:
+    """tiny("llama", shards=…, seed=…, **config) -> a checkpoint directory with random weights and a
+    tokenizer."""
+
+    def make(
+        model_type: str = "llama", *, name: str = "tiny", shard_size: str = "1GB", **config: Any
+    ) -> Path:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from latentkv_convert import archs
+
+        directory = tmp_path / name
+        settings = archs.tiny(model_type) | config
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if key.endswith("bias"):
+                    parameter.normal_(std=0.3)
+                elif parameter.ndim == 2:  # wide enough that attention is far from uniform
+                    parameter.normal_(std=2.0 / parameter.shape[1] ** 0.5)
+        model.save_pretrained(directory, max_shard_size=shard_size)
+        (directory / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+        bpe_tokenizer.save(str(directory / "tokenizer.json"))
+        (directory / "tokenizer_config.json").write_text(
+            json.dumps({"bos_token": "<|begin|>", "eos_token": "<|end|>"}), encoding="utf-8"
+        )
+        return directory
+
+    return make
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a GGUF as float32, in NumPy's order of dimensions."""
+    from gguf import GGUFReader, dequantize
+
+    reader = GGUFReader(path)
+    return {t.name: dequantize(t.data, t.tensor_type).reshape(t.shape[::-1]) for t in reader.tensors}
+
+
+def keys(path: Path) -> dict[str, Any]:
+    """Every key of a GGUF."""
+    from gguf import GGUFReader
+
+    return {name: field.contents() for name, field in GGUFReader(path).fields.items()}

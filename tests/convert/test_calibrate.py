@@ -1,0 +1,160 @@
+"""Streaming statistics equal those of the whole model; the store returns what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from latentkv_convert import archs, calibrate
+from latentkv_convert.calibrate import fisher, moments
+from latentkv_convert.calibrate.sample import Encoded, Sample, encode
+from latentkv_convert.calibrate.store import Store
+from latentkv_convert.calibrate.stream import LayerStream
+from latentkv_convert.checkpoint import Checkpoint
+from latentkv_convert.errors import ConvertError
+from latentkv_convert.recipe import Recipe
+
+Tiny = Callable[..., Path]
+VARIANTS: list[dict[str, Any]] = [{}, {"attention_bias": True}, {"tie_word_embeddings": True}]
+
+
+def stream(directory: Path, windows: int = 3, window: int = 40) -> LayerStream:
+    checkpoint = Checkpoint(directory)
+    spec = archs.model_spec(checkpoint.config)
+    tokens = np.random.default_rng(0).integers(0, spec.n_vocab, (windows, window))
+    return LayerStream(checkpoint, spec, tokens, "cpu", "test")
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_moments_equal_hooks_on_the_whole_model(tiny: Tiny, variant: dict[str, Any]) -> None:
+    directory = tiny(**variant)
+    source = stream(directory)
+    found = moments.collect(source)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    seen: dict[tuple[int, str], list[torch.Tensor]] = {}
+    for index, layer in enumerate(model.model.layers):
+        for side in "kv":
+            module = layer.self_attn.get_submodule(f"{side}_proj")
+            rows = seen.setdefault((index, side), [])
+            module.register_forward_hook(
+                lambda module, args, output, rows=rows: rows.append(
+                    torch.nn.functional.linear(args[0], module.weight)
+                )
+            )
+    with torch.no_grad():
+        model(source.tokens, use_cache=False)
+    for (index, side), rows in seen.items():
+        flat = rows[0].reshape(-1, rows[0].shape[-1])
+        expected = (flat.T @ flat / len(flat)).numpy()
+        error = np.linalg.norm(found[index][side] - expected) / np.linalg.norm(expected)
+        assert error < 1e-5
+        assert np.allclose(found[index][f"{side}_mean"], flat.mean(0).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_fisher_equals_autograd_on_the_whole_model(tiny: Tiny, variant: dict[str, Any]) -> None:
+    directory = tiny(**variant)
+    source = stream(directory)
+    found = fisher.collect(source)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    squares: dict[tuple[int, str], Any] = {}
+    for window in source.tokens:
+        model.zero_grad()
+        # transformers shifts labels itself: labels = inputs is the next-token loss
+        model(window[None], labels=window[None], use_cache=False).loss.backward()
+        for index, layer in enumerate(model.model.layers):
+            for side in "kv":
+                gradient = layer.self_attn.get_submodule(f"{side}_proj").weight.grad
+                squares[index, side] = squares.get((index, side), 0) + gradient**2
+    n_kv = source.spec.n_kv
+    for (index, side), total in squares.items():
+        expected = (total / source.n_windows).sqrt().reshape(n_kv, -1).mean(1).numpy()
+        assert np.allclose(found[index][side], expected, rtol=1e-3)
+
+
+def test_fisher_with_labels_one_further_is_another_number(tiny: Tiny) -> None:
+    """The published code shifts the labels twice; the two losses must not be confused."""
+    directory = tiny()
+    source = stream(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    tokens = source.tokens[:1]
+    hidden = torch.as_tensor(model(tokens, output_hidden_states=True, use_cache=False).hidden_states[-2])
+    with torch.no_grad(), source.layer(source.spec.n_layer - 1) as live:
+        source.embed()
+        ours = source.loss(0, source.run(live, source.spec.n_layer - 1, hidden.detach()))
+        theirs = model(tokens[:, :-1], labels=tokens[:, 1:], use_cache=False).loss
+        right = model(tokens, labels=tokens, use_cache=False).loss
+    assert torch.isclose(ours, right, rtol=1e-4)
+    assert not torch.isclose(ours, theirs, rtol=1e-2)
+
+
+def test_non_finite_activations_name_the_layer(tiny: Tiny) -> None:
+    source = stream(tiny())
+    hidden = source.embed()
+    hidden[0, 3] = float("nan")
+    with (
+        source.layer(1) as live,
+        pytest.raises(ConvertError, match=r"\[layer 1\] expected finite activations"),
+    ):
+        source.run(live, 1, hidden[:1])
+
+
+def test_sample_spreads_over_the_text_and_is_seeded() -> None:
+    text = Encoded(np.arange(10_000), np.array([7]))
+    sample = Sample.draw(text, 1000, 100, seed=1)
+    assert sample.tokens.shape == (10, 100)
+    assert (sample.tokens[:, 0] == 7).all()
+    first = sample.tokens[:, 1]
+    assert (np.abs(first - 1000 * np.arange(10) - 500) <= 600).all()  # one window from each tenth
+    assert (np.diff(sample.tokens[:, 1:], axis=1) == 1).all()
+    assert sample.digest == Sample.draw(text, 1000, 100, seed=1).digest
+    assert sample.digest != Sample.draw(text, 1000, 100, seed=2).digest
+
+
+def test_sample_of_a_short_text_is_all_of_it() -> None:
+    sample = Sample.draw(Encoded(np.arange(300), np.array([], dtype=np.int64)), 65536, 2048, seed=0)
+    assert sample.tokens.shape == (1, 300)
+
+
+def test_encoding_follows_the_tokenizer(demo: Path) -> None:
+    from transformers import AutoTokenizer
+
+    checkpoint = Checkpoint(demo)
+    text = (demo / "sample-val.txt").read_text(encoding="utf-8")[:4000]
+    encoded = encode(text, checkpoint, archs.model_spec(checkpoint.config))
+    assert encoded.ids.tolist() == AutoTokenizer.from_pretrained(demo).encode(text)
+    assert encoded.bos.size == 0  # this tokenizer adds none
+
+
+def test_second_run_reads_the_store(tiny: Tiny, calib: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tiny()
+    recipe = Recipe(directory, Path("out"), "palu", calib=calib, calib_tokens=512, calib_window=128)
+    checkpoint = Checkpoint(directory)
+    spec = archs.model_spec(checkpoint.config)
+    first, _ = calibrate.collect(("moments",), recipe, checkpoint, spec)
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("the model ran although its statistics are in the store")
+
+    monkeypatch.setattr(moments, "collect", refuse)
+    second, _ = calibrate.collect(("moments",), recipe, checkpoint, spec)
+    for before, after in zip(first["moments"], second["moments"], strict=True):
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+    other = tiny(name="other", rms_norm_eps=1e-6)
+    with pytest.raises(AssertionError, match="the model ran"):
+        calibrate.collect(("moments",), recipe, Checkpoint(other), spec)
+
+
+def test_store_without_all_layers_is_not_a_hit(tmp_path: Path) -> None:
+    store = Store(root=tmp_path)
+    store.save("key", [{"a": np.ones(2)}, {"a": np.zeros(2)}])
+    assert store.load("key", 3) is None
+    found = store.load("key", 2)
+    assert found is not None
+    assert found[1]["a"].tolist() == [0, 0]

@@ -1,0 +1,253 @@
+"""Bad input gives one line, exit status 2 and no file; Ctrl-C gives 130."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, TEXT, tensors
+
+from latentkv_convert import cli, gguf_write
+
+Tiny = Callable[..., Path]
+SCRIPT = ROOT / "tools" / "convert" / "convert_lowrank.py"
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], out: Path) -> str:
+    """Runs the converter, checks the manners of its refusal, and returns the line."""
+    capsys.readouterr()  # what building the checkpoint printed
+    assert cli.main([*arguments, "-o", str(out)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: [")
+    assert "expected" in lines[0]
+    assert "; got" in lines[0]
+    assert not [path for path in out.parent.glob("*") if path.name.startswith(out.name)]
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--keep", "0"], "[--keep] expected a fraction above 0 and at most 1; got 0"),
+        (["--keep", "1.5"], "[--keep] expected a fraction above 0 and at most 1; got 1.5"),
+        (["--keep", "nan"], "got nan"),
+        (["--keep", "half"], "got half"),
+        (["--keep", "0.01"], "[--keep] expected at least 0.5 (rank 16 in every group); got 0.01"),
+        (["--group", "3"], "[--group] expected a divisor of the model's 2 KV heads (1, 2) or all; got 3"),
+        (["--group", "4"], "got 4"),
+        (["--group", "0"], "got 0"),
+        (["--method", "svd"], "[--method] expected one of none, palu; got svd"),
+        (["--method", "none", "--keep", "0.5"], "unrecognized arguments: --keep 0.5"),
+        (["--allocate", "magic"], "[--allocate] expected one of"),
+        (["--basis", "fancy"], "[--basis] expected one of"),
+        (["--outtype", "q3"], "[--outtype] expected one of"),
+        (["--seed", "-1"], "[--seed] expected a whole number from 0; got -1"),
+        (["--calib-tokens", "0"], "[--calib-tokens] expected a whole number above 0; got 0"),
+        (["--device", "warp"], "[--device] expected a device that torch can use; got warp"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_bad_options(
+    tiny: Tiny,
+    tmp_path: Path,
+    calib: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    arguments = [str(tiny()), "--group", "1", "--calib-tokens", "512", "--fisher-tokens", "256"]
+    if options[:2] != ["--method", "none"] and options[:2] != ["--method", "svd"]:
+        arguments += ["--calib", str(calib)]
+    else:
+        arguments = [arguments[0]]
+    assert message in refused(capsys, [*arguments, *options], tmp_path / "out.gguf")
+
+
+def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "required: CKPT_DIR, -o/--output" in capsys.readouterr().err
+
+
+def test_bad_checkpoints(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.gguf"
+
+    def line(directory: Path) -> str:
+        return refused(capsys, [str(directory), "--method", "none"], out)
+
+    assert "got no such directory" in line(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    assert "got a file" in line(tmp_path / "file")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "expected a file config.json" in line(empty)
+    (empty / "config.json").write_text("{")
+    assert "expected JSON in" in line(empty)
+    (empty / "config.json").write_text('{"model_type": "llama"}')
+    assert "expected model.safetensors, pytorch_model.bin" in line(empty)
+
+    directory = tiny()
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    assert "[architecture] expected a model_type of llama" in line(directory)
+    (directory / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"})
+    )
+    assert "[config.json] expected the field rms_norm_eps; got none" in line(directory)
+    (directory / "config.json").write_text(json.dumps(config | {"hidden_act": "snake"}))
+    assert "expected an activation of" in line(directory)
+    (directory / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 3}))
+    assert "query heads divisible by KV heads; got 4 and 3" in line(directory)
+    (directory / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    assert "k_proj.weight] expected shape [128, 96] from config.json; got [64, 96]" in line(directory)
+
+
+def test_damaged_weights(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.gguf"
+    weights = tiny() / "model.safetensors"
+    whole = weights.read_bytes()
+    arguments = [str(weights.parent), "--method", "none"]
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "(truncated)" in refused(capsys, arguments, out)
+    weights.write_bytes(b"\xff" * 8 + whole[8:])
+    assert "[model.safetensors] expected a header of at most" in refused(capsys, arguments, out)
+    weights.write_bytes(whole[:8] + b"[" + whole[9:])
+    assert "expected a safetensors header in JSON" in refused(capsys, arguments, out)
+    weights.write_bytes(whole[:-4] + np.float32(np.nan).tobytes())
+    assert "expected finite weights; got 1 that are not" in refused(capsys, arguments, out)
+
+
+def test_bad_calibration(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory, text, out = tiny(), tmp_path / "text", tmp_path / "out.gguf"
+    arguments = [str(directory), "--group", "1", "--calib", str(text)]
+    assert "got No such file" in refused(capsys, arguments, out)
+    text.write_text("")
+    assert "at least 256 tokens; got an empty file" in refused(capsys, arguments, out)
+    text.write_text("A short sentence.")
+    assert "expected a text of at least 256 tokens; got" in refused(capsys, arguments, out)
+    text.write_bytes(b"words \xff\xfe " * 100)
+    assert "expected UTF-8 text; got byte 0xff at 6" in refused(capsys, arguments, out)
+    assert "[--calib] expected a text file" in refused(capsys, arguments[:3], out)
+
+
+def test_output_that_cannot_be_written(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = str(tiny())
+    assert "expected an existing directory" in refused(
+        capsys, [directory, "--method", "none"], tmp_path / "no" / "x.gguf"
+    )
+    assert cli.main([directory, "--method", "none", "-o", str(tmp_path)]) == 2
+    assert "got the directory" in capsys.readouterr().err
+
+
+def limited(size: int) -> Callable[[], None]:
+    """In the child: no file may grow past `size` bytes, as on a full disk."""
+
+    def apply() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return apply
+
+
+def test_full_disk_keeps_the_old_file(tiny: Tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"what was there before")
+    command = [sys.executable, str(SCRIPT), str(tiny()), "-o", str(out), "--method", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited(100_000), check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: [output] expected to write")
+    assert len(done.stderr.splitlines()) == 1
+    assert out.read_bytes() == b"what was there before"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out")) == ["out.gguf"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert "blk.2.attn_k.weight" in tensors(out)
+
+
+def test_ctrl_c_leaves_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    text = tmp_path / "long.txt"
+    text.write_text(TEXT * 200, encoding="utf-8")
+    out = tmp_path / "out.gguf"
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        str(tiny(num_hidden_layers=24)),
+        "-o",
+        str(out),
+        "--calib",
+        str(text),
+    ]
+    cache = tmp_path / "ctrl-c"
+    child = subprocess.Popen(
+        [*command, "--group", "1", "--calib-tokens", "10000000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"},
+    )
+    time.sleep(8)
+    assert child.poll() is None  # still at work
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert errors.splitlines()[-1] == "error: [convert] interrupted; nothing written"
+    assert "Traceback" not in errors
+    assert not list(tmp_path.glob("out*"))
+    assert not list(cache.rglob("*.npy"))
+
+
+def test_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted() -> np.ndarray:
+        raise KeyboardInterrupt
+
+    tensor = gguf_write.OutTensor("a", (4, 32), "weight", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gguf_write.write(tmp_path / "out.gguf", "llama", {}, [tensor], "f32", lambda tensor: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(["--help"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--keep", "--group", "--calib", "--outtype", "--no-rotate", "--seed", "none", "palu"):
+        assert option in text
+
+
+def test_help_and_refusals_do_not_import_torch() -> None:
+    code = (
+        "import sys\n"
+        "from latentkv_convert import cli\n"
+        "assert cli.main(['nowhere', '-o', 'x.gguf', '--calib', 'none']) == 2\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_missing_extra_names_the_install_command() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from latentkv_convert.errors import ConvertError, need\n"
+        "try:\n    need('torch')\n"
+        "except ConvertError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=False
+    )
+    assert "run pip install 'latentkv[convert]'" in done.stdout

@@ -1,0 +1,114 @@
+"""RoPE keys and factors against transformers' own tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from latentkv_convert import archs, rope
+from latentkv_convert.errors import ConvertError
+
+N = 32
+
+
+def config(**scaling: Any) -> dict[str, Any]:
+    return archs.tiny("llama") | {
+        "max_position_embeddings": 4096,
+        "rope_theta": 500000.0,
+        "rope_scaling": scaling,
+    }
+
+
+def theirs(settings: dict[str, Any], seq_len: int | None = None) -> tuple[np.ndarray, float]:
+    parsed = AutoConfig.for_model(**settings)
+    kind = settings["rope_scaling"]["rope_type"]
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](parsed, "cpu", seq_len=seq_len)
+    return frequencies.double().numpy(), float(factor)
+
+
+def stock(keys: dict[str, Any]) -> np.ndarray:
+    return float(keys["rope.freq_base"]) ** -(np.arange(0, N, 2) / N)
+
+
+def test_linear() -> None:
+    settings = config(rope_type="linear", factor=4.0)
+    keys = rope.describe(settings, N).keys
+    assert keys["rope.scaling.type"] == "linear"
+    assert np.allclose(theirs(settings)[0], stock(keys) / keys["rope.scaling.factor"], rtol=1e-5)
+
+
+def test_llama3() -> None:
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    }
+    settings = config(rope_type="llama3", **scaling)
+    found = rope.describe(settings, N)
+    assert found.freq_factors is not None
+    assert np.allclose(theirs(settings)[0], stock(found.keys) / found.freq_factors, rtol=1e-5)
+    assert found.freq_factors[0] == 1
+    assert found.freq_factors[-1] == 8
+    assert ((found.freq_factors > 1) & (found.freq_factors < 8)).any()
+
+
+def test_dynamic_is_the_stock_table_until_the_trained_context() -> None:
+    settings = config(rope_type="dynamic", factor=2.0)
+    found = rope.describe(settings, N)
+    assert found.latentkv_keys == {"rope_dynamic_factor": 2.0}
+    assert np.allclose(theirs(settings)[0], stock(found.keys), rtol=1e-5)
+    served, trained = 8192, 4096  # the reader's rule for a longer context (docs/gguf.md)
+    base = 500000.0 * (2.0 * served / trained - 1.0) ** (N / (N - 2))
+    assert np.allclose(theirs(settings, served)[0], base ** -(np.arange(0, N, 2) / N), rtol=1e-5)
+
+
+@pytest.mark.parametrize("extra", [{}, {"beta_fast": 16.0, "beta_slow": 2.0}], ids=str)
+def test_yarn(extra: dict[str, Any]) -> None:
+    settings = config(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024, **extra)
+    keys = rope.describe(settings, N).keys
+    assert keys["rope.scaling.original_context_length"] == 1024
+    assert np.allclose(theirs(settings)[0], yarn_frequencies(keys), rtol=1e-5)
+    assert "rope.scaling.attn_factor" not in keys
+
+
+def yarn_frequencies(keys: dict[str, Any]) -> np.ndarray:
+    """As a reader of the stock keys computes them (ggml's ramp between whole correction dimensions)."""
+    base, context = keys["rope.freq_base"], keys["rope.scaling.original_context_length"]
+
+    def dimension(beta: float) -> float:
+        return N * np.log(context / (beta * 2 * np.pi)) / (2 * np.log(base))
+
+    low = max(0, np.floor(dimension(keys.get("rope.scaling.yarn_beta_fast", 32.0))))
+    high = min(N - 1, np.ceil(dimension(keys.get("rope.scaling.yarn_beta_slow", 1.0))))
+    ramp = 1 - np.clip((np.arange(N // 2) - low) / max(0.001, high - low), 0, 1)
+    plain = stock(keys)
+    return plain / keys["rope.scaling.factor"] * (1 - ramp) + plain * ramp
+
+
+@pytest.mark.parametrize(
+    "extra", [{"attention_factor": 1.3}, {"mscale": 1.0, "mscale_all_dim": 0.7}], ids=str
+)
+def test_yarn_attention_factor(extra: dict[str, Any]) -> None:
+    settings = config(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024, **extra)
+    keys = rope.describe(settings, N).keys
+    assert np.isclose(
+        keys["rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4.0)), theirs(settings)[1], rtol=1e-6
+    )
+
+
+def test_parameters_of_transformers_5_and_before_are_the_same() -> None:
+    old = archs.tiny("llama") | {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = archs.tiny("llama") | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}
+    assert rope.describe(old, N) == rope.describe(new, N)
+
+
+def test_unknown_scaling_is_refused() -> None:
+    with pytest.raises(ConvertError, match=r"\[rope\] expected rope_type .*; got longrope"):
+        rope.describe(config(rope_type="longrope", factor=2.0), N)
+    with pytest.raises(ConvertError, match="expected a factor for rope_type linear"):
+        rope.describe(config(rope_type="linear"), N)
