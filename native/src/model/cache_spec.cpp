@@ -11,7 +11,7 @@ namespace lkv {
 namespace {
 
 static_assert(static_cast<size_t>(n_formats) == schema::format_words.size() &&
-                  static_cast<int>(Format::q4_0) == static_cast<int>(schema::Format::q4_0),
+                  static_cast<int>(Format::f32) == static_cast<int>(schema::Format::f32),
               "cache/formats.h lists the schema's formats in the schema's order");
 
 struct TensorKeys {
