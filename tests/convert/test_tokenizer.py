@@ -35,6 +35,8 @@ def sentencepiece_model(directory: Path, kind: str) -> Any:
         model_type=kind,
         vocab_size=420,
         byte_fallback=kind == "bpe",
+        normalization_rule_name="identity" if kind == "bpe" else "nmt_nfkc",  # as Llama's and T5's models
+        remove_extra_whitespaces=kind != "bpe",
         character_coverage=1.0 if kind == "bpe" else 0.9995,
         minloglevel=2,
     )
@@ -175,6 +177,21 @@ def test_sentencepiece_from_tokenizer_json_merges_in_the_same_order(tiny: Tiny) 
     by_ours = sorted(merged, key=lambda i: -found["tokenizer.ggml.scores"][i])
     by_theirs = sorted(merged, key=lambda i: -own["tokenizer.ggml.scores"][i])
     assert by_ours == by_theirs
+
+
+def test_rules_that_libllama_does_not_apply_are_announced(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tiny(vocab_size=420)
+    sentencepiece_model(directory, "bpe")
+    tokenizer.keys(directory, {}, 420)
+    assert "warning" not in capsys.readouterr().err
+    path = directory / "tokenizer.model"
+    path.write_bytes(
+        path.read_bytes() + bytes([0x1A, 4, 0x12, 2, 1, 2])
+    )  # normalizer_spec {charsmap: 2 bytes}
+    tokenizer.keys(directory, {}, 420)
+    assert "warning: [tokenizer.model] expected no normalisation rules" in capsys.readouterr().err
 
 
 def test_unigram(tiny: Tiny) -> None:

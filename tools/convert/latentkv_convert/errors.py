@@ -1,8 +1,9 @@
-"""One exception for everything a user can get wrong, and the lazy import of the heavy packages."""
+"""One exception for everything a user can get wrong, a warning, and the lazy import of heavy packages."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 
 
@@ -10,10 +11,18 @@ class ConvertError(Exception):
     """Bad input: prints as one line, `[where] expected …; got …`."""
 
     def __init__(self, where: str, expected: str, got: str, hint: str = "") -> None:
-        text = f"[{where}] expected {expected}; got {got}"
-        if hint:
-            text += f"; {hint}"
-        super().__init__(" ".join(text.split()))
+        super().__init__(line(where, expected, got, hint))
+
+
+def line(where: str, expected: str, got: str, hint: str = "") -> str:
+    """The one shape of every message."""
+    text = f"[{where}] expected {expected}; got {got}"
+    return " ".join(f"{text}; {hint}".split()) if hint else " ".join(text.split())
+
+
+def warn(where: str, expected: str, got: str, hint: str = "") -> None:
+    """The conversion goes on, but not quite as asked: one line on standard error."""
+    print(f"warning: {line(where, expected, got, hint)}", file=sys.stderr)
 
 
 def need(package: str) -> ModuleType:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import quantize
-from .errors import ConvertError, need
+from .errors import ConvertError, need, warn
 from .ir import F32
 
 
@@ -47,6 +47,14 @@ def write(
         for key, value in keys.items():
             add_key(writer, key, value)
         kinds = {t.name: quantize.choose(outtype, t.kind, t.shape) for t in tensors}
+        wide = [t for t in tensors if t.kind == "weight" and kinds[t.name] != outtype]
+        if wide:
+            warn(
+                wide[0].name,
+                f"rows of a multiple of {quantize.BLOCK} for {outtype}",
+                f"{wide[0].shape[-1]}",
+                f"{len(wide)} such tensors are f16",
+            )
         for tensor in tensors:
             qtype = gguf.GGMLQuantizationType[kinds[tensor.name].upper()]
             size = quantize.n_bytes(kinds[tensor.name], tensor.shape)

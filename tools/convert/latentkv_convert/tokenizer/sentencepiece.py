@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import warn
 from .files import BYTE, CONTROL, NORMAL, UNKNOWN, TokenizerFiles, Vocabulary
 
 ADDED_SCORE = -1000.0  # below every learned piece, so that merging never builds an added token
@@ -15,6 +16,13 @@ def read(files: TokenizerFiles, n_vocab: int) -> Vocabulary:
     vocabulary = Vocabulary.empty("llama", "default", n_vocab)
     vocabulary.scores = [-10000.0] * n_vocab
     if files.sentencepiece:
+        if files.sentencepiece.charsmap:
+            warn(
+                "tokenizer.model",
+                "no normalisation rules, as in Llama's own",
+                f"{len(files.sentencepiece.charsmap)} bytes of them",
+                "libllama does not apply them to this family, so unusual characters may get other ids",
+            )
         for token, (text, score, kind) in enumerate(files.sentencepiece.pieces):
             vocabulary.put(token, text, kind, score)
         prefix = files.sentencepiece.add_dummy_prefix
