@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from latentkv_convert.allocate import RankProblem, by_weight
 from latentkv_convert.budget import split_groups, water_fill
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.ir import Basis
 
 
 @given(
@@ -59,8 +58,7 @@ def test_groups_share_equally_and_the_rest_follows_the_energy() -> None:
 @pytest.mark.parametrize("n_groups", [1, 3, 8])
 def test_ranks_meet_the_kept_fraction(keep: float, n_groups: int) -> None:
     rng = np.random.default_rng(4)
-    sigmas = {(i, s): rng.random((n_groups, 128)) for i in range(6) for s in "kv"}
-    empty = np.zeros((0, 0))
+    sigmas = {(i, s): tuple(rng.random((n_groups, 128))) for i in range(6) for s in "kv"}
     problem = RankProblem(
         n_layer=6,
         n_groups=n_groups,
@@ -68,7 +66,7 @@ def test_ranks_meet_the_kept_fraction(keep: float, n_groups: int) -> None:
         keep=keep,
         pad=16,
         stats={},
-        bases=lambda layer, side: tuple(Basis(sigma, empty, empty) for sigma in sigmas[layer, side]),
+        sigmas=lambda layer, side: sigmas[layer, side],
     )
     ranks = by_weight(problem, rng.random(12) + 0.01)
     kept = sum(sum(groups) for groups in ranks.values())
@@ -79,7 +77,6 @@ def test_ranks_meet_the_kept_fraction(keep: float, n_groups: int) -> None:
 
 
 def test_less_than_one_unit_per_group_is_refused() -> None:
-    empty = np.zeros((0, 0))
-    problem = RankProblem(2, 4, 64, 0.1, 16, {}, lambda layer, side: (Basis(np.ones(64), empty, empty),) * 4)
+    problem = RankProblem(2, 4, 64, 0.1, 16, {}, lambda layer, side: (np.ones(64),) * 4)
     with pytest.raises(ConvertError, match=r"\[--keep\] expected at least 0\.25"):
         by_weight(problem, np.ones(4))

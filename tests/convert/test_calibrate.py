@@ -35,7 +35,7 @@ def stream(directory: Path, windows: int = 3, window: int = 40) -> LayerStream:
 def test_moments_equal_hooks_on_the_whole_model(tiny: Tiny, variant: dict[str, Any]) -> None:
     directory = tiny(**variant)
     source = stream(directory)
-    found = moments.collect(source)
+    found = dict(moments.collect(source))
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
     seen: dict[tuple[int, str], list[torch.Tensor]] = {}
     for index, layer in enumerate(model.model.layers):
@@ -61,7 +61,7 @@ def test_moments_equal_hooks_on_the_whole_model(tiny: Tiny, variant: dict[str, A
 def test_fisher_equals_autograd_on_the_whole_model(tiny: Tiny, variant: dict[str, Any]) -> None:
     directory = tiny(**variant)
     source = stream(directory)
-    found = fisher.collect(source)
+    found = dict(fisher.collect(source))
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
     squares: dict[tuple[int, str], Any] = {}
     for window in source.tokens:
@@ -153,7 +153,7 @@ def test_second_run_reads_the_store(tiny: Tiny, calib: Path, monkeypatch: pytest
 
 def test_store_without_all_layers_is_not_a_hit(tmp_path: Path) -> None:
     store = Store(root=tmp_path)
-    store.save("key", [{"a": np.ones(2)}, {"a": np.zeros(2)}])
+    store.save("key", 2, [(1, {"a": np.zeros(2)}), (0, {"a": np.ones(2)})])
     assert store.load("key", 3) is None
     found = store.load("key", 2)
     assert found is not None

@@ -7,7 +7,6 @@ import pytest
 
 from latentkv_convert.fuse import rotation
 from latentkv_convert.fuse.rope_rows import paired_rows
-from latentkv_convert.ir import Basis
 from latentkv_convert.linalg import balanced, eigenbasis
 
 
@@ -46,11 +45,6 @@ def test_error_is_the_tail_energy(problem: tuple[np.ndarray, ...]) -> None:
         error = x @ w.T - x @ w.T @ basis.down @ basis.up
         tail = np.square(sigma[rank:]).sum()
         assert np.isclose(np.square(error).sum() / len(x), tail, rtol=1e-9)
-        assert np.isclose(1 - basis_energy(sigma, rank), tail / np.square(sigma).sum(), rtol=1e-9)
-
-
-def basis_energy(sigma: np.ndarray, rank: int) -> float:
-    return Basis(sigma, np.eye(len(sigma)), np.eye(len(sigma))).energy(rank)
 
 
 def test_balanced_and_orthonormal_stand_for_the_same_product(problem: tuple[np.ndarray, ...]) -> None:

@@ -89,11 +89,6 @@ class Basis:
     def truncated(self, rank: int) -> Basis:
         return Basis(self.sigma[:rank], self.down[:, :rank], self.up[:rank])
 
-    def energy(self, rank: int) -> float:
-        """Kept share of the squared importance, 0 … 1."""
-        total = float(np.square(self.sigma).sum())
-        return float(np.square(self.sigma[:rank]).sum()) / total if total > 0 else 1.0
-
 
 @dataclass(frozen=True)
 class SidePlan:

@@ -90,9 +90,9 @@ def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
     chosen = plan.layers[layer].side(side)
     if not chosen.ranks:
         return 1.0
-    pairs = list(zip(work.bases(layer, side), chosen.ranks, strict=True))
-    total = sum(float(np.square(basis.sigma).sum()) for basis, _ in pairs)
-    return sum(float(np.square(basis.sigma[:rank]).sum()) for basis, rank in pairs) / total if total else 1.0
+    pairs = list(zip(work.sigmas(layer, side), chosen.ranks, strict=True))
+    total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
+    return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
 
 
 def finish(recipe: Recipe, work: Work, plan: Plan, file_bytes: int, calibration_tokens: int) -> Report:
@@ -153,7 +153,10 @@ def rank_map(report: Report, path: Path) -> None:
         axis.set_xlabel("group of KV heads")
         axis.set_xticks(range(groups[side]) if groups[side] <= 16 else range(0, groups[side], 8))
         axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
-        axis.tick_params(length=0)
+        axis.set_xticks(np.arange(0.5, groups[side] - 1), minor=True)
+        axis.set_yticks(np.arange(0.5, spec.n_layer - 1), minor=True)
+        axis.grid(which="minor", color="white", linewidth=1)
+        axis.tick_params(which="both", length=0)
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes, label="kept share of the group's dimensions")
     figure.suptitle(f"{report.recipe.output.name}: {100 * report.keep:.1f} % of KV dimensions", fontsize=11)

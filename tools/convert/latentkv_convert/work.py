@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .checkpoint import Checkpoint
-from .ir import F32, Array, Basis, ModelSpec
+from .ir import F32, F64, Array, Basis, ModelSpec
 
 _KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
 
@@ -19,6 +19,7 @@ class Work:
     stats: Mapping[str, Sequence[Mapping[str, Array]]]  # statistic -> layer -> array
     seed: int
     decompose: Callable[[Work, int, str], tuple[Basis, ...]]
+    _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
     _bytes: int = 0
 
@@ -42,8 +43,15 @@ class Work:
         if key in self._kept:
             return self._kept[key]
         bases = self.decompose(self, layer, side)
+        self._sigmas[key] = tuple(basis.sigma for basis in bases)
         size = sum(basis.down.nbytes + basis.up.nbytes for basis in bases)
         if self._bytes + size <= _KEEP_BYTES:
             self._kept[key] = bases
             self._bytes += size
         return bases
+
+    def sigmas(self, layer: int, side: str) -> tuple[F64, ...]:
+        """The importance of every column, per group; remembered for all layers."""
+        if (layer, side) not in self._sigmas:
+            self.bases(layer, side)
+        return self._sigmas[layer, side]

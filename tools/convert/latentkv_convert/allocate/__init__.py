@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import budget
 from ..errors import ConvertError
-from ..ir import F64, SIDES, Array, Basis
+from ..ir import F64, SIDES, Array
 
 Ranks = Mapping[tuple[int, str], tuple[int, ...]]  # (layer, side) -> rank per group
 
@@ -31,7 +31,7 @@ class RankProblem:
     keep: float
     pad: int
     stats: Mapping[str, Sequence[Mapping[str, Array]]]
-    bases: Callable[[int, str], tuple[Basis, ...]]
+    sigmas: Callable[[int, str], tuple[F64, ...]]  # importance per group, descending
 
     @property
     def capacity(self) -> int:
@@ -83,7 +83,6 @@ def by_weight(problem: RankProblem, weights: F64) -> Ranks:
     units = budget.water_fill(weights, low, high, problem.total_units)
     ranks: dict[tuple[int, str], tuple[int, ...]] = {}
     for item, share in zip(items, units, strict=True):
-        sigmas = [basis.sigma for basis in problem.bases(*item)]
-        split = budget.split_groups(int(share), sigmas, problem.capacity, problem.pad)
+        split = budget.split_groups(int(share), problem.sigmas(*item), problem.capacity, problem.pad)
         ranks[item] = tuple(min(count * problem.pad, problem.group_width) for count in split)
     return ranks

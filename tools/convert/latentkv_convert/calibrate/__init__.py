@@ -4,25 +4,21 @@ A module `calibrate/<name>.py` that is a statistic provides
 
     VERSION: int                                        raise it when the numbers change
     def sample(recipe) -> (tokens, window)              how much text it reads
-    def collect(stream: LayerStream) -> Layers          arrays per layer
-
-`Layers` is one {array name: array} per layer.
+    def collect(stream: LayerStream) -> Iterator        (layer, {array name: array}), in any order
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import ConvertError
-from ..ir import Array, ModelSpec
+from ..ir import ModelSpec
 from ..recipe import Recipe
 from .sample import Sample, encode, read_text
-from .store import Store
-
-Layers = Sequence[Mapping[str, Array]]
+from .store import Layers, Store
 
 
 def collect(
@@ -56,7 +52,7 @@ def collect(
             from .stream import LayerStream
 
             stream = LayerStream(checkpoint, spec, sample.tokens, recipe.device, name)
-            stats[name] = store.save(key, module.collect(stream))
+            stats[name] = store.save(key, spec.n_layer, module.collect(stream))
         else:
             stats[name] = found
     return stats, largest

@@ -9,6 +9,7 @@ layer at a time.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,11 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.fisher_tokens, min(recipe.calib_window, 1024)  # 1024: Palu's sequence length
 
 
-def collect(stream: LayerStream) -> list[dict[str, Array]]:
+def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of (dL/dW)^2)."""
     n_layer = stream.spec.n_layer
     hidden = stream.embed()
     inputs = _stack(n_layer, hidden)
-    layers: list[dict[str, Array]] = []
     with stream.bar(passes=2) as bar:
         for index in range(n_layer):
             inputs[index] = hidden
@@ -46,8 +46,7 @@ def collect(stream: LayerStream) -> list[dict[str, Array]]:
             (slope,) = torch.autograd.grad(stream.loss(window, top), top)
             gradient[window] = slope[0].cpu()
         for index in reversed(range(n_layer)):
-            layers.append(_backward(stream, index, inputs[index], gradient, bar))
-    return layers[::-1]
+            yield index, _backward(stream, index, inputs[index], gradient, bar)
 
 
 def _backward(

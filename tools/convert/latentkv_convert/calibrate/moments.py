@@ -3,6 +3,7 @@ included."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,10 +20,9 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.calib_tokens, recipe.calib_window
 
 
-def collect(stream: LayerStream) -> list[dict[str, Array]]:
+def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [w, w] second moments and k_mean, v_mean [w], all without the projection's bias."""
     hidden = stream.embed()
-    layers: list[dict[str, Array]] = []
     with torch.no_grad(), stream.bar() as bar:
         for index in range(stream.spec.n_layer):
             with stream.layer(index) as live:
@@ -30,10 +30,7 @@ def collect(stream: LayerStream) -> list[dict[str, Array]]:
                 for window in range(stream.n_windows):
                     hidden[window] = stream.run(live, index, hidden[window : window + 1])[0].cpu()
                     bar.update(1)
-                layers.append(
-                    {name: array for side in SIDES for name, array in meters[side].result().items()}
-                )
-    return layers
+            yield index, {name: array for side in SIDES for name, array in meters[side].result().items()}
 
 
 class Meter:

@@ -7,12 +7,15 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ..errors import ConvertError
 from ..ir import Array
+
+Layers = Sequence[Mapping[str, Array]]  # one {array name: array} per layer
 
 
 def cache_root() -> Path:
@@ -43,23 +46,39 @@ class Store:
             layers[int(layer)][name] = np.load(file, mmap_mode="r")
         return layers if all(layers) else None
 
-    def save(self, key: str, layers: Sequence[Mapping[str, Array]]) -> Sequence[Mapping[str, Array]]:
-        """Writes the arrays and returns them memory-mapped; a disk that refuses only costs the reuse."""
+    def save(self, key: str, n_layer: int, layers: Iterable[tuple[int, Mapping[str, Array]]]) -> Layers:
+        """Writes every layer's arrays as they come and returns all of them memory-mapped, so that a large
+        model's statistics never lie in memory together.
+
+        Raises:
+            ConvertError: the cache directory cannot be written.
+        """
         if not self.enabled:
-            return layers
+            kept = dict(layers)
+            return [kept[layer] for layer in range(n_layer)]
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.root))
-        except OSError:
-            return layers
+        except OSError as error:
+            raise self._refused(error) from None
         try:
-            for layer, arrays in enumerate(layers):
+            for layer, arrays in layers:
                 for name, array in arrays.items():
-                    np.save(partial / f"{layer}.{name}.npy", array)
+                    self._write(partial / f"{layer}.{name}.npy", array)
             shutil.rmtree(self.root / key, ignore_errors=True)
             os.replace(partial, self.root / key)
-        except OSError:
-            return layers
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        return self.load(key, len(layers)) or layers
+        found = self.load(key, n_layer)
+        assert found is not None
+        return found
+
+    def _write(self, path: Path, array: Array) -> None:
+        try:
+            np.save(path, array)
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: OSError) -> ConvertError:
+        hint = "set XDG_CACHE_HOME or pass --no-cache"
+        return ConvertError("cache", f"to write {self.root}", error.strerror or str(error), hint)

@@ -88,7 +88,7 @@ class Palu:
             keep=self.keep,
             pad=RANK_PAD,
             stats=work.stats,
-            bases=work.bases,
+            sigmas=work.sigmas,
         )
         ranks = allocate.module(self.allocator).allocate(problem)
         paths = {"k": "rebuild", "v": "latent"}
