@@ -13,6 +13,13 @@
 
 #define LKV_INLINE __attribute__((always_inline)) inline
 
+// Before a loop over a local array of vectors: without it GCC keeps the array in memory around the loop that uses it.
+#if defined(__clang__)
+#define LKV_UNROLL _Pragma("unroll")
+#else
+#define LKV_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace lkv {
 
 using f32x8 = float __attribute__((vector_size(32)));
@@ -35,6 +42,13 @@ LKV_INLINE f32x8 load8(const float* p) {
 }
 
 LKV_INLINE void store8(float* p, f32x8 v) { memcpy(p, &v, sizeof v); }
+
+// Stops GCC from folding a load into each of its uses: two load ports starve two FMA units.
+LKV_INLINE void keep_in_register([[maybe_unused]] f32x8& v) {
+#if defined(__AVX__)
+    __asm__("" : "+x"(v));
+#endif
+}
 
 // a·b + c
 LKV_INLINE f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {

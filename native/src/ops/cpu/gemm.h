@@ -25,26 +25,37 @@ struct Panels {
 
 // M rows by P panels: 2·M·P accumulators live in registers (at most 12 of AVX2's 16).
 template <int M, int P>
-LKV_INLINE void multiply_block(int n_k, const float* const* a, ptrdiff_t a_step, Panels b, float* const* c,
-                               ptrdiff_t c_panel, bool accumulate) {
+__attribute__((noinline)) void multiply_block(int n_k, const float* const* a, ptrdiff_t a_step, Panels b,
+                                              float* const* c, ptrdiff_t c_panel, bool accumulate) {
     f32x8 acc[M][2 * P];
+    LKV_UNROLL
     for (int m = 0; m < M; m++) {
+        LKV_UNROLL
         for (int v = 0; v < 2 * P; v++) {
             acc[m][v] = accumulate ? load8(c[m] + v / 2 * c_panel + v % 2 * lanes) : f32x8{};
         }
     }
     const float* row[M];
+    LKV_UNROLL
     for (int m = 0; m < M; m++) row[m] = a[m];
     const float* bk = b.data;
     for (int k = 0; k < n_k; k++, bk += b.row) {
         f32x8 column[2 * P];
-        for (int v = 0; v < 2 * P; v++) column[v] = load8(bk + v / 2 * b.panel + v % 2 * lanes);
+        LKV_UNROLL
+        for (int v = 0; v < 2 * P; v++) {
+            column[v] = load8(bk + v / 2 * b.panel + v % 2 * lanes);
+            keep_in_register(column[v]);
+        }
+        LKV_UNROLL
         for (int m = 0; m < M; m++) {
             const f32x8 x = splat(row[m][k * a_step]);
+            LKV_UNROLL
             for (int v = 0; v < 2 * P; v++) acc[m][v] = fma8(x, column[v], acc[m][v]);
         }
     }
+    LKV_UNROLL
     for (int m = 0; m < M; m++) {
+        LKV_UNROLL
         for (int v = 0; v < 2 * P; v++) store8(c[m] + v / 2 * c_panel + v % 2 * lanes, acc[m][v]);
     }
 }
