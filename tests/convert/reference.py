@@ -35,12 +35,20 @@ def compress(model: Any, work: Work, plan: Plan) -> None:
                 model.get_submodule(name).weight.copy_(torch.from_numpy(new))
 
 
-def perplexity(model: Any, windows: np.ndarray) -> float:
-    """exp of the mean next-token negative log-likelihood over windows [n, window]."""
-    total = 0.0
+def log_probabilities(model: Any, windows: np.ndarray) -> torch.Tensor:
+    """[n, window, vocab] of the windows [n, window]."""
     with torch.no_grad():
-        for window in windows:
-            tokens = torch.from_numpy(window)[None]
-            logits = model(tokens, use_cache=False).logits[0, :-1]
-            total += float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:]))
-    return float(np.exp(total / len(windows)))
+        return torch.cat(
+            [model(torch.from_numpy(w)[None], use_cache=False).logits.log_softmax(-1) for w in windows]
+        )
+
+
+def perplexity(log_p: torch.Tensor, windows: np.ndarray) -> float:
+    """exp of the mean next-token negative log-likelihood."""
+    targets = torch.from_numpy(windows)[:, 1:, None]
+    return float(torch.exp(-log_p[:, :-1].gather(-1, targets).mean()))
+
+
+def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> float:
+    """Mean KL divergence of q from p in nats per token."""
+    return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())

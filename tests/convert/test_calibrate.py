@@ -57,6 +57,13 @@ def test_moments_equal_hooks_on_the_whole_model(tiny: Tiny, variant: dict[str, A
         assert np.allclose(found[index][f"{side}_mean"], flat.mean(0).numpy(), atol=1e-4)
 
 
+def test_no_layer_keeps_its_weights(tiny: Tiny) -> None:
+    """Memory: between layers every decoder weight is on the meta device."""
+    source = stream(tiny())
+    for _ in fisher.collect(source):
+        assert all(weight.is_meta for slot in source.slots for weight in slot.held[0].parameters())
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_fisher_equals_autograd_on_the_whole_model(tiny: Tiny, variant: dict[str, Any]) -> None:
     directory = tiny(**variant)
