@@ -63,6 +63,7 @@ class TokenLoop:
         begin = time.perf_counter()
         llama.eval(prompt[cached:])
         llama.timings.prompt_s = time.perf_counter() - begin
+        llama.mark_prompt()
         for token in prompt[max(0, len(prompt) - llama.last_n_tokens_size) :]:
             self._sampler.accept(token, in_grammar=False)
 

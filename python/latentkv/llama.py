@@ -85,6 +85,9 @@ class Llama:
         self._logits_all = logits_all
         self._tokens: list[int] = []
         self._logits: NDArray[np.float32] | None = None  # of the last evaluated token, [n_vocab]
+        self._mark: tuple[int, NDArray[np.float32]] | None = (
+            None  # tokens and logits at the last prompt's end
+        )
         self._scores: NDArray[np.float32] | None = None  # logits_all: of every cached token, [n_ctx, n_vocab]
         self._session: _core.Session | None = None
         self._model: _core.Model | None = _core.Model(
@@ -298,13 +301,24 @@ class Llama:
         """Forgets what `tokens` do not begin with; returns how many of them the cache holds, at most all but
         one.
 
-        The last token is always left to compute unless its logits are still at hand.
+        The last token is always left to compute unless its logits are still at hand: those of the cache's end
+        and those of the last prompt are.
         """
         common = self.longest_token_prefix(self._tokens, tokens)
+        if self._mark is not None and common == len(tokens) == self._mark[0]:
+            self.truncate(common)
+            self._logits = self._mark[1]
+            return common
         if common == len(tokens) == len(self._tokens) and self.has_logits:
             return common
         self.truncate(min(common, len(tokens) - 1))
         return len(self._tokens)
+
+    def mark_prompt(self) -> None:
+        """Keeps the logits at the prompt's end. The same prompt again then starts from the same numbers:
+        computed anew they would differ in the last bits, as its tokens go through in other pieces, and a
+        coarse cache amplifies that."""
+        self._mark = (len(self._tokens), self.logits)
 
     def truncate(self, count: int) -> None:
         """Keeps the first `count` cached tokens; a cache that cannot forget a part forgets all."""
@@ -315,10 +329,12 @@ class Llama:
             self.session.seq_rm(SEQ)
             count = 0
         del self._tokens[count:]
+        if self._mark is not None and count < self._mark[0]:
+            self._mark = None
 
     def restore(self, state: LlamaState) -> None:
         """Replaces the cache by a saved one."""
-        self._tokens, self._logits = [], None
+        self._tokens, self._logits, self._mark = [], None, None
         try:
             self.session.set_state(state.cache)
         except BaseException:

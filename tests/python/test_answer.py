@@ -138,7 +138,8 @@ def test_processors_and_criteria(scripted: Build, script: Any) -> None:
         return logits
 
     assert (
-        llm("ab", max_tokens=2, logits_processor=latentkv.LogitsProcessorList([shout]))["choices"][0]["text"] == "!!"
+        llm("ab", max_tokens=2, logits_processor=latentkv.LogitsProcessorList([shout]))["choices"][0]["text"]
+        == "!!"
     )
     stop_at_five = latentkv.StoppingCriteriaList([lambda ids, logits: len(ids) >= 5])
     choice = llm("ab", stopping_criteria=stop_at_five)["choices"][0]

@@ -31,6 +31,10 @@ class Console:
     def warn(self, text: str) -> None:
         print(f"{_BOLD}{text}{_RESET}" if self._color_err else text, file=sys.stderr, flush=True)
 
+    def end_line(self) -> None:
+        """Leaves the line that the user was typing."""
+        print(file=sys.stderr, flush=True)
+
     def read(self, first: bool = True) -> str:
         """One line from the user. Raises EOFError (Ctrl-D) and KeyboardInterrupt (Ctrl-C)."""
         prompt = "> " if first else "… "

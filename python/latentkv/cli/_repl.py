@@ -43,10 +43,10 @@ class Repl:
             try:
                 line = self._read()
             except EOFError:
-                self._console.note("")
+                self._console.end_line()
                 return 0
             except KeyboardInterrupt:
-                self._console.note("")
+                self._console.end_line()
                 if interrupted:
                     return ABORTED
                 interrupted = True

@@ -81,7 +81,6 @@ def text(report: dict[str, Any], model: Any, n_ctx: int) -> str:
     blocks = [
         _facts(file),
         _layers(report["layers"], file),
-        _bytes_per_token(report["forecast"]),
         _memory(report["forecast"]),
     ]
     if n_ctx > model.n_ctx_train:
@@ -152,36 +151,27 @@ def _ranks(ranks: list[int]) -> str:
     return shown if len(shown) <= 18 else f"{len(ranks)} of {min(ranks)}-{max(ranks)}"
 
 
-def _bytes_per_token(forecast: list[dict[str, Any]]) -> str:
-    last = {row["kv"]: row for row in forecast}
-    rows = [
-        [
-            kv,
-            f"{row['per_token']:.1f}",
-            f"{row['f16_per_token'] / row['per_token']:.2f}x",
-            f"{100 * row['per_token'] / row['f16_per_token']:.1f} %",
-        ]
-        for kv, row in last.items()
-    ]
-    f16 = next(iter(last.values()))["f16_per_token"]
-    return f"bytes per token (full K and V in f16: {f16:.0f})\n" + table(
-        ["kv", "bytes", "smaller", "of f16"], rows
-    )
-
-
 def _memory(forecast: list[dict[str, Any]]) -> str:
-    rows = [
-        [
-            row["kv"],
-            str(row["n_ctx"]),
-            bytes_text(row["weights"]),
-            bytes_text(row["total"]),
-            bytes_text(row["compute"]),
-            bytes_text(row["weights"] + row["total"] + row["compute"]),
-        ]
-        for row in forecast
-    ]
-    return "memory\n" + table(["kv", "context", "weights", "cache", "compute", "sum"], rows)
+    """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
+    contexts = sorted({row["n_ctx"] for row in forecast})
+    rows = []
+    for kv, group in itertools.groupby(forecast, key=lambda row: row["kv"]):
+        at = {row["n_ctx"]: row for row in group}
+        last = at[contexts[-1]]
+        rows.append(
+            [
+                kv,
+                f"{last['per_token']:.1f}",
+                f"{100 * last['per_token'] / last['f16_per_token']:.1f} %",
+                *(bytes_text(at[count]["total"]) for count in contexts),
+                bytes_text(last["compute"]),
+                bytes_text(last["weights"] + last["total"] + last["compute"]),
+            ]
+        )
+    head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
+    head += f"{forecast[0]['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
+    columns = ["kv", "bytes/token", "of f16", *(f"cache at {count}" for count in contexts), "compute", "sum"]
+    return head + "\n" + table(columns, rows)
 
 
 def _parser() -> argparse.ArgumentParser:

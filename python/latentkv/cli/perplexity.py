@@ -124,12 +124,13 @@ def split_reference(text: str) -> tuple[str | None, str]:
 
 def report(r: dict[str, Any]) -> str:
     """What people read: one line without a reference, llama-perplexity's statistics with one."""
-    ratio = r["f16_bytes_per_token"] / r["kv_bytes_per_token"]
+    share = r["kv_bytes_per_token"] / r["f16_bytes_per_token"]
     lines = [
         f"perplexity  {r['ppl']:.4f} ± {r['ppl_se']:.4f}   "
         f"({r['tokens']} tokens scored in {r['chunks']} windows of {r['n_ctx']}, {r['window']}"
         f"{', decoded one by one' if r['decode'] else ''})",
-        f"cache       {r['kv_bytes_per_token']:.1f} bytes per token, {ratio:.2f}x smaller than f16",
+        f"cache       {r['kv_bytes_per_token']:.1f} bytes per token, "
+        f"{100 * share:.1f} % of full K and V in f16",
         f"speed       {r['tokens_per_second']:.0f} tokens/s",
     ]
     if "kld" in r:

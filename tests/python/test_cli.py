@@ -1,0 +1,135 @@
+"""The command as a shell sees it: listing, statuses, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latentkv.cli import commands
+from latentkv.cli._table import bytes_text, count_text, markdown, table
+
+
+def test_help_lists_every_command(run: Any) -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert set(commands()) >= {"bench", "chat", "convert", "info", "perplexity"}
+    for name in commands():
+        line = next(line for line in done.stdout.splitlines() if line.split()[:1] == [name])
+        assert len(line.split()) > 4
+        assert len(line) <= 110
+    assert run().stdout == done.stdout
+
+
+def test_version(run: Any) -> None:
+    assert run("--version").stdout.split()[0] == "latentkv"
+
+
+@pytest.mark.parametrize("command", [name for name in commands() if name != "convert"])
+def test_command_help(run: Any, command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: latentkv {command}")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["frobnicate"], "error: [latentkv] expected a command (bench, chat, "),
+        (
+            ["info"],
+            "error: [latentkv info] the following arguments are required: FILE; see latentkv info --help",
+        ),
+        (["info", "a.gguf", "--bogus"], "error: [latentkv info] unrecognized arguments: --bogus"),
+        (["bench", "a.gguf", "-d", "x"], "error: [-d] expected numbers separated by commas; got 'x'"),
+        (
+            ["bench", "a.gguf", "-p", "0", "-n", "0"],
+            "error: [-p, -n] expected a test with tokens; got -p 0 -n 0",
+        ),
+        (["chat", "a.gguf", "-p", "x", "-f", "y"], "error: [-p, -f] expected one of them; got both"),
+        (["chat", "a.gguf", "-p", ""], "error: [prompt] expected some text"),
+        (["chat", "a.gguf"], "error: [prompt] expected some text from -p, -f or the pipe; got nothing"),
+        (["chat", "a.gguf", "-f", "none.txt"], "error: [file] expected to reach none.txt; got no such file"),
+    ],
+)
+def test_bad_arguments(run: Any, args: list[str], message: str) -> None:
+    done = run(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["info", "bench", "chat"])
+def test_missing_and_broken_files(run: Any, plain_gguf: Path, tmp_path: Path, command: str) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + plain_gguf.read_bytes()[4:5000])
+    for path in (tmp_path / "none.gguf", broken, tmp_path):
+        done = run(command, path, *(["-p", "x"] if command == "chat" else []))
+        assert done.returncode == 2, (path, done)
+        assert done.stderr.startswith("error: [")
+        assert done.stderr.count("\n") == 1
+
+
+def test_info(run: Any, latent_gguf: Path, plain_gguf: Path) -> None:
+    done = run("info", latent_gguf, "-c", 65536)
+    assert done.returncode == 0, done.stderr
+    assert all(
+        len(line) <= 100 for line in done.stdout.splitlines() if not line.startswith(("file", "recipe"))
+    )
+    for word in ("rebuild", "latent", "bytes/token", "q4", "65536 is beyond"):
+        assert word in done.stdout
+    report = json.loads(run("info", latent_gguf, "--json").stdout)
+    assert len(report["layers"]) == report["file"]["n_layer"] == 8
+    by_format = {row["kv"]: row for row in report["forecast"]}
+    assert by_format["q2"]["total"] < by_format["q4"]["total"] < by_format["f16"]["total"]
+    assert "full" in run("info", plain_gguf, "--kv", "q8_0").stdout
+
+
+def test_forecast_is_what_a_session_allocates(run: Any, latent_gguf: Path) -> None:
+    from latentkv import Llama
+
+    report = json.loads(run("info", latent_gguf, "--kv", "q3", "-c", 512, "--json").stdout)
+    row = next(row for row in report["forecast"] if row["n_ctx"] == 512)
+    with Llama(str(latent_gguf), n_ctx=512, kv="q3") as llama:
+        assert llama.kv_bytes()["total"] == row["total"]
+
+
+def test_bench(run: Any, latent_gguf: Path) -> None:
+    args = ["bench", latent_gguf, "-p", 16, "-n", 4, "-d", "0,256", "--kv", "f16,q8/q4", "-r", 2, "-t", 1]
+    done = run(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    names = [row["name"] for row in results]
+    assert names == ["pp16", "tg4", "pp16 @ d256", "tg4 @ d256"] * 2
+    assert all(len(row["samples"]) == 2 and row["mean"] > 0 for row in results)
+    assert results[2]["kv_bytes"] > results[0]["kv_bytes"]
+    assert results[6]["kv_bytes"] < results[2]["kv_bytes"]
+    shown = run(*args, "-o", "md").stdout
+    assert shown.startswith("| model")
+    assert len(shown.splitlines()) == 2 + len(results)
+
+
+def test_closed_pipe_is_quiet(latent_gguf: Path) -> None:
+    command = f"{sys.executable} -m latentkv info {latent_gguf} --json | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_numbers_for_people() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 8192, 17_000_000, 5 << 30)] == [
+        "0 B", "1023 B", "8.00 KiB", "16.2 MiB", "5.00 GiB",
+    ]  # fmt: skip
+    assert [count_text(n) for n in (12, 8_524_032, 8_030_261_248)] == ["12", "8.52 M", "8.03 B"]
+    assert table(["a", "n"], [["x", "1"], ["yy", "22"]]).splitlines() == [
+        "a    n",
+        "--  --",
+        "x    1",
+        "yy  22",
+    ]
+    assert markdown(["a", "n"], [["x", "1"]]).splitlines()[1] == "|-----|----:|"
