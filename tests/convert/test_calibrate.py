@@ -101,6 +101,13 @@ def test_fisher_with_labels_one_further_is_another_number(tiny: Tiny) -> None:
     assert not torch.isclose(ours, theirs, rtol=1e-2)
 
 
+def test_too_few_tokens_for_the_width_are_announced(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tiny()
+    list(moments.collect(stream(directory, windows=1)))
+    warning = "warning: [--calib] expected at least 256 tokens for 64 outputs; got 40"
+    assert warning in capsys.readouterr().err
+
+
 def test_non_finite_activations_name_the_layer(tiny: Tiny) -> None:
     source = stream(tiny())
     hidden = source.embed()

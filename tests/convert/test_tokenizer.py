@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TEXT
 
+from conftest import TEXT
 from latentkv_convert import tokenizer
 from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.cli import main
@@ -219,6 +219,16 @@ def test_no_tokenizer_is_refused(tiny: Tiny) -> None:
     with pytest.raises(
         ConvertError, match=r"expected a BPE or Unigram tokenizer.json, or a tokenizer.model; got neither"
     ):
+        tokenizer.keys(directory, {}, 320)
+
+
+def test_malformed_files_are_refused(tiny: Tiny) -> None:
+    directory = tiny()
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["model"]["merges"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ConvertError, match=r"\[tokenizer\] expected files as .*; got KeyError: 'merges'"):
         tokenizer.keys(directory, {}, 320)
 
 

@@ -21,6 +21,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConvertError("checkpoint", f"a file {path.name} in {path.parent}", "no such file") from None
+    except OSError as error:
+        raise ConvertError("checkpoint", f"a readable file {path}", error.strerror or str(error)) from None
     except ValueError as error:
         raise ConvertError("checkpoint", f"JSON in {path}", f"{error}") from None
 

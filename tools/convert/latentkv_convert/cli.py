@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,7 @@ from .quantize import OUTTYPES
 from .recipe import Recipe
 
 DEFAULT_METHOD = "palu"
-_COMMON = {
-    "checkpoint", "output", "method", "rotate", "seed", "outtype", "calib", "calib_tokens", "calib_window",
-    "fisher_tokens", "device", "cache", "pre", "plot",
-}  # fmt: skip
+_COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -135,6 +133,15 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         return 2
     except MemoryError:
         print("error: [memory] expected room for one layer; got none; lower --calib-tokens", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where, why = error.filename or "files", error.strerror or str(error)
+        print(f"error: [files] expected to read and write {where}; got {why}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if "out of memory" not in str(error):  # torch's own class needs torch to be named
+            raise
+        print(f"error: [memory] expected room on --device; got {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("error: [convert] interrupted; nothing written", file=sys.stderr)

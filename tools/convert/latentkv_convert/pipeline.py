@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import archs, calibrate, gguf_write, methods, paths, progress, report, tokenizer
+from .check import check_plan
 from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .fuse import rotation
@@ -35,6 +36,7 @@ def convert(recipe: Recipe) -> report.Report:
     stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
     work = Work(spec, checkpoint, stats, recipe.seed, method.decompose)
     plan = method.plan(work)
+    check_plan(plan, spec)
     keys = model_keys(recipe, spec) | vocabulary | cache_keys(plan, work)
     if sample is not None:
         keys[KEYS["calibration_hash"]] = sample.digest

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import warn
 from ..ir import SIDES, Array
 from ..recipe import Recipe
 from .stream import LayerStream
@@ -22,6 +23,9 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [w, w] second moments and k_mean, v_mean [w], all without the projection's bias."""
+    if stream.tokens.numel() < 4 * stream.spec.kv_width:
+        expected = f"at least {4 * stream.spec.kv_width} tokens for {stream.spec.kv_width} outputs"
+        warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")
     hidden = stream.embed()
     with torch.no_grad(), stream.bar() as bar:
         for index in range(stream.spec.n_layer):

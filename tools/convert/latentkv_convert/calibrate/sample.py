@@ -87,7 +87,10 @@ def encode(text: str, checkpoint: Checkpoint, spec: ModelSpec) -> Encoded:
     files = TokenizerFiles(checkpoint.directory, checkpoint.config)
     text = _thin(text)
     if (checkpoint.directory / "tokenizer.json").is_file():
-        backend = need("tokenizers").Tokenizer.from_file(str(checkpoint.directory / "tokenizer.json"))
+        try:
+            backend = need("tokenizers").Tokenizer.from_file(str(checkpoint.directory / "tokenizer.json"))
+        except Exception as error:  # the Rust side raises a bare Exception
+            raise ConvertError("tokenizer.json", "a tokenizer that tokenizers can read", str(error)) from None
         backend.no_truncation()
         ids = np.array(backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
     else:

@@ -163,7 +163,10 @@ def _device(name: str) -> torch.device:
 def _without_weights(checkpoint: Checkpoint) -> Any:
     """The transformers model with every parameter on the meta device and every buffer real."""
     transformers = need("transformers")
-    config = transformers.AutoConfig.for_model(**checkpoint.config)
+    try:
+        config = transformers.AutoConfig.for_model(**checkpoint.config)
+    except Exception as error:  # the classes that validate a config differ between versions of transformers
+        raise ConvertError("config.json", "a config that transformers accepts", str(error)) from None
     name, register = "register_parameter", nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

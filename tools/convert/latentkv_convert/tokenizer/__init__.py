@@ -26,7 +26,14 @@ def keys(directory: Path, config: dict[str, Any], n_vocab: int, pre: str | None 
     Raises:
         ConvertError: no tokenizer, one of another family, or split rules libllama does not know.
     """
-    files = TokenizerFiles(directory, config)
+    try:
+        return _keys(TokenizerFiles(directory, config), n_vocab, pre)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ConvertError("tokenizer", "files as tokenizers and transformers write them", got) from None
+
+
+def _keys(files: TokenizerFiles, n_vocab: int, pre: str | None) -> dict[str, Any]:
     family = _family(files)
     if family == "gpt2":
         vocabulary = bpe.read(files, n_vocab, pre)

@@ -1,0 +1,53 @@
+"""What every reader refuses (docs/gguf.md), checked before a file is written."""
+
+from __future__ import annotations
+
+from .errors import ConvertError
+from .ir import SIDES, ModelSpec, Plan, SidePlan
+from .schema import ENUMS, RANK_PAD
+
+
+def check_plan(plan: Plan, spec: ModelSpec) -> None:
+    """Paths, groups, ranks, segments and formats of every layer.
+
+    Raises:
+        ConvertError: a reader would refuse the file.
+    """
+    if len(plan.layers) != spec.n_layer:
+        raise ConvertError("plan", f"{spec.n_layer} layers", str(len(plan.layers)))
+    for index, layer in enumerate(plan.layers):
+        for side in SIDES:
+            _check_side(f"layer {index} {side}", side, layer.side(side), spec)
+
+
+def _check_side(where: str, side: str, plan: SidePlan, spec: ModelSpec) -> None:
+    paths = ENUMS[f"{side}_path"]
+    if plan.path not in paths:
+        raise ConvertError(where, f"a path of {', '.join(paths)}", plan.path)
+    if spec.n_kv % plan.group:
+        raise ConvertError(where, f"a group that divides {spec.n_kv} KV heads", str(plan.group))
+    if plan.path == "full":
+        return
+    full = plan.group * spec.head_dim
+    n_groups = spec.n_kv // plan.group
+    if len(plan.ranks) != n_groups or len(plan.segments) != n_groups:
+        raise ConvertError(where, f"{n_groups} ranks", f"{plan.ranks} in segments {plan.segments}")
+    for rank, widths in zip(plan.ranks, plan.segments, strict=True):
+        if not 0 < rank <= full or (rank % RANK_PAD and rank != full):
+            raise ConvertError(where, f"a rank up to {full} in steps of {RANK_PAD}", str(rank))
+        if sum(widths) != rank or min(widths) < 1:
+            raise ConvertError(where, f"segments that add up to {rank}", str(widths))
+        if len(widths) > 1 and any(width % RANK_PAD for width in widths):
+            raise ConvertError(where, f"segments in steps of {RANK_PAD}", str(widths))
+    if plan.formats is not None:
+        _check_formats(where, plan)
+
+
+def _check_formats(where: str, plan: SidePlan) -> None:
+    assert plan.formats is not None
+    for widths, formats in zip(plan.segments, plan.formats, strict=True):
+        if len(formats) != len(widths) or any(name not in ENUMS["format"] for name in formats):
+            raise ConvertError(where, f"{len(widths)} formats of {', '.join(ENUMS['format'])}", str(formats))
+        stored = [name != "none" for name in formats]
+        if stored != sorted(stored, reverse=True):
+            raise ConvertError(where, "dropped segments after stored ones", str(formats))
