@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from command import ROOT, latentkv, score
+from hide import hide
 from record import RESULTS, Column, save
 
 TEXT = Path("models/demo/sample-val.txt")
@@ -27,14 +28,6 @@ COLUMNS = [
     Column("kld", "mean KLD", ".5f"),
     Column("same_top", "same top token", ".1%"),
 ]
-
-
-def question() -> str:
-    """Three thousand characters of the sample text with a number in it, and what the number was."""
-    text = (ROOT / TEXT).read_text(encoding="utf-8")[:3000]
-    at = text.index(". ", 750) + 2
-    text = f"{text[:at]}The magic number for warehouse is {SECRET}. {text[at:]}"
-    return f"Read the text and remember the numbers.\n\n{text}\n\nWhat is the magic number for warehouse?"
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -58,12 +51,13 @@ def main() -> None:
     options = parser.parse_args()
     start = time.monotonic()
     (ROOT / options.out).mkdir(parents=True, exist_ok=True)
-    plain, half = options.out / "demo-f16.gguf", options.out / "demo-palu50-f16.gguf"
+    plain, half = options.out / "demo-f16.gguf", options.out / "demo-half-f16.gguf"
 
     latentkv("convert", "models/demo", "-o", str(plain), "--method", "none", "--outtype", "f16")
     latentkv(
         *("convert", "models/demo", "-o", str(half), "--outtype", "f16"),
-        *("--method", "palu", "--keep", "0.5", "--calib", "models/demo/sample-calib.txt"),
+        *("--method", "palu", "--keep", "0.5", "--group", "all", "--allocate", "uniform"),
+        *("--calib", "models/demo/sample-calib.txt"),
     )
     latentkv("info", str(half), "-c", "4096")
 
@@ -79,7 +73,8 @@ def main() -> None:
         row["share"] = row["bytes"] / rows[0]["bytes"]
 
     prompt = options.out / "question.txt"
-    (ROOT / prompt).write_text(question(), encoding="utf-8")
+    text = (ROOT / TEXT).read_text(encoding="utf-8")[:3000]
+    (ROOT / prompt).write_text(hide(text, "warehouse", SECRET, 750), encoding="utf-8")
     print(f"\nA number, {SECRET}, hidden in 900 tokens ({prompt}), read back through the compressed cache:")
     latentkv("chat", str(half), "--kv", "q4", "-c", "2048", "--temp", "0", "-n", "32", "-f", str(prompt))
 
