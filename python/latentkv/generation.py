@@ -60,6 +60,7 @@ class TokenLoop:
             raise expected("prompt", "at least one token", "none")
         cached = llama.reuse_prefix(prompt) if reset and len(prompt) else 0
         llama.timings = Timings(cached_n=cached, prompt_n=len(prompt) - cached)
+        llama.running = self
         begin = time.perf_counter()
         llama.eval(prompt[cached:])
         llama.timings.prompt_s = time.perf_counter() - begin
@@ -70,6 +71,8 @@ class TokenLoop:
     def next(self) -> int:
         """Samples after the last evaluated token."""
         llama = self._llama
+        if llama.running is not self:
+            raise expected("stream", "to be the latest call of its Llama", "another call in between")
         begin = time.perf_counter()
         logits = llama.logits
         if self._processor is not None:

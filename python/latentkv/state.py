@@ -110,4 +110,5 @@ def load_state(self: Llama, state: LlamaState | str | Path) -> LlamaState:
     if not isinstance(state, LlamaState):
         state = LlamaState.read(state)
     self.restore(state)
+    self.set_seed(state.seed)
     return state

@@ -133,3 +133,28 @@ def test_numbers_for_people() -> None:
         "yy  22",
     ]
     assert markdown(["a", "n"], [["x", "1"]]).splitlines()[1] == "|-----|----:|"
+
+
+def test_convert_without_its_dependencies() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from latentkv.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    args = [
+        "convert",
+        root / "models/demo",
+        "-o",
+        "x.gguf",
+        "--keep",
+        "0.5",
+        "--calib",
+        root / "models/demo/sample-val.txt",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "torch" in done.stderr.splitlines()[-1]
+    assert "pip install 'latentkv[convert]'" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not Path("x.gguf").exists()

@@ -51,7 +51,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="threads for decoding (default: physical cores)",
+        help="threads for decoding (default: every core)",
     )
     group.add_argument(
         "-tb",

@@ -34,6 +34,9 @@ class Repl:
         }
         if readline is not None:
             readline.set_history_length(1000)
+            readline.set_completer(self._complete)
+            readline.set_completer_delims("")
+            readline.parse_and_bind("tab: complete")
 
     def run(self) -> int:
         model = self._conversation.llama.metadata.get("general.name", self._conversation.llama.model_path)
@@ -71,6 +74,11 @@ class Repl:
             lines[-1] = lines[-1][:-1]
             lines.append(self._console.read(first=False))
         return "\n".join(lines).strip()
+
+    def _complete(self, text: str, state: int) -> str | None:
+        """Tab: the commands that begin like the line."""
+        names = [f"{name} " if argument else name for name, (_, argument, _) in self._commands.items()]
+        return next(iter([name for name in names if text and name.startswith(text)][state:]), None)
 
     def _turn(self, line: str) -> None:
         if not line:

@@ -13,9 +13,10 @@ def main(argv: Sequence[str]) -> int:
     """Hands over to the converter, which has its own options and its own dependencies."""
     try:
         from latentkv_convert.cli import main as convert
-    except ModuleNotFoundError as error:
+
+        status: int = convert(list(argv))
+    except ModuleNotFoundError as error:  # torch and others are imported when they are needed
         raise expected(
             "convert", "the converter's dependencies", f"no module {error.name}", _EXTRA
         ) from error
-    status: int = convert(list(argv))
     return status

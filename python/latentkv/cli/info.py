@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     model = _core.Model(args.model)
     n_ctx = args.ctx_size or model.n_ctx_train
     report = {
-        "file": summary(model, args.model),
+        "file": summary(model, args.model, _core.build_info()["formats"]),
         "layers": model.layers,
         "forecast": forecasts(model, args, n_ctx),
     }
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def summary(model: Any, path: str) -> dict[str, Any]:
+def summary(model: Any, path: str, formats: list[str]) -> dict[str, Any]:
     """The file in a dozen facts."""
     metadata: Mapping[str, Any] = model.metadata
     return {
@@ -53,6 +53,7 @@ def summary(model: Any, path: str) -> dict[str, Any]:
         "chat_template": model.chat_template is not None,
         "recipe": metadata.get("latentkv.source.recipe"),
         "latent": not model.is_plain,
+        "formats": formats,
         "regions": dict(model.regions),
     }
 
@@ -107,12 +108,8 @@ def _facts(file: dict[str, Any]) -> str:
             "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
         ),
         ("cache", "latent" if file["latent"] else "full K and V"),
-        (
-            "exact",
-            f"first {regions['sink']} and latest {regions['recent']} tokens"
-            if any(regions.values())
-            else "no tokens",
-        ),
+        ("formats", " ".join(file["formats"])),
+        ("regions", f"sink {regions['sink']}, recent {regions['recent']} tokens kept exact by default"),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in facts)
@@ -130,7 +127,34 @@ def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> str:
         numbers = [row[0] for row in run]
         merged.append([numbers[0] if len(numbers) == 1 else f"{numbers[0]} … {numbers[-1]}", *body])
     sides = [f"{side} {name}" for side in ("K", "V") for name in ("path", "ranks", "kept", "energy")]
-    return table(["layer", *sides], merged)
+    plans = [
+        f"{i} K {_plan(layer['k'])}; V {_plan(layer['v'])}"
+        for i, layer in enumerate(layers)
+        if _planned(layer)
+    ]
+    blocks = [
+        table(["layer", *sides], merged),
+        *(["segments (width:format)\n" + "\n".join(plans)] if plans else []),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _planned(layer: dict[str, Any]) -> bool:
+    """Whether a tensor of the layer has more to say than one segment per group."""
+    return any(t["formats"] or any(len(group) > 1 for group in t["segments"]) for t in layer.values())
+
+
+def _plan(tensor: dict[str, Any]) -> str:
+    """[[64, 32]] and [["q4", "q2"]] → "64:q4 32:q2"; groups are divided by " | "."""
+    groups = []
+    for i, widths in enumerate(tensor["segments"]):
+        names = tensor["formats"][i] if tensor["formats"] else [""] * len(widths)
+        groups.append(
+            " ".join(f"{w}:{name}" if name else str(w) for w, name in zip(widths, names, strict=True))
+        )
+    return " | ".join(
+        f"{len(list(run))} x ({plan})" if len(groups) > 1 else plan for plan, run in itertools.groupby(groups)
+    )
 
 
 def _tensor(tensor: dict[str, Any], width: int) -> list[str]:

@@ -1,0 +1,199 @@
+"""What is in the cache: its tokens, the logits after them, and how both change together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv.errors import expected
+
+if TYPE_CHECKING:
+    from latentkv import _core
+    from latentkv.state import LlamaState
+
+SEQ = 0  # the only sequence used here
+
+
+class Evaluator:
+    """Tokens behind one another in sequence 0 of a session. The cache is the truth: after an interrupted or
+    failed call the token list is what the cache says."""
+
+    def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool) -> None:
+        self.n_batch = n_batch
+        # Who generates now: an older stream must not go on in a newer one's cache.
+        self.running: object = None
+        self._session = session
+        self._logits_all = logits_all
+        self._tokens: list[int] = []
+        self._logits: NDArray[np.float32] | None = None  # of the last evaluated token, [n_vocab]
+        # How many tokens the last prompt had, and the logits at its end.
+        self._mark: tuple[int, NDArray[np.float32]] | None = None
+        self._scores: NDArray[np.float32] | None = None  # logits_all: of every cached token, [n_ctx, n_vocab]
+
+    @property
+    def session(self) -> _core.Session:
+        """Cache and graph."""
+        if self._session is None:
+            raise expected("Llama", "an open model with weights", "a closed one, or vocab_only=True")
+        return self._session
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the cache. Setting a smaller number forgets the ones behind it."""
+        return len(self._tokens)
+
+    @n_tokens.setter
+    def n_tokens(self, count: int) -> None:
+        if not 0 <= count <= len(self._tokens):
+            raise expected("n_tokens", f"0 … {len(self._tokens)}", count)
+        self.truncate(count)
+
+    @property
+    def input_ids(self) -> NDArray[np.intc]:
+        """The cached tokens, [n_tokens]."""
+        return np.array(self._tokens, dtype=np.intc)
+
+    @property
+    def eval_tokens(self) -> list[int]:
+        return list(self._tokens)
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits after the last evaluated token, [n_vocab]."""
+        if self._logits is None:
+            raise expected(
+                "logits", "an evaluated token", "none since the last change of the cache", "call eval()"
+            )
+        return self._logits
+
+    @property
+    def has_logits(self) -> bool:
+        return self._logits is not None
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Logits of every cached token, [n_tokens, n_vocab]."""
+        if self._scores is None:
+            raise expected(
+                "scores", "Llama(…, logits_all=True) and an evaluated token", f"logits_all={self._logits_all}"
+            )
+        return self._scores[: len(self._tokens)]
+
+    @property
+    def eval_logits(self) -> list[list[float]]:
+        rows: list[list[float]] = (self.scores if self._logits_all else self.logits[np.newaxis]).tolist()
+        return rows
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
+        is computed."""
+        self.require_room(len(tokens))
+        for start in range(0, len(tokens), self.n_batch):
+            batch = tokens[start : start + self.n_batch]
+            last = start + len(batch) == len(tokens)
+            before = len(self._tokens)
+            logits = self._decode(batch, "all" if self._logits_all else "last" if last else "none")
+            if self._logits_all:
+                if self._scores is None:
+                    self._scores = np.empty((self.session.n_ctx, logits.shape[1]), np.float32)
+                self._scores[before : before + len(batch)] = logits
+            if last:
+                self._logits = np.array(logits[-1])
+
+    def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
+        self.require_room(len(tokens))
+        starts = range(0, len(tokens), self.n_batch)
+        rows = np.concatenate([self._decode(tokens[i : i + self.n_batch], "all") for i in starts])
+        self._logits = np.array(rows[-1])
+        return rows
+
+    def _decode(self, batch: Sequence[int], output: str) -> NDArray[np.float32]:
+        self._logits = None
+        self._tokens += [int(token) for token in batch]
+        try:
+            return self.session.decode(self._tokens[-len(batch) :], output=output)
+        finally:
+            # The cache knows how far an interrupted or failed batch came.
+            del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
+
+    def reuse_prefix(self, tokens: Sequence[int]) -> int:
+        """Forgets what `tokens` do not begin with; returns how many of them the cache holds, at most all but
+        one.
+
+        The last token is always left to compute unless its logits are still at hand: those of the cache's end
+        and those of the last prompt are.
+        """
+        common = self.longest_token_prefix(self._tokens, tokens)
+        if self._mark is not None and common == len(tokens) == self._mark[0]:
+            self.truncate(common)
+            self._logits = self._mark[1]
+            return common
+        if common == len(tokens) == len(self._tokens) and self.has_logits:
+            return common
+        self.truncate(min(common, len(tokens) - 1))
+        return len(self._tokens)
+
+    def mark_prompt(self) -> None:
+        """Keeps the logits at the prompt's end. The same prompt again then starts from the same numbers:
+        computed anew they would differ in the last bits, as its tokens go through in other pieces, and a
+        coarse cache amplifies that."""
+        self._mark = (len(self._tokens), self.logits)
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first `count` cached tokens; a cache that cannot forget a part forgets all."""
+        if count == len(self._tokens):
+            return
+        self._logits = None
+        if not self.session.seq_rm(SEQ, count, -1):
+            self.session.seq_rm(SEQ)
+            count = 0
+        del self._tokens[count:]
+        if self._mark is not None and count < self._mark[0]:
+            self._mark = None
+
+    def restore(self, state: LlamaState) -> None:
+        """Replaces the cache by a saved one."""
+        self._tokens, self._logits, self._mark = [], None, None
+        try:
+            self.session.set_state(state.cache)
+        except BaseException:
+            self.session.clear()
+            raise
+        if self.session.seq_pos_max(SEQ) + 1 != state.n_tokens:
+            cached = self.session.seq_pos_max(SEQ) + 1
+            self.session.clear()
+            raise expected("state", f"a cache of {state.n_tokens} tokens, as its token list has", cached)
+        self._tokens = list(state.input_ids)
+        self._logits = None if state.logits is None else state.logits.copy()
+
+    def require_room(self, count: int) -> None:
+        if len(self._tokens) + count > self.session.n_ctx:
+            raise expected(
+                "context",
+                f"at most {self.session.n_ctx} tokens",
+                f"{len(self._tokens)} cached and {count} new",
+                "raise -c / n_ctx",
+            )
+
+    def reset(self) -> None:
+        """Empties the cache."""
+        self.truncate(0)
+
+    def forget_session(self) -> None:
+        """Frees the cache and what belongs to it."""
+        self._session = None
+        self._logits = self._scores = self._mark = None
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """How many tokens both begin with."""
+        count = 0
+        for x, y in zip(a, b, strict=False):
+            if x != y:
+                break
+            count += 1
+        return count
