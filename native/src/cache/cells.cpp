@@ -9,12 +9,16 @@ int Cells::claim(int32_t pos, uint64_t seq_mask) {
     while (used(slot)) {
         slot++;
     }
+    place(slot, pos, seq_mask);
+    first_free_ = slot + 1;
+    return slot;
+}
+
+void Cells::place(int slot, int32_t pos, uint64_t seq_mask) {
     pos_[static_cast<size_t>(slot)] = pos;
     seq_[static_cast<size_t>(slot)] = seq_mask;
-    first_free_                     = slot + 1;
     end_                            = std::max(end_, slot + 1);
     n_used_++;
-    return slot;
 }
 
 void Cells::release(int slot) {

@@ -26,6 +26,7 @@ class Cells {
 
     // Lowest free slot, now held by the sequences in `seq_mask` at position `pos`. Precondition: n_free() > 0.
     int  claim(int32_t pos, uint64_t seq_mask);
+    void place(int slot, int32_t pos, uint64_t seq_mask);  // a given free slot, as claim() would take it
     void release(int slot);
     void set_seq(int slot, uint64_t mask);  // mask 0 releases
     void shift(int slot, int32_t delta) { pos_[static_cast<size_t>(slot)] += delta; }

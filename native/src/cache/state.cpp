@@ -123,18 +123,20 @@ void KvCache::restore(std::span<const uint8_t> state) {
                 expect_same("row layout", layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v),
                             in.get<uint64_t>());
             }
-            if (n_used > static_cast<uint32_t>(region.cells.capacity())) {
-                fail("state", "expected at most ", region.cells.capacity(), " tokens in region ", region.name, "; got ", n_used,
-                     "; raise -c / n_ctx");
-            }
             for (uint32_t i = 0; i < n_used; i++) {
-                in.get<int32_t>();  // the slot it had; order is kept, holes are not
+                // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
+                const auto slot = in.get<int32_t>();
                 const auto pos  = in.get<int32_t>();
                 const auto seq  = in.get<uint64_t>();
-                if (pos < 0 || seq == 0) {
-                    fail("state", "expected used slots with a position and a sequence; got position ", pos, ", sequences ", seq);
+                if (slot < 0 || slot >= region.cells.capacity()) {
+                    fail("state", "expected slots below ", region.cells.capacity(), " in region ", region.name, "; got ", slot,
+                         "; raise -c / n_ctx");
                 }
-                const int slot = region.cells.claim(pos, seq);
+                if (pos < 0 || seq == 0 || region.cells.used(slot)) {
+                    fail("state", "expected each slot once, with a position and a sequence; got slot ", slot, ", position ", pos,
+                         ", sequences ", seq);
+                }
+                region.cells.place(slot, pos, seq);
                 for (const Layer & layer : region.layers) {
                     const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
                     const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);

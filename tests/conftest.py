@@ -1,0 +1,54 @@
+"""What every part of the suite may use: the demo model, converted once per set of options."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / "models" / "demo"
+
+Converted = Callable[..., Path]
+
+
+def missing_parts() -> str:
+    """Why the demo model cannot be converted and run here, or ""."""
+    if importlib.util.find_spec("latentkv._core") is None:
+        return "needs the native module (pip install .)"
+    for module in ("latentkv_convert", "torch", "transformers"):
+        if importlib.util.find_spec(module) is None:
+            return f"needs {module} (pip install '.[convert]')"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    return DEMO
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    """`converted("--method", "palu", "--keep", "0.5")`: the demo model as a GGUF, calibrated on its sample text."""
+    done: dict[tuple[str, ...], Path] = {}
+
+    def convert(*options: str) -> Path:
+        if reason := missing_parts():
+            pytest.skip(reason)
+        if options not in done:
+            path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+            command = [sys.executable, "-m", "latentkv", "convert", str(DEMO), "-o", str(path), "--no-plot", *options]
+            if "none" not in options:
+                command += ["--calib", str(DEMO / "sample-calib.txt"), "--calib-tokens", "6144"]
+            env = os.environ | {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
+            run = subprocess.run(command, capture_output=True, text=True, env=env)
+            assert run.returncode == 0, run.stderr
+            done[options] = path
+        return done[options]
+
+    return convert

@@ -1,0 +1,91 @@
+"""Bytes claimed are bytes allocated, and a context costs its cache and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime import model, session
+
+# Bytes of one segment of `width` channels, from the byte maps' prose, not from the code under test.
+SEGMENT = {
+    "f32": lambda width: 4 * width,
+    "f16": lambda width: 2 * width,
+    "q8": lambda width: 4 + width,
+    "q4": lambda width: 4 + width // 2,
+    "q3": lambda width: 4 + (width * 3 // 8 + 3) // 4 * 4,
+    "q2": lambda width: 4 + width // 4,
+    "q8_0": lambda width: 34 * width // 32,
+    "q4_0": lambda width: 18 * width // 32,
+}
+CELL = 4 + 8  # position and sequence mask
+
+
+@pytest.fixture(scope="module", params=["plain", "latent"])
+def m(request: pytest.FixtureRequest, converted: Any) -> Any:
+    if request.param == "plain":
+        return model(converted("--method", "none", "--outtype", "f32"))
+    return model(converted("--method", "palu", "--keep", "0.5", "--group", "2", "--outtype", "f32"))
+
+
+@pytest.mark.parametrize("kv", SEGMENT)
+def test_row_bytes_are_the_advertised_ones(m: Any, kv: str) -> None:
+    expected = {"k": 0, "v": 0}
+    for layer in m.layers:
+        for side in expected:
+            expected[side] += sum((SEGMENT[kv](rank) + 3) // 4 * 4 for rank in layer[side]["ranks"])
+    if kv.endswith("_0") and any(rank % 32 for layer in m.layers for side in expected for rank in layer[side]["ranks"]):
+        with pytest.raises(ValueError, match=rf"^\[kv k\] expected segments in multiples of 32 channels for {kv}"):
+            session(m, kv=kv)
+        return
+    n_ctx = 1024
+    got = session(m, n_ctx=n_ctx, kv=kv).kv_bytes()
+    assert got["k"] == n_ctx * expected["k"]
+    assert got["v"] == n_ctx * expected["v"]
+    assert got["cells"] == n_ctx * CELL
+    assert got["total"] == got["k"] + got["v"] + got["cells"]
+    assert got["per_token"] == expected["k"] + expected["v"] + CELL
+
+
+@pytest.mark.parametrize("options", [{}, {"sink": 4, "recent": 128}, {"n_seq_max": 4, "sink": 4, "recent": 64}])
+def test_forecast_equals_allocation(m: Any, options: dict[str, int]) -> None:
+    s = session(m, n_ctx=2048, kv="q4", **options)
+    forecast = m.forecast(2048, kv="q4", **options)
+    allocated = s.kv_bytes()
+    assert {key: forecast[key] for key in allocated} == allocated
+    assert sum(r["k"] + r["v"] for r in allocated["regions"]) == allocated["k"] + allocated["v"]
+    s.decode([1] * 512, output="last")
+    assert s.compute_bytes() <= forecast["compute"]
+
+
+PROBE = """
+import sys
+from latentkv import _core
+def resident():
+    fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(fields["RssAnon"].split()[0]) * 1024
+model = _core.Model(sys.argv[1])
+n_ctx, kv = int(sys.argv[2]), sys.argv[3]
+s = _core.Session(model, n_ctx=n_ctx, kv=kv, n_ubatch=256, n_threads=1)
+s.decode([7] * 256, output="last")
+start, used = resident(), s.n_cells_used()
+s.decode([11] * (n_ctx - 257), output="none")
+s.decode([13], output="last")
+print(resident() - start, s.kv_bytes()["total"] * (n_ctx - used) // n_ctx)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("kv", ["f16", "q4"])
+def test_memory_grows_by_the_cache_and_nothing_else(converted: Any, kv: str) -> None:
+    """From 256 tokens to a full context: the growth of resident memory is the rows written, within a few pages."""
+    path = converted("--method", "palu", "--keep", "0.5", "--group", "2", "--outtype", "f32")
+    for n_ctx in (1024, 3072):
+        run = subprocess.run(
+            [sys.executable, "-c", PROBE, str(path), str(n_ctx), kv], capture_output=True, text=True, check=True
+        )
+        grown, rows = map(int, run.stdout.split())
+        assert rows * 0.9 - 65536 < grown < rows + 512 * 1024, f"{kv} at {n_ctx}: grew {grown} bytes, rows {rows}"
