@@ -1,10 +1,9 @@
-"""Fixtures: a scripted runtime for pure logic, and the demo model, converted once, for the rest."""
+"""Fixtures: a scripted runtime for pure logic, and two conversions of the demo model for the rest."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import subprocess
 import sys
 import types
@@ -16,12 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "models/demo"
 NATIVE = importlib.util.find_spec("latentkv._core") is not None
-CONVERTER = (
-    importlib.util.find_spec("latentkv_convert") is not None and importlib.util.find_spec("torch") is not None
-)
 
 END = 0  # the scripted vocabulary's end token; token b + 1 is byte b
 
@@ -133,50 +127,16 @@ def scripted(script: Script) -> Callable[..., Any]:
     return build
 
 
-def _convert(path: Path, *options: str) -> Path:
-    if not NATIVE or not CONVERTER:
-        pytest.skip("needs the native module and the converter's dependencies (pip install '.[convert]')")
-    if not path.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "latentkv",
-            "convert",
-            str(DEMO),
-            "-o",
-            str(path),
-            "--no-plot",
-            *options,
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "2"}
-        )
-        assert done.returncode == 0, done.stderr
-    return path
-
-
 @pytest.fixture(scope="session")
-def plain_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain_gguf(converted: Callable[..., Path]) -> Path:
     """models/demo with full K and V, f32."""
-    return _convert(tmp_path_factory.mktemp("plain") / "plain.gguf", "--method", "none", "--outtype", "f32")
+    return converted("--method", "none", "--outtype", "f32")
 
 
 @pytest.fixture(scope="session")
-def latent_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def latent_gguf(converted: Callable[..., Path]) -> Path:
     """models/demo with latent K and V at half the dimensions, f16."""
-    return _convert(
-        tmp_path_factory.mktemp("latent") / "latent.gguf",
-        *(
-            "--keep",
-            "0.5",
-            "--allocate",
-            "uniform",
-            "--calib",
-            str(DEMO / "sample-calib.txt"),
-            "--calib-tokens",
-            "4096",
-        ),
-    )
+    return converted("--keep", "0.5", "--allocate", "uniform")
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

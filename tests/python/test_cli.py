@@ -135,7 +135,7 @@ def test_numbers_for_people() -> None:
     assert markdown(["a", "n"], [["x", "1"]]).splitlines()[1] == "|-----|----:|"
 
 
-def test_convert_without_its_dependencies() -> None:
+def test_convert_without_its_dependencies(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from latentkv.cli import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -144,7 +144,7 @@ def test_convert_without_its_dependencies() -> None:
         "convert",
         root / "models/demo",
         "-o",
-        "x.gguf",
+        str(tmp_path / "x.gguf"),
         "--keep",
         "0.5",
         "--calib",
@@ -157,4 +157,4 @@ def test_convert_without_its_dependencies() -> None:
     assert "torch" in done.stderr.splitlines()[-1]
     assert "pip install 'latentkv[convert]'" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-    assert not Path("x.gguf").exists()
+    assert not list(tmp_path.iterdir())
