@@ -68,6 +68,16 @@ def render_result(name: str, folder: Path = RESULTS, link: str = "bench/results"
     return f"\n{table}\n{note}{source} ([JSON]({link}/{name}.json)).\n\n"
 
 
+def first_lines(docstring: str) -> str:
+    """The docstring up to the first line that ends a sentence, or its first paragraph."""
+    lines: list[str] = []
+    for line in docstring.split("\n\n")[0].splitlines():
+        lines.append(line.strip())
+        if line.endswith("."):
+            break
+    return " ".join(lines)
+
+
 def entries(folder: Path) -> list[tuple[str, str]]:
     """(name, first line of the docstring) of every module in a folder that is an entry of the registry."""
     found = []
@@ -77,7 +87,7 @@ def entries(folder: Path) -> list[tuple[str, str]]:
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         if not docstring:
             raise StaleError(f"[tables] expected a docstring at the head of {path.name}; got none")
-        summary = re.sub(rf"^`?(latentkv )?{path.stem}`?\s*[:-]\s*", "", docstring.splitlines()[0])
+        summary = re.sub(rf"^`?(latentkv )?{path.stem}`?\s*[:-]\s*", "", first_lines(docstring))
         found.append((path.stem, summary.rstrip(".")))
     return found
 
