@@ -47,6 +47,10 @@ def main(argv: Sequence[str]) -> int:
         **cache,
     )
     console = Console(color=args.color, quiet=args.quiet)
+    if llama.n_ctx() > llama.model.n_ctx_train:
+        console.warn(
+            f"note: the model was trained for {llama.model.n_ctx_train} tokens, -c is {llama.n_ctx()}"
+        )
     conversation = Conversation(
         llama,
         console,
