@@ -60,17 +60,13 @@ def run_gguf(path: str, kv: str, samples: Sequence[Sample], args: argparse.Names
     from latentkv.chat import chat_prompt
     from latentkv.formats import split_pair
 
+    with Llama(path, vocab_only=True) as vocabulary:
+        prompts = [chat_prompt(vocabulary, [{"role": "user", "content": s["prompt"]}]) for s in samples]
+        answers = [vocabulary.tokenize(s["answer"].encode(), add_bos=False) for s in samples]
+    longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
     both, k, v = split_pair(kv)
-    with Llama(
-        path,
-        n_ctx=args.ctx,
-        kv=both,
-        kv_k=k,
-        kv_v=v,
-        sink=args.sink,
-        recent=args.recent,
-        n_threads=args.threads,
-    ) as llama:
+    options = {"sink": args.sink, "recent": args.recent, "n_threads": args.threads}
+    with Llama(path, n_ctx=args.ctx or longest, kv=both, kv_k=k, kv_v=v, **options) as llama:
 
         def predict(tokens: Sequence[int], first: int) -> NDArray[np.int64]:
             cached = min(llama.reuse_prefix(tokens), first)
@@ -79,9 +75,7 @@ def run_gguf(path: str, kv: str, samples: Sequence[Sample], args: argparse.Names
             return llama.eval_all(tokens[first:]).argmax(axis=1)
 
         hits = []
-        for i, sample in enumerate(samples):
-            prompt = chat_prompt(llama, [{"role": "user", "content": sample["prompt"]}])
-            answer = llama.tokenize(sample["answer"].encode(), add_bos=False)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             hits.append((generated if args.generate else forced)(predict, prompt, answer))
             progress(f"{kv or 'file'}: {i + 1}/{len(samples)}, {np.mean(hits):.3f}")
         bytes_per_token = llama.kv_bytes()["per_token"]
@@ -133,7 +127,9 @@ def main() -> int:
     parser.add_argument("--generate", action="store_true", help="greedy answers instead of teacher forcing")
     parser.add_argument("--hf", metavar="DIR", help="also run transformers on this checkpoint")
     parser.add_argument("--limit", type=int, help="only the first N samples")
-    parser.add_argument("-c", "--ctx", type=int, default=0, help="context (default: the trained one)")
+    parser.add_argument(
+        "-c", "--ctx", type=int, default=0, help="context (default: what the longest sample takes)"
+    )
     parser.add_argument("--sink", type=int, default=-1)
     parser.add_argument("--recent", type=int, default=-1)
     parser.add_argument("-t", "--threads", type=int, default=0)
