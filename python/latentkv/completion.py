@@ -50,11 +50,11 @@ def create_completion(
     """Continues `prompt`.
 
     `max_tokens` None or below 1: until the context is full. `seed` None: the object's; -1: a new one. A call
-    repeated with its seed gives the same text; between other calls, reset() first makes that exact (a reused
-    prefix went through in other pieces and may differ in the last bits). `logprobs` counts rivals per token
-    and needs no logits_all here. Returns a dict (`id`, `object`, `created`, `model`, `choices`, `usage`);
-    with `stream`, an iterator of such dicts whose texts add up to the same, `finish_reason` in the last one.
-    Raises LatentKVError when the prompt does not fit.
+    repeated with its seed gives the same text; after other calls, and where `recent` tokens are kept exact,
+    reset() first makes that exact (a reused prefix may differ in the last bits). `logprobs` counts rivals per
+    token and needs no logits_all here. Returns a dict (`id`, `object`, `created`, `model`, `choices`,
+    `usage`); with `stream`, an iterator of such dicts whose texts add up to the same, `finish_reason` in the
+    last one. Raises LatentKVError when the prompt does not fit.
     """
     require_tfs_off(tfs_z)
     if suffix is not None:

@@ -21,12 +21,13 @@ class Evaluator:
     """Tokens behind one another in sequence 0 of a session. The cache is the truth: after an interrupted or
     failed call the token list is what the cache says."""
 
-    def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool) -> None:
+    def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool, recent: int) -> None:
         self.n_batch = n_batch
         # Who generates now: an older stream must not go on in a newer one's cache.
         self.running: object = None
         self._session = session
         self._logits_all = logits_all
+        self._recent = recent  # latest tokens that the cache keeps exact
         self._tokens: list[int] = []
         self._logits: NDArray[np.float32] | None = None  # of the last evaluated token, [n_vocab]
         # How many tokens the last prompt had, and the logits at its end.
@@ -121,20 +122,22 @@ class Evaluator:
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
 
     def reuse_prefix(self, tokens: Sequence[int]) -> int:
-        """Forgets what `tokens` do not begin with; returns how many of them the cache holds, at most all but
-        one.
+        """Forgets what `tokens` do not begin with; returns how many of them the cache holds.
 
-        The last token is always left to compute unless its logits are still at hand: those of the cache's end
-        and those of the last prompt are.
+        At most all but one, unless their logits are still at hand: those of the cache's end and those of the
+        last prompt are. Where the latest tokens are kept exact, a rewind also forgets as many as that: they
+        were compressed when others followed them, and are computed anew.
         """
         common = self.longest_token_prefix(self._tokens, tokens)
-        if self._mark is not None and common == len(tokens) == self._mark[0]:
+        if common == len(tokens) == len(self._tokens) and self.has_logits:
+            return common
+        if self._mark is not None and common == len(tokens) == self._mark[0] and not self._recent:
             self.truncate(common)
             self._logits = self._mark[1]
             return common
-        if common == len(tokens) == len(self._tokens) and self.has_logits:
-            return common
-        self.truncate(min(common, len(tokens) - 1))
+        keep = min(common, len(tokens) - 1)
+        if keep < len(self._tokens):
+            self.truncate(max(0, keep - self._recent))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:

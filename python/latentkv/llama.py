@@ -103,7 +103,8 @@ class Llama(Evaluator):
                 implementation=implementation,
                 require_fused=require_fused,
             )
-        Evaluator.__init__(self, session, n_batch, logits_all)
+        recent = 0 if vocab_only else recent if recent >= 0 else self._model.regions["recent"]
+        super().__init__(session, n_batch, logits_all, recent)
 
     # The verbs.
     generate = generate

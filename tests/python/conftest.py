@@ -45,7 +45,7 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
     n_vocab = 400
 
     class Model:
-        n_embd, n_ctx_train, chat_template = 8, 4096, None
+        n_embd, n_ctx_train, chat_template, regions = 8, 4096, None, {"sink": 0, "recent": 0}
         metadata: dict[str, str] = {}  # noqa: RUF012
 
         def __init__(self, path: str, **options: Any) -> None:

@@ -234,3 +234,19 @@ def test_model_errors(tmp_path: Path, plain_gguf: Path) -> None:
         build(short)
     with pytest.raises(ValueError, match=r"^\[kv\] expected one of f16 .*; got 'q7'"):
         build(plain_gguf, kv="q7")
+
+
+def test_a_rewind_renews_the_exact_tokens(latent_gguf: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "models/demo/sample-val.txt").read_bytes()
+    with build(latent_gguf, n_ctx=512, kv="q2", recent=64) as llama:
+        tokens, others = llama.tokenize(text[:600]), llama.tokenize(text[2000:2600])
+        llama.eval(tokens)
+        fresh = llama.logits.copy()
+        llama.eval(others)
+        llama.truncate(len(tokens) - 1)  # only forgets: what was exact has been compressed meanwhile
+        llama.eval(tokens[-1:])
+        worn = distance(llama.logits, fresh)
+        llama.eval(others)
+        assert llama.reuse_prefix(tokens) == len(tokens) - 1 - 64
+        llama.eval(tokens[llama.n_tokens :])
+        assert distance(llama.logits, fresh) < 0.8 * worn
