@@ -42,7 +42,17 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
             pytest.skip(reason)
         if options not in done:
             path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-            command = [sys.executable, "-m", "latentkv", "convert", str(DEMO), "-o", str(path), "--no-plot", *options]
+            command = [
+                sys.executable,
+                "-m",
+                "latentkv",
+                "convert",
+                str(DEMO),
+                "-o",
+                str(path),
+                "--no-plot",
+                *options,
+            ]
             if "none" not in options:
                 command += ["--calib", str(DEMO / "sample-calib.txt"), "--calib-tokens", "6144"]
             env = os.environ | {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}

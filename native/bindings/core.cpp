@@ -15,16 +15,17 @@ namespace {
 
 py::dict build_info() {
     py::dict info;
-    info["version"]  = LATENTKV_VERSION;
-    info["ggml"]     = ggml_version();
+    info["version"] = LATENTKV_VERSION;
+    info["ggml"] = ggml_version();
     info["compiler"] = __VERSION__;
-    info["cuda"]     = false;
+    info["cuda"] = false;
     py::list features;
     // ggml's registry lists what its CPU backend was compiled for
-    auto * const registry = ggml_backend_cpu_reg();
+    auto* const registry = ggml_backend_cpu_reg();
     if (const auto get = reinterpret_cast<ggml_backend_get_features_t>(
             ggml_backend_reg_get_proc_address(registry, "ggml_backend_get_features"))) {
-        for (const ggml_backend_feature * feature = get(registry); feature != nullptr && feature->name != nullptr; feature++) {
+        for (const ggml_backend_feature* feature = get(registry); feature != nullptr && feature->name != nullptr;
+             feature++) {
             features.append(feature->name);
         }
     }
@@ -37,7 +38,8 @@ py::dict build_info() {
     return info;
 }
 
-py::array_t<uint8_t> quantize(const py::array_t<float, py::array::c_style | py::array::forcecast> & data, const std::string & type) {
+py::array_t<uint8_t> quantize(const py::array_t<float, py::array::c_style | py::array::forcecast>& data,
+                              const std::string& type) {
     if (data.ndim() != 2) {
         lkv::fail("quantize", "expected rows [n_rows, n]; got ", data.ndim(), " dimensions");
     }
@@ -53,7 +55,7 @@ py::array_t<uint8_t> quantize(const py::array_t<float, py::array::c_style | py::
         if (n % ggml_blck_size(ggml) != 0) {
             lkv::fail("quantize", "expected rows in multiples of ", ggml_blck_size(ggml), " for ", type, "; got ", n);
         }
-        const auto           row_bytes = static_cast<py::ssize_t>(ggml_row_size(ggml, n));
+        const auto row_bytes = static_cast<py::ssize_t>(ggml_row_size(ggml, n));
         py::array_t<uint8_t> out({data.shape(0), row_bytes});
         const py::gil_scoped_release release;
         ggml_quantize_chunk(ggml, data.data(), out.mutable_data(), 0, data.shape(0), n, nullptr);
@@ -71,16 +73,17 @@ PYBIND11_MODULE(_core, module) {
             if (p) {
                 std::rethrow_exception(p);
             }
-        } catch (const lkv::Error & e) {
+        } catch (const lkv::Error& e) {
             py::set_error(error, e.what());
-        } catch (const std::invalid_argument & e) {  // row layouts and kernel plans
+        } catch (const std::invalid_argument& e) {  // row layouts and kernel plans
             py::set_error(error, e.what());
         }
     });
     lkv::install_library_logging();
     module.attr("__version__") = LATENTKV_VERSION;
     module.def("build_info", &build_info);
-    module.def("set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
+    module.def(
+        "set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
     module.def("quantize", &quantize, py::arg("data"), py::arg("type"));
     bind_model(module);
     bind_session(module);

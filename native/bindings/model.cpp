@@ -13,13 +13,15 @@ using lkv::Model;
 
 namespace {
 
-constexpr uint64_t longest_listed_array = 64;  // tokenizer arrays run to 100k+ entries; longer ones show as their length
+constexpr uint64_t longest_listed_array =
+    64;  // tokenizer arrays run to 100k+ entries; longer ones show as their length
 
 py::object text(std::string_view s) {
-    return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
+    return py::reinterpret_steal<py::object>(
+        PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
 }
 
-py::object element(const GgufValue & value, size_t i) {
+py::object element(const GgufValue& value, size_t i) {
     if (value.type == GgufType::string) {
         return text(value.strings[i]);
     }
@@ -33,9 +35,9 @@ py::object element(const GgufValue & value, size_t i) {
     return value.is_negative(i) ? py::object(py::int_(static_cast<int64_t>(bits))) : py::object(py::int_(bits));
 }
 
-py::dict metadata(const Model & model) {
+py::dict metadata(const Model& model) {
     py::dict out;
-    for (const GgufValue & value : model.file().values()) {
+    for (const GgufValue& value : model.file().values()) {
         const py::object key = text(value.key);
         if (!value.is_array) {
             out[key] = element(value, 0);
@@ -52,16 +54,16 @@ py::dict metadata(const Model & model) {
     return out;
 }
 
-py::dict tensor_dict(std::string_view path, const lkv::TensorSpec & spec) {
+py::dict tensor_dict(std::string_view path, const lkv::TensorSpec& spec) {
     py::dict out;
-    out["path"]     = std::string(path);
-    out["group"]    = spec.group;
-    out["ranks"]    = spec.ranks;
+    out["path"] = std::string(path);
+    out["group"] = spec.group;
+    out["ranks"] = spec.ranks;
     out["segments"] = spec.segments;
-    out["formats"]  = py::none();
+    out["formats"] = py::none();
     if (spec.formats) {
         py::list groups;
-        for (const auto & plan : *spec.formats) {
+        for (const auto& plan : *spec.formats) {
             py::list names;
             for (const lkv::Format format : plan) {
                 names.append(lkv::format_name(format));
@@ -74,9 +76,9 @@ py::dict tensor_dict(std::string_view path, const lkv::TensorSpec & spec) {
     return out;
 }
 
-py::list layers(const Model & model) {
+py::list layers(const Model& model) {
     py::list out;
-    for (const lkv::LayerCacheSpec & layer : model.cache_spec().layers) {
+    for (const lkv::LayerCacheSpec& layer : model.cache_spec().layers) {
         py::dict item;
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
@@ -85,103 +87,118 @@ py::list layers(const Model & model) {
     return out;
 }
 
-py::dict forecast(const Model & model, int n_ctx, const std::string & kv, const std::string & kv_k, const std::string & kv_v, int sink,
-                  int recent, int n_seq_max, int n_ubatch) {
+py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const std::string& kv_k,
+                  const std::string& kv_v, int sink, int recent, int n_seq_max, int n_ubatch) {
     lkv::SessionOptions options;
-    options.n_ctx     = n_ctx;
-    options.kv        = kv;
-    options.kv_k      = kv_k;
-    options.kv_v      = kv_v;
-    options.sink      = sink;
-    options.recent    = recent;
+    options.n_ctx = n_ctx;
+    options.kv = kv;
+    options.kv_k = kv_k;
+    options.kv_v = kv_v;
+    options.sink = sink;
+    options.recent = recent;
     options.n_seq_max = n_seq_max;
-    options.n_ubatch  = n_ubatch;
+    options.n_ubatch = n_ubatch;
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
-    py::dict           out = kv_bytes_dict(cache.bytes());
-    out["weights"]         = model.size_bytes();
-    out["compute"]         = lkv::forecast_compute_bytes(model, options);
+    py::dict out = kv_bytes_dict(cache.bytes());
+    out["weights"] = model.size_bytes();
+    out["compute"] = lkv::forecast_compute_bytes(model, options);
     return out;
 }
 
 }  // namespace
 
-py::dict kv_bytes_dict(const lkv::KvBytes & bytes) {
+py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
     py::dict out;
-    out["total"]         = bytes.total();
-    out["k"]             = bytes.k;
-    out["v"]             = bytes.v;
-    out["cells"]         = bytes.cells;
-    out["per_token"]     = bytes.per_token;
+    out["total"] = bytes.total();
+    out["k"] = bytes.k;
+    out["v"] = bytes.v;
+    out["cells"] = bytes.cells;
+    out["per_token"] = bytes.per_token;
     out["f16_per_token"] = bytes.f16_per_token;
     py::list regions;
-    for (const lkv::RegionBytes & region : bytes.regions) {
+    for (const lkv::RegionBytes& region : bytes.regions) {
         py::dict item;
-        item["name"]  = region.name;
+        item["name"] = region.name;
         item["slots"] = region.slots;
-        item["k"]     = region.k;
-        item["v"]     = region.v;
+        item["k"] = region.k;
+        item["v"] = region.v;
         regions.append(item);
     }
     out["regions"] = regions;
     return out;
 }
 
-void bind_model(py::module_ & module) {
+void bind_model(py::module_& module) {
     py::class_<Model, std::shared_ptr<Model>>(module, "Model")
-        .def(py::init([](const std::string & path, int n_gpu_layers, bool use_mmap, bool vocab_only) {
+        .def(py::init([](const std::string& path, int n_gpu_layers, bool use_mmap, bool vocab_only) {
                  if (n_gpu_layers > 0) {
-                     lkv::log(lkv::LogLevel::warning, "warning: [gpu] expected a build with -DLATENTKV_CUDA=ON for n_gpu_layers ",
-                              n_gpu_layers, "; got a CPU build, every layer runs on the CPU");
+                     lkv::log(lkv::LogLevel::warning,
+                              "warning: [gpu] expected a build with -DLATENTKV_CUDA=ON for n_gpu_layers ", n_gpu_layers,
+                              "; got a CPU build, every layer runs on the CPU");
                  }
                  const py::gil_scoped_release release;
                  return std::make_shared<Model>(path, lkv::ModelOptions{use_mmap, vocab_only});
              }),
-             py::arg("path"), py::kw_only(), py::arg("n_gpu_layers") = 0, py::arg("use_mmap") = true, py::arg("vocab_only") = false)
+             py::arg("path"), py::kw_only(), py::arg("n_gpu_layers") = 0, py::arg("use_mmap") = true,
+             py::arg("vocab_only") = false)
         .def_property_readonly("metadata", &metadata)
-        .def_property_readonly("n_vocab", [](const Model & m) { return m.has_vocab() && m.hparams().n_vocab == 0 ? m.vocab().n_tokens() : m.hparams().n_vocab; })
-        .def_property_readonly("n_ctx_train", [](const Model & m) { return m.hparams().n_ctx_train; })
-        .def_property_readonly("n_embd", [](const Model & m) { return m.hparams().n_embd; })
-        .def_property_readonly("n_layer", [](const Model & m) { return m.hparams().n_layer; })
-        .def_property_readonly("n_head", [](const Model & m) { return m.hparams().n_head; })
-        .def_property_readonly("n_head_kv", [](const Model & m) { return m.hparams().n_kv; })
-        .def_property_readonly("head_dim", [](const Model & m) { return m.hparams().head_dim; })
+        .def_property_readonly("n_vocab",
+                               [](const Model& m) {
+                                   return m.has_vocab() && m.hparams().n_vocab == 0 ? m.vocab().n_tokens()
+                                                                                    : m.hparams().n_vocab;
+                               })
+        .def_property_readonly("n_ctx_train", [](const Model& m) { return m.hparams().n_ctx_train; })
+        .def_property_readonly("n_embd", [](const Model& m) { return m.hparams().n_embd; })
+        .def_property_readonly("n_layer", [](const Model& m) { return m.hparams().n_layer; })
+        .def_property_readonly("n_head", [](const Model& m) { return m.hparams().n_head; })
+        .def_property_readonly("n_head_kv", [](const Model& m) { return m.hparams().n_kv; })
+        .def_property_readonly("head_dim", [](const Model& m) { return m.hparams().head_dim; })
         .def_property_readonly("n_params", &Model::n_params)
         .def_property_readonly("size_bytes", &Model::size_bytes)
-        .def_property_readonly("is_plain", [](const Model & m) { return m.cache_spec().plain; })
+        .def_property_readonly("is_plain", [](const Model& m) { return m.cache_spec().plain; })
         .def_property_readonly("layers", &layers)
         .def_property_readonly("regions",
-                               [](const Model & m) {
+                               [](const Model& m) {
                                    py::dict out;
-                                   out["sink"]   = m.cache_spec().sink;
+                                   out["sink"] = m.cache_spec().sink;
                                    out["recent"] = m.cache_spec().recent;
                                    return out;
                                })
         .def_property_readonly("chat_template",
-                               [](const Model & m) -> py::object {
+                               [](const Model& m) -> py::object {
                                    if (!m.has_vocab() || !m.vocab().chat_template()) {
                                        return py::none();
                                    }
                                    return text(*m.vocab().chat_template());
                                })
-        .def("forecast", &forecast, py::arg("n_ctx"), py::kw_only(), py::arg("kv") = "", py::arg("kv_k") = "", py::arg("kv_v") = "",
-             py::arg("sink") = -1, py::arg("recent") = -1, py::arg("n_seq_max") = 1, py::arg("n_ubatch") = 512)
-        .def("tokenize",
-             [](const Model & m, const py::bytes & s, bool add_special, bool parse_special) {
-                 return m.vocab().tokenize(std::string_view(s), add_special, parse_special);
-             },
-             py::arg("text"), py::arg("add_special") = true, py::arg("parse_special") = false)
-        .def("detokenize",
-             [](const Model & m, const std::vector<int32_t> & tokens, bool special) {
-                 return py::bytes(m.vocab().detokenize(tokens, special));
-             },
-             py::arg("tokens"), py::arg("special") = false)
-        .def("token_to_piece",
-             [](const Model & m, int32_t token, bool special) { return py::bytes(m.vocab().token_to_piece(token, special)); },
-             py::arg("token"), py::arg("special") = false)
-        .def("token_bos", [](const Model & m) { return m.vocab().bos(); })
-        .def("token_eos", [](const Model & m) { return m.vocab().eos(); })
-        .def("token_nl", [](const Model & m) { return m.vocab().nl(); })
-        .def("is_eog", [](const Model & m, int32_t token) { return m.vocab().is_eog(token); }, py::arg("token"))
-        .def("add_bos", [](const Model & m) { return m.vocab().add_bos(); })
-        .def("find_token", [](const Model & m, const std::string & s) { return m.vocab().find_token(s); }, py::arg("text"));
+        .def("forecast", &forecast, py::arg("n_ctx"), py::kw_only(), py::arg("kv") = "", py::arg("kv_k") = "",
+             py::arg("kv_v") = "", py::arg("sink") = -1, py::arg("recent") = -1, py::arg("n_seq_max") = 1,
+             py::arg("n_ubatch") = 512)
+        .def(
+            "tokenize",
+            [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {
+                return m.vocab().tokenize(std::string_view(s), add_special, parse_special);
+            },
+            py::arg("text"), py::arg("add_special") = true, py::arg("parse_special") = false)
+        .def(
+            "detokenize",
+            [](const Model& m, const std::vector<int32_t>& tokens, bool special) {
+                return py::bytes(m.vocab().detokenize(tokens, special));
+            },
+            py::arg("tokens"), py::arg("special") = false)
+        .def(
+            "token_to_piece",
+            [](const Model& m, int32_t token, bool special) {
+                return py::bytes(m.vocab().token_to_piece(token, special));
+            },
+            py::arg("token"), py::arg("special") = false)
+        .def("token_bos", [](const Model& m) { return m.vocab().bos(); })
+        .def("token_eos", [](const Model& m) { return m.vocab().eos(); })
+        .def("token_nl", [](const Model& m) { return m.vocab().nl(); })
+        .def(
+            "is_eog", [](const Model& m, int32_t token) { return m.vocab().is_eog(token); }, py::arg("token"))
+        .def("add_bos", [](const Model& m) { return m.vocab().add_bos(); })
+        .def(
+            "find_token", [](const Model& m, const std::string& s) { return m.vocab().find_token(s); },
+            py::arg("text"));
 }

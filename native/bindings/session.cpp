@@ -16,11 +16,11 @@ namespace {
 
 // A session as Python drives it: default positions, Ctrl-C between ubatches.
 struct PySession {
-    Session           session;
+    Session session;
     std::atomic<bool> interrupted = false;
 };
 
-std::vector<uint8_t> output_mask(const py::object & output, size_t n) {
+std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
     std::vector<uint8_t> mask(n, 0);
     if (!py::isinstance<py::str>(output)) {
         const auto flags = output.cast<std::vector<bool>>();
@@ -43,13 +43,14 @@ std::vector<uint8_t> output_mask(const py::object & output, size_t n) {
     return mask;
 }
 
-py::array_t<float> decode(PySession & self, const std::vector<int32_t> & tokens, const std::optional<std::vector<int32_t>> & pos,
-                          const std::optional<std::vector<int32_t>> & seq, const py::object & output) {
-    const size_t         n = tokens.size();
+py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
+                          const std::optional<std::vector<int32_t>>& pos,
+                          const std::optional<std::vector<int32_t>>& seq, const py::object& output) {
+    const size_t n = tokens.size();
     std::vector<int32_t> sequences = seq.value_or(std::vector<int32_t>(n, 0));
     if (sequences.size() != n || (pos && pos->size() != n)) {
-        lkv::fail("decode", "expected one position and one sequence for each of ", n, " tokens; got ", pos ? pos->size() : n, " and ",
-                  sequences.size());
+        lkv::fail("decode", "expected one position and one sequence for each of ", n, " tokens; got ",
+                  pos ? pos->size() : n, " and ", sequences.size());
     }
     std::vector<int32_t> positions;
     if (pos) {
@@ -57,16 +58,16 @@ py::array_t<float> decode(PySession & self, const std::vector<int32_t> & tokens,
     } else {
         std::vector<int32_t> next(lkv::max_sequences, -1);
         for (const int32_t s : sequences) {
-            int32_t & at = next[static_cast<size_t>(std::clamp(s, 0, lkv::max_sequences - 1))];
-            at           = at < 0 ? self.session.seq_pos_max(s) + 1 : at;
+            int32_t& at = next[static_cast<size_t>(std::clamp(s, 0, lkv::max_sequences - 1))];
+            at = at < 0 ? self.session.seq_pos_max(s) + 1 : at;
             positions.push_back(at++);
         }
     }
-    const std::vector<uint8_t> mask      = output_mask(output, n);
-    const auto                 n_outputs = static_cast<py::ssize_t>(std::accumulate(mask.begin(), mask.end(), size_t{0}));
-    py::array_t<float>         logits({n_outputs, static_cast<py::ssize_t>(self.session.model().hparams().n_vocab)});
-    float * const              data = logits.mutable_data();
-    self.interrupted                = false;
+    const std::vector<uint8_t> mask = output_mask(output, n);
+    const auto n_outputs = static_cast<py::ssize_t>(std::accumulate(mask.begin(), mask.end(), size_t{0}));
+    py::array_t<float> logits({n_outputs, static_cast<py::ssize_t>(self.session.model().hparams().n_vocab)});
+    float* const data = logits.mutable_data();
+    self.interrupted = false;
     {
         const py::gil_scoped_release release;
         self.session.decode(tokens, positions, sequences, mask, data, [&self] {
@@ -83,12 +84,12 @@ py::array_t<float> decode(PySession & self, const std::vector<int32_t> & tokens,
     return logits;
 }
 
-void write_file(const std::string & path, const std::vector<uint8_t> & bytes) {
+void write_file(const std::string& path, const std::vector<uint8_t>& bytes) {
     // a state is complete or absent: written beside its name, then renamed over it
     const std::string partial = path + ".partial";
     {
         std::ofstream out(partial, std::ios::binary);
-        out.write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+        out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
         out.close();
         if (!out) {
             std::remove(partial.c_str());
@@ -101,7 +102,7 @@ void write_file(const std::string & path, const std::vector<uint8_t> & bytes) {
     }
 }
 
-std::vector<uint8_t> read_file(const std::string & path) {
+std::vector<uint8_t> read_file(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     if (!in) {
         lkv::fail("state", "expected a readable file; got ", path, ": ", std::strerror(errno));
@@ -111,76 +112,90 @@ std::vector<uint8_t> read_file(const std::string & path) {
 
 }  // namespace
 
-void bind_session(py::module_ & module) {
+void bind_session(py::module_& module) {
     py::class_<PySession>(module, "Session")
-        .def(py::init([](const std::shared_ptr<lkv::Model> & model, int n_ctx, int n_ubatch, int n_seq_max, int n_threads,
-                         int n_threads_batch, const std::string & kv, const std::string & kv_k, const std::string & kv_v,
-                         bool kv_rotate, int sink, int recent, const std::string & implementation, bool require_fused) {
-                 lkv::SessionOptions options;
-                 options.n_ctx           = n_ctx;
-                 options.n_ubatch        = n_ubatch;
-                 options.n_seq_max       = n_seq_max;
-                 options.n_threads       = n_threads;
-                 options.n_threads_batch = n_threads_batch;
-                 options.kv              = kv;
-                 options.kv_k            = kv_k;
-                 options.kv_v            = kv_v;
-                 options.kv_rotate       = kv_rotate;
-                 options.sink            = sink;
-                 options.recent          = recent;
-                 if (implementation != "fused" && implementation != "reference") {
-                     lkv::fail("implementation", "expected fused or reference; got ", lkv::quoted(implementation));
-                 }
-                 options.fused = implementation == "fused";
-                 if (require_fused && !options.fused) {
-                     lkv::fail("implementation", "expected fused, as require_fused is set; got reference");
-                 }
-                 return new PySession{Session(model, options)};
-             }),
-             py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,
-             py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("kv") = "", py::arg("kv_k") = "", py::arg("kv_v") = "",
-             py::arg("kv_rotate") = true, py::arg("sink") = -1, py::arg("recent") = -1, py::arg("implementation") = "fused",
-             py::arg("require_fused") = false)
-        .def_property_readonly("n_ctx", [](const PySession & s) { return s.session.options().n_ctx; })
-        .def_property_readonly("n_ubatch", [](const PySession & s) { return s.session.options().n_ubatch; })
-        .def_property_readonly("n_seq_max", [](const PySession & s) { return s.session.options().n_seq_max; })
+        .def(
+            py::init([](const std::shared_ptr<lkv::Model>& model, int n_ctx, int n_ubatch, int n_seq_max, int n_threads,
+                        int n_threads_batch, const std::string& kv, const std::string& kv_k, const std::string& kv_v,
+                        bool kv_rotate, int sink, int recent, const std::string& implementation, bool require_fused) {
+                lkv::SessionOptions options;
+                options.n_ctx = n_ctx;
+                options.n_ubatch = n_ubatch;
+                options.n_seq_max = n_seq_max;
+                options.n_threads = n_threads;
+                options.n_threads_batch = n_threads_batch;
+                options.kv = kv;
+                options.kv_k = kv_k;
+                options.kv_v = kv_v;
+                options.kv_rotate = kv_rotate;
+                options.sink = sink;
+                options.recent = recent;
+                if (implementation != "fused" && implementation != "reference") {
+                    lkv::fail("implementation", "expected fused or reference; got ", lkv::quoted(implementation));
+                }
+                options.fused = implementation == "fused";
+                if (require_fused && !options.fused) {
+                    lkv::fail("implementation", "expected fused, as require_fused is set; got reference");
+                }
+                return new PySession{Session(model, options)};
+            }),
+            py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,
+            py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("kv") = "", py::arg("kv_k") = "",
+            py::arg("kv_v") = "", py::arg("kv_rotate") = true, py::arg("sink") = -1, py::arg("recent") = -1,
+            py::arg("implementation") = "fused", py::arg("require_fused") = false)
+        .def_property_readonly("n_ctx", [](const PySession& s) { return s.session.options().n_ctx; })
+        .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
+        .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
         .def_property_readonly("implementations",
-                               [](const PySession & s) {
+                               [](const PySession& s) {
                                    py::dict out;
                                    out["latent_attn"] = s.session.implementation();
                                    return out;
                                })
-        .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(), py::arg("seq") = py::none(),
-             py::arg("output") = "last")
-        .def("interrupt", [](PySession & s) { s.interrupted = true; })
-        .def("clear", [](PySession & s) { s.session.clear(); })
-        .def("seq_rm",
-             [](PySession & s, int seq, int32_t p0, int32_t p1) {
-                 s.session.seq_rm(seq, p0, p1);
-                 return true;
-             },
-             py::arg("seq"), py::arg("p0") = -1, py::arg("p1") = -1)
-        .def("seq_cp", [](PySession & s, int src, int dst, int32_t p0, int32_t p1) { s.session.seq_cp(src, dst, p0, p1); },
-             py::arg("src"), py::arg("dst"), py::arg("p0") = -1, py::arg("p1") = -1)
-        .def("seq_keep", [](PySession & s, int seq) { s.session.seq_keep(seq); }, py::arg("seq"))
-        .def("seq_add", [](PySession & s, int seq, int32_t p0, int32_t p1, int32_t delta) { s.session.seq_add(seq, p0, p1, delta); },
-             py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("delta"))
-        .def("seq_pos_min", [](const PySession & s, int seq) { return s.session.seq_pos_min(seq); }, py::arg("seq"))
-        .def("seq_pos_max", [](const PySession & s, int seq) { return s.session.seq_pos_max(seq); }, py::arg("seq"))
-        .def("n_cells_used", [](const PySession & s) { return s.session.cache().n_used(); })
-        .def("kv_bytes", [](const PySession & s) { return kv_bytes_dict(s.session.cache().bytes()); })
-        .def("compute_bytes", [](const PySession & s) { return s.session.compute_bytes(); })
-        .def("save_state", [](const PySession & s, const std::string & path) { write_file(path, s.session.state()); }, py::arg("path"))
-        .def("load_state", [](PySession & s, const std::string & path) { s.session.set_state(read_file(path)); }, py::arg("path"))
+        .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(),
+             py::arg("seq") = py::none(), py::arg("output") = "last")
+        .def("interrupt", [](PySession& s) { s.interrupted = true; })
+        .def("clear", [](PySession& s) { s.session.clear(); })
+        .def(
+            "seq_rm",
+            [](PySession& s, int seq, int32_t p0, int32_t p1) {
+                s.session.seq_rm(seq, p0, p1);
+                return true;
+            },
+            py::arg("seq"), py::arg("p0") = -1, py::arg("p1") = -1)
+        .def(
+            "seq_cp",
+            [](PySession& s, int src, int dst, int32_t p0, int32_t p1) { s.session.seq_cp(src, dst, p0, p1); },
+            py::arg("src"), py::arg("dst"), py::arg("p0") = -1, py::arg("p1") = -1)
+        .def(
+            "seq_keep", [](PySession& s, int seq) { s.session.seq_keep(seq); }, py::arg("seq"))
+        .def(
+            "seq_add",
+            [](PySession& s, int seq, int32_t p0, int32_t p1, int32_t delta) { s.session.seq_add(seq, p0, p1, delta); },
+            py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("delta"))
+        .def(
+            "seq_pos_min", [](const PySession& s, int seq) { return s.session.seq_pos_min(seq); }, py::arg("seq"))
+        .def(
+            "seq_pos_max", [](const PySession& s, int seq) { return s.session.seq_pos_max(seq); }, py::arg("seq"))
+        .def("n_cells_used", [](const PySession& s) { return s.session.cache().n_used(); })
+        .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
+        .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })
+        .def(
+            "save_state", [](const PySession& s, const std::string& path) { write_file(path, s.session.state()); },
+            py::arg("path"))
+        .def(
+            "load_state", [](PySession& s, const std::string& path) { s.session.set_state(read_file(path)); },
+            py::arg("path"))
         .def("state_bytes",
-             [](const PySession & s) {
+             [](const PySession& s) {
                  const std::vector<uint8_t> bytes = s.session.state();
-                 return py::bytes(reinterpret_cast<const char *>(bytes.data()), bytes.size());
+                 return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
              })
-        .def("set_state",
-             [](PySession & s, const py::bytes & data) {
-                 const std::string_view view(data);
-                 s.session.set_state({reinterpret_cast<const uint8_t *>(view.data()), view.size()});
-             },
-             py::arg("data"));
+        .def(
+            "set_state",
+            [](PySession& s, const py::bytes& data) {
+                const std::string_view view(data);
+                s.session.set_state({reinterpret_cast<const uint8_t*>(view.data()), view.size()});
+            },
+            py::arg("data"));
 }

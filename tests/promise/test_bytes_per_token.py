@@ -37,8 +37,12 @@ def test_row_bytes_are_the_advertised_ones(m: Any, kv: str) -> None:
     for layer in m.layers:
         for side in expected:
             expected[side] += sum((SEGMENT[kv](rank) + 3) // 4 * 4 for rank in layer[side]["ranks"])
-    if kv.endswith("_0") and any(rank % 32 for layer in m.layers for side in expected for rank in layer[side]["ranks"]):
-        with pytest.raises(ValueError, match=rf"^\[kv k\] expected segments in multiples of 32 channels for {kv}"):
+    if kv.endswith("_0") and any(
+        rank % 32 for layer in m.layers for side in expected for rank in layer[side]["ranks"]
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^\[kv k\] expected segments in multiples of 32 channels for {kv}"
+        ):
             session(m, kv=kv)
         return
     n_ctx = 1024
@@ -50,7 +54,9 @@ def test_row_bytes_are_the_advertised_ones(m: Any, kv: str) -> None:
     assert got["per_token"] == expected["k"] + expected["v"] + CELL
 
 
-@pytest.mark.parametrize("options", [{}, {"sink": 4, "recent": 128}, {"n_seq_max": 4, "sink": 4, "recent": 64}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sink": 4, "recent": 128}, {"n_seq_max": 4, "sink": 4, "recent": 64}]
+)
 def test_forecast_equals_allocation(m: Any, options: dict[str, int]) -> None:
     s = session(m, n_ctx=2048, kv="q4", **options)
     forecast = m.forecast(2048, kv="q4", **options)
@@ -85,7 +91,12 @@ def test_memory_grows_by_the_cache_and_nothing_else(converted: Any, kv: str) -> 
     path = converted("--method", "palu", "--keep", "0.5", "--group", "2", "--outtype", "f32")
     for n_ctx in (1024, 3072):
         run = subprocess.run(
-            [sys.executable, "-c", PROBE, str(path), str(n_ctx), kv], capture_output=True, text=True, check=True
+            [sys.executable, "-c", PROBE, str(path), str(n_ctx), kv],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         grown, rows = map(int, run.stdout.split())
-        assert rows * 0.9 - 65536 < grown < rows + 512 * 1024, f"{kv} at {n_ctx}: grew {grown} bytes, rows {rows}"
+        assert rows * 0.9 - 65536 < grown < rows + 512 * 1024, (
+            f"{kv} at {n_ctx}: grew {grown} bytes, rows {rows}"
+        )

@@ -17,7 +17,7 @@ int Cells::claim(int32_t pos, uint64_t seq_mask) {
 void Cells::place(int slot, int32_t pos, uint64_t seq_mask) {
     pos_[static_cast<size_t>(slot)] = pos;
     seq_[static_cast<size_t>(slot)] = seq_mask;
-    end_                            = std::max(end_, slot + 1);
+    end_ = std::max(end_, slot + 1);
     n_used_++;
 }
 
@@ -27,7 +27,7 @@ void Cells::release(int slot) {
     }
     pos_[static_cast<size_t>(slot)] = -1;
     seq_[static_cast<size_t>(slot)] = 0;
-    first_free_                     = std::min(first_free_, slot);
+    first_free_ = std::min(first_free_, slot);
     n_used_--;
     while (end_ > 0 && !used(end_ - 1)) {
         end_--;

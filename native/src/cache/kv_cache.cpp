@@ -17,20 +17,21 @@ uint64_t bit(int seq) { return uint64_t{1} << seq; }
 bool in_range(int32_t pos, int32_t p0, int32_t p1) { return (p0 < 0 || pos >= p0) && (p1 < 0 || pos < p1); }
 
 // The row of one tensor: every segment in f16 when exact, else the given format, else the file's plan, else f16.
-RowPlan plan_row(const char * side, const TensorSpec & spec, bool exact, std::optional<Format> chosen) {
+RowPlan plan_row(const char* side, const TensorSpec& spec, bool exact, std::optional<Format> chosen) {
     std::vector<std::vector<SegmentSpec>> groups;
     for (size_t g = 0; g < spec.segments.size(); g++) {
         std::vector<SegmentSpec> segments;
         for (size_t s = 0; s < spec.segments[g].size(); s++) {
-            const int width  = spec.segments[g][s];
-            Format    format = Format::f16;
+            const int width = spec.segments[g][s];
+            Format format = Format::f16;
             if (!exact && chosen) {
                 format = *chosen;
             } else if (!exact && spec.formats) {
                 format = (*spec.formats)[g][s];
             }
             if (width % format_width_multiple(format) != 0) {
-                fail(std::string("kv ") + side, "expected segments in multiples of ", format_width_multiple(format), " channels for ", format_name(format), " rows; choose another --kv", "; got ", width);
+                fail(std::string("kv ") + side, "expected segments in multiples of ", format_width_multiple(format),
+                     " channels for ", format_name(format), " rows; choose another --kv", "; got ", width);
             }
             segments.push_back({format, width});
         }
@@ -41,7 +42,7 @@ RowPlan plan_row(const char * side, const TensorSpec & spec, bool exact, std::op
 
 }  // namespace
 
-KvCache::KvCache(const HParams & hparams, const CacheSpec & spec, const KvCacheOptions & options, bool allocate)
+KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate)
     : options_(options) {
     f16_per_token_ = 2.0 * 2.0 * hparams.width_kv() * hparams.n_layer;
     if (options_.sink > 0) {
@@ -54,18 +55,18 @@ KvCache::KvCache(const HParams & hparams, const CacheSpec & spec, const KvCacheO
     add_region(hparams, spec, "middle", options_.n_ctx, false, allocate);
 }
 
-void KvCache::add_region(const HParams & hparams, const CacheSpec & spec, std::string name, int n_slots, bool exact,
+void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots, bool exact,
                          bool allocate) {
     n_slots = round_up(n_slots, slot_tile);
     Region region{std::move(name), Cells(n_slots), {}, Buffer(), 0, 0};
     size_t offset = 0;
     for (int il = 0; il < hparams.n_layer; il++) {
-        const LayerCacheSpec & layer_spec = spec.layers[static_cast<size_t>(il)];
+        const LayerCacheSpec& layer_spec = spec.layers[static_cast<size_t>(il)];
         Layer layer;
         layer.k_plan = plan_row("k", layer_spec.k, exact, options_.k_format);
         layer.v_plan = plan_row("v", layer_spec.v, exact, options_.v_format);
-        layer.k      = layer.k_plan.view();
-        layer.v      = layer.v_plan.view();
+        layer.k = layer.k_plan.view();
+        layer.v = layer.v_plan.view();
         const size_t k_bytes = static_cast<size_t>(layer.k.row_bytes) * static_cast<size_t>(n_slots);
         const size_t v_bytes = static_cast<size_t>(layer.v.row_bytes) * static_cast<size_t>(n_slots);
         layer.k_offset = offset;
@@ -81,7 +82,7 @@ void KvCache::add_region(const HParams & hparams, const CacheSpec & spec, std::s
     regions_.push_back(std::move(region));
 }
 
-int KvCache::region_index(const char * name) const {
+int KvCache::region_index(const char* name) const {
     for (size_t r = 0; r < regions_.size(); r++) {
         if (regions_[r].name == name) {
             return static_cast<int>(r);
@@ -92,7 +93,7 @@ int KvCache::region_index(const char * name) const {
 
 int KvCache::n_used() const {
     int n = 0;
-    for (const Region & region : regions_) {
+    for (const Region& region : regions_) {
         n += region.cells.n_used();
     }
     return n;
@@ -100,51 +101,57 @@ int KvCache::n_used() const {
 
 KvBytes KvCache::bytes() const {
     KvBytes total;
-    for (const Region & region : regions_) {
+    for (const Region& region : regions_) {
         total.regions.push_back({region.name, region.cells.capacity(), region.k_bytes, region.v_bytes});
         total.k += region.k_bytes;
         total.v += region.v_bytes;
         total.cells += Cells::bytes_per_slot() * static_cast<size_t>(region.cells.capacity());
     }
-    const Region & middle = regions_.back();
-    total.per_token       = static_cast<double>(middle.k_bytes + middle.v_bytes) / middle.cells.capacity() +
+    const Region& middle = regions_.back();
+    total.per_token = static_cast<double>(middle.k_bytes + middle.v_bytes) / middle.cells.capacity() +
                       static_cast<double>(Cells::bytes_per_slot());
     total.f16_per_token = f16_per_token_;
     return total;
 }
 
 RegionView KvCache::view(int region, int layer) const {
-    const Region & r = regions_[static_cast<size_t>(region)];
-    const Layer &  l = r.layers[static_cast<size_t>(layer)];
-    return {r.storage.data() + l.k_offset, r.storage.data() + l.v_offset, r.cells.pos_data(), r.cells.seq_data(),
-            r.cells.end(),                 l.k,                    l.v};
+    const Region& r = regions_[static_cast<size_t>(region)];
+    const Layer& l = r.layers[static_cast<size_t>(layer)];
+    return {r.storage.data() + l.k_offset,
+            r.storage.data() + l.v_offset,
+            r.cells.pos_data(),
+            r.cells.seq_data(),
+            r.cells.end(),
+            l.k,
+            l.v};
 }
 
-const RowLayout & KvCache::k_layout(int region, int layer) const {
+const RowLayout& KvCache::k_layout(int region, int layer) const {
     return regions_[static_cast<size_t>(region)].layers[static_cast<size_t>(layer)].k;
 }
 
-const RowLayout & KvCache::v_layout(int region, int layer) const {
+const RowLayout& KvCache::v_layout(int region, int layer) const {
     return regions_[static_cast<size_t>(region)].layers[static_cast<size_t>(layer)].v;
 }
 
-uint8_t * KvCache::k_row(int region, int layer, int slot) {
-    const Region & r = regions_[static_cast<size_t>(region)];
-    const Layer &  l = r.layers[static_cast<size_t>(layer)];
+uint8_t* KvCache::k_row(int region, int layer, int slot) {
+    const Region& r = regions_[static_cast<size_t>(region)];
+    const Layer& l = r.layers[static_cast<size_t>(layer)];
     return r.storage.data() + l.k_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.k.row_bytes);
 }
 
-uint8_t * KvCache::v_row(int region, int layer, int slot) {
-    const Region & r = regions_[static_cast<size_t>(region)];
-    const Layer &  l = r.layers[static_cast<size_t>(layer)];
+uint8_t* KvCache::v_row(int region, int layer, int slot) {
+    const Region& r = regions_[static_cast<size_t>(region)];
+    const Layer& l = r.layers[static_cast<size_t>(layer)];
     return r.storage.data() + l.v_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
 }
 
 std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<const int32_t> seq) {
     if (n_used() + static_cast<int>(pos.size()) > options_.n_ctx) {
-        fail("context", "expected at most ", options_.n_ctx, " cells; raise -c / n_ctx", "; got ", n_used() + static_cast<int>(pos.size()));
+        fail("context", "expected at most ", options_.n_ctx, " cells; raise -c / n_ctx", "; got ",
+             n_used() + static_cast<int>(pos.size()));
     }
-    const int sink   = region_index("sink");
+    const int sink = region_index("sink");
     const int recent = region_index("recent");
     const int middle = region_index("middle");
     std::vector<SlotRef> slots;
@@ -166,11 +173,11 @@ void KvCache::demote() {
     if (recent_index < 0) {
         return;
     }
-    Region & recent = regions_[static_cast<size_t>(recent_index)];
-    Region & middle = regions_.back();
+    Region& recent = regions_[static_cast<size_t>(recent_index)];
+    Region& middle = regions_.back();
     // a slot may leave once every sequence that holds it has `recent` newer tokens
     std::vector<int32_t> newest(max_sequences, -1);
-    std::vector<int>     count(max_sequences, 0);
+    std::vector<int> count(max_sequences, 0);
     for (int slot = 0; slot < recent.cells.end(); slot++) {
         for (int s = 0; s < options_.n_seq_max; s++) {
             if ((recent.cells.seq(slot) & bit(s)) != 0) {
@@ -179,7 +186,8 @@ void KvCache::demote() {
             }
         }
     }
-    const bool due = std::any_of(count.begin(), count.end(), [&](int n) { return n >= options_.recent + demotion_batch; });
+    const bool due =
+        std::any_of(count.begin(), count.end(), [&](int n) { return n >= options_.recent + demotion_batch; });
     if (!due) {
         return;
     }
@@ -197,16 +205,17 @@ void KvCache::demote() {
         for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
             const int middle_index = static_cast<int>(regions_.size()) - 1;
             move_rows(k_layout(recent_index, il), k_row(recent_index, il, slot), k_layout(middle_index, il),
-                     k_row(middle_index, il, to));
+                      k_row(middle_index, il, to));
             move_rows(v_layout(recent_index, il), v_row(recent_index, il, slot), v_layout(middle_index, il),
-                     v_row(middle_index, il, to));
+                      v_row(middle_index, il, to));
         }
         recent.cells.release(slot);
     }
 }
 
-template <typename F> void KvCache::each_slot(F && visit) {
-    for (Region & region : regions_) {
+template <typename F>
+void KvCache::each_slot(F&& visit) {
+    for (Region& region : regions_) {
         for (int slot = 0; slot < region.cells.end(); slot++) {
             if (region.cells.used(slot)) {
                 visit(region.cells, slot);
@@ -215,8 +224,9 @@ template <typename F> void KvCache::each_slot(F && visit) {
     }
 }
 
-template <typename F> void KvCache::each_slot(F && visit) const {
-    for (const Region & region : regions_) {
+template <typename F>
+void KvCache::each_slot(F&& visit) const {
+    for (const Region& region : regions_) {
         for (int slot = 0; slot < region.cells.end(); slot++) {
             if (region.cells.used(slot)) {
                 visit(region.cells, slot);
@@ -226,14 +236,14 @@ template <typename F> void KvCache::each_slot(F && visit) const {
 }
 
 void KvCache::clear() {
-    for (Region & region : regions_) {
+    for (Region& region : regions_) {
         region.cells.clear();
     }
 }
 
 void KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
     const uint64_t mask = seq < 0 ? ~uint64_t{0} : bit(seq);
-    each_slot([&](Cells & cells, int slot) {
+    each_slot([&](Cells& cells, int slot) {
         if (in_range(cells.pos(slot), p0, p1)) {
             cells.set_seq(slot, cells.seq(slot) & ~mask);
         }
@@ -241,7 +251,7 @@ void KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
 }
 
 void KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
-    each_slot([&](Cells & cells, int slot) {
+    each_slot([&](Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(src)) != 0 && in_range(cells.pos(slot), p0, p1)) {
             cells.set_seq(slot, cells.seq(slot) | bit(dst));
         }
@@ -249,11 +259,11 @@ void KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
 }
 
 void KvCache::seq_keep(int seq) {
-    each_slot([&](Cells & cells, int slot) { cells.set_seq(slot, cells.seq(slot) & bit(seq)); });
+    each_slot([&](Cells& cells, int slot) { cells.set_seq(slot, cells.seq(slot) & bit(seq)); });
 }
 
 void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
-    each_slot([&](Cells & cells, int slot) {
+    each_slot([&](Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(seq)) == 0 || !in_range(cells.pos(slot), p0, p1)) {
             return;
         }
@@ -267,7 +277,7 @@ void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
 
 int32_t KvCache::seq_pos_min(int seq) const {
     int32_t found = -1;
-    each_slot([&](const Cells & cells, int slot) {
+    each_slot([&](const Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(seq)) != 0) {
             found = found < 0 ? cells.pos(slot) : std::min(found, cells.pos(slot));
         }
@@ -277,7 +287,7 @@ int32_t KvCache::seq_pos_min(int seq) const {
 
 int32_t KvCache::seq_pos_max(int seq) const {
     int32_t found = -1;
-    each_slot([&](const Cells & cells, int slot) {
+    each_slot([&](const Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(seq)) != 0) {
             found = std::max(found, cells.pos(slot));
         }

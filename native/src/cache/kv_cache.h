@@ -24,11 +24,11 @@
 namespace lkv {
 
 struct KvCacheOptions {
-    int                   n_ctx     = 512;  // cells over all sequences
-    int                   n_ubatch  = 512;
-    int                   n_seq_max = 1;
-    int                   sink      = 0;
-    int                   recent    = 0;
+    int n_ctx = 512;  // cells over all sequences
+    int n_ubatch = 512;
+    int n_seq_max = 1;
+    int sink = 0;
+    int recent = 0;
     std::optional<Format> k_format;  // none given: the file's plan, else f16
     std::optional<Format> v_format;
 };
@@ -42,38 +42,38 @@ struct SlotRef {
 
 struct RegionBytes {
     std::string name;
-    int         slots;
-    size_t      k;
-    size_t      v;
+    int slots;
+    size_t k;
+    size_t v;
 };
 
 struct KvBytes {
-    size_t                   k     = 0;
-    size_t                   v     = 0;
-    size_t                   cells = 0;  // positions and sequence masks
-    double                   per_token     = 0;  // one more token in the middle region, cells included
-    double                   f16_per_token = 0;  // full K and V of the same model in f16, rows only
+    size_t k = 0;
+    size_t v = 0;
+    size_t cells = 0;          // positions and sequence masks
+    double per_token = 0;      // one more token in the middle region, cells included
+    double f16_per_token = 0;  // full K and V of the same model in f16, rows only
     std::vector<RegionBytes> regions;
-    size_t                   total() const { return k + v + cells; }
+    size_t total() const { return k + v + cells; }
 };
 
 class KvCache {
-  public:
+public:
     // Errors: Error when a format does not fit a segment's width. With allocate = false only bytes() may be used (forecast).
-    KvCache(const HParams & hparams, const CacheSpec & spec, const KvCacheOptions & options, bool allocate = true);
+    KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate = true);
 
-    const KvCacheOptions & options() const { return options_; }
-    int                    n_regions() const { return static_cast<int>(regions_.size()); }
-    int                    n_used() const;
-    KvBytes                bytes() const;
+    const KvCacheOptions& options() const { return options_; }
+    int n_regions() const { return static_cast<int>(regions_.size()); }
+    int n_used() const;
+    KvBytes bytes() const;
 
     // The kernel's view of one layer; stays valid until slots change.
     RegionView view(int region, int layer) const;
-    uint8_t *  k_row(int region, int layer, int slot);
-    uint8_t *  v_row(int region, int layer, int slot);
-    const RowLayout & k_layout(int region, int layer) const;
-    const RowLayout & v_layout(int region, int layer) const;
-    const Cells &     cells(int region) const { return regions_[static_cast<size_t>(region)].cells; }
+    uint8_t* k_row(int region, int layer, int slot);
+    uint8_t* v_row(int region, int layer, int slot);
+    const RowLayout& k_layout(int region, int layer) const;
+    const RowLayout& v_layout(int region, int layer) const;
+    const Cells& cells(int region) const { return regions_[static_cast<size_t>(region)].cells; }
 
     // Slots for new tokens (positions must be new in their sequence). Errors: Error when fewer than pos.size() cells are free.
     std::vector<SlotRef> claim(std::span<const int32_t> pos, std::span<const int32_t> seq);
@@ -82,44 +82,47 @@ class KvCache {
     void demote();
 
     // llama.cpp's sequence verbs; p0/p1 half-open, negative = open.
-    void    clear();
-    void    seq_rm(int seq, int32_t p0, int32_t p1);
-    void    seq_cp(int src, int dst, int32_t p0, int32_t p1);
-    void    seq_keep(int seq);
-    void    seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
+    void clear();
+    void seq_rm(int seq, int32_t p0, int32_t p1);
+    void seq_cp(int src, int dst, int32_t p0, int32_t p1);
+    void seq_keep(int seq);
+    void seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
     int32_t seq_pos_min(int seq) const;  // -1 when empty
     int32_t seq_pos_max(int seq) const;
 
     // Everything that a restore needs, rows in use only. Errors on read: Error when the layout differs.
     std::vector<uint8_t> save() const;
-    void                 restore(std::span<const uint8_t> state);
+    void restore(std::span<const uint8_t> state);
 
-  private:
+private:
     struct Layer {
-        RowPlan   k_plan;
-        RowPlan   v_plan;
+        RowPlan k_plan;
+        RowPlan v_plan;
         RowLayout k{};  // of k_plan
         RowLayout v{};
-        size_t    k_offset = 0;  // of slot 0 in the region's storage
-        size_t    v_offset = 0;
+        size_t k_offset = 0;  // of slot 0 in the region's storage
+        size_t v_offset = 0;
     };
     struct Region {
-        std::string        name;
-        Cells              cells;
+        std::string name;
+        Cells cells;
         std::vector<Layer> layers;
-        Buffer             storage;
-        size_t             k_bytes = 0;
-        size_t             v_bytes = 0;
+        Buffer storage;
+        size_t k_bytes = 0;
+        size_t v_bytes = 0;
     };
 
-    void   add_region(const HParams & hparams, const CacheSpec & spec, std::string name, int n_slots, bool exact, bool allocate);
-    int    region_index(const char * name) const;  // -1 = absent
-    template <typename F> void each_slot(F && visit);
-    template <typename F> void each_slot(F && visit) const;
+    void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots, bool exact,
+                    bool allocate);
+    int region_index(const char* name) const;  // -1 = absent
+    template <typename F>
+    void each_slot(F&& visit);
+    template <typename F>
+    void each_slot(F&& visit) const;
 
-    KvCacheOptions      options_;
+    KvCacheOptions options_;
     std::vector<Region> regions_;
-    double              f16_per_token_ = 0;
+    double f16_per_token_ = 0;
 };
 
 }  // namespace lkv

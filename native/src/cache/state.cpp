@@ -12,31 +12,35 @@
 namespace lkv {
 namespace {
 
-constexpr uint32_t state_magic   = 0x53564B4C;  // "LKVS"
+constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
 constexpr uint32_t state_version = 1;
 
 class Writer {
-  public:
-    template <typename T> void put(T value) { put(&value, sizeof value); }
-    void put(const void * data, size_t n) {
-        const auto * p = static_cast<const uint8_t *>(data);
+public:
+    template <typename T>
+    void put(T value) {
+        put(&value, sizeof value);
+    }
+    void put(const void* data, size_t n) {
+        const auto* p = static_cast<const uint8_t*>(data);
         bytes_.insert(bytes_.end(), p, p + n);
     }
     std::vector<uint8_t> take() { return std::move(bytes_); }
 
-  private:
+private:
     std::vector<uint8_t> bytes_;
 };
 
 class Reader {
-  public:
+public:
     explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
-    template <typename T> T get() {
+    template <typename T>
+    T get() {
         T value;
         get(&value, sizeof value);
         return value;
     }
-    void get(void * data, size_t n) {
+    void get(void* data, size_t n) {
         if (n > bytes_.size()) {
             fail("state", "expected ", n, " more bytes; got ", bytes_.size());
         }
@@ -45,17 +49,17 @@ class Reader {
     }
     bool done() const { return bytes_.empty(); }
 
-  private:
+private:
     std::span<const uint8_t> bytes_;
 };
 
 // FNV-1a over a layout: same hash, same meaning of a row's bytes.
-uint64_t layout_hash(uint64_t hash, const RowLayout & row) {
+uint64_t layout_hash(uint64_t hash, const RowLayout& row) {
     const auto mix = [&hash](int32_t value) { hash = (hash ^ static_cast<uint32_t>(value)) * 1099511628211ULL; };
     mix(row.width);
     mix(row.n_groups);
     for (int g = 0; g < row.n_groups; g++) {
-        const GroupLayout & group = row.groups[g];
+        const GroupLayout& group = row.groups[g];
         mix(group.column);
         mix(group.kept);
         for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
@@ -67,7 +71,8 @@ uint64_t layout_hash(uint64_t hash, const RowLayout & row) {
     return hash;
 }
 
-template <typename A, typename B> void expect_same(const char * what, A expected, B got) {
+template <typename A, typename B>
+void expect_same(const char* what, A expected, B got) {
     if (static_cast<uint64_t>(expected) != static_cast<uint64_t>(got)) {
         fail("state", "expected ", what, ' ', expected, " as in this session; got ", got,
              "; use the same model, --kv, --sink and --recent");
@@ -81,10 +86,10 @@ std::vector<uint8_t> KvCache::save() const {
     out.put(state_magic);
     out.put(state_version);
     out.put(static_cast<uint32_t>(regions_.size()));
-    for (const Region & region : regions_) {
+    for (const Region& region : regions_) {
         out.put(static_cast<uint32_t>(region.layers.size()));
         out.put(static_cast<uint32_t>(region.cells.n_used()));
-        for (const Layer & layer : region.layers) {
+        for (const Layer& layer : region.layers) {
             out.put(static_cast<uint32_t>(layer.k.row_bytes));
             out.put(static_cast<uint32_t>(layer.v.row_bytes));
             out.put(layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v));
@@ -96,7 +101,7 @@ std::vector<uint8_t> KvCache::save() const {
             out.put(static_cast<int32_t>(slot));
             out.put(region.cells.pos(slot));
             out.put(region.cells.seq(slot));
-            for (const Layer & layer : region.layers) {
+            for (const Layer& layer : region.layers) {
                 const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
                 const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
                 out.put(region.storage.data() + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
@@ -114,10 +119,10 @@ void KvCache::restore(std::span<const uint8_t> state) {
     expect_same("regions", regions_.size(), in.get<uint32_t>());
     clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
-        for (Region & region : regions_) {
+        for (Region& region : regions_) {
             expect_same("layers", region.layers.size(), in.get<uint32_t>());
             const auto n_used = in.get<uint32_t>();
-            for (const Layer & layer : region.layers) {
+            for (const Layer& layer : region.layers) {
                 expect_same("K row bytes", layer.k.row_bytes, in.get<uint32_t>());
                 expect_same("V row bytes", layer.v.row_bytes, in.get<uint32_t>());
                 expect_same("row layout", layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v),
@@ -126,18 +131,18 @@ void KvCache::restore(std::span<const uint8_t> state) {
             for (uint32_t i = 0; i < n_used; i++) {
                 // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
                 const auto slot = in.get<int32_t>();
-                const auto pos  = in.get<int32_t>();
-                const auto seq  = in.get<uint64_t>();
+                const auto pos = in.get<int32_t>();
+                const auto seq = in.get<uint64_t>();
                 if (slot < 0 || slot >= region.cells.capacity()) {
-                    fail("state", "expected slots below ", region.cells.capacity(), " in region ", region.name, "; got ", slot,
-                         "; raise -c / n_ctx");
+                    fail("state", "expected slots below ", region.cells.capacity(), " in region ", region.name,
+                         "; got ", slot, "; raise -c / n_ctx");
                 }
                 if (pos < 0 || seq == 0 || region.cells.used(slot)) {
-                    fail("state", "expected each slot once, with a position and a sequence; got slot ", slot, ", position ", pos,
-                         ", sequences ", seq);
+                    fail("state", "expected each slot once, with a position and a sequence; got slot ", slot,
+                         ", position ", pos, ", sequences ", seq);
                 }
                 region.cells.place(slot, pos, seq);
-                for (const Layer & layer : region.layers) {
+                for (const Layer& layer : region.layers) {
                     const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
                     const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
                     in.get(region.storage.data() + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);

@@ -24,14 +24,13 @@ struct TensorKeys {
     std::string_view energy;
 };
 
-constexpr TensorKeys k_keys = {key::k_path,           key::k_group,          key::k_ranks,
-                               key::k_segment_counts, key::k_segment_widths, key::k_segment_formats,
-                               key::k_energy};
-constexpr TensorKeys v_keys = {key::v_path,           key::v_group,          key::v_ranks,
-                               key::v_segment_counts, key::v_segment_widths, key::v_segment_formats,
-                               key::v_energy};
+constexpr TensorKeys k_keys = {key::k_path,           key::k_group,           key::k_ranks, key::k_segment_counts,
+                               key::k_segment_widths, key::k_segment_formats, key::k_energy};
+constexpr TensorKeys v_keys = {key::v_path,           key::v_group,           key::v_ranks, key::v_segment_counts,
+                               key::v_segment_widths, key::v_segment_formats, key::v_energy};
 
-template <typename T> T need(std::optional<T> value, std::string_view key) {
+template <typename T>
+T need(std::optional<T> value, std::string_view key) {
     if (!value) {
         fail("gguf", "expected ", "the key ", key, " beside the other latentkv.k.* and latentkv.v.* keys; got none");
     }
@@ -45,7 +44,7 @@ void expect_length(std::string_view key, size_t expected, size_t got) {
 }
 
 template <typename Enum, size_t n>
-Enum parse_word(std::string_view key, std::string_view word, const std::array<std::string_view, n> & words) {
+Enum parse_word(std::string_view key, std::string_view word, const std::array<std::string_view, n>& words) {
     const auto found = schema::parse<Enum>(words, word);
     if (!found) {
         fail(key, "expected a known word (docs/gguf.md); got ", quoted(word));
@@ -54,12 +53,13 @@ Enum parse_word(std::string_view key, std::string_view word, const std::array<st
 }
 
 // Cursor over one flattened array of the file.
-template <typename T> struct Flat {
+template <typename T>
+struct Flat {
     std::string_view key;
     std::vector<T> values;
-    size_t         at = 0;
+    size_t at = 0;
 
-    const T & next() {
+    const T& next() {
         if (at == values.size()) {
             fail(key, "expected more than ", values.size(), " entries", "; got ", values.size());
         }
@@ -70,31 +70,35 @@ template <typename T> struct Flat {
 
 void check_rank(std::string_view key, int64_t rank, int width) {
     if (rank < 1 || rank > width || (rank % static_cast<int64_t>(schema::rank_pad) != 0 && rank != width)) {
-        fail(key, "expected ranks that are multiples of ", schema::rank_pad, " up to group · head_dim = ", width, "; got ", rank);
+        fail(key, "expected ranks that are multiples of ", schema::rank_pad, " up to group · head_dim = ", width,
+             "; got ", rank);
     }
 }
 
 // Fills ranks, segments and formats of K or V in every layer; paths are set by the caller.
-void read_tensor(const GgufFile & file, const HParams & h, const TensorKeys & keys, TensorSpec LayerCacheSpec::* tensor,
-                 const std::vector<bool> & is_full, std::vector<LayerCacheSpec> & layers) {
+void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys, TensorSpec LayerCacheSpec::* tensor,
+                 const std::vector<bool>& is_full, std::vector<LayerCacheSpec>& layers) {
     const auto groups = need(file.find_u32_array(keys.group), keys.group);
     expect_length(keys.group, layers.size(), groups.size());
     Flat<uint32_t> ranks{keys.ranks, need(file.find_u32_array(keys.ranks), keys.ranks)};
-    Flat<uint32_t> counts{keys.segment_counts, file.find_u32_array(keys.segment_counts).value_or(std::vector<uint32_t>{})};
-    Flat<uint32_t> widths{keys.segment_widths, file.find_u32_array(keys.segment_widths).value_or(std::vector<uint32_t>{})};
-    Flat<std::string_view> formats{keys.segment_formats,
-                              file.find_string_array(keys.segment_formats).value_or(std::vector<std::string_view>{})};
+    Flat<uint32_t> counts{keys.segment_counts,
+                          file.find_u32_array(keys.segment_counts).value_or(std::vector<uint32_t>{})};
+    Flat<uint32_t> widths{keys.segment_widths,
+                          file.find_u32_array(keys.segment_widths).value_or(std::vector<uint32_t>{})};
+    Flat<std::string_view> formats{
+        keys.segment_formats, file.find_string_array(keys.segment_formats).value_or(std::vector<std::string_view>{})};
     const auto energy = file.find_f32_array(keys.energy);
     if (energy) {
         expect_length(keys.energy, layers.size(), energy->size());
     }
 
     for (size_t il = 0; il < layers.size(); il++) {
-        TensorSpec &   spec  = layers[il].*tensor;
+        TensorSpec& spec = layers[il].*tensor;
         const uint32_t group = groups[il];
         if (group < 1 || h.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
             (is_full[il] && group != 1)) {
-            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ", h.n_kv, "; got ", group);
+            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ", h.n_kv,
+                 "; got ", group);
         }
         spec.group = static_cast<int>(group);
         if (energy) {
@@ -112,8 +116,8 @@ void read_tensor(const GgufFile & file, const HParams & h, const TensorKeys & ke
             if (counts.values.empty()) {
                 segments.push_back(static_cast<int>(rank));
             } else {
-                int64_t        left = rank;
-                const uint32_t n    = counts.next();
+                int64_t left = rank;
+                const uint32_t n = counts.next();
                 for (uint32_t s = 0; s < n; s++) {
                     const uint32_t w = widths.next();
                     if (w < 1 || w > left) {
@@ -133,15 +137,18 @@ void read_tensor(const GgufFile & file, const HParams & h, const TensorKeys & ke
                 std::vector<Format> plan;
                 for (size_t s = 0; s < segments.size(); s++) {
                     const std::string name(formats.next());
-                    const auto          format = parse_format(name);
+                    const auto format = parse_format(name);
                     if (!format) {
-                        fail(keys.segment_formats, "expected a known row format (docs/gguf.md)", "; got ", quoted(name));
+                        fail(keys.segment_formats, "expected a known row format (docs/gguf.md)", "; got ",
+                             quoted(name));
                     }
                     if (!plan.empty() && plan.back() == Format::none && *format != Format::none) {
-                        fail(keys.segment_formats, "expected only trailing segments dropped", "; got ", name, " after none");
+                        fail(keys.segment_formats, "expected only trailing segments dropped", "; got ", name,
+                             " after none");
                     }
                     if (segments[s] % format_width_multiple(*format) != 0) {
-                        fail(keys.segment_formats, "expected ", name, " segments in multiples of ", format_width_multiple(*format), " channels", "; got ", segments[s]);
+                        fail(keys.segment_formats, "expected ", name, " segments in multiples of ",
+                             format_width_multiple(*format), " channels", "; got ", segments[s]);
                     }
                     plan.push_back(*format);
                 }
@@ -156,8 +163,8 @@ void read_tensor(const GgufFile & file, const HParams & h, const TensorKeys & ke
     formats.expect_end();
 }
 
-void refuse_unknown_keys(const GgufFile & file) {
-    for (const GgufValue & value : file.values()) {
+void refuse_unknown_keys(const GgufFile& file) {
+    for (const GgufValue& value : file.values()) {
         const std::string_view name = value.key;
         if (name.starts_with("latentkv.") && std::find(key::all.begin(), key::all.end(), name) == key::all.end()) {
             fail("gguf", "expected only latentkv.* keys of version 1 (docs/gguf.md)", "; got ", quoted(name));
@@ -173,26 +180,27 @@ int TensorSpec::rank_max() const { return *std::max_element(ranks.begin(), ranks
 std::string_view path_name(KPath path) { return schema::k_path_words[static_cast<size_t>(path)]; }
 std::string_view path_name(VPath path) { return schema::v_path_words[static_cast<size_t>(path)]; }
 
-CacheSpec read_cache_spec(const GgufFile & file, const HParams & h) {
+CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     CacheSpec spec;
     spec.layers.resize(static_cast<size_t>(h.n_layer));
     refuse_unknown_keys(file);
     if (const auto version = file.find_u32(key::version); version && *version != schema::version) {
         fail(key::version, "expected ", schema::version, "; got ", *version);
     }
-    spec.sink           = static_cast<int>(std::min<uint32_t>(file.find_u32(key::sink).value_or(0), 1U << 20));
-    spec.recent         = static_cast<int>(std::min<uint32_t>(file.find_u32(key::recent).value_or(0), 1U << 20));
-    spec.fitted_context = static_cast<int>(std::min<uint32_t>(file.find_u32(key::fitted_context).value_or(0), 1U << 30));
+    spec.sink = static_cast<int>(std::min<uint32_t>(file.find_u32(key::sink).value_or(0), 1U << 20));
+    spec.recent = static_cast<int>(std::min<uint32_t>(file.find_u32(key::recent).value_or(0), 1U << 20));
+    spec.fitted_context =
+        static_cast<int>(std::min<uint32_t>(file.find_u32(key::fitted_context).value_or(0), 1U << 30));
     if (const auto prefill = file.find_string(key::prefill)) {
         spec.prefill = parse_word<Prefill>(key::prefill, *prefill, schema::prefill_words);
     }
 
     std::vector<bool> k_full(spec.layers.size(), true);
     std::vector<bool> v_full(spec.layers.size(), true);
-    const auto        k_paths = file.find_string_array(key::k_path);
+    const auto k_paths = file.find_string_array(key::k_path);
     if (!k_paths) {
-        for (LayerCacheSpec & layer : spec.layers) {
-            for (TensorSpec * tensor : {&layer.k, &layer.v}) {
+        for (LayerCacheSpec& layer : spec.layers) {
+            for (TensorSpec* tensor : {&layer.k, &layer.v}) {
                 tensor->ranks.assign(static_cast<size_t>(h.n_kv), h.head_dim);
                 tensor->segments.assign(static_cast<size_t>(h.n_kv), {h.head_dim});
             }
@@ -206,7 +214,7 @@ CacheSpec read_cache_spec(const GgufFile & file, const HParams & h) {
     expect_length(key::k_path, spec.layers.size(), k_paths->size());
     expect_length(key::v_path, spec.layers.size(), v_paths.size());
     for (size_t il = 0; il < spec.layers.size(); il++) {
-        LayerCacheSpec & layer = spec.layers[il];
+        LayerCacheSpec& layer = spec.layers[il];
         layer.k_path = parse_word<KPath>(key::k_path, (*k_paths)[il], schema::k_path_words);
         layer.v_path = parse_word<VPath>(key::v_path, v_paths[il], schema::v_path_words);
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {

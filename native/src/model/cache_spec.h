@@ -16,34 +16,34 @@ using schema::Prefill;
 using schema::VPath;
 
 struct TensorSpec {
-    int                                             group = 1;  // KV heads that share one latent
-    std::vector<int>                                ranks;      // [n_kv / group]
-    std::vector<std::vector<int>>                   segments;   // [n_kv / group][n_segments] widths
-    std::optional<std::vector<std::vector<Format>>> formats;    // the file's plan, same shape
-    std::optional<float>                            energy;     // kept share, informational
+    int group = 1;                                            // KV heads that share one latent
+    std::vector<int> ranks;                                   // [n_kv / group]
+    std::vector<std::vector<int>> segments;                   // [n_kv / group][n_segments] widths
+    std::optional<std::vector<std::vector<Format>>> formats;  // the file's plan, same shape
+    std::optional<float> energy;                              // kept share, informational
 
     int rank_sum() const;
     int rank_max() const;
 };
 
 struct LayerCacheSpec {
-    KPath      k_path = KPath::full;
-    VPath      v_path = VPath::full;
+    KPath k_path = KPath::full;
+    VPath v_path = VPath::full;
     TensorSpec k;
     TensorSpec v;
 };
 
 struct CacheSpec {
     std::vector<LayerCacheSpec> layers;
-    int                         sink           = 0;
-    int                         recent         = 0;
-    Prefill                     prefill        = Prefill::eager;
-    int                         fitted_context = 0;  // 0 = any
-    bool                        plain          = true;  // every layer full/full
+    int sink = 0;
+    int recent = 0;
+    Prefill prefill = Prefill::eager;
+    int fitted_context = 0;  // 0 = any
+    bool plain = true;       // every layer full/full
 };
 
 // Errors: every refusal of docs/gguf.md.
-CacheSpec read_cache_spec(const GgufFile & file, const HParams & hparams);
+CacheSpec read_cache_spec(const GgufFile& file, const HParams& hparams);
 
 std::string_view path_name(KPath path);
 std::string_view path_name(VPath path);

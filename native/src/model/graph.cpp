@@ -10,134 +10,143 @@ namespace {
 constexpr size_t max_nodes_per_layer = 64;
 
 class Builder {
-  public:
-    Builder(const Model & model, KvCache & cache, const Rope & rope, const GraphConstants & constants, const BatchSlots & batch,
-            const GraphShape & shape, Graph & graph)
-        : model_(model), h_(model.hparams()), cache_(cache), rope_(rope), constants_(constants), batch_(batch), shape_(shape),
-          graph_(graph), ctx_(graph.context.get()) {}
+public:
+    Builder(const Model& model, KvCache& cache, const Rope& rope, const GraphConstants& constants,
+            const BatchSlots& batch, const GraphShape& shape, Graph& graph)
+        : model_(model),
+          h_(model.hparams()),
+          cache_(cache),
+          rope_(rope),
+          constants_(constants),
+          batch_(batch),
+          shape_(shape),
+          graph_(graph),
+          ctx_(graph.context.get()) {}
 
     void build();
 
-  private:
-    ggml_tensor * input(ggml_type type, int64_t ne0, int64_t ne1, const char * name);
-    ggml_tensor * norm(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
-    ggml_tensor * linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias);
-    ggml_tensor * rope(ggml_tensor * x);
-    ggml_tensor * rotate(ggml_tensor * x, ggml_tensor * hadamard);
-    ggml_tensor * clamp(ggml_tensor * x);
-    ggml_tensor * project(ggml_tensor * q, const LayerWeights & layer);
-    ggml_tensor * encode(ggml_tensor * k, const LayerWeights & layer, const TensorSpec & spec);
-    ggml_tensor * attention(ggml_tensor * x, int il);
-    ggml_tensor * ffn(ggml_tensor * x, const LayerWeights & layer);
-    AttentionNode & attention_node(int il, int64_t q_width);
+private:
+    ggml_tensor* input(ggml_type type, int64_t ne0, int64_t ne1, const char* name);
+    ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias);
+    ggml_tensor* linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias);
+    ggml_tensor* rope(ggml_tensor* x);
+    ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard);
+    ggml_tensor* clamp(ggml_tensor* x);
+    ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer);
+    ggml_tensor* encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec);
+    ggml_tensor* attention(ggml_tensor* x, int il);
+    ggml_tensor* ffn(ggml_tensor* x, const LayerWeights& layer);
+    AttentionNode& attention_node(int il, int64_t q_width);
 
-    const Model &          model_;
-    const HParams &        h_;
-    KvCache &              cache_;
-    const Rope &           rope_;
-    const GraphConstants & constants_;
-    const BatchSlots &     batch_;
-    const GraphShape &     shape_;
-    Graph &                graph_;
-    ggml_context *         ctx_;
+    const Model& model_;
+    const HParams& h_;
+    KvCache& cache_;
+    const Rope& rope_;
+    const GraphConstants& constants_;
+    const BatchSlots& batch_;
+    const GraphShape& shape_;
+    Graph& graph_;
+    ggml_context* ctx_;
 };
 
-ggml_tensor * Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char * name) {
-    ggml_tensor * const t = ggml_new_tensor_2d(ctx_, type, ne0, ne1);
+ggml_tensor* Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char* name) {
+    ggml_tensor* const t = ggml_new_tensor_2d(ctx_, type, ne0, ne1);
     ggml_set_input(t);
     ggml_set_name(t, name);
     return t;
 }
 
-ggml_tensor * Builder::norm(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) {
+ggml_tensor* Builder::norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) {
     x = h_.block.norm == Norm::rms ? ggml_rms_norm(ctx_, x, h_.norm_eps) : ggml_norm(ctx_, x, h_.norm_eps);
     x = ggml_mul(ctx_, x, weight);
     return bias == nullptr ? x : ggml_add(ctx_, x, bias);
 }
 
-ggml_tensor * Builder::linear(ggml_tensor * x, ggml_tensor * weight, ggml_tensor * bias) {
+ggml_tensor* Builder::linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) {
     x = ggml_mul_mat(ctx_, weight, x);
     return bias == nullptr ? x : ggml_add(ctx_, x, bias);
 }
 
 // x [head_dim, heads, n_tokens]
-ggml_tensor * Builder::rope(ggml_tensor * x) {
+ggml_tensor* Builder::rope(ggml_tensor* x) {
     const int mode = h_.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL;
-    return ggml_rope_ext(ctx_, x, graph_.positions, constants_.rope_factors, h_.n_rot, mode, 0, rope_.base, 1.0F, 0.0F, rope_.mscale,
-                         32.0F, 1.0F);
+    return ggml_rope_ext(ctx_, x, graph_.positions, constants_.rope_factors, h_.n_rot, mode, 0, rope_.base, 1.0F, 0.0F,
+                         rope_.mscale, 32.0F, 1.0F);
 }
 
-ggml_tensor * Builder::rotate(ggml_tensor * x, ggml_tensor * hadamard) {
+ggml_tensor* Builder::rotate(ggml_tensor* x, ggml_tensor* hadamard) {
     if (hadamard == nullptr) {
         return x;
     }
-    const int64_t       block = hadamard->ne[0];
-    ggml_tensor * const flat  = ggml_reshape_2d(ctx_, ggml_is_contiguous(x) ? x : ggml_cont(ctx_, x), block, ggml_nelements(x) / block);
-    ggml_tensor * const y     = ggml_mul_mat(ctx_, hadamard, flat);
+    const int64_t block = hadamard->ne[0];
+    ggml_tensor* const flat =
+        ggml_reshape_2d(ctx_, ggml_is_contiguous(x) ? x : ggml_cont(ctx_, x), block, ggml_nelements(x) / block);
+    ggml_tensor* const y = ggml_mul_mat(ctx_, hadamard, flat);
     ggml_mul_mat_set_hint(y, GGML_HINT_SRC0_IS_HADAMARD);
     return ggml_reshape_3d(ctx_, y, x->ne[0], x->ne[1], x->ne[2]);
 }
 
-ggml_tensor * Builder::clamp(ggml_tensor * x) {
+ggml_tensor* Builder::clamp(ggml_tensor* x) {
     return h_.clamp_kqv > 0.0F ? ggml_clamp(ctx_, x, -h_.clamp_kqv, h_.clamp_kqv) : x;
 }
 
 // q' = E_q[j(h)] q: [head_dim, n_head, n_tokens] -> [rank_k max, n_head, n_tokens]
-ggml_tensor * Builder::project(ggml_tensor * q, const LayerWeights & layer) {
-    q = ggml_cont(ctx_, ggml_permute(ctx_, q, 0, 2, 1, 3));    // [head_dim, n_tokens, n_head]
-    q = ggml_mul_mat(ctx_, layer.attn_q_e, q);                 // heads of one KV head share its E_q
+ggml_tensor* Builder::project(ggml_tensor* q, const LayerWeights& layer) {
+    q = ggml_cont(ctx_, ggml_permute(ctx_, q, 0, 2, 1, 3));  // [head_dim, n_tokens, n_head]
+    q = ggml_mul_mat(ctx_, layer.attn_q_e, q);               // heads of one KV head share its E_q
     return ggml_cont(ctx_, ggml_permute(ctx_, q, 0, 2, 1, 3));
 }
 
 // z_g = E_k[g] k_g: [head_dim, n_kv, n_tokens] -> [Σ rank_k, n_tokens]
-ggml_tensor * Builder::encode(ggml_tensor * k, const LayerWeights & layer, const TensorSpec & spec) {
+ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec) {
     const int64_t n_tokens = k->ne[2];
-    const int64_t width    = static_cast<int64_t>(spec.group) * h_.head_dim;
-    k                      = ggml_reshape_2d(ctx_, ggml_is_contiguous(k) ? k : ggml_cont(ctx_, k), h_.width_kv(), n_tokens);
-    ggml_tensor * z        = nullptr;
-    int64_t       row      = 0;
+    const int64_t width = static_cast<int64_t>(spec.group) * h_.head_dim;
+    k = ggml_reshape_2d(ctx_, ggml_is_contiguous(k) ? k : ggml_cont(ctx_, k), h_.width_kv(), n_tokens);
+    ggml_tensor* z = nullptr;
+    int64_t row = 0;
     for (size_t g = 0; g < spec.ranks.size(); g++) {
-        ggml_tensor * const e  = ggml_view_2d(ctx_, layer.attn_k_e, width, spec.ranks[g], layer.attn_k_e->nb[1],
-                                              static_cast<size_t>(row) * layer.attn_k_e->nb[1]);
-        ggml_tensor * const kg = ggml_view_2d(ctx_, k, width, n_tokens, k->nb[1], g * static_cast<size_t>(width) * sizeof(float));
-        ggml_tensor * const zg = ggml_mul_mat(ctx_, e, kg);
-        z                      = z == nullptr ? zg : ggml_concat(ctx_, z, zg, 0);
+        ggml_tensor* const e = ggml_view_2d(ctx_, layer.attn_k_e, width, spec.ranks[g], layer.attn_k_e->nb[1],
+                                            static_cast<size_t>(row) * layer.attn_k_e->nb[1]);
+        ggml_tensor* const kg =
+            ggml_view_2d(ctx_, k, width, n_tokens, k->nb[1], g * static_cast<size_t>(width) * sizeof(float));
+        ggml_tensor* const zg = ggml_mul_mat(ctx_, e, kg);
+        z = z == nullptr ? zg : ggml_concat(ctx_, z, zg, 0);
         row += spec.ranks[g];
     }
     return z;
 }
 
-AttentionNode & Builder::attention_node(int il, int64_t q_width) {
-    const LayerWeights &   layer = model_.layers()[static_cast<size_t>(il)];
-    const LayerCacheSpec & spec  = model_.cache_spec().layers[static_cast<size_t>(il)];
-    AttentionNode &        node  = graph_.attention[static_cast<size_t>(il)];
-    node.cache                   = &cache_;
-    node.batch                   = &batch_;
-    node.layer                   = il;
+AttentionNode& Builder::attention_node(int il, int64_t q_width) {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
+    AttentionNode& node = graph_.attention[static_cast<size_t>(il)];
+    node.cache = &cache_;
+    node.batch = &batch_;
+    node.layer = il;
 
-    LatentAttnParams & p = node.params;
-    p.q_width            = static_cast<int32_t>(q_width);
-    p.n_head             = h_.n_head;
-    p.n_kv               = h_.n_kv;
-    p.head_dim           = h_.head_dim;
-    p.k_group            = spec.k.group;
-    p.v_group            = spec.v.group;
-    p.scale              = 1.0F / std::sqrt(static_cast<float>(h_.head_dim));
-    p.window             = h_.window;
-    p.alibi_slopes       = constants_.alibi_slopes.empty() ? nullptr : constants_.alibi_slopes.data();
+    LatentAttnParams& p = node.params;
+    p.q_width = static_cast<int32_t>(q_width);
+    p.n_head = h_.n_head;
+    p.n_kv = h_.n_kv;
+    p.head_dim = h_.head_dim;
+    p.k_group = spec.k.group;
+    p.v_group = spec.v.group;
+    p.scale = 1.0F / std::sqrt(static_cast<float>(h_.head_dim));
+    p.window = h_.window;
+    p.alibi_slopes = constants_.alibi_slopes.empty() ? nullptr : constants_.alibi_slopes.data();
     if (spec.k_path == KPath::rebuild) {
-        p.k_b        = layer.k_b.data();
-        p.k_bias     = layer.k_bias.empty() ? nullptr : layer.k_bias.data();
-        p.k_norm     = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
+        p.k_b = layer.k_b.data();
+        p.k_bias = layer.k_bias.empty() ? nullptr : layer.k_bias.data();
+        p.k_norm = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
         p.k_norm_eps = h_.norm_eps;
         p.k_rank_max = spec.k.rank_max();
         p.rope_freqs = rope_.freqs.empty() ? nullptr : rope_.freqs.data();
         p.rope_mscale = rope_.mscale;
-        p.n_rot       = h_.n_rot;
-        p.rope_neox   = h_.block.rope_pairing == RopePairing::neox;
+        p.n_rot = h_.n_rot;
+        p.rope_neox = h_.block.rope_pairing == RopePairing::neox;
     }
     if (spec.v_path == VPath::latent) {
-        p.v_b        = layer.v_b.data();
+        p.v_b = layer.v_b.data();
         p.v_rank_max = spec.v.rank_max();
     }
     p.n_regions = cache_.n_regions();
@@ -148,28 +157,28 @@ AttentionNode & Builder::attention_node(int il, int64_t q_width) {
 }
 
 // x: the normed input [n_embd, n_tokens]; returns the attention branch before the residual.
-ggml_tensor * Builder::attention(ggml_tensor * x, int il) {
-    const LayerWeights &   layer    = model_.layers()[static_cast<size_t>(il)];
-    const LayerCacheSpec & spec     = model_.cache_spec().layers[static_cast<size_t>(il)];
-    const int64_t          n_tokens = x->ne[1];
-    const int64_t          hd       = h_.head_dim;
-    const bool             roped    = h_.block.position == Position::rope;
+ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
+    const int64_t n_tokens = x->ne[1];
+    const int64_t hd = h_.head_dim;
+    const bool roped = h_.block.position == Position::rope;
 
-    ggml_tensor * q = nullptr;  // [head_dim, n_head, n_tokens]
-    ggml_tensor * k = nullptr;  // [head_dim, n_kv, n_tokens], or null where A gives the latent
-    ggml_tensor * v = nullptr;
+    ggml_tensor* q = nullptr;  // [head_dim, n_head, n_tokens]
+    ggml_tensor* k = nullptr;  // [head_dim, n_kv, n_tokens], or null where A gives the latent
+    ggml_tensor* v = nullptr;
     if (layer.attn_qkv != nullptr) {
-        ggml_tensor * const qkv = clamp(linear(x, layer.attn_qkv, layer.attn_qkv_bias));
-        const size_t        f   = sizeof(float);
-        const auto          cut = [&](int64_t heads, int64_t first) {
+        ggml_tensor* const qkv = clamp(linear(x, layer.attn_qkv, layer.attn_qkv_bias));
+        const size_t f = sizeof(float);
+        const auto cut = [&](int64_t heads, int64_t first) {
             return ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, hd, heads, n_tokens, static_cast<size_t>(hd) * f, qkv->nb[1],
-                                                         static_cast<size_t>(first * hd) * f));
+                                                static_cast<size_t>(first * hd) * f));
         };
         q = cut(h_.n_head, 0);
         k = cut(h_.n_kv, h_.n_head);
         v = cut(h_.n_kv, h_.n_head + h_.n_kv);
     } else {
-        const auto heads = [&](ggml_tensor * weight, ggml_tensor * bias, int64_t n) {
+        const auto heads = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n) {
             return ggml_reshape_3d(ctx_, clamp(linear(x, weight, bias)), hd, n, n_tokens);
         };
         q = heads(layer.attn_q, layer.attn_q_bias, h_.n_head);
@@ -188,10 +197,10 @@ ggml_tensor * Builder::attention(ggml_tensor * x, int il) {
         k = k == nullptr ? nullptr : rope(k);
     }
 
-    ggml_tensor * k_store = nullptr;  // [Σ rank_k or w, n_tokens]
+    ggml_tensor* k_store = nullptr;  // [Σ rank_k or w, n_tokens]
     switch (spec.k_path) {
         case KPath::full:
-            q       = rotate(q, constants_.hadamard_k);
+            q = rotate(q, constants_.hadamard_k);
             k_store = rotate(k, constants_.hadamard_k);
             break;
         case KPath::rebuild:
@@ -199,24 +208,24 @@ ggml_tensor * Builder::attention(ggml_tensor * x, int il) {
             break;
         case KPath::rotated:
             k_store = encode(k, layer, spec.k);
-            q       = project(q, layer);
+            q = project(q, layer);
             break;
         case KPath::absorbed:
             k_store = linear(x, layer.attn_k_a, layer.attn_k_a_bias);
-            q       = project(q, layer);
+            q = project(q, layer);
             break;
     }
-    const bool    v_rotated = spec.v_path == VPath::full && constants_.hadamard_v != nullptr;
-    ggml_tensor * v_store   = spec.v_path == VPath::latent ? linear(x, layer.attn_v_a, layer.attn_v_a_bias)
-                                                           : rotate(v, constants_.hadamard_v);
+    const bool v_rotated = spec.v_path == VPath::full && constants_.hadamard_v != nullptr;
+    ggml_tensor* v_store = spec.v_path == VPath::latent ? linear(x, layer.attn_v_a, layer.attn_v_a_bias)
+                                                        : rotate(v, constants_.hadamard_v);
     k_store = ggml_reshape_2d(ctx_, k_store, ggml_nelements(k_store) / n_tokens, n_tokens);
     v_store = ggml_reshape_2d(ctx_, v_store, ggml_nelements(v_store) / n_tokens, n_tokens);
 
-    AttentionNode &     node   = attention_node(il, q->ne[0]);
-    ggml_tensor * const stored = store_rows(ctx_, node, k_store, v_store);
+    AttentionNode& node = attention_node(il, q->ne[0]);
+    ggml_tensor* const stored = store_rows(ctx_, node, k_store, v_store);
     ggml_build_forward_expand(graph_.nodes, stored);  // rows are written even where no output follows
-    ggml_tensor * out = shape_.fused ? latent_attn(ctx_, node, q, stored, shape_.n_threads)
-                                     : latent_attn_reference(ctx_, node, model_, rope_, graph_.reference, q, stored);
+    ggml_tensor* out = shape_.fused ? latent_attn(ctx_, node, q, stored, shape_.n_threads)
+                                    : latent_attn_reference(ctx_, node, model_, rope_, graph_.reference, q, stored);
     if (v_rotated) {
         out = rotate(out, constants_.hadamard_v);  // H is its own inverse
     }
@@ -228,15 +237,23 @@ ggml_tensor * Builder::attention(ggml_tensor * x, int il) {
     return linear(out, layer.attn_output, layer.attn_output_bias);
 }
 
-ggml_tensor * Builder::ffn(ggml_tensor * x, const LayerWeights & layer) {
-    ggml_tensor * up = linear(x, layer.ffn_up, layer.ffn_up_bias);
+ggml_tensor* Builder::ffn(ggml_tensor* x, const LayerWeights& layer) {
+    ggml_tensor* up = linear(x, layer.ffn_up, layer.ffn_up_bias);
     if (h_.block.ffn == Ffn::gated) {
         ggml_glu_op op = GGML_GLU_OP_SWIGLU;
         switch (h_.block.activation) {
-            case Activation::silu: op = GGML_GLU_OP_SWIGLU; break;
-            case Activation::gelu: op = GGML_GLU_OP_GEGLU_ERF; break;
-            case Activation::gelu_tanh: op = GGML_GLU_OP_GEGLU; break;
-            case Activation::relu: op = GGML_GLU_OP_REGLU; break;
+            case Activation::silu:
+                op = GGML_GLU_OP_SWIGLU;
+                break;
+            case Activation::gelu:
+                op = GGML_GLU_OP_GEGLU_ERF;
+                break;
+            case Activation::gelu_tanh:
+                op = GGML_GLU_OP_GEGLU;
+                break;
+            case Activation::relu:
+                op = GGML_GLU_OP_REGLU;
+                break;
         }
         if (layer.ffn_gate != nullptr) {
             up = ggml_glu_split(ctx_, linear(x, layer.ffn_gate, layer.ffn_gate_bias), up, op);
@@ -245,10 +262,18 @@ ggml_tensor * Builder::ffn(ggml_tensor * x, const LayerWeights & layer) {
         }
     } else {
         switch (h_.block.activation) {
-            case Activation::silu: up = ggml_silu(ctx_, up); break;
-            case Activation::gelu: up = ggml_gelu_erf(ctx_, up); break;
-            case Activation::gelu_tanh: up = ggml_gelu(ctx_, up); break;
-            case Activation::relu: up = ggml_relu(ctx_, up); break;
+            case Activation::silu:
+                up = ggml_silu(ctx_, up);
+                break;
+            case Activation::gelu:
+                up = ggml_gelu_erf(ctx_, up);
+                break;
+            case Activation::gelu_tanh:
+                up = ggml_gelu(ctx_, up);
+                break;
+            case Activation::relu:
+                up = ggml_relu(ctx_, up);
+                break;
         }
     }
     return linear(up, layer.ffn_down, layer.ffn_down_bias);
@@ -256,8 +281,8 @@ ggml_tensor * Builder::ffn(ggml_tensor * x, const LayerWeights & layer) {
 
 void Builder::build() {
     const int64_t n_tokens = shape_.n_tokens;
-    graph_.tokens          = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
-    ggml_tensor * x        = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
+    graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
+    ggml_tensor* x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
     if (h_.block.position == Position::rope || h_.block.position == Position::learned) {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
     }
@@ -268,36 +293,38 @@ void Builder::build() {
         graph_.out_ids = input(GGML_TYPE_I32, shape_.n_outputs, 1, "out_ids");
     }
     if (!shape_.fused) {
-        graph_.reference.n_slots      = shape_.n_slots;
+        graph_.reference.n_slots = shape_.n_slots;
         graph_.reference.rope_factors = constants_.rope_factors;
-        graph_.reference.mask         = input(GGML_TYPE_F32, shape_.n_slots, n_tokens, "mask");
-        graph_.reference.slot_pos     = input(GGML_TYPE_I32, shape_.n_slots, 1, "slot_pos");
+        graph_.reference.mask = input(GGML_TYPE_F32, shape_.n_slots, n_tokens, "mask");
+        graph_.reference.slot_pos = input(GGML_TYPE_I32, shape_.n_slots, 1, "slot_pos");
     }
 
     for (int il = 0; il < h_.n_layer; il++) {
-        const LayerWeights & layer     = model_.layers()[static_cast<size_t>(il)];
-        ggml_tensor *        normed    = norm(x, layer.attn_norm, layer.attn_norm_bias);
-        ggml_tensor * const  attn_in   = layer.attn_norm_2 == nullptr ? normed : norm(x, layer.attn_norm_2, layer.attn_norm_2_bias);
-        ggml_tensor *        attn_out  = attention(attn_in, il);
+        const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+        ggml_tensor* normed = norm(x, layer.attn_norm, layer.attn_norm_bias);
+        ggml_tensor* const attn_in =
+            layer.attn_norm_2 == nullptr ? normed : norm(x, layer.attn_norm_2, layer.attn_norm_2_bias);
+        ggml_tensor* attn_out = attention(attn_in, il);
         if (il == h_.n_layer - 1) {
             if (shape_.n_outputs == 0) {
                 return;  // every layer's rows are written; nothing else is wanted
             }
             if (graph_.out_ids != nullptr) {
                 attn_out = ggml_get_rows(ctx_, attn_out, graph_.out_ids);
-                x        = ggml_get_rows(ctx_, x, graph_.out_ids);
-                normed   = h_.block.parallel ? ggml_get_rows(ctx_, normed, graph_.out_ids) : normed;
+                x = ggml_get_rows(ctx_, x, graph_.out_ids);
+                normed = h_.block.parallel ? ggml_get_rows(ctx_, normed, graph_.out_ids) : normed;
             }
         }
         if (h_.block.parallel) {
-            ggml_tensor * const ffn_in = layer.ffn_norm == nullptr ? normed : norm(x, layer.ffn_norm, layer.ffn_norm_bias);
-            x                          = ggml_add(ctx_, ggml_add(ctx_, x, attn_out), ffn(ffn_in, layer));
+            ggml_tensor* const ffn_in =
+                layer.ffn_norm == nullptr ? normed : norm(x, layer.ffn_norm, layer.ffn_norm_bias);
+            x = ggml_add(ctx_, ggml_add(ctx_, x, attn_out), ffn(ffn_in, layer));
         } else {
             x = ggml_add(ctx_, x, attn_out);
             x = ggml_add(ctx_, x, ffn(norm(x, layer.ffn_norm, layer.ffn_norm_bias), layer));
         }
     }
-    x             = norm(x, model_.output_norm(), model_.output_norm_bias());
+    x = norm(x, model_.output_norm(), model_.output_norm_bias());
     graph_.logits = linear(x, model_.output(), model_.output_bias());
     ggml_set_output(graph_.logits);
     ggml_build_forward_expand(graph_.nodes, graph_.logits);
@@ -306,7 +333,7 @@ void Builder::build() {
 // Orthonormal symmetric Hadamard matrix (Sylvester): H[i][j] = (−1)^popcount(i & j) / sqrt(n).
 std::vector<float> hadamard(int n) {
     std::vector<float> h(static_cast<size_t>(n) * static_cast<size_t>(n));
-    const float        scale = 1.0F / std::sqrt(static_cast<float>(n));
+    const float scale = 1.0F / std::sqrt(static_cast<float>(n));
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++) {
             h[static_cast<size_t>(i) * static_cast<size_t>(n) + static_cast<size_t>(j)] =
@@ -318,22 +345,23 @@ std::vector<float> hadamard(int n) {
 
 // ALiBi (Press et al. 2022) with the usual rule for head counts that are not a power of two.
 std::vector<float> alibi_slopes(int n_head, float max_bias) {
-    const int          n_power = static_cast<int>(std::bit_floor(static_cast<unsigned>(n_head)));
-    const double       m0      = std::pow(2.0, -max_bias / n_power);
-    const double       m1      = std::pow(2.0, -max_bias / 2.0 / n_power);
+    const int n_power = static_cast<int>(std::bit_floor(static_cast<unsigned>(n_head)));
+    const double m0 = std::pow(2.0, -max_bias / n_power);
+    const double m1 = std::pow(2.0, -max_bias / 2.0 / n_power);
     std::vector<float> slopes;
     for (int head = 0; head < n_head; head++) {
-        slopes.push_back(static_cast<float>(head < n_power ? std::pow(m0, head + 1) : std::pow(m1, 2 * (head - n_power) + 1)));
+        slopes.push_back(
+            static_cast<float>(head < n_power ? std::pow(m0, head + 1) : std::pow(m1, 2 * (head - n_power) + 1)));
     }
     return slopes;
 }
 
 }  // namespace
 
-GraphConstants make_graph_constants(const HParams & h, const Rope & rope, bool rotate_k, bool rotate_v) {
+GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rotate_k, bool rotate_v) {
     GraphConstants constants;
     constants.context.reset(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
-    ggml_context * const ctx = constants.context.get();
+    ggml_context* const ctx = constants.context.get();
     // K: the largest power of two that divides head_dim; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
     const int block_k = h.head_dim & -h.head_dim;
     const int block_v = std::min(64, block_k);
@@ -347,7 +375,7 @@ GraphConstants make_graph_constants(const HParams & h, const Rope & rope, bool r
         constants.hadamard_v = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, block_v, block_v);
     }
     constants.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type()));
-    const auto set = [](ggml_tensor * t, const std::vector<float> & values) {
+    const auto set = [](ggml_tensor* t, const std::vector<float>& values) {
         if (t != nullptr) {
             ggml_backend_tensor_set(t, values.data(), 0, values.size() * sizeof(float));
         }
@@ -361,14 +389,17 @@ GraphConstants make_graph_constants(const HParams & h, const Rope & rope, bool r
     return constants;
 }
 
-std::unique_ptr<Graph> build_graph(const Model & model, KvCache & cache, const Rope & rope, const GraphConstants & constants,
-                                   const BatchSlots & batch, const GraphShape & shape) {
-    const HParams & h     = model.hparams();
-    auto            graph = std::make_unique<Graph>();
+std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rope& rope,
+                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape) {
+    const HParams& h = model.hparams();
+    auto graph = std::make_unique<Graph>();
     // the reference expression spends up to ~20 nodes a head
-    const size_t n_nodes = static_cast<size_t>(h.n_layer) * (max_nodes_per_layer + (shape.fused ? 0 : 24 * static_cast<size_t>(h.n_head)) +
-                                                             3 * model.cache_spec().layers.front().k.ranks.size()) + 64;
-    graph->context.reset(ggml_init({ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
+    const size_t n_nodes =
+        static_cast<size_t>(h.n_layer) * (max_nodes_per_layer + (shape.fused ? 0 : 24 * static_cast<size_t>(h.n_head)) +
+                                          3 * model.cache_spec().layers.front().k.ranks.size()) +
+        64;
+    graph->context.reset(
+        ggml_init({ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
     Builder(model, cache, rope, constants, batch, shape, *graph).build();

@@ -16,39 +16,39 @@ namespace lkv {
 
 // Per-session constants that graphs read; they live in a buffer of their own.
 struct GraphConstants {
-    ggml_context_ptr        context;
+    ggml_context_ptr context;
     ggml_backend_buffer_ptr buffer;
-    ggml_tensor *           rope_factors = nullptr;  // [n_rot/2]
-    ggml_tensor *           hadamard_k   = nullptr;  // [b, b], orthonormal and symmetric; null = K is not rotated
-    ggml_tensor *           hadamard_v   = nullptr;
-    std::vector<float>      alibi_slopes;            // [n_head]
+    ggml_tensor* rope_factors = nullptr;  // [n_rot/2]
+    ggml_tensor* hadamard_k = nullptr;    // [b, b], orthonormal and symmetric; null = K is not rotated
+    ggml_tensor* hadamard_v = nullptr;
+    std::vector<float> alibi_slopes;  // [n_head]
 };
 
 // rotate_k/rotate_v: `full` rows are stored Hadamard-rotated (quantized formats), as llama.cpp does for quantized caches.
-GraphConstants make_graph_constants(const HParams & hparams, const Rope & rope, bool rotate_k, bool rotate_v);
+GraphConstants make_graph_constants(const HParams& hparams, const Rope& rope, bool rotate_k, bool rotate_v);
 
 struct Graph {
-    ggml_context_ptr           context;
-    ggml_cgraph *              nodes     = nullptr;
-    ggml_tensor *              tokens    = nullptr;  // i32 [n_tokens]
-    ggml_tensor *              positions = nullptr;  // i32 [n_tokens], null where no op reads them
-    ggml_tensor *              out_ids   = nullptr;  // i32 [n_outputs], null when every token is wanted
-    ggml_tensor *              logits    = nullptr;  // f32 [n_vocab, n_outputs], null when n_outputs = 0
-    ReferenceInputs            reference;
+    ggml_context_ptr context;
+    ggml_cgraph* nodes = nullptr;
+    ggml_tensor* tokens = nullptr;     // i32 [n_tokens]
+    ggml_tensor* positions = nullptr;  // i32 [n_tokens], null where no op reads them
+    ggml_tensor* out_ids = nullptr;    // i32 [n_outputs], null when every token is wanted
+    ggml_tensor* logits = nullptr;     // f32 [n_vocab, n_outputs], null when n_outputs = 0
+    ReferenceInputs reference;
     std::vector<AttentionNode> attention;  // one per layer; nodes point into it
 };
 
 struct GraphShape {
-    int  n_tokens  = 1;
-    int  n_outputs = 1;
-    int  n_threads = 1;
-    bool fused     = true;
-    int  n_slots   = 0;  // reference only: slots in use over all regions
+    int n_tokens = 1;
+    int n_outputs = 1;
+    int n_threads = 1;
+    bool fused = true;
+    int n_slots = 0;  // reference only: slots in use over all regions
 
-    bool operator==(const GraphShape &) const = default;
+    bool operator==(const GraphShape&) const = default;
 };
 
-std::unique_ptr<Graph> build_graph(const Model & model, KvCache & cache, const Rope & rope, const GraphConstants & constants,
-                                   const BatchSlots & batch, const GraphShape & shape);
+std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rope& rope,
+                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape);
 
 }  // namespace lkv

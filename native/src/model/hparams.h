@@ -17,38 +17,38 @@ using schema::RopePairing;
 
 // docs/gguf.md, "Block description"
 struct BlockDescription {
-    Norm        norm         = Norm::rms;
-    Activation  activation   = Activation::silu;
-    Ffn         ffn          = Ffn::gated;
-    bool        parallel     = false;
-    Position    position     = Position::rope;
+    Norm norm = Norm::rms;
+    Activation activation = Activation::silu;
+    Ffn ffn = Ffn::gated;
+    bool parallel = false;
+    Position position = Position::rope;
     RopePairing rope_pairing = RopePairing::norm;
 };
 
 struct HParams {
-    std::string      architecture;  // stock name, only used to look up "<architecture>.*" keys
+    std::string architecture;  // stock name, only used to look up "<architecture>.*" keys
     BlockDescription block;
 
-    int   n_layer = 0;
-    int   n_embd  = 0;
-    int   n_ff    = 0;
-    int   n_head  = 0;
-    int   n_kv    = 0;
-    int   head_dim = 0;
-    int   n_ctx_train = 0;
-    int   n_vocab     = 0;
-    float norm_eps    = 1e-5F;
+    int n_layer = 0;
+    int n_embd = 0;
+    int n_ff = 0;
+    int n_head = 0;
+    int n_kv = 0;
+    int head_dim = 0;
+    int n_ctx_train = 0;
+    int n_vocab = 0;
+    float norm_eps = 1e-5F;
 
-    int   n_rot          = 0;  // rotated dims of a head
-    float clamp_kqv      = 0;  // 0 = none
+    int n_rot = 0;        // rotated dims of a head
+    float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
-    int   window         = 0;  // sliding window, 0 = none
+    int window = 0;  // sliding window, 0 = none
 
     int width_kv() const { return n_kv * head_dim; }
     int width_q() const { return n_head * head_dim; }
 };
 
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.
-HParams read_hparams(const GgufFile & file);
+HParams read_hparams(const GgufFile& file);
 
 }  // namespace lkv

@@ -11,7 +11,7 @@
 namespace lkv {
 namespace {
 
-std::string shape_text(const int64_t * ne, int n_dims) {
+std::string shape_text(const int64_t* ne, int n_dims) {
     std::string text = "[";
     for (int i = 0; i < n_dims; i++) {
         text += (i == 0 ? "" : ", ") + std::to_string(ne[i]);
@@ -19,7 +19,7 @@ std::string shape_text(const int64_t * ne, int n_dims) {
     return text + "]";
 }
 
-std::vector<float> to_floats(const ggml_tensor * tensor) {
+std::vector<float> to_floats(const ggml_tensor* tensor) {
     std::vector<float> out(static_cast<size_t>(ggml_nelements(tensor)));
     if (tensor->type == GGML_TYPE_F32) {
         std::memcpy(out.data(), tensor->data, ggml_nbytes(tensor));
@@ -30,14 +30,15 @@ std::vector<float> to_floats(const ggml_tensor * tensor) {
 }
 
 // [rank, n_kv·head_dim] with the rank contiguous -> [n_kv, rank, head_dim]: row c is what latent channel c adds to a head.
-std::vector<float> by_channel(const ggml_tensor * b, int n_kv, int head_dim) {
+std::vector<float> by_channel(const ggml_tensor* b, int n_kv, int head_dim) {
     const std::vector<float> source = to_floats(b);
-    const int                rank   = static_cast<int>(b->ne[0]);
-    std::vector<float>       out(source.size());
+    const int rank = static_cast<int>(b->ne[0]);
+    std::vector<float> out(source.size());
     for (int j = 0; j < n_kv; j++) {
         for (int i = 0; i < head_dim; i++) {
             for (int c = 0; c < rank; c++) {
-                out[(static_cast<size_t>(j) * rank + c) * head_dim + i] = source[(static_cast<size_t>(j) * head_dim + i) * rank + c];
+                out[(static_cast<size_t>(j) * rank + c) * head_dim + i] =
+                    source[(static_cast<size_t>(j) * head_dim + i) * rank + c];
             }
         }
     }
@@ -45,22 +46,22 @@ std::vector<float> by_channel(const ggml_tensor * b, int n_kv, int head_dim) {
 }
 
 // The buffer type in which the CPU backend multiplies by this weight fastest, or null for the plain one.
-ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t device, const ggml_tensor * weight) {
-    auto * const registry  = ggml_backend_dev_backend_reg(device);
-    const auto   get_types = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t device, const ggml_tensor* weight) {
+    auto* const registry = ggml_backend_dev_backend_reg(device);
+    const auto get_types = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
         ggml_backend_reg_get_proc_address(registry, "ggml_backend_dev_get_extra_bufts"));
     if (get_types == nullptr) {
         return nullptr;
     }
-    for (ggml_backend_buffer_type_t * type = get_types(device); type != nullptr && *type != nullptr; type++) {
-        const ggml_context_ptr        scratch(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
-        ggml_tensor * const           copy = ggml_new_tensor_2d(scratch.get(), weight->type, weight->ne[0], weight->ne[1]);
+    for (ggml_backend_buffer_type_t* type = get_types(device); type != nullptr && *type != nullptr; type++) {
+        const ggml_context_ptr scratch(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
+        ggml_tensor* const copy = ggml_new_tensor_2d(scratch.get(), weight->type, weight->ne[0], weight->ne[1]);
         const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(*type, 0));
-        copy->buffer               = empty.get();
-        ggml_tensor * const column = ggml_new_tensor_2d(scratch.get(), GGML_TYPE_F32, weight->ne[0], 512);
-        ggml_tensor * const op     = ggml_mul_mat(scratch.get(), copy, column);
-        const bool          fits   = ggml_backend_dev_supports_op(device, op);
-        copy->buffer               = nullptr;
+        copy->buffer = empty.get();
+        ggml_tensor* const column = ggml_new_tensor_2d(scratch.get(), GGML_TYPE_F32, weight->ne[0], 512);
+        ggml_tensor* const op = ggml_mul_mat(scratch.get(), copy, column);
+        const bool fits = ggml_backend_dev_supports_op(device, op);
+        copy->buffer = nullptr;
         if (fits) {
             return *type;
         }
@@ -70,29 +71,30 @@ ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t device, const ggml_t
 
 }  // namespace
 
-Model::Model(const std::string & path, const ModelOptions & options)
+Model::Model(const std::string& path, const ModelOptions& options)
     : path_(path), file_(GgufFile::open(path, options.use_mmap)) {
     vocab_ = Vocab::from(file_);
     if (options.vocab_only) {
         return;
     }
-    hparams_    = read_hparams(file_);
+    hparams_ = read_hparams(file_);
     cache_spec_ = read_cache_spec(file_, hparams_);
     if (vocab_ && vocab_->n_tokens() > hparams_.n_vocab) {
-        fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ", vocab_->n_tokens());
+        fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ",
+             vocab_->n_tokens());
     }
     load_tensors(options);
 }
 
-const Vocab & Model::vocab() const {
+const Vocab& Model::vocab() const {
     if (!vocab_) {
         fail("vocab", "expected tokenizer.* keys in ", path_, "; got none");
     }
     return *vocab_;
 }
 
-ggml_tensor * Model::optional_tensor(const std::string & name, std::initializer_list<int64_t> ne) {
-    ggml_tensor * const found = ggml_get_tensor(context_.get(), name.c_str());
+ggml_tensor* Model::optional_tensor(const std::string& name, std::initializer_list<int64_t> ne) {
+    ggml_tensor* const found = ggml_get_tensor(context_.get(), name.c_str());
     if (found == nullptr) {
         return nullptr;
     }
@@ -105,46 +107,47 @@ ggml_tensor * Model::optional_tensor(const std::string & name, std::initializer_
     return found;
 }
 
-ggml_tensor * Model::tensor(const std::string & name, std::initializer_list<int64_t> ne) {
-    ggml_tensor * const found = optional_tensor(name, ne);
+ggml_tensor* Model::tensor(const std::string& name, std::initializer_list<int64_t> ne) {
+    ggml_tensor* const found = optional_tensor(name, ne);
     if (found == nullptr) {
         fail("gguf", "expected a tensor ", name, "; got none");
     }
     return found;
 }
 
-void Model::load_tensors(const ModelOptions &) {
+void Model::load_tensors(const ModelOptions&) {
     context_.reset(ggml_init({ggml_tensor_overhead() * (file_.tensors().size() + 1), nullptr, true}));
     // ggml wants the whole span that its tensors point into; it never writes to weights
-    const TensorInfo & first = file_.tensors().front();
-    const uint8_t *    low   = first.data - first.offset;
-    size_t             span  = 0;
-    for (const TensorInfo & info : file_.tensors()) {
+    const TensorInfo& first = file_.tensors().front();
+    const uint8_t* low = first.data - first.offset;
+    size_t span = 0;
+    for (const TensorInfo& info : file_.tensors()) {
         span = std::max(span, static_cast<size_t>(info.offset) + info.bytes);
     }
-    mapped_buffer_.reset(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t *>(low), span));
+    mapped_buffer_.reset(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t*>(low), span));
     ggml_backend_buffer_set_usage(mapped_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    for (const TensorInfo & info : file_.tensors()) {
-        ggml_tensor * const weight = ggml_new_tensor(context_.get(), info.type, info.n_dims, info.ne);
+    for (const TensorInfo& info : file_.tensors()) {
+        ggml_tensor* const weight = ggml_new_tensor(context_.get(), info.type, info.n_dims, info.ne);
         ggml_set_name(weight, info.name.c_str());
-        if (ggml_backend_tensor_alloc(mapped_buffer_.get(), weight, const_cast<uint8_t *>(info.data)) != GGML_STATUS_SUCCESS) {
+        if (ggml_backend_tensor_alloc(mapped_buffer_.get(), weight, const_cast<uint8_t*>(info.data)) !=
+            GGML_STATUS_SUCCESS) {
             fail("gguf", "expected room for ", info.name, "; got a tensor past the data of ", path_);
         }
         size_bytes_ += info.bytes;
         n_params_ += ggml_nelements(weight);
     }
 
-    const HParams & h = hparams_;
-    token_embd_       = tensor("token_embd.weight", {h.n_embd, h.n_vocab});
+    const HParams& h = hparams_;
+    token_embd_ = tensor("token_embd.weight", {h.n_embd, h.n_vocab});
     if (h.block.position == Position::learned) {
         position_embd_ = tensor("position_embd.weight", {h.n_embd, h.n_ctx_train});
     } else {
         position_embd_ = optional_tensor("position_embd.weight", {h.n_embd, h.n_ctx_train});
     }
-    output_norm_      = tensor("output_norm.weight", {h.n_embd});
+    output_norm_ = tensor("output_norm.weight", {h.n_embd});
     output_norm_bias_ = optional_tensor("output_norm.bias", {h.n_embd});
-    output_           = optional_tensor("output.weight", {h.n_embd, h.n_vocab});
-    output_bias_      = optional_tensor("output.bias", {h.n_vocab});
+    output_ = optional_tensor("output.weight", {h.n_embd, h.n_vocab});
+    output_bias_ = optional_tensor("output.bias", {h.n_vocab});
     if (output_ == nullptr) {
         output_ = token_embd_;  // tied
     }
@@ -155,20 +158,20 @@ void Model::load_tensors(const ModelOptions &) {
 }
 
 void Model::load_layer(int il) {
-    const HParams &        h    = hparams_;
-    const LayerCacheSpec & spec = cache_spec_.layers[static_cast<size_t>(il)];
-    const std::string      blk  = "blk." + std::to_string(il) + ".";
-    const int64_t          d    = h.n_embd;
-    const int64_t          w    = h.width_kv();
-    const int64_t          wq   = h.width_q();
-    LayerWeights           l;
+    const HParams& h = hparams_;
+    const LayerCacheSpec& spec = cache_spec_.layers[static_cast<size_t>(il)];
+    const std::string blk = "blk." + std::to_string(il) + ".";
+    const int64_t d = h.n_embd;
+    const int64_t w = h.width_kv();
+    const int64_t wq = h.width_q();
+    LayerWeights l;
 
-    l.attn_norm        = tensor(blk + "attn_norm.weight", {d});
-    l.attn_norm_bias   = optional_tensor(blk + "attn_norm.bias", {d});
-    l.attn_norm_2      = optional_tensor(blk + "attn_norm_2.weight", {d});
+    l.attn_norm = tensor(blk + "attn_norm.weight", {d});
+    l.attn_norm_bias = optional_tensor(blk + "attn_norm.bias", {d});
+    l.attn_norm_2 = optional_tensor(blk + "attn_norm_2.weight", {d});
     l.attn_norm_2_bias = optional_tensor(blk + "attn_norm_2.bias", {d});
-    l.attn_qkv         = optional_tensor(blk + "attn_qkv.weight", {d, wq + 2 * w});
-    l.attn_qkv_bias    = optional_tensor(blk + "attn_qkv.bias", {wq + 2 * w});
+    l.attn_qkv = optional_tensor(blk + "attn_qkv.weight", {d, wq + 2 * w});
+    l.attn_qkv_bias = optional_tensor(blk + "attn_qkv.bias", {wq + 2 * w});
     const bool k_weight = spec.k_path == KPath::full || spec.k_path == KPath::rotated;
     const bool v_weight = spec.v_path == VPath::full;
     if (l.attn_qkv == nullptr) {
@@ -178,23 +181,23 @@ void Model::load_layer(int il) {
     } else if (!k_weight || !v_weight) {
         fail("gguf", "expected ", blk, "attn_q.weight beside latent K or V; got packed ", blk, "attn_qkv.weight");
     }
-    l.attn_q_bias      = optional_tensor(blk + "attn_q.bias", {wq});
-    l.attn_k_bias      = optional_tensor(blk + "attn_k.bias", {w});
-    l.attn_v_bias      = optional_tensor(blk + "attn_v.bias", {w});
-    l.attn_q_norm      = optional_tensor(blk + "attn_q_norm.weight", {h.head_dim});
-    l.attn_k_norm      = optional_tensor(blk + "attn_k_norm.weight", {h.head_dim});
-    l.attn_output      = tensor(blk + "attn_output.weight", {wq, d});
+    l.attn_q_bias = optional_tensor(blk + "attn_q.bias", {wq});
+    l.attn_k_bias = optional_tensor(blk + "attn_k.bias", {w});
+    l.attn_v_bias = optional_tensor(blk + "attn_v.bias", {w});
+    l.attn_q_norm = optional_tensor(blk + "attn_q_norm.weight", {h.head_dim});
+    l.attn_k_norm = optional_tensor(blk + "attn_k_norm.weight", {h.head_dim});
+    l.attn_output = tensor(blk + "attn_output.weight", {wq, d});
     l.attn_output_bias = optional_tensor(blk + "attn_output.bias", {d});
 
     const int64_t rank_k = spec.k.rank_max();
     const int64_t rank_v = spec.v.rank_max();
     if (spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed) {
-        l.attn_k_a      = tensor(blk + "attn_k_a.weight", {d, spec.k.rank_sum()});
+        l.attn_k_a = tensor(blk + "attn_k_a.weight", {d, spec.k.rank_sum()});
         l.attn_k_a_bias = optional_tensor(blk + "attn_k_a.bias", {spec.k.rank_sum()});
     }
     if (spec.k_path == KPath::rebuild) {
         l.attn_k_b = tensor(blk + "attn_k_b.weight", {rank_k, w});
-        l.k_b      = by_channel(l.attn_k_b, h.n_kv, h.head_dim);
+        l.k_b = by_channel(l.attn_k_b, h.n_kv, h.head_dim);
         if (l.attn_k_bias != nullptr) {
             l.k_bias = to_floats(l.attn_k_bias);
         }
@@ -203,32 +206,33 @@ void Model::load_layer(int il) {
         }
     }
     if (spec.k_path == KPath::rotated) {
-        l.attn_k_e = tensor(blk + "attn_k_e.weight", {static_cast<int64_t>(spec.k.group) * h.head_dim, spec.k.rank_sum()});
+        l.attn_k_e =
+            tensor(blk + "attn_k_e.weight", {static_cast<int64_t>(spec.k.group) * h.head_dim, spec.k.rank_sum()});
     }
     if (spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed) {
         l.attn_q_e = tensor(blk + "attn_q_e.weight", {h.head_dim, rank_k, h.n_kv});
     }
     if (spec.v_path == VPath::latent) {
-        l.attn_v_a      = tensor(blk + "attn_v_a.weight", {d, spec.v.rank_sum()});
+        l.attn_v_a = tensor(blk + "attn_v_a.weight", {d, spec.v.rank_sum()});
         l.attn_v_a_bias = optional_tensor(blk + "attn_v_a.bias", {spec.v.rank_sum()});
-        l.attn_v_b      = tensor(blk + "attn_v_b.weight", {rank_v, w});
-        l.v_b           = by_channel(l.attn_v_b, h.n_kv, h.head_dim);
+        l.attn_v_b = tensor(blk + "attn_v_b.weight", {rank_v, w});
+        l.v_b = by_channel(l.attn_v_b, h.n_kv, h.head_dim);
     }
 
-    l.ffn_norm      = optional_tensor(blk + "ffn_norm.weight", {d});
+    l.ffn_norm = optional_tensor(blk + "ffn_norm.weight", {d});
     l.ffn_norm_bias = optional_tensor(blk + "ffn_norm.bias", {d});
     if (l.ffn_norm == nullptr && !h.block.parallel) {
         fail("gguf", "expected a tensor ", blk, "ffn_norm.weight; got none");
     }
     const bool packed_up = h.block.ffn == Ffn::gated && file_.find_tensor(blk + "ffn_gate.weight") == nullptr;
-    const int64_t up     = packed_up ? 2 * int64_t{h.n_ff} : h.n_ff;
+    const int64_t up = packed_up ? 2 * int64_t{h.n_ff} : h.n_ff;
     if (h.block.ffn == Ffn::gated && !packed_up) {
-        l.ffn_gate      = tensor(blk + "ffn_gate.weight", {d, h.n_ff});
+        l.ffn_gate = tensor(blk + "ffn_gate.weight", {d, h.n_ff});
         l.ffn_gate_bias = optional_tensor(blk + "ffn_gate.bias", {h.n_ff});
     }
-    l.ffn_up        = tensor(blk + "ffn_up.weight", {d, up});
-    l.ffn_up_bias   = optional_tensor(blk + "ffn_up.bias", {up});
-    l.ffn_down      = tensor(blk + "ffn_down.weight", {h.n_ff, d});
+    l.ffn_up = tensor(blk + "ffn_up.weight", {d, up});
+    l.ffn_up_bias = optional_tensor(blk + "ffn_up.bias", {up});
+    l.ffn_down = tensor(blk + "ffn_down.weight", {h.n_ff, d});
     l.ffn_down_bias = optional_tensor(blk + "ffn_down.bias", {d});
     layers_.push_back(std::move(l));
 }
@@ -236,10 +240,10 @@ void Model::load_layer(int il) {
 // Some weight types multiply faster in an interleaved layout; those few are copied once, the rest stay in the mapped file.
 void Model::repack_weights() {
     const ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    size_t                   bytes  = 0;
-    for (LayerWeights & l : layers_) {
-        for (ggml_tensor * weight : {l.attn_q, l.attn_k, l.attn_v, l.attn_qkv, l.attn_output, l.attn_k_a, l.attn_v_a, l.ffn_gate,
-                                     l.ffn_up, l.ffn_down}) {
+    size_t bytes = 0;
+    for (LayerWeights& l : layers_) {
+        for (ggml_tensor* weight : {l.attn_q, l.attn_k, l.attn_v, l.attn_qkv, l.attn_output, l.attn_k_a, l.attn_v_a,
+                                    l.ffn_gate, l.ffn_up, l.ffn_down}) {
             if (weight == nullptr || !ggml_is_quantized(weight->type)) {
                 continue;
             }
@@ -247,12 +251,14 @@ void Model::repack_weights() {
             if (type == nullptr) {
                 continue;
             }
-            const void * const source = weight->data;
-            repacked_.emplace_back(ggml_backend_buft_alloc_buffer(type, ggml_backend_buft_get_alloc_size(type, weight)));
+            const void* const source = weight->data;
+            repacked_.emplace_back(
+                ggml_backend_buft_alloc_buffer(type, ggml_backend_buft_get_alloc_size(type, weight)));
             ggml_backend_buffer_set_usage(repacked_.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-            weight->data   = nullptr;
+            weight->data = nullptr;
             weight->buffer = nullptr;
-            if (ggml_backend_tensor_alloc(repacked_.back().get(), weight, ggml_backend_buffer_get_base(repacked_.back().get())) !=
+            if (ggml_backend_tensor_alloc(repacked_.back().get(), weight,
+                                          ggml_backend_buffer_get_base(repacked_.back().get())) !=
                 GGML_STATUS_SUCCESS) {
                 fail("memory", "expected room for ", weight->name, "; got none in ", ggml_backend_buft_name(type));
             }

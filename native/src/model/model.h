@@ -16,40 +16,40 @@ namespace lkv {
 
 // Null where the file has no such tensor. Shapes are ne, as in docs/gguf.md.
 struct LayerWeights {
-    ggml_tensor * attn_norm        = nullptr;  // [n_embd]
-    ggml_tensor * attn_norm_bias   = nullptr;
-    ggml_tensor * attn_norm_2      = nullptr;  // second input norm: attention reads it, FFN reads attn_norm
-    ggml_tensor * attn_norm_2_bias = nullptr;
-    ggml_tensor * attn_q           = nullptr;  // [n_embd, n_head·head_dim]
-    ggml_tensor * attn_q_bias      = nullptr;
-    ggml_tensor * attn_k           = nullptr;  // [n_embd, w]
-    ggml_tensor * attn_k_bias      = nullptr;
-    ggml_tensor * attn_v           = nullptr;
-    ggml_tensor * attn_v_bias      = nullptr;
-    ggml_tensor * attn_qkv         = nullptr;  // [n_embd, n_head·head_dim + 2w], instead of the three
-    ggml_tensor * attn_qkv_bias    = nullptr;
-    ggml_tensor * attn_q_norm      = nullptr;  // [head_dim]
-    ggml_tensor * attn_k_norm      = nullptr;
-    ggml_tensor * attn_output      = nullptr;  // [n_head·head_dim, n_embd]
-    ggml_tensor * attn_output_bias = nullptr;
+    ggml_tensor* attn_norm = nullptr;  // [n_embd]
+    ggml_tensor* attn_norm_bias = nullptr;
+    ggml_tensor* attn_norm_2 = nullptr;  // second input norm: attention reads it, FFN reads attn_norm
+    ggml_tensor* attn_norm_2_bias = nullptr;
+    ggml_tensor* attn_q = nullptr;  // [n_embd, n_head·head_dim]
+    ggml_tensor* attn_q_bias = nullptr;
+    ggml_tensor* attn_k = nullptr;  // [n_embd, w]
+    ggml_tensor* attn_k_bias = nullptr;
+    ggml_tensor* attn_v = nullptr;
+    ggml_tensor* attn_v_bias = nullptr;
+    ggml_tensor* attn_qkv = nullptr;  // [n_embd, n_head·head_dim + 2w], instead of the three
+    ggml_tensor* attn_qkv_bias = nullptr;
+    ggml_tensor* attn_q_norm = nullptr;  // [head_dim]
+    ggml_tensor* attn_k_norm = nullptr;
+    ggml_tensor* attn_output = nullptr;  // [n_head·head_dim, n_embd]
+    ggml_tensor* attn_output_bias = nullptr;
 
-    ggml_tensor * attn_k_a      = nullptr;  // [n_embd, Σ rank_k]
-    ggml_tensor * attn_k_a_bias = nullptr;
-    ggml_tensor * attn_k_b      = nullptr;  // [rank_k max, w]
-    ggml_tensor * attn_k_e      = nullptr;  // [group·head_dim, Σ rank_k]
-    ggml_tensor * attn_q_e      = nullptr;  // [head_dim, rank_k max, n_kv]
-    ggml_tensor * attn_v_a      = nullptr;
-    ggml_tensor * attn_v_a_bias = nullptr;
-    ggml_tensor * attn_v_b      = nullptr;  // [rank_v max, w]
+    ggml_tensor* attn_k_a = nullptr;  // [n_embd, Σ rank_k]
+    ggml_tensor* attn_k_a_bias = nullptr;
+    ggml_tensor* attn_k_b = nullptr;  // [rank_k max, w]
+    ggml_tensor* attn_k_e = nullptr;  // [group·head_dim, Σ rank_k]
+    ggml_tensor* attn_q_e = nullptr;  // [head_dim, rank_k max, n_kv]
+    ggml_tensor* attn_v_a = nullptr;
+    ggml_tensor* attn_v_a_bias = nullptr;
+    ggml_tensor* attn_v_b = nullptr;  // [rank_v max, w]
 
-    ggml_tensor * ffn_norm      = nullptr;  // absent in parallel blocks
-    ggml_tensor * ffn_norm_bias = nullptr;
-    ggml_tensor * ffn_gate      = nullptr;  // [n_embd, n_ff]; absent and gated: ffn_up holds [gate | up]
-    ggml_tensor * ffn_gate_bias = nullptr;
-    ggml_tensor * ffn_up        = nullptr;
-    ggml_tensor * ffn_up_bias   = nullptr;
-    ggml_tensor * ffn_down      = nullptr;
-    ggml_tensor * ffn_down_bias = nullptr;
+    ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks
+    ggml_tensor* ffn_norm_bias = nullptr;
+    ggml_tensor* ffn_gate = nullptr;  // [n_embd, n_ff]; absent and gated: ffn_up holds [gate | up]
+    ggml_tensor* ffn_gate_bias = nullptr;
+    ggml_tensor* ffn_up = nullptr;
+    ggml_tensor* ffn_up_bias = nullptr;
+    ggml_tensor* ffn_down = nullptr;
+    ggml_tensor* ffn_down_bias = nullptr;
 
     // What the kernels read (ops/latent_attn.h), f32: up-projections by latent channel, small vectors.
     std::vector<float> k_b;     // [n_kv, rank_k max, head_dim]
@@ -59,57 +59,57 @@ struct LayerWeights {
 };
 
 struct ModelOptions {
-    bool use_mmap   = true;
+    bool use_mmap = true;
     bool vocab_only = false;
 };
 
 class Model {
-  public:
+public:
     // Errors: Error for a file that cannot be read, is refused (docs/gguf.md), or lacks a tensor.
-    Model(const std::string & path, const ModelOptions & options);
+    Model(const std::string& path, const ModelOptions& options);
 
-    const std::string & path() const { return path_; }
-    const GgufFile &    file() const { return file_; }
-    const HParams &     hparams() const { return hparams_; }
-    const CacheSpec &   cache_spec() const { return cache_spec_; }
-    const Vocab &       vocab() const;  // Error when the file has no tokenizer
-    bool                has_vocab() const { return vocab_.has_value(); }
+    const std::string& path() const { return path_; }
+    const GgufFile& file() const { return file_; }
+    const HParams& hparams() const { return hparams_; }
+    const CacheSpec& cache_spec() const { return cache_spec_; }
+    const Vocab& vocab() const;  // Error when the file has no tokenizer
+    bool has_vocab() const { return vocab_.has_value(); }
 
-    ggml_tensor *                     token_embd() const { return token_embd_; }
-    ggml_tensor *                     position_embd() const { return position_embd_; }
-    ggml_tensor *                     output_norm() const { return output_norm_; }
-    ggml_tensor *                     output_norm_bias() const { return output_norm_bias_; }
-    ggml_tensor *                     output() const { return output_; }
-    ggml_tensor *                     output_bias() const { return output_bias_; }
-    const std::vector<LayerWeights> & layers() const { return layers_; }
+    ggml_tensor* token_embd() const { return token_embd_; }
+    ggml_tensor* position_embd() const { return position_embd_; }
+    ggml_tensor* output_norm() const { return output_norm_; }
+    ggml_tensor* output_norm_bias() const { return output_norm_bias_; }
+    ggml_tensor* output() const { return output_; }
+    ggml_tensor* output_bias() const { return output_bias_; }
+    const std::vector<LayerWeights>& layers() const { return layers_; }
 
-    size_t  size_bytes() const { return size_bytes_; }
+    size_t size_bytes() const { return size_bytes_; }
     int64_t n_params() const { return n_params_; }
 
-  private:
-    void          load_tensors(const ModelOptions & options);
-    ggml_tensor * optional_tensor(const std::string & name, std::initializer_list<int64_t> ne);
-    ggml_tensor * tensor(const std::string & name, std::initializer_list<int64_t> ne);
-    void          load_layer(int il);
-    void          repack_weights();
+private:
+    void load_tensors(const ModelOptions& options);
+    ggml_tensor* optional_tensor(const std::string& name, std::initializer_list<int64_t> ne);
+    ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);
+    void load_layer(int il);
+    void repack_weights();
 
-    std::string                path_;
-    GgufFile                   file_;
-    HParams                    hparams_;
-    CacheSpec                  cache_spec_;
-    std::optional<Vocab>       vocab_;
-    ggml_backend_buffer_ptr    mapped_buffer_;
-    ggml_context_ptr           context_;
+    std::string path_;
+    GgufFile file_;
+    HParams hparams_;
+    CacheSpec cache_spec_;
+    std::optional<Vocab> vocab_;
+    ggml_backend_buffer_ptr mapped_buffer_;
+    ggml_context_ptr context_;
     std::vector<ggml_backend_buffer_ptr> repacked_;
-    std::vector<LayerWeights>  layers_;
-    ggml_tensor *              token_embd_       = nullptr;
-    ggml_tensor *              position_embd_    = nullptr;
-    ggml_tensor *              output_norm_      = nullptr;
-    ggml_tensor *              output_norm_bias_ = nullptr;
-    ggml_tensor *              output_           = nullptr;
-    ggml_tensor *              output_bias_      = nullptr;
-    size_t                     size_bytes_       = 0;
-    int64_t                    n_params_         = 0;
+    std::vector<LayerWeights> layers_;
+    ggml_tensor* token_embd_ = nullptr;
+    ggml_tensor* position_embd_ = nullptr;
+    ggml_tensor* output_norm_ = nullptr;
+    ggml_tensor* output_norm_bias_ = nullptr;
+    ggml_tensor* output_ = nullptr;
+    ggml_tensor* output_bias_ = nullptr;
+    size_t size_bytes_ = 0;
+    int64_t n_params_ = 0;
 };
 
 }  // namespace lkv

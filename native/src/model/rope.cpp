@@ -11,13 +11,14 @@
 namespace lkv {
 namespace {
 
-std::vector<double> read_factors(const GgufFile & file, const char * name, int n) {
-    const TensorInfo * info = file.find_tensor(name);
+std::vector<double> read_factors(const GgufFile& file, const char* name, int n) {
+    const TensorInfo* info = file.find_tensor(name);
     if (info == nullptr) {
         return {};
     }
     if (info->type != GGML_TYPE_F32 || info->ne[0] != n || info->bytes != static_cast<size_t>(n) * sizeof(float)) {
-        fail(name, "expected a vector of ", n, " f32 values; got ", info->ne[0], " of type ", ggml_type_name(info->type));
+        fail(name, "expected a vector of ", n, " f32 values; got ", info->ne[0], " of type ",
+             ggml_type_name(info->type));
     }
     std::vector<float> raw(static_cast<size_t>(n));
     std::memcpy(raw.data(), info->data, info->bytes);
@@ -29,24 +30,24 @@ double yarn_extrapolation(int i, int n_rot, double base, double n_ctx_orig, doub
     const auto dim = [&](double rotations) {
         return n_rot * std::log(n_ctx_orig / (rotations * 2 * std::numbers::pi)) / (2 * std::log(base));
     };
-    const double low  = std::max(0.0, std::floor(dim(beta_fast)));
+    const double low = std::max(0.0, std::floor(dim(beta_fast)));
     const double high = std::min(n_rot - 1.0, std::ceil(dim(beta_slow)));
     return 1.0 - std::clamp((i - low) / std::max(0.001, high - low), 0.0, 1.0);
 }
 
 }  // namespace
 
-Rope read_rope(const GgufFile & file, const HParams & hparams, int n_ctx) {
+Rope read_rope(const GgufFile& file, const HParams& hparams, int n_ctx) {
     Rope rope;
     if (hparams.block.position != Position::rope) {
         return rope;
     }
     const std::string prefix = hparams.architecture + ".rope.";
-    const int         n_half = hparams.n_rot / 2;
-    const double      file_base = file.find_f32(prefix + "freq_base").value_or(10000.0F);
+    const int n_half = hparams.n_rot / 2;
+    const double file_base = file.find_f32(prefix + "freq_base").value_or(10000.0F);
     const std::string_view scaling = file.find_string(prefix + "scaling.type").value_or("none");
-    const double      factor    = file.find_f32(prefix + "scaling.factor").value_or(1.0F);
-    const double      n_ctx_orig =
+    const double factor = file.find_f32(prefix + "scaling.factor").value_or(1.0F);
+    const double n_ctx_orig =
         file.find_u32(prefix + "scaling.original_context_length").value_or(static_cast<uint32_t>(hparams.n_ctx_train));
     const double attn_factor = file.find_f32(prefix + "scaling.attn_factor").value_or(1.0F);
 
@@ -58,31 +59,32 @@ Rope read_rope(const GgufFile & file, const HParams & hparams, int n_ctx) {
 
     std::vector<double> divisors = read_factors(file, "rope_freqs.weight", n_half);
     if (divisors.empty()) {
-        divisors = read_factors(file, n_ctx > n_ctx_orig ? "rope_factors_long.weight" : "rope_factors_short.weight", n_half);
+        divisors =
+            read_factors(file, n_ctx > n_ctx_orig ? "rope_factors_long.weight" : "rope_factors_short.weight", n_half);
     }
     if (divisors.empty()) {
         divisors.assign(static_cast<size_t>(n_half), 1.0);
     }
 
-    rope.base   = static_cast<float>(base);
+    rope.base = static_cast<float>(base);
     rope.mscale = static_cast<float>(attn_factor);
     rope.freqs.resize(static_cast<size_t>(n_half));
     rope.ggml_factors.resize(static_cast<size_t>(n_half));
     for (int i = 0; i < n_half; i++) {
-        const size_t at    = static_cast<size_t>(i);
+        const size_t at = static_cast<size_t>(i);
         const double plain = std::pow(base, -2.0 * i / hparams.n_rot);
-        double       freq  = plain / divisors[at];
+        double freq = plain / divisors[at];
         if (scaling == "linear") {
             freq /= factor;
         } else if (scaling == "yarn") {
             const double beta_fast = file.find_f32(prefix + "scaling.yarn_beta_fast").value_or(32.0F);
             const double beta_slow = file.find_f32(prefix + "scaling.yarn_beta_slow").value_or(1.0F);
-            const double keep      = yarn_extrapolation(i, hparams.n_rot, base, n_ctx_orig, beta_fast, beta_slow);
-            freq                   = freq / factor * (1.0 - keep) + freq * keep;
+            const double keep = yarn_extrapolation(i, hparams.n_rot, base, n_ctx_orig, beta_fast, beta_slow);
+            freq = freq / factor * (1.0 - keep) + freq * keep;
         } else if (scaling != "none" && scaling != "longrope") {
             fail("rope", "expected rope.scaling.type none, linear, yarn or longrope", "; got ", scaling);
         }
-        rope.freqs[at]        = static_cast<float>(freq);
+        rope.freqs[at] = static_cast<float>(freq);
         // ggml divides its own f32 base power; hand it the ratio so that both see the same frequency
         rope.ggml_factors[at] = static_cast<float>(plain / freq);
     }

@@ -20,22 +20,22 @@ struct BatchSlots {
 
 // One layer's attention in one graph. Its address is the nodes' userdata: it outlives the graph and does not move.
 struct AttentionNode {
-    KvCache *          cache = nullptr;
-    const BatchSlots * batch = nullptr;
-    int                layer = 0;
-    LatentAttnParams   params{};  // everything but q, out, q_pos, q_seq and the regions, which a run fills in
-    LatentAttnPlan     plan{};
+    KvCache* cache = nullptr;
+    const BatchSlots* batch = nullptr;
+    int layer = 0;
+    LatentAttnParams params{};  // everything but q, out, q_pos, q_seq and the regions, which a run fills in
+    LatentAttnPlan plan{};
 };
 
 // Writes the batch's rows of this layer. k [width_k, n_tokens], v [width_v, n_tokens], f32 contiguous, all groups of a row.
 // Returns a token tensor: whatever reads the rows must depend on it.
-ggml_tensor * store_rows(ggml_context * ctx, AttentionNode & node, ggml_tensor * k, ggml_tensor * v);
+ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* k, ggml_tensor* v);
 
 // The fused op. q [q_width, n_head, n_tokens] f32 contiguous. Returns [head_dim, n_head, n_tokens].
-ggml_tensor * latent_attn(ggml_context * ctx, AttentionNode & node, ggml_tensor * q, ggml_tensor * stored, int n_threads);
+ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, ggml_tensor* q, ggml_tensor* stored, int n_threads);
 
 // Every slot's uncompressed row, f32: [width, Σ regions' slots in use]; channels that a region dropped are zero.
 // side: false K, true V. For the reference expression.
-ggml_tensor * read_rows(ggml_context * ctx, AttentionNode & node, ggml_tensor * stored, bool value_side, int n_slots);
+ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool value_side, int n_slots);
 
 }  // namespace lkv

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int longest_exact_ubatch = 128;
 
-std::optional<Format> parse_kv(const char * flag, const std::string & name) {
+std::optional<Format> parse_kv(const char* flag, const std::string& name) {
     if (name.empty()) {
         return std::nullopt;
     }
@@ -27,25 +27,25 @@ std::optional<Format> parse_kv(const char * flag, const std::string & name) {
     return format;
 }
 
-int check_range(const char * flag, int value, int low, int high) {
+int check_range(const char* flag, int value, int low, int high) {
     if (value < low || value > high) {
         fail(flag, "expected a value from ", low, " to ", high, "; got ", value);
     }
     return value;
 }
 
-int thread_count(const char * flag, int wanted) {
+int thread_count(const char* flag, int wanted) {
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     return wanted == 0 ? cores : check_range(flag, wanted, 1, 512);
 }
 
 // Whether any `full` tensor of this side keeps quantized rows in the middle region.
-bool quantized_full(const Model & model, const KvCache & cache, bool value_side) {
+bool quantized_full(const Model& model, const KvCache& cache, bool value_side) {
     const int middle = cache.n_regions() - 1;
     for (int il = 0; il < model.hparams().n_layer; il++) {
-        const LayerCacheSpec & spec = model.cache_spec().layers[static_cast<size_t>(il)];
-        const bool             full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
-        const RowLayout &      row  = value_side ? cache.v_layout(middle, il) : cache.k_layout(middle, il);
+        const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
+        const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
+        const RowLayout& row = value_side ? cache.v_layout(middle, il) : cache.k_layout(middle, il);
         for (int g = 0; full && g < row.n_groups; g++) {
             for (int s = 0; s < row.groups[g].n_segments; s++) {
                 if (format_is_quantized(static_cast<Format>(row.segments[row.groups[g].first_segment + s].format))) {
@@ -59,50 +59,54 @@ bool quantized_full(const Model & model, const KvCache & cache, bool value_side)
 
 }  // namespace
 
-KvCacheOptions cache_options(const Model & model, const SessionOptions & options) {
-    const CacheSpec & spec = model.cache_spec();
-    KvCacheOptions    cache;
-    cache.n_ctx     = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
-    cache.n_ubatch  = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
+KvCacheOptions cache_options(const Model& model, const SessionOptions& options) {
+    const CacheSpec& spec = model.cache_spec();
+    KvCacheOptions cache;
+    cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
+    cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
-    cache.sink      = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
-    cache.recent    = options.recent < 0 ? spec.recent : check_range("recent", options.recent, 0, 1 << 20);
+    cache.sink = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
+    cache.recent = options.recent < 0 ? spec.recent : check_range("recent", options.recent, 0, 1 << 20);
     if (cache.recent > 0) {
         // a ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an
         // f16 cache at 32K, half the budget that an exact window is for
         cache.n_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
     }
-    cache.k_format  = parse_kv("kv", options.kv_k.empty() ? options.kv : options.kv_k);
-    cache.v_format  = parse_kv("kv", options.kv_v.empty() ? options.kv : options.kv_v);
+    cache.k_format = parse_kv("kv", options.kv_k.empty() ? options.kv : options.kv_k);
+    cache.v_format = parse_kv("kv", options.kv_v.empty() ? options.kv : options.kv_v);
     return cache;
 }
 
-size_t forecast_compute_bytes(const Model & model, const SessionOptions & options) {
+size_t forecast_compute_bytes(const Model& model, const SessionOptions& options) {
     const KvCacheOptions kv = cache_options(model, options);
-    KvCache              cache(model.hparams(), model.cache_spec(), kv, false);
-    const Rope           rope      = read_rope(model.file(), model.hparams(), kv.n_ctx);
+    KvCache cache(model.hparams(), model.cache_spec(), kv, false);
+    const Rope rope = read_rope(model.file(), model.hparams(), kv.n_ctx);
     const GraphConstants constants = make_graph_constants(model.hparams(), rope, quantized_full(model, cache, false),
                                                           quantized_full(model, cache, true));
-    const BatchSlots     batch;
-    GraphShape           shape;
-    shape.n_tokens  = kv.n_ubatch;
+    const BatchSlots batch;
+    GraphShape shape;
+    shape.n_tokens = kv.n_ubatch;
     shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
     const std::unique_ptr<Graph> graph = build_graph(model, cache, rope, constants, batch, shape);
-    const ggml_gallocr_ptr       allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
-    size_t                       bytes = 0;
+    const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+    size_t bytes = 0;
     ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);
     return bytes;
 }
 
-Session::Session(std::shared_ptr<const Model> model, const SessionOptions & options)
-    : model_(std::move(model)), fused_(options.fused), n_threads_(thread_count("n_threads", options.n_threads)),
-      n_threads_batch_(options.n_threads_batch == 0 ? n_threads_ : thread_count("n_threads_batch", options.n_threads_batch)),
+Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
+    : model_(std::move(model)),
+      fused_(options.fused),
+      n_threads_(thread_count("n_threads", options.n_threads)),
+      n_threads_batch_(options.n_threads_batch == 0 ? n_threads_
+                                                    : thread_count("n_threads_batch", options.n_threads_batch)),
       cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options)),
       rope_(read_rope(model_->file(), model_->hparams(), cache_.options().n_ctx)),
-      constants_(make_graph_constants(model_->hparams(), rope_, options.kv_rotate && quantized_full(*model_, cache_, false),
+      constants_(make_graph_constants(model_->hparams(), rope_,
+                                      options.kv_rotate && quantized_full(*model_, cache_, false),
                                       options.kv_rotate && quantized_full(*model_, cache_, true))) {
-    const CacheSpec & spec  = model_->cache_spec();
-    const int         n_ctx = cache_.options().n_ctx;
+    const CacheSpec& spec = model_->cache_spec();
+    const int n_ctx = cache_.options().n_ctx;
     if (spec.fitted_context > 0 && n_ctx > spec.fitted_context) {
         log(LogLevel::warning, "warning: [context] expected at most ", spec.fitted_context,
             " positions, the context this file's K basis was fitted for; got n_ctx ", n_ctx);
@@ -137,15 +141,16 @@ void Session::check_seq(int seq) const {
     }
 }
 
-void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const {
-    const HParams &      h = model_->hparams();
+void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
+                          std::span<const int32_t> seq) const {
+    const HParams& h = model_->hparams();
     std::vector<int32_t> last(static_cast<size_t>(cache_.options().n_seq_max), -2);  // -2: not looked up yet
     for (size_t i = 0; i < tokens.size(); i++) {
         if (tokens[i] < 0 || tokens[i] >= h.n_vocab) {
             fail("decode", "expected tokens from 0 to ", h.n_vocab - 1, "; got ", tokens[i]);
         }
         check_seq(seq[i]);
-        int32_t & previous = last[static_cast<size_t>(seq[i])];
+        int32_t& previous = last[static_cast<size_t>(seq[i])];
         if (previous == -2) {
             previous = cache_.seq_pos_max(seq[i]);
         }
@@ -164,11 +169,11 @@ void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32
 }
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                     std::span<const uint8_t> output, float * logits, const std::function<void()> & between_ubatches) {
+                     std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches) {
     check_batch(tokens, pos, seq);
     const size_t n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
     for (size_t first = 0; first < tokens.size(); first += n_ubatch) {
-        const size_t         n = std::min(n_ubatch, tokens.size() - first);
+        const size_t n = std::min(n_ubatch, tokens.size() - first);
         std::vector<int32_t> out_ids;
         for (size_t i = 0; i < n; i++) {
             if (output[first + i] != 0) {
@@ -183,12 +188,12 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
     }
 }
 
-void Session::prepare_graph(const GraphShape & shape) {
+void Session::prepare_graph(const GraphShape& shape) {
     if (graph_ != nullptr && shape == graph_shape_) {
         return;
     }
     graph_.reset();
-    graph_       = build_graph(*model_, cache_, rope_, constants_, batch_, shape);
+    graph_ = build_graph(*model_, cache_, rope_, constants_, batch_, shape);
     graph_shape_ = shape;
     if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_->nodes)) {
         graph_.reset();
@@ -197,16 +202,16 @@ void Session::prepare_graph(const GraphShape & shape) {
 }
 
 void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                         std::span<const int32_t> out_ids, float * logits) {
+                         std::span<const int32_t> out_ids, float* logits) {
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.slots = cache_.claim(pos, seq);
 
     GraphShape shape;
-    shape.n_tokens  = static_cast<int>(tokens.size());
+    shape.n_tokens = static_cast<int>(tokens.size());
     shape.n_outputs = static_cast<int>(out_ids.size());
     shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
-    shape.fused     = fused_;
+    shape.fused = fused_;
     for (int r = 0; !fused_ && r < cache_.n_regions(); r++) {
         shape.n_slots += cache_.cells(r).end();
     }
@@ -225,7 +230,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     ggml_backend_cpu_set_n_threads(backend_.get(), shape.n_threads);
     const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph_->nodes);
     if (status != GGML_STATUS_SUCCESS) {
-        for (const SlotRef & to : batch_.slots) {
+        for (const SlotRef& to : batch_.slots) {
             cache_.release(to);
         }
         fail("compute", "expected the graph to run; got ", ggml_status_to_string(status));
@@ -256,15 +261,16 @@ void Session::seq_keep(int seq) {
 
 void Session::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
     check_seq(seq);
-    const HParams & h = model_->hparams();
+    const HParams& h = model_->hparams();
     for (int il = 0; il < h.n_layer; il++) {
         const KPath path = model_->cache_spec().layers[static_cast<size_t>(il)].k_path;
         if (h.block.position == Position::learned) {
-            fail("context shift", "expected rotary or ALiBi positions; got learned ones, which live in the hidden states");
+            fail("context shift",
+                 "expected rotary or ALiBi positions; got learned ones, which live in the hidden states");
         }
         if (h.block.position == Position::rope && path != KPath::rebuild) {
-            fail("context shift", "expected K `rebuild` in every layer, whose rows carry no position; got ", path_name(path),
-                 " in layer ", il);
+            fail("context shift", "expected K `rebuild` in every layer, whose rows carry no position; got ",
+                 path_name(path), " in layer ", il);
         }
     }
     cache_.seq_add(seq, p0, p1, delta);
@@ -280,16 +286,14 @@ int32_t Session::seq_pos_max(int seq) const {
     return cache_.seq_pos_max(seq);
 }
 
-size_t Session::compute_bytes() const {
-    return ggml_gallocr_get_buffer_size(allocator_.get(), 0);
-}
+size_t Session::compute_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
 
 // FNV-1a over what decides the meaning of a row: tensor names, types, shapes and the file's size.
 uint64_t Session::fingerprint() const {
-    uint64_t   hash = 14695981039346656037ULL;
-    const auto mix  = [&hash](uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
+    uint64_t hash = 14695981039346656037ULL;
+    const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
     mix(model_->file().size_bytes());
-    for (const TensorInfo & info : model_->file().tensors()) {
+    for (const TensorInfo& info : model_->file().tensors()) {
         for (const char c : info.name) {
             mix(static_cast<uint8_t>(c));
         }
@@ -303,8 +307,8 @@ uint64_t Session::fingerprint() const {
 
 std::vector<uint8_t> Session::state() const {
     std::vector<uint8_t> bytes = cache_.save();
-    const uint64_t       print = fingerprint();
-    const auto *         p     = reinterpret_cast<const uint8_t *>(&print);
+    const uint64_t print = fingerprint();
+    const auto* p = reinterpret_cast<const uint8_t*>(&print);
     bytes.insert(bytes.begin(), p, p + sizeof print);
     return bytes;
 }
@@ -314,7 +318,7 @@ void Session::set_state(std::span<const uint8_t> state) {
     if (state.size() < sizeof print) {
         fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
     }
-    std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t *>(&print));
+    std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t*>(&print));
     if (print != fingerprint()) {
         fail("state", "expected a state of ", model_->path(), "; got one of another model");
     }

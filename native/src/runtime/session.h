@@ -18,78 +18,78 @@
 namespace lkv {
 
 struct SessionOptions {
-    int         n_ctx           = 0;  // 0: the model's training context
-    int         n_ubatch        = 512;
-    int         n_seq_max       = 1;
-    int         n_threads       = 0;  // 0: every core
-    int         n_threads_batch = 0;  // 0: n_threads
-    std::string kv;                   // row format of K and V; empty: the file's plan, else f16
+    int n_ctx = 0;  // 0: the model's training context
+    int n_ubatch = 512;
+    int n_seq_max = 1;
+    int n_threads = 0;        // 0: every core
+    int n_threads_batch = 0;  // 0: n_threads
+    std::string kv;           // row format of K and V; empty: the file's plan, else f16
     std::string kv_k;
     std::string kv_v;
-    bool        kv_rotate = true;     // Hadamard for quantized `full` rows
-    int         sink      = -1;       // -1: the file's default
-    int         recent    = -1;
-    bool        fused     = true;     // false: the stock-ggml expression
+    bool kv_rotate = true;  // Hadamard for quantized `full` rows
+    int sink = -1;          // -1: the file's default
+    int recent = -1;
+    bool fused = true;  // false: the stock-ggml expression
 };
 
-KvCacheOptions cache_options(const Model & model, const SessionOptions & options);
+KvCacheOptions cache_options(const Model& model, const SessionOptions& options);
 
 // Compute memory of a full ubatch with one output, before any of it is allocated.
-size_t forecast_compute_bytes(const Model & model, const SessionOptions & options);
+size_t forecast_compute_bytes(const Model& model, const SessionOptions& options);
 
 class Session {
-  public:
-    Session(std::shared_ptr<const Model> model, const SessionOptions & options);
+public:
+    Session(std::shared_ptr<const Model> model, const SessionOptions& options);
 
-    const Model &          model() const { return *model_; }
-    const KvCache &        cache() const { return cache_; }
-    const KvCacheOptions & options() const { return cache_.options(); }
-    std::string            implementation() const;
+    const Model& model() const { return *model_; }
+    const KvCache& cache() const { return cache_; }
+    const KvCacheOptions& options() const { return cache_.options(); }
+    std::string implementation() const;
 
     // Runs a batch in ubatches; logits of the tokens with output[i] != 0 go to `logits` [n_outputs, n_vocab] in batch order.
     // between_ubatches, when given, runs after each ubatch; it may throw to stop. What ran stays in the cache.
     // Errors: Error for a token, position or sequence out of range, a non-increasing position, or too few free cells.
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                std::span<const uint8_t> output, float * logits, const std::function<void()> & between_ubatches = {});
+                std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
 
-    void    clear() { cache_.clear(); }
-    void    seq_rm(int seq, int32_t p0, int32_t p1);
-    void    seq_cp(int src, int dst, int32_t p0, int32_t p1);
-    void    seq_keep(int seq);
-    void    seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
+    void clear() { cache_.clear(); }
+    void seq_rm(int seq, int32_t p0, int32_t p1);
+    void seq_cp(int src, int dst, int32_t p0, int32_t p1);
+    void seq_keep(int seq);
+    void seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
     int32_t seq_pos_min(int seq) const;
     int32_t seq_pos_max(int seq) const;
 
     size_t compute_bytes() const;
 
     std::vector<uint8_t> state() const;
-    void                 set_state(std::span<const uint8_t> state);
+    void set_state(std::span<const uint8_t> state);
 
-  private:
+private:
     struct ThreadpoolDeleter {
-        void operator()(ggml_threadpool * pool) const { ggml_threadpool_free(pool); }
+        void operator()(ggml_threadpool* pool) const { ggml_threadpool_free(pool); }
     };
 
-    void     check_seq(int seq) const;
-    void     check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
-    void     run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                        std::span<const int32_t> out_ids, float * logits);
-    void     prepare_graph(const GraphShape & shape);
+    void check_seq(int seq) const;
+    void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
+    void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
+                    std::span<const int32_t> out_ids, float* logits);
+    void prepare_graph(const GraphShape& shape);
     uint64_t fingerprint() const;
 
-    std::shared_ptr<const Model>                        model_;
-    bool                                                fused_;
-    int                                                 n_threads_;
-    int                                                 n_threads_batch_;
-    KvCache                                             cache_;
-    Rope                                                rope_;
-    GraphConstants                                      constants_;
+    std::shared_ptr<const Model> model_;
+    bool fused_;
+    int n_threads_;
+    int n_threads_batch_;
+    KvCache cache_;
+    Rope rope_;
+    GraphConstants constants_;
     std::unique_ptr<ggml_threadpool, ThreadpoolDeleter> threadpool_;
-    ggml_backend_ptr                                    backend_;
-    ggml_gallocr_ptr                                    allocator_;
-    BatchSlots                                          batch_;
-    GraphShape                                          graph_shape_;
-    std::unique_ptr<Graph>                              graph_;  // the last one: decoding keeps its shape, so it is reused
+    ggml_backend_ptr backend_;
+    ggml_gallocr_ptr allocator_;
+    BatchSlots batch_;
+    GraphShape graph_shape_;
+    std::unique_ptr<Graph> graph_;  // the last one: decoding keeps its shape, so it is reused
 };
 
 }  // namespace lkv

@@ -10,18 +10,19 @@ namespace lkv {
 
 // Inputs that only this expression needs; the caller fills them before each run. Slots of all regions are concatenated.
 struct ReferenceInputs {
-    ggml_tensor * slot_pos     = nullptr;  // i32 [n_slots], 0 for free slots
-    ggml_tensor * mask         = nullptr;  // f32 [n_slots, n_tokens]: −inf where invisible, −(pos(q) − pos(t)) with ALiBi, else 0
-    ggml_tensor * rope_factors = nullptr;  // f32 [n_rot/2]
-    int           n_slots      = 0;
+    ggml_tensor* slot_pos = nullptr;  // i32 [n_slots], 0 for free slots
+    ggml_tensor* mask =
+        nullptr;  // f32 [n_slots, n_tokens]: −inf where invisible, −(pos(q) − pos(t)) with ALiBi, else 0
+    ggml_tensor* rope_factors = nullptr;  // f32 [n_rot/2]
+    int n_slots = 0;
 };
 
 // Same arguments and result as latent_attn().
-ggml_tensor * latent_attn_reference(ggml_context * ctx, AttentionNode & node, const Model & model, const Rope & rope,
-                                    const ReferenceInputs & inputs, ggml_tensor * q, ggml_tensor * stored);
+ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope,
+                                   const ReferenceInputs& inputs, ggml_tensor* q, ggml_tensor* stored);
 
 // The mask of the slots in use, for one batch.
-void fill_reference_inputs(const KvCache & cache, const BatchSlots & batch, const HParams & hparams,
-                           const ReferenceInputs & inputs);
+void fill_reference_inputs(const KvCache& cache, const BatchSlots& batch, const HParams& hparams,
+                           const ReferenceInputs& inputs);
 
 }  // namespace lkv
