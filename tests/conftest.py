@@ -34,7 +34,7 @@ def demo() -> Path:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
-    """`converted("--method", "palu", "--keep", "0.5")`: the demo model as a GGUF, calibrated on its sample text."""
+    """`converted("--method", "palu", "--keep", "0.5")`: the demo model as a GGUF"""
     done: dict[tuple[str, ...], Path] = {}
 
     def convert(*options: str) -> Path:

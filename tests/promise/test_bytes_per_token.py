@@ -87,7 +87,7 @@ print(resident() - start, s.kv_bytes()["total"] * (n_ctx - used) // n_ctx)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("kv", ["f16", "q4"])
 def test_memory_grows_by_the_cache_and_nothing_else(converted: Any, kv: str) -> None:
-    """From 256 tokens to a full context: the growth of resident memory is the rows written, within a few pages."""
+    """From 256 tokens to a full context, resident memory grows by the rows written and a few pages."""
     path = converted("--method", "palu", "--keep", "0.5", "--group", "2", "--outtype", "f32")
     for n_ctx in (1024, 3072):
         run = subprocess.run(

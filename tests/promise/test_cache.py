@@ -1,4 +1,4 @@
-"""The order in which tokens arrive, their neighbours, their slots and a trip through a file change nothing."""
+"""The order in which tokens arrive, their neighbours, their slots, a trip through a file: nothing changes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def test_decode_equals_prefill_equals_chunks(m: Any) -> None:
 
 @pytest.mark.parametrize("kv", ["q4", "q2"])
 def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
-    """Rows are quantized from the same vectors whatever the batch; a last-bit difference may flip a code now and then."""
+    """Rows are quantized from the same vectors whatever the batch; a last-bit difference may flip a code."""
     ids = tokens(m, N)
     step_by_step = session(m, kv=kv)
     got = np.concatenate([step_by_step.decode([i]) for i in ids])
-    # every flipped code disturbs later layers, which flip more: measured 0.1 of the quantization error, 1 if unrelated
+    # every flipped code disturbs later layers, which flip more: measured 0.1 of the quantization error;
+    # 1 if unrelated
     quantized = whole(m, ids, kv=kv)
     assert distance(got, quantized) < 0.4 * distance(whole(m, ids), quantized)
 

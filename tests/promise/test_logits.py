@@ -1,4 +1,4 @@
-"""The file computes what the checkpoint computes; the fused op computes what the stock-ggml expression computes."""
+"""The file computes what the checkpoint computes; the fused op, what the stock-ggml expression computes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_half_rank_is_not_the_original(half_rank: Any, reference: Logits) -> Non
     + [("half_rank", kv) for kv in ("f32", "f16", "q8", "q4", "q3", "q2")],
 )
 def test_fused_equals_the_reference_expression(file: str, kv: str, request: pytest.FixtureRequest) -> None:
-    """The first layer writes the same rows in both, so only later layers may differ, by rounding that flips a code."""
+    """The first layer writes the same rows in both; later layers differ by roundings that flip a code."""
     m = request.getfixturevalue(file)
     ids = tokens(m, 70)
     fused, stock = (
