@@ -107,10 +107,14 @@ struct Planes {
                 hi |= (v >> (shift + 4u) & 3u) << pair_shift;
             }
             if constexpr (single) {
-                const u32x8 v = u32x8{} + uint32_t{load_u16(chunk + single_at)};
-                constexpr u32x8 shift = {0, 1, 2, 3, 4, 5, 6, 7};
-                lo |= (v >> shift & 1u) << single_shift;
-                hi |= (v >> (shift + 8u) & 1u) << single_shift;
+                // The word that ends with this plane: before the first plane of a segment lies its scale, 2 bytes or more.
+                uint32_t word;
+                memcpy(&word, chunk + single_at - 2, sizeof word);
+                const u32x8 v = u32x8{} + word;
+                constexpr uint32_t bit = 1u << single_shift;
+                constexpr u32x8 shift = u32x8{16, 17, 18, 19, 20, 21, 22, 23} - uint32_t{single_shift};
+                lo |= v >> shift & bit;
+                hi |= v >> (shift + 8u) & bit;
             }
             return {to_f32(std::bit_cast<i32x8>(lo)), to_f32(std::bit_cast<i32x8>(hi))};
         }

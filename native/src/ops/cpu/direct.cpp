@@ -1,5 +1,7 @@
 #include "ops/cpu/direct.h"
 
+#include <algorithm>
+
 #include "cache/formats.h"
 #include "ops/cpu/tile.h"
 
@@ -33,106 +35,196 @@ struct Segment {
     int width;
     int first;  // channel of the group
 
+    ReadAhead& ahead;
+
     const uint8_t* at(int slot) const { return rows[slot] + offset; }
 };
 
-// R query rows against all slots of a tile; 8/R slots at a time.
+// Scale and offset of one block of channels, for the slots of the tile.
+template <class F>
+struct TileAffine {
+    float scale[tile_slots];
+    float offset[tile_slots];
+
+    TileAffine(const Segment& segment, int block) {
+        for (int s = 0; s < tile_slots; s++) {
+            const Affine a = F::affine(segment.at(s), block);
+            scale[s] = a.scale;
+            offset[s] = a.offset;
+        }
+    }
+};
+
+float channel_sum(const float* x, int n) {
+    f32x8 total{};
+    for (int i = 0; i + lanes <= n; i += lanes) total += load8(x + i);
+    return lkv::sum(total);
+}
+
+// About what n chunks of a row occupy.
+template <class F>
+constexpr int bytes_of_chunks(int n) {
+    return F::bytes(2 * n * chunk_width) / 2;
+}
+
+// R query rows against S = 8/R slots: products[r · S + s] = Σ q·code.
+template <class F, int R>
+LKV_INLINE f32x8 code_products(const Segment& segment, int slot, int first_chunk, int n_chunks, const float* const* x) {
+    constexpr int S = n_accumulators / R;
+    const uint8_t* src[S];
+    const float* row[R];
+    const int bytes = bytes_of_chunks<F>(n_chunks);
+    LKV_UNROLL
+    for (int s = 0; s < S; s++) {
+        src[s] = segment.at(slot + s);
+        segment.ahead.pull(bytes);
+    }
+    LKV_UNROLL
+    for (int r = 0; r < R; r++) row[r] = x[r];
+    f32x8 acc[n_accumulators] = {};
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        LKV_UNROLL
+        for (int s = 0; s < S; s++) {
+            f32x16 code = F::codes(src[s], first_chunk + chunk);
+            keep_in_register(code.lo);
+            keep_in_register(code.hi);
+            LKV_UNROLL
+            for (int r = 0; r < R; r++) {
+                const float* xr = row[r] + chunk * chunk_width;
+                acc[r * S + s] = fma8(code.lo, load8(xr), acc[r * S + s]);
+                acc[r * S + s] = fma8(code.hi, load8(xr + lanes), acc[r * S + s]);
+            }
+        }
+    }
+    return row_sums(acc);
+}
+
 template <class F, int R>
 void segment_scores(const Segment& segment, const float* const* q, float* const* scores) {
     constexpr int S = n_accumulators / R;
     const int block = F::block > 0 ? F::block : segment.width;
+    const int n_chunks = block / chunk_width;
     for (int first = 0; first < segment.width; first += block) {
-        const int k = first / block;
-        const int n_chunks = block / chunk_width;
         const float* x[R];
-        float x_sum[R];
-        for (int r = 0; r < R; r++) {
-            x[r] = q[r] + segment.first + first;
-            x_sum[r] = 0.0f;
-            if constexpr (F::quantized) {
-                for (int c = 0; c < block; c++) x_sum[r] += x[r][c];
-            }
+        for (int r = 0; r < R; r++) x[r] = q[r] + segment.first + first;
+        float product[R][tile_slots];
+        for (int s = 0; s < tile_slots; s += S) {
+            float products[n_accumulators];
+            store8(products, code_products<F, R>(segment, s, first / chunk_width, n_chunks, x));
+            for (int r = 0; r < R; r++) memcpy(&product[r][s], &products[r * S], S * sizeof(float));
         }
-        for (int s0 = 0; s0 < tile_slots; s0 += S) {
-            const uint8_t* src[S];
-            for (int s = 0; s < S; s++) src[s] = segment.at(s0 + s);
-            f32x8 acc[n_accumulators] = {};
-            for (int chunk = 0; chunk < n_chunks; chunk++) {
-                for (int s = 0; s < S; s++) {
-                    const f32x16 code = F::codes(src[s], first / chunk_width + chunk);
-                    for (int r = 0; r < R; r++) {
-                        const float* xr = x[r] + chunk * chunk_width;
-                        acc[r * S + s] = fma8(code.lo, load8(xr), acc[r * S + s]);
-                        acc[r * S + s] = fma8(code.hi, load8(xr + lanes), acc[r * S + s]);
-                    }
+        if constexpr (F::width_multiple < chunk_width) {
+            for (int s = 0; s < tile_slots; s++) {
+                for (int c = n_chunks * chunk_width; c < block; c++) {
+                    for (int r = 0; r < R; r++) product[r][s] += F::code(segment.at(s), c) * x[r][c];
                 }
             }
-            float products[n_accumulators];
-            store8(products, row_sums(acc));
-            for (int s = 0; s < S; s++) {
-                const Affine a = F::affine(src[s], k);
-                for (int r = 0; r < R; r++) {
-                    float product = products[r * S + s];
-                    for (int c = n_chunks * chunk_width; c < block; c++) product += F::code(src[s], c) * x[r][c];
-                    if constexpr (F::quantized) product = product * a.scale + a.offset * x_sum[r];
-                    scores[r][s0 + s] += product;
+        }
+        if constexpr (F::quantized) {
+            const TileAffine<F> affine(segment, first / block);
+            for (int r = 0; r < R; r++) {
+                const f32x8 x_sum = splat(channel_sum(x[r], block));
+                for (int s = 0; s < tile_slots; s += lanes) {
+                    const f32x8 constant = fma8(load8(affine.offset + s), x_sum, load8(scores[r] + s));
+                    store8(scores[r] + s, fma8(load8(product[r] + s), load8(affine.scale + s), constant));
+                }
+            }
+        } else {
+            for (int r = 0; r < R; r++) {
+                for (int s = 0; s < tile_slots; s += lanes) {
+                    store8(scores[r] + s, load8(scores[r] + s) + load8(product[r] + s));
                 }
             }
         }
     }
 }
 
-// N chunks of channels of R output rows at a time, over all slots of the tile.
+// Chunks that share one scale; for formats with one scale per segment, any number.
+template <class F>
+constexpr int chunks_per_block = F::block > 0 ? F::block / chunk_width : 1 << 20;
+
+// N chunks of channels of R output rows, over all slots of the tile: out += Σ weight·code + constant.
+// weights, constants: chunk n of row r uses entry n / chunks_per_block · R + r.
 template <class F, int R, int N>
-LKV_INLINE void chunk_values(const Segment& segment, int chunk, const float (*weights)[tile_slots], float* const* out) {
-    f32x8 acc[R][2 * N] = {};
+LKV_INLINE void chunk_values(const Segment& segment, int chunk, const float* const* weights, const float* constants,
+                             float* const* out) {
+    constexpr int n_weights = (N + chunks_per_block<F> - 1) / chunks_per_block<F> * R;
+    const float* row[n_weights];
+    LKV_UNROLL
+    for (int i = 0; i < n_weights; i++) row[i] = weights[i];
+    f32x8 acc[2 * N * R] = {};
     for (int s = 0; s < tile_slots; s++) {
-        f32x8 weight[R];
-        for (int r = 0; r < R; r++) weight[r] = splat(weights[r][s]);
+        const uint8_t* src = segment.at(s);
+        segment.ahead.pull(bytes_of_chunks<F>(N));
+        LKV_UNROLL
         for (int n = 0; n < N; n++) {
-            const f32x16 code = F::codes(segment.at(s), chunk + n);
+            f32x16 code = F::codes(src, chunk + n);
+            keep_in_register(code.lo);
+            keep_in_register(code.hi);
+            LKV_UNROLL
             for (int r = 0; r < R; r++) {
-                acc[r][2 * n] = fma8(code.lo, weight[r], acc[r][2 * n]);
-                acc[r][2 * n + 1] = fma8(code.hi, weight[r], acc[r][2 * n + 1]);
+                const f32x8 weight = splat(row[n / chunks_per_block<F> * R + r][s]);
+                acc[2 * (n * R + r)] = fma8(code.lo, weight, acc[2 * (n * R + r)]);
+                acc[2 * (n * R + r) + 1] = fma8(code.hi, weight, acc[2 * (n * R + r) + 1]);
             }
         }
     }
-    for (int r = 0; r < R; r++) {
-        float* dst = out[r] + chunk * chunk_width;
-        for (int v = 0; v < 2 * N; v++) store8(dst + v * lanes, load8(dst + v * lanes) + acc[r][v]);
+    LKV_UNROLL
+    for (int n = 0; n < N; n++) {
+        LKV_UNROLL
+        for (int r = 0; r < R; r++) {
+            float* dst = out[r] + (chunk + n) * chunk_width;
+            const f32x8 constant = splat(constants[n / chunks_per_block<F> * R + r]);
+            store8(dst, load8(dst) + acc[2 * (n * R + r)] + constant);
+            store8(dst + lanes, load8(dst + lanes) + acc[2 * (n * R + r) + 1] + constant);
+        }
     }
 }
 
 template <class F, int R>
 void segment_values(const Segment& segment, const float* const* weights, float* const* out) {
     constexpr int N = n_accumulators / (2 * R);
-    const int block = F::block > 0 ? F::block : segment.width;
+    constexpr int block_chunks = chunks_per_block<F>;
+    constexpr int n_blocks = (N + block_chunks - 1) / block_chunks;  // scales in use at once
+    const int n_chunks = segment.width / chunk_width;
+    const int span = F::block > 0 ? std::max(N, block_chunks) : n_chunks;
     float* dst[R];
     for (int r = 0; r < R; r++) dst[r] = out[r] + segment.first;
-    for (int first = 0; first < segment.width; first += block) {
-        float scaled[R][tile_slots];
-        float constant[R] = {};
-        for (int s = 0; s < tile_slots; s++) {
-            const Affine a = F::affine(segment.at(s), first / block);
-            for (int r = 0; r < R; r++) {
-                scaled[r][s] = weights[r][s] * a.scale;
-                constant[r] += weights[r][s] * a.offset;
-            }
-        }
-        const int begin = first / chunk_width;
-        const int end = begin + block / chunk_width;
-        int chunk = begin;
-        for (; chunk + N <= end; chunk += N) chunk_values<F, R, N>(segment, chunk, scaled, dst);
-        for (; chunk < end; chunk++) chunk_values<F, R, 1>(segment, chunk, scaled, dst);
-        for (int c = end * chunk_width; c < first + block; c++) {
-            for (int s = 0; s < tile_slots; s++) {
-                const float code = F::code(segment.at(s), c);
-                for (int r = 0; r < R; r++) dst[r][c] += scaled[r][s] * code;
-            }
-        }
+    for (int first = 0; first < n_chunks; first += span) {
+        const int n_here = std::min(span, n_chunks - first);
+        float scaled[n_blocks * R][tile_slots];
+        float constants[n_blocks * R] = {};
+        const float* weight[n_blocks * R];
+        for (int i = 0; i < n_blocks * R; i++) weight[i] = weights[i % R];
         if constexpr (F::quantized) {
-            for (int r = 0; r < R; r++) {
-                for (int c = first; c < first + block; c++) dst[r][c] += constant[r];
+            for (int b = 0; b * block_chunks < n_here; b++) {
+                const TileAffine<F> affine(segment, first / block_chunks + b);
+                for (int r = 0; r < R; r++) {
+                    f32x8 total{};
+                    for (int s = 0; s < tile_slots; s += lanes) {
+                        const f32x8 w = load8(weights[r] + s);
+                        store8(scaled[b * R + r] + s, w * load8(affine.scale + s));
+                        total = fma8(w, load8(affine.offset + s), total);
+                    }
+                    constants[b * R + r] = lkv::sum(total);
+                    weight[b * R + r] = scaled[b * R + r];
+                }
+            }
+        }
+        int c = 0;
+        for (; c + N <= n_here; c += N) {
+            const int i = c / block_chunks * R;
+            chunk_values<F, R, N>(segment, first + c, weight + i, constants + i, dst);
+        }
+        for (; c < n_here; c++) {
+            const int i = c / block_chunks * R;
+            chunk_values<F, R, 1>(segment, first + c, weight + i, constants + i, dst);
+        }
+    }
+    if constexpr (F::width_multiple < chunk_width) {
+        for (int c = n_chunks * chunk_width; c < segment.width; c++) {
+            for (int s = 0; s < tile_slots; s++) {
+                for (int r = 0; r < R; r++) dst[r][c] += weights[r][s] * F::code(segment.at(s), c);
             }
         }
     }
@@ -148,31 +240,32 @@ void for_row_blocks(int n_rows, Call call) {
 }
 
 template <class Call>
-void for_segments(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, Call call) {
+void for_segments(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, ReadAhead& ahead,
+                  Call call) {
     for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
         const SegmentLayout& s = layout.segments[i];
-        const Segment segment{rows, s.offset, s.width, s.column - group.column};
+        const Segment segment{rows, s.offset, s.width, s.column - group.column, ahead};
         with_format(static_cast<Format>(s.format), [&](auto f) { call(f, segment); });
     }
 }
 
 }  // namespace
 
-void direct_scores(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, int n_rows,
-                   const float* const* q, float* const* scores) {
+void direct_scores(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, ReadAhead& ahead,
+                   int n_rows, const float* const* q, float* const* scores) {
     for (int r = 0; r < n_rows; r++) {
         for (int s = 0; s < tile_slots; s++) scores[r][s] = 0.0f;
     }
-    for_segments(layout, group, rows, [&](auto f, const Segment& segment) {
+    for_segments(layout, group, rows, ahead, [&](auto f, const Segment& segment) {
         for_row_blocks(n_rows, [&](auto n, int r) {
             segment_scores<decltype(f), decltype(n)::value>(segment, q + r, scores + r);
         });
     });
 }
 
-void direct_values(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, int n_rows,
-                   const float* const* weights, float* const* out) {
-    for_segments(layout, group, rows, [&](auto f, const Segment& segment) {
+void direct_values(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, ReadAhead& ahead,
+                   int n_rows, const float* const* weights, float* const* out) {
+    for_segments(layout, group, rows, ahead, [&](auto f, const Segment& segment) {
         for_row_blocks(n_rows, [&](auto n, int r) {
             segment_values<decltype(f), decltype(n)::value>(segment, weights + r, out + r);
         });

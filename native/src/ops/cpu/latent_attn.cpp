@@ -65,6 +65,10 @@ private:
             k_rows_[s] = use ? region.k_rows + int64_t{first + s} * region.k.row_bytes : tmp_.zero_row;
             v_rows_[s] = use ? region.v_rows + int64_t{first + s} * region.v.row_bytes : tmp_.zero_row;
         }
+        const int next = first + plan_.n_split * tile_slots;
+        const int n_next = std::clamp(region.n_slots - next, 0, tile_slots);
+        k_ahead_ = {region.k_rows + int64_t{next} * region.k.row_bytes, int64_t{n_next} * region.k.row_bytes};
+        v_ahead_ = {region.v_rows + int64_t{next} * region.v.row_bytes, int64_t{n_next} * region.v.row_bytes};
         k_group_ = v_group_ = k_head_ = v_head_ = -1;
         has_rope_ = false;
         for (int i = 0; i < n_visible; i += plan_.block_tokens) {
@@ -115,7 +119,7 @@ private:
             float* out = scores_of(head);
             for (int r = 0; r < n; r++) tmp_.c[r] = out + r * tile_slots;
             if (direct && n <= max_direct_rows) {
-                direct_scores(region_->k, group, k_rows_, n, tmp_.a, tmp_.c);
+                direct_scores(region_->k, group, k_rows_, k_ahead_, n, tmp_.a, tmp_.c);
                 return;
             }
             const int width = direct ? group.kept : p_.head_dim;
@@ -187,7 +191,7 @@ private:
             for (int r = 0; r < n; r++) tmp_.a[r] = weight + r * tile_slots;
             list_rows(head, n_heads, tmp_.c, [&](int64_t row) { return partial_.sum(split_, row); });
             if (!tile) {
-                direct_values(region_->v, group, v_rows_, n, tmp_.a, tmp_.c);
+                direct_values(region_->v, group, v_rows_, v_ahead_, n, tmp_.a, tmp_.c);
                 return;
             }
             const int width = round_up(plan_.v_rebuild ? p_.head_dim : group.kept, panel_width);
@@ -221,6 +225,8 @@ private:
     const int32_t* positions_ = nullptr;  // [64] of the tile
     const uint8_t* k_rows_[tile_slots];
     const uint8_t* v_rows_[tile_slots];
+    ReadAhead k_ahead_;
+    ReadAhead v_ahead_;
     const int32_t* tokens_ = nullptr;  // the block
     const uint64_t* masks_ = nullptr;
     int n_tokens_ = 0;
