@@ -29,7 +29,8 @@ struct AttnShape {
     int v_group = 1;
     std::vector<Format> k_formats{Format::f16};  // one per region
     std::vector<Format> v_formats{Format::f16};
-    int dropped = 0;   // channels that the last region drops from every latent group
+    int dropped =
+        0;  // channels that the last region drops from every latent group, down to 16; all of a narrower group
     int n_past = 100;  // tokens in the cache before the batch, per sequence
     int n_tokens = 1;  // queries, per sequence
     int n_seq = 1;
@@ -173,12 +174,12 @@ private:
             }
             // Two segments where the width allows, the first a format apart: rows mix formats.
             std::vector<SegmentSpec> segments;
-            const int kept = std::max(16, width - dropped);
+            const int kept = dropped >= width ? 0 : std::max(16, width - dropped);
             const int first = kept / 32 * 16;
             if (first > 0 && kept - first > 0 && format_width_multiple(format) <= 16) {
                 segments.push_back({Format::q8, first});
                 segments.push_back({format, kept - first});
-            } else {
+            } else if (kept > 0) {
                 segments.push_back({format, kept});
             }
             if (width > kept) segments.push_back({Format::none, width - kept});

@@ -143,6 +143,10 @@ void regions() {
             s.n_past = 230;
             s.permute = true;
             compare(s);
+            AttnShape hollow = s;
+            hollow.name += ", one that keeps no channel of a group";
+            hollow.dropped = 96;
+            compare(hollow);
             s.name += ", one empty";
             s.k_formats = {Format::f16, Format::f16};
             s.v_formats = {Format::f16, Format::f16};

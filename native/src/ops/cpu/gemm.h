@@ -86,14 +86,14 @@ inline void multiply(int n_rows, int n_columns, int n_k, const float* const* a, 
     const int n_panels = n_columns / panel_width;
     float* c_at[block_rows];
     const float* a_at[block_rows];
-    for (int k0 = 0; k0 < n_k; k0 += block_k) {
+    for (int k0 = 0; k0 == 0 || k0 < n_k; k0 += block_k) {  // n_k = 0 writes zeros
         const int nk = std::min(block_k, n_k - k0);
         const bool add = accumulate || k0 > 0;
         for (int p = 0; p < n_panels;) {
             const int rest = n_rows % block_rows;
             const Panels bp{b.data + k0 * b.row + p * b.panel, b.row, b.panel};
-            // With three rows or fewer, two panels at once; otherwise one, reused by all row blocks.
-            const int n = n_rows <= 3 && p + 2 <= n_panels ? 2 : 1;
+            // Three rows or fewer take two panels at once; otherwise one panel serves all row blocks.
+            const int at_once = n_rows <= 3 && p + 2 <= n_panels ? 2 : 1;
             int m = 0;
             for (; m + block_rows <= n_rows; m += block_rows) {
                 for (int i = 0; i < block_rows; i++) {
@@ -106,12 +106,12 @@ inline void multiply(int n_rows, int n_columns, int n_k, const float* const* a, 
                 a_at[i] = a[m + i] + k0 * a_step;
                 c_at[i] = c[m + i] + p * c_panel;
             }
-            if (n == 2) {
+            if (at_once == 2) {
                 multiply_rest<2>(rest, nk, a_at, a_step, bp, c_at, c_panel, add);
             } else {
                 multiply_rest<1>(rest, nk, a_at, a_step, bp, c_at, c_panel, add);
             }
-            p += n;
+            p += at_once;
         }
     }
     for (int m = 0; m < n_rows; m++) {

@@ -81,14 +81,14 @@ private:
         }
     }
 
-    // Rows of a block: KV head by KV head, token by token, then the head's query heads. row(j, 0) … row(j + 1, 0) − 1 is
-    // everything that reads KV head j.
+    // Rows of a block: KV head by KV head, token by token, then the head's query heads; so the rows of a run of KV heads
+    // follow each other in tmp_.scores.
     int rows_per_head() const { return n_tokens_ * rep_; }
     float* scores_of(int head) const {
         return tmp_.scores + ptrdiff_t{head - first_head_} * rows_per_head() * tile_slots;
     }
 
-    // Calls f(head, rows of the run, first row of the run) ... one run of KV heads at a time.
+    // per_run(first head, number of heads) for every stretch of this item's KV heads that shares a latent.
     template <class PerRun>
     void for_runs(int run_heads, PerRun per_run) const {
         const int end = first_head_ + plan_.unit_heads;
@@ -101,33 +101,30 @@ private:
 
     // Row pointers of a run: address(token, query head).
     template <class T, class Address>
-    int list_rows(int head, int n_heads, T* rows, Address address) const {
+    void list_rows(int head, int n_heads, T* rows, Address address) const {
         int n = 0;
         for (int j = head; j < head + n_heads; j++) {
             for (int i = 0; i < n_tokens_; i++) {
                 for (int r = 0; r < rep_; r++) rows[n++] = address(int64_t{tokens_[i]} * p_.n_head + j * rep_ + r);
             }
         }
-        return n;
     }
 
     void scores() {
         const bool direct = p_.k_b == nullptr;
         for_runs(direct ? p_.k_group : 1, [&](int head, int n_heads) {
-            const int n = list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
             const GroupLayout& group = region_->k.groups[head / p_.k_group];
+            const int n = n_heads * rows_per_head();
+            const bool tile = !direct || n > max_direct_rows;
+            if (tile) load_k(head, group);
+            list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
             float* out = scores_of(head);
             for (int r = 0; r < n; r++) tmp_.c[r] = out + r * tile_slots;
-            if (direct && n <= max_direct_rows) {
+            if (!tile) {
                 direct_scores(region_->k, group, k_rows_, k_ahead_, n, tmp_.a, tmp_.c);
                 return;
             }
             const int width = direct ? group.kept : p_.head_dim;
-            load_k(head, group);
-            if (!direct) {  // rebuilding used the row pointers
-                list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
-                for (int r = 0; r < n; r++) tmp_.c[r] = out + r * tile_slots;
-            }
             multiply(n, tile_slots, width, tmp_.a, 1, {tmp_.k, panel_width, ptrdiff_t{width} * panel_width}, tmp_.c,
                      panel_width, false);
         });
@@ -268,7 +265,7 @@ public:
         const float* b = p_.v_b + ptrdiff_t{head} * p_.v_rank_max * p_.head_dim;
         const float* a[block_rows];
         for (int i = 0; i < n; i++) a[i] = merged_[i];
-        for (int c = 0; c < plan_.v_kept; c += chunk) {
+        for (int c = 0; c == 0 || c < plan_.v_kept; c += chunk) {
             const int width = std::min(chunk, plan_.v_kept - c);
             sum_chunk(n, c, std::min(chunk, plan_.acc_width - c));
             multiply(n, p_.head_dim, width, a, 1, {b + ptrdiff_t{c} * p_.head_dim, p_.head_dim, panel_width}, out_,
