@@ -48,7 +48,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], out: Path)
         (["--group", "3"], "[--group] expected a divisor of the model's 2 KV heads (1, 2) or all; got 3"),
         (["--group", "4"], "got 4"),
         (["--group", "0"], "got 0"),
-        (["--method", "svd"], "[--method] expected one of none, palu; got svd"),
+        (["--method", "svd"], "[--method] expected one of"),
         (["--method", "none", "--keep", "0.5"], "unrecognized arguments: --keep 0.5"),
         (["--allocate", "magic"], "[--allocate] expected one of"),
         (["--basis", "fancy"], "[--basis] expected one of"),
@@ -100,7 +100,7 @@ def test_bad_checkpoints(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixtu
     directory = tiny()
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
-    assert "[architecture] expected a model_type of llama" in line(directory)
+    assert "[architecture] expected a model_type of" in line(directory)
     (directory / "config.json").write_text(
         json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"})
     )

@@ -1,4 +1,4 @@
-"""Factorisations in float64: the eigenbasis of a second moment and the balanced split of it."""
+"""Factorisations in float64: the eigenbasis of a second moment, and the ways to split it over two factors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from .errors import ConvertError
 from .ir import F64, Basis
 
 SIGMA_FLOOR = 1e-7  # of the largest: below it a singular value is rounding noise and must not be inverted
+ROOT_FLOOR = 1e-4  # of the largest, for roots that are inverted into factors stored in f16
 
 
 def eigenbasis(moment: F64, where: str) -> tuple[F64, F64]:
@@ -29,3 +30,38 @@ def balanced(sigma: F64, directions: F64) -> Basis:
     uniform quantizer after a Hadamard rotation."""
     root = np.sqrt(np.maximum(sigma, max(SIGMA_FLOOR * float(sigma[0]), np.finfo(np.float64).tiny)))
     return Basis(sigma, directions / root[None, :], root[:, None] * directions.T)
+
+
+def tied(sigma: F64, directions: F64, cached: F64, read: F64) -> Basis:
+    """One set of directions for what is cached and for what reads it (queries, or W_o), scaled per column.
+
+    cached, read: second moments [n, n] of the two. With the spread of both sides equal, a uniform quantizer
+    after a Hadamard rotation loses least: error ~ (sum var z)(sum var q'), minimised by Cauchy-Schwarz.
+    """
+    scales = []
+    for moment in (cached, read):
+        spread = np.sqrt(
+            np.clip(np.einsum("ij,ik,kj->j", directions, moment, directions, optimize=True), 0.0, None)
+        )
+        scales.append(np.maximum(spread, max(ROOT_FLOOR * float(spread.max()), np.finfo(np.float64).tiny)))
+    scale = np.sqrt(scales[1] / scales[0])
+    return Basis(sigma, directions * scale[None, :], directions.T / scale[:, None])
+
+
+def untied(cached: F64, read: F64, where: str) -> Basis:
+    """The best rank-r scores for every r (KQ-SVD, arXiv 2512.05916): different projections of q and k.
+
+    With L = M^(1/2) and L_q·L_k = U S Vᵀ: down = L_k⁻¹ V S^(1/2), up = S^(1/2) Uᵀ L_q⁻¹; the score error of
+    rank r is the tail of S². Roots by eigendecomposition, small eigenvalues raised to a floor.
+    """
+    (key, key_inverse), (query, query_inverse) = (_root(moment, where) for moment in (cached, read))
+    u, sigma, vt = np.linalg.svd(query @ key)
+    half = np.sqrt(sigma)
+    return Basis(sigma, key_inverse @ vt.T * half[None, :], half[:, None] * (u.T @ query_inverse))
+
+
+def _root(moment: F64, where: str) -> tuple[F64, F64]:
+    """M^(1/2) and its inverse."""
+    sigma, directions = eigenbasis(moment, where)
+    sigma = np.maximum(sigma, max(ROOT_FLOOR * float(sigma[0]), np.finfo(np.float64).tiny))
+    return (directions * sigma[None, :]) @ directions.T, (directions / sigma[None, :]) @ directions.T

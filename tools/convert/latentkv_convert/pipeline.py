@@ -34,7 +34,7 @@ def convert(recipe: Recipe) -> report.Report:
     check_shapes(checkpoint, spec)
     vocabulary = tokenizer.keys(checkpoint.directory, checkpoint.config, spec.n_vocab, recipe.pre)
     stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
-    work = Work(spec, checkpoint, stats, recipe.seed, method.decompose)
+    work = Work(spec, checkpoint, stats, recipe.seed, method.decompose, sample, recipe.device)
     plan = method.plan(work)
     check_plan(plan, spec)
     keys = model_keys(recipe, spec) | vocabulary | cache_keys(plan, work)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .calibrate.sample import Sample
 from .checkpoint import Checkpoint
+from .errors import ConvertError
 from .ir import F32, F64, Array, Basis, ModelSpec
 
 _KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
@@ -19,6 +21,9 @@ class Work:
     stats: Mapping[str, Sequence[Mapping[str, Array]]]  # statistic -> layer -> array
     seed: int
     decompose: Callable[[Work, int, str], tuple[Basis, ...]]
+    sample: Sample | None = None  # the largest that was read, for methods that measure while they plan
+    device: str = "cpu"
+    rotate: bool = True
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
     _bytes: int = 0
@@ -36,6 +41,13 @@ class Work:
             return None
         bias = self.checkpoint.read(name)
         return bias if projection.rows is None else bias[projection.rows]
+
+    def output_weight(self, layer: int) -> F32:
+        """W_o [n_embd, n_head·head_dim]."""
+        for role in self.spec.layer_tensors:
+            if role.target == "attn_output.weight":
+                return self.checkpoint.read(f"{self.spec.layers}.{layer}.{role.source}")
+        raise ConvertError("architecture", "a tensor attn_output.weight", "none")
 
     def bases(self, layer: int, side: str) -> tuple[Basis, ...]:
         """One full-rank, importance-ordered Basis per group."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .. import budget
+from ..budget import split_groups, water_fill
 from ..errors import ConvertError
 from ..ir import F64, SIDES, Array
 
@@ -32,6 +32,7 @@ class RankProblem:
     pad: int
     stats: Mapping[str, Sequence[Mapping[str, Array]]]
     sigmas: Callable[[int, str], tuple[F64, ...]]  # importance per group, descending
+    full_layers: frozenset[int] = frozenset()  # keep all of K and V, at the expense of the others
 
     @property
     def capacity(self) -> int:
@@ -40,12 +41,31 @@ class RankProblem:
 
     @property
     def items(self) -> list[tuple[int, str]]:
-        return [(layer, side) for layer in range(self.n_layer) for side in SIDES]
+        """Layers that get ranks, K and V side by side."""
+        layers = [layer for layer in range(self.n_layer) if layer not in self.full_layers]
+        return [(layer, side) for layer in layers for side in SIDES]
+
+    @property
+    def channels(self) -> int:
+        """KV dimensions of all layers."""
+        return self.n_layer * len(SIDES) * self.n_groups * self.group_width
 
     @property
     def total_units(self) -> int:
-        channels = len(self.items) * self.n_groups * self.group_width
-        return min(round(self.keep * channels / self.pad), len(self.items) * self.n_groups * self.capacity)
+        """Units for `items`: the kept fraction of everything, less what the full layers keep.
+
+        Raises:
+            ConvertError: the kept fraction is below one unit per group.
+        """
+        rows = len(self.items) * self.n_groups
+        exempt = self.channels - rows * self.group_width
+        units = min(round((self.keep * self.channels - exempt) / self.pad), rows * self.capacity)
+        if units < rows:
+            least = (exempt + rows * self.pad) / self.channels
+            hint = "or fewer full layers" if self.full_layers else "or a larger --group"
+            expected = f"at least {least:.4g} (rank {self.pad} in every group)"
+            raise ConvertError("--keep", expected, f"{self.keep:g}", hint)
+        return units
 
 
 class Allocator(Protocol):
@@ -64,25 +84,49 @@ def module(name: str) -> Allocator:
 
 
 def by_weight(problem: RankProblem, weights: F64) -> Ranks:
-    """Ranks in proportion to one weight per (layer, side), clamped and redistributed, in units of `pad`.
-
-    Raises:
-        ConvertError: the kept fraction is below one unit per group.
-    """
+    """Ranks in proportion to one weight per (layer, side), clamped and redistributed, in units of `pad`."""
     items = problem.items
     low = np.full(len(items), problem.n_groups, dtype=np.int64)
     high = low * problem.capacity
-    least = int(low.sum()) * problem.pad / (len(items) * problem.n_groups * problem.group_width)
-    if problem.total_units < low.sum():
-        raise ConvertError(
-            "--keep",
-            f"at least {least:.4g} (rank {problem.pad} in every group)",
-            f"{problem.keep:g}",
-            "or a larger --group",
-        )
-    units = budget.water_fill(weights, low, high, problem.total_units)
-    ranks: dict[tuple[int, str], tuple[int, ...]] = {}
-    for item, share in zip(items, units, strict=True):
-        split = budget.split_groups(int(share), problem.sigmas(*item), problem.capacity, problem.pad)
-        ranks[item] = tuple(min(count * problem.pad, problem.group_width) for count in split)
-    return ranks
+    units = water_fill(weights, low, high, problem.total_units)
+    return {item: split(problem, item, int(share)) for item, share in zip(items, units, strict=True)}
+
+
+def split(problem: RankProblem, item: tuple[int, str], units: int) -> tuple[int, ...]:
+    """Ranks of the groups of one layer's K or V: equal shares, the rest by energy."""
+    counts = split_groups(units, problem.sigmas(*item), problem.capacity, problem.pad)
+    return tuple(min(count * problem.pad, problem.group_width) for count in counts)
+
+
+def by_tail(
+    problem: RankProblem, power: int, weights: Mapping[tuple[int, str], float] | None = None
+) -> Ranks:
+    """Ragged ranks from one threshold for all groups: a unit stays while what would be lost by cutting
+    before it, weight · sum_{i >= first column} sigma_i^power over the group's total, is above the threshold.
+
+    The threshold that meets the budget is found by sorting all units, which settles ties too.
+    """
+    total = problem.total_units
+    counts = {(item, group): 1 for item in problem.items for group in range(problem.n_groups)}
+    losses = []
+    for item in problem.items:
+        weight = 1.0 if weights is None else weights[item]
+        for group, sigma in enumerate(problem.sigmas(*item)):
+            tail = weight * tails(sigma, power)[problem.pad :: problem.pad]
+            losses += [(float(loss), (item, group)) for loss in tail]
+    losses.sort(key=lambda loss: -loss[0])
+    for _, key in losses[: total - len(counts)]:
+        counts[key] += 1
+    width, pad = problem.group_width, problem.pad
+    return {
+        item: tuple(min(counts[item, group] * pad, width) for group in range(problem.n_groups))
+        for item in problem.items
+    }
+
+
+def tails(sigma: F64, power: int) -> F64:
+    """tail[j] = sum_{i >= j} sigma_i^power over the whole sum: the share that is lost by keeping j
+    columns."""
+    weights = np.asarray(sigma, dtype=np.float64) ** power
+    suffix: F64 = np.cumsum(weights[::-1])[::-1]
+    return suffix / max(float(suffix[0]), np.finfo(np.float64).tiny)

@@ -1,4 +1,5 @@
-"""Palu (Chang et al., ICLR 2025): K and V as latents of groups of KV heads, K rebuilt before RoPE.
+"""Palu (Chang et al., ICLR 2025): K and V as latents of groups of KV heads, K rebuilt before RoPE; without
+RoPE queries move into K's latent instead.
 
 Per layer, side and group the projection's outputs are rotated into their principal axes, which is SVD-LLM's
 whitened SVD of the weights (eigenvectors of the output moment M = Wᵀ C W), and cut at a rank; sigma is split
@@ -13,24 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from .. import allocate
-from ..ir import SIDES, Basis, LayerPlan, ModelSpec, Plan, SidePlan
+from .. import allocate, latent_plan
+from ..ir import Basis, ModelSpec, Plan
 from ..linalg import balanced, eigenbasis
-from ..schema import RANK_PAD
 from ..work import Work
-from . import group_size, parse_group, parse_keep
+from . import group_size, parse_group
 
 SUMMARY = "Palu: grouped whitened SVD, K rebuilt before RoPE"
 
 
 def add_arguments(parser: Any) -> None:
-    parser.add_argument(
-        "--keep",
-        type=parse_keep,
-        default=0.5,
-        metavar="F",
-        help="kept fraction of all KV dimensions (default 0.5)",
-    )
+    latent_plan.add_keep(parser)
     parser.add_argument(
         "--group",
         type=parse_group,
@@ -47,11 +41,13 @@ def add_arguments(parser: Any) -> None:
         default="whitened",
         help="SVD of the outputs, or of the weights alone",
     )
+    latent_plan.add_k_path(parser, "rebuild")
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Palu:
     group = group_size(options["group"], spec.n_kv)
-    return Palu(group, options["keep"], options["allocate"], options["basis"])
+    path = latent_plan.k_path(options, spec, "rebuild")
+    return Palu(group, options["keep"], options["allocate"], options["basis"], path)
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,7 @@ class Palu:
     keep: float
     allocator: str
     basis: str
+    k_path: str = "rebuild"
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -80,25 +77,5 @@ class Palu:
         return tuple(balanced(*eigenbasis(moment[block, block], where)) for block in blocks)
 
     def plan(self, work: Work) -> Plan:
-        spec = work.spec
-        problem = allocate.RankProblem(
-            n_layer=spec.n_layer,
-            n_groups=spec.n_kv // self.group,
-            group_width=self.group * spec.head_dim,
-            keep=self.keep,
-            pad=RANK_PAD,
-            stats=work.stats,
-            sigmas=work.sigmas,
-        )
-        ranks = allocate.module(self.allocator).allocate(problem)
-        paths = {"k": "rebuild", "v": "latent"}
-        layers = []
-        for layer in range(spec.n_layer):
-            sides = {
-                side: SidePlan(
-                    paths[side], self.group, ranks[layer, side], tuple((rank,) for rank in ranks[layer, side])
-                )
-                for side in SIDES
-            }
-            layers.append(LayerPlan(sides["k"], sides["v"]))
-        return Plan(tuple(layers))
+        ranks = latent_plan.ranks_of(work, self.group, self.keep, self.allocator)
+        return latent_plan.from_ranks(work.spec, self.group, ranks, self.k_path)

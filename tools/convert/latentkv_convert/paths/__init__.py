@@ -95,3 +95,21 @@ def up(job: SideJob) -> OutTensor:
         return job.in_file_order(full)
 
     return OutTensor(job.name("attn_{side}_b"), (job.spec.kv_width, r_max), "factor", load)
+
+
+def query_side(job: SideJob) -> OutTensor:
+    """E_q [n_kv, r_max, head_dim]: each KV head's columns of its group's `up`, zero past the group's rank."""
+    spec, r_max = job.spec, max(job.plan.ranks)
+    columns = head_rows(spec, 1)
+
+    def load() -> F32:
+        full = np.zeros((spec.n_kv, r_max, spec.head_dim), dtype=np.float32)
+        for group, basis in enumerate(job.factors()):
+            rank = basis.up.shape[0]
+            heads = basis.up.reshape(rank, job.plan.group, spec.head_dim).transpose(1, 0, 2)
+            full[group * job.plan.group : (group + 1) * job.plan.group, :rank] = heads
+        return full if columns is None else full[:, :, columns]
+
+    return OutTensor(
+        TENSORS["attn_q_e"].format(layer=job.layer), (spec.n_kv, r_max, spec.head_dim), "factor", load
+    )

@@ -1,0 +1,86 @@
+"""The error that low-rank K and V cause in the output of a decoder layer, measured by running the layer.
+
+Every layer reads the original hidden states, so errors do not accumulate (Eigen Attention, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConvertError
+from ..ir import F32, SIDES
+from .stream import LayerStream
+
+if TYPE_CHECKING:
+    from ..work import Work
+
+Ranks = Mapping[str, Sequence[int]]  # side -> rank per group
+
+
+def measure(
+    work: Work, trials: Sequence[Sequence[Ranks]], n_tokens: int, *, per_token: bool
+) -> list[list[float]]:
+    """Relative error of every trial's block output, per layer, on the first n_tokens of the sample.
+
+    Raises:
+        ConvertError: no calibration sample, or activations that are not finite.
+    """
+    if work.sample is None:
+        raise ConvertError("--calib", "a text file to measure block outputs on", "none")
+    tokens = work.sample.tokens
+    window = min(tokens.shape[1], n_tokens)
+    tokens = tokens[: max(1, n_tokens // window), :window]
+    stream = LayerStream(work.checkpoint, work.spec, tokens, work.device, "block errors")
+    errors: list[list[float]] = []
+    with torch.no_grad():
+        hidden = stream.embed()
+        for index in range(work.spec.n_layer):
+            with stream.layer(index) as live:
+                exact = torch.cat([stream.run(live, index, each[None]).cpu() for each in hidden])
+                row = []
+                for ranks in trials[index]:
+                    for side in SIDES:
+                        _replace(work, live, index, side, ranks[side])
+                    out = torch.cat([stream.run(live, index, each[None]).cpu() for each in hidden])
+                    row.append(relative(out, exact, per_token=per_token))
+                errors.append(row)
+            hidden = exact
+    return errors
+
+
+def relative(out: Tensor, exact: Tensor, *, per_token: bool) -> float:
+    """||out - exact|| / ||exact|| over everything, or the root of the mean over tokens of its square.
+
+    A few tokens of enormous norm (the first of a window, mostly) hide all others in the first form.
+    """
+    wrong, whole = (out - exact).double().square().sum(-1), exact.double().square().sum(-1)
+    share = (wrong / whole).mean() if per_token else wrong.sum() / whole.sum()
+    return float(share.sqrt())
+
+
+def product(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32:
+    """[w, d]: the projection that a layer's truncated factors stand for."""
+    weight = work.weight(layer, side).astype(np.float64)
+    parts, begin = [], 0
+    for basis, rank in zip(work.bases(layer, side), ranks, strict=True):
+        cut = basis.truncated(rank)
+        width = cut.down.shape[0]
+        parts.append(cut.up.T @ (cut.down.T @ weight[begin : begin + width]))
+        begin += width
+    return np.concatenate(parts).astype(np.float32)
+
+
+def _replace(work: Work, live: nn.Module, layer: int, side: str, ranks: Sequence[int]) -> None:
+    projection = work.spec.projections[side]
+    weight = live.get_submodule(projection.module).weight
+    assert isinstance(weight, Tensor)
+    new = torch.from_numpy(product(work, layer, side, ranks)).to(weight)
+    if projection.rows is None:
+        weight.copy_(new)
+    else:
+        weight[torch.from_numpy(projection.rows).to(weight.device)] = new

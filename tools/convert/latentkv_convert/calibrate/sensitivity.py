@@ -1,0 +1,70 @@
+"""How much a block's output suffers from an error in its K or V: squared error of the output per token,
+relative to the output, over the lost share of K's (V's) squared energy.
+
+The error is the projection's own output at other tokens of the window with random signs, which has exactly
+the second moment of the output, at a tenth of its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ir import SIDES, Array
+from ..recipe import Recipe
+from .block_error import relative
+from .stream import LayerStream
+
+VERSION = 1
+_SIZE = 0.1  # of the output: small enough that the softmax responds linearly, far above f32 rounding
+
+
+def sample(recipe: Recipe) -> tuple[int, int]:
+    return min(recipe.calib_tokens, 8192), min(recipe.calib_window, 1024)
+
+
+def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Per layer: k, v [1]."""
+    hidden = stream.embed()
+    with torch.no_grad(), stream.bar(passes=3) as bar:
+        for index in range(stream.spec.n_layer):
+            total = dict.fromkeys(SIDES, 0.0)
+            with stream.layer(index) as live:
+                for window in range(stream.n_windows):
+                    before = hidden[window : window + 1]
+                    after = stream.run(live, index, before)
+                    for side in SIDES:
+                        disturb = Disturbance(stream, live, side, window)
+                        total[side] += relative(stream.run(live, index, before), after, per_token=True) ** 2
+                        disturb.handle.remove()
+                    hidden[window] = after[0].cpu()
+                    bar.update(3)
+            scale = stream.n_windows * _SIZE**2
+            yield index, {side: np.array([total[side] / scale]) for side in SIDES}
+
+
+class Disturbance:
+    """A hook that adds noise to one projection's output."""
+
+    def __init__(self, stream: LayerStream, live: torch.nn.Module, side: str, seed: int) -> None:
+        projection = stream.spec.projections[side]
+        self.rows = None if projection.rows is None else torch.from_numpy(projection.rows).to(stream.device)
+        self.generator = torch.Generator().manual_seed(seed)
+        module: Any = live.get_submodule(projection.module)
+        self.handle = module.register_forward_hook(self.add)
+
+    def add(self, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        bias = module.bias
+        rows = output if bias is None else output - bias
+        n = rows.shape[1]
+        signs = (torch.randint(0, 2, (1, n, 1), generator=self.generator) * 2 - 1).to(rows.device)
+        noise = _SIZE * signs * rows[:, torch.randperm(n, generator=self.generator).to(rows.device)]
+        if self.rows is None:
+            return output + noise
+        disturbed = output.clone()
+        disturbed[..., self.rows] += noise[..., self.rows]
+        return disturbed

@@ -1,0 +1,87 @@
+"""What the low-rank methods share: --keep, the K path, and a plan from ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import allocate
+from .allocate import RankProblem, Ranks
+from .errors import ConvertError
+from .ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from .methods import parse_keep
+from .schema import RANK_PAD
+from .work import Work
+
+
+def add_keep(parser: Any, default: float = 0.5) -> None:
+    parser.add_argument(
+        "--keep",
+        type=parse_keep,
+        default=default,
+        metavar="F",
+        help=f"kept fraction of all KV dimensions (default {default:g})",
+    )
+
+
+def add_k_path(parser: Any, rotary: str) -> None:
+    """`rotary`: the method's path for keys with RoPE."""
+    parser.add_argument(
+        "--k-path",
+        choices=(rotary, "absorbed"),
+        default=None,
+        help=f"how keys are kept: {rotary}, or absorbed without RoPE (default: absorbed where it is legal)",
+    )
+
+
+def k_path(options: Mapping[str, Any], spec: ModelSpec, rotary: str) -> str:
+    """The K path that was asked for, else `absorbed` where nothing stands between W_k and the score.
+
+    Raises:
+        ConvertError: absorbed with RoPE, a per-head norm or a clamp of K.
+    """
+    why = _not_linear(spec)
+    chosen: str = options["k_path"] or (rotary if why else "absorbed")
+    if chosen == "absorbed" and why:
+        raise ConvertError("--k-path", f"{rotary}, as keys go through {why}", "absorbed")
+    return chosen
+
+
+def _not_linear(spec: ModelSpec) -> str:
+    if spec.block.position == "rope":
+        return "RoPE"
+    if any(role.target == "attn_k_norm.weight" for role in spec.layer_tensors):
+        return "a per-head norm"
+    return "a clamp" if "attention.clamp_kqv" in spec.keys else ""
+
+
+def problem(work: Work, group: int, keep: float, full_layers: frozenset[int] = frozenset()) -> RankProblem:
+    spec = work.spec
+    return RankProblem(
+        n_layer=spec.n_layer,
+        n_groups=spec.n_kv // group,
+        group_width=group * spec.head_dim,
+        keep=keep,
+        pad=RANK_PAD,
+        stats=work.stats,
+        sigmas=work.sigmas,
+        full_layers=full_layers,
+    )
+
+
+def ranks_of(work: Work, group: int, keep: float, allocator: str) -> Ranks:
+    return allocate.module(allocator).allocate(problem(work, group, keep))
+
+
+def from_ranks(spec: ModelSpec, group: int, ranks: Ranks, k: str, fitted_context: int | None = None) -> Plan:
+    """One segment per group; a layer without ranks keeps full K and V."""
+    paths = {"k": k, "v": "latent"}
+    layers = []
+    for layer in range(spec.n_layer):
+        sides = {side: FULL for side in SIDES}
+        for side in SIDES:
+            if (layer, side) in ranks:
+                chosen = ranks[layer, side]
+                sides[side] = SidePlan(paths[side], group, chosen, tuple((rank,) for rank in chosen))
+        layers.append(LayerPlan(sides["k"], sides["v"]))
+    return Plan(tuple(layers), fitted_context=fitted_context)

@@ -1,0 +1,116 @@
+"""LoRC (Zhang et al. 2024): data-free joint SVD of each layer's K and V, ranks that fall with depth.
+
+Plain SVD of W_k and W_v over all KV heads. The rank of a layer falls with its cumulative condition number
+(eq. 12-13): log k~_l = sum_{j >= l} log kappa(W_k^j) + log kappa(W_v^j), rank_l = d_max · [1 - (max log k~ -
+log k~_l) / (max - min) · (1 - d_min / d_max)], d_max = all KV dimensions of a layer; d_min meets the budget.
+Sums of logarithms, as the products overflow (64 matrices of 1e5).
+
+The paper leaves all of sigma with the down-projection. That is a scaling of the latent only; here sigma is
+split evenly, which loses least when a rotated latent is quantized.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import latent_plan
+from ..allocate import progressive
+from ..errors import ConvertError, warn
+from ..ir import F64, SIDES, Basis, ModelSpec, Plan
+from ..linalg import balanced, eigenbasis
+from ..work import Work
+
+SUMMARY = "LoRC: joint SVD of the weights, ranks fall with depth"
+SIGMA_MIN = 1e-5  # of the largest: sigma_min of a square matrix is rounding noise of the checkpoint
+
+
+def add_arguments(parser: Any) -> None:
+    latent_plan.add_keep(parser)
+    parser.add_argument(
+        "--skip-layers",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="first layers that keep full K and V, counted in --keep (default 0)",
+    )
+    parser.add_argument(
+        "--steepest",
+        type=_share,
+        default=0.25,
+        metavar="F",
+        help="least d_min / d_max; below it d_max comes down instead (default 0.25; 0: as published)",
+    )
+    latent_plan.add_k_path(parser, "rebuild")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number from 0; got {text}")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"a fraction from 0 to 1; got {text}")
+    return value
+
+
+def create(options: Mapping[str, Any], spec: ModelSpec) -> LoRC:
+    """Raises:
+    ConvertError: no layer would be compressed.
+    """
+    skipped = options["skip_layers"]
+    if skipped >= spec.n_layer:
+        raise ConvertError("--skip-layers", f"fewer than the model's {spec.n_layer} layers", str(skipped))
+    path = latent_plan.k_path(options, spec, "rebuild")
+    return LoRC(spec.n_kv, options["keep"], skipped, options["steepest"], path)
+
+
+@dataclass(frozen=True)
+class LoRC:
+    group: int
+    keep: float
+    skip_layers: int
+    steepest: float
+    k_path: str
+    needs: tuple[str, ...] = ()
+
+    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+        """The joint SVD of W [w, d], from the eigenvectors of W Wᵀ."""
+        weight = work.weight(layer, side).astype(np.float64)
+        return (balanced(*eigenbasis(weight @ weight.T, f"layer {layer} {side}")),)
+
+    def plan(self, work: Work) -> Plan:
+        skipped = frozenset(range(self.skip_layers))
+        problem = latent_plan.problem(work, self.group, self.keep, skipped)
+        layers = range(self.skip_layers, work.spec.n_layer)
+        depth = relative_depth([[work.sigmas(layer, side)[0] for side in SIDES] for layer in layers])
+        ranks = progressive.along(problem, depth, self.steepest)
+        return latent_plan.from_ranks(work.spec, self.group, ranks, self.k_path)
+
+
+def relative_depth(sigmas: list[list[F64]]) -> F64:
+    """(max log k~ - log k~_l) / (max - min) per layer, 0 for the first and 1 for the last; sigmas
+    [layer][side]."""
+    logs = np.array([sum(log_condition(sigma) for sigma in layer) for layer in sigmas])
+    clamped = sum(bool(sigma[-1] < SIGMA_MIN * sigma[0]) for layer in sigmas for sigma in layer)
+    if clamped:
+        got = f"less in {clamped} of {logs.size * len(SIDES)}, taken as {SIGMA_MIN:g}"
+        warn("condition numbers", f"sigma_min above {SIGMA_MIN:g} of sigma_max", got)
+    remaining = np.cumsum(logs[::-1])[::-1]
+    spread = float(remaining[0] - remaining[-1])
+    return (remaining[0] - remaining) / spread if spread > 0 else np.zeros(len(sigmas))
+
+
+def log_condition(sigma: F64) -> float:
+    """log(sigma_max / sigma_min), sigma_min not below its floor."""
+    return float(-np.log(max(float(sigma[-1]) / float(sigma[0]), SIGMA_MIN)))

@@ -1,0 +1,57 @@
+"""Moments after RoPE, averaged in closed form over every position of a served context.
+
+A basis fitted on short windows has not seen the slow planes turn. With u = x_i + j x_(i+n/2) the complex
+form of a plane, position n multiplies u by exp(j n theta); so the moments E[u ū'] and E[u u'] of two planes
+are multiplied by the means of exp(j n (theta - theta')) and exp(j n (theta + theta')) over 0 <= n < context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from . import rope
+from .errors import need
+from .ir import F64, ModelSpec
+
+
+def frequencies(config: Mapping[str, Any], spec: ModelSpec, context: int) -> F64:
+    """[n_rot/2] radians per position as transformers scales them for a sequence of `context` tokens."""
+    kind = {"su": "longrope"}.get(kind := str(rope.parameters(config)["rope_type"]), kind)
+    if kind == "default":
+        base = float(spec.keys["rope.freq_base"])
+        return base ** (-np.arange(0, spec.n_rot, 2, dtype=np.float64) / spec.n_rot)
+    scaled = need("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS[kind]
+    parsed = need("transformers").AutoConfig.for_model(**config)
+    return np.asarray(scaled(parsed, "cpu", seq_len=context)[0].double().numpy())
+
+
+def after_rope(moment: F64, freqs: F64, head_dim: int, context: int) -> F64:
+    """mean over n < context of R_n M R_nᵀ. moment: [heads·head_dim, heads·head_dim], transformers' row order.
+
+    Head dimensions past 2·len(freqs) are not rotated: planes of frequency 0.
+    """
+    half, rest = len(freqs), head_dim - 2 * len(freqs)
+    first = np.concatenate([np.arange(half), 2 * half + np.arange(rest // 2)])
+    second = np.concatenate([half + np.arange(half), 2 * half + rest // 2 + np.arange(rest // 2)])
+    heads = np.arange(moment.shape[0] // head_dim)[:, None] * head_dim
+    a, b = (heads + first[None, :]).reshape(-1), (heads + second[None, :]).reshape(-1)
+    theta = np.tile(np.concatenate([freqs, np.zeros(rest // 2)]), len(heads))
+    aa, bb, ab, ba = (moment[np.ix_(*rows)] for rows in ((a, a), (b, b), (a, b), (b, a)))
+    cross = (aa + bb + 1j * (ba - ab)) * mean_turn(theta[:, None] - theta[None, :], context)
+    plain = (aa - bb + 1j * (ba + ab)) * mean_turn(theta[:, None] + theta[None, :], context)
+    turned = np.empty_like(moment)
+    turned[np.ix_(a, a)] = (cross + plain).real / 2
+    turned[np.ix_(b, b)] = (cross - plain).real / 2
+    turned[np.ix_(a, b)] = (plain - cross).imag / 2
+    turned[np.ix_(b, a)] = (plain + cross).imag / 2
+    return turned
+
+
+def mean_turn(angle: F64, context: int) -> Any:
+    """mean over n = 0 … context-1 of exp(j n angle), elementwise."""
+    still = np.abs(np.sin(angle / 2)) < 1e-12  # whole turns: every term is 1
+    step = np.where(still, 1.0, np.exp(1j * angle) - 1)
+    return np.where(still, 1.0, (np.exp(1j * context * angle) - 1) / step / context)
