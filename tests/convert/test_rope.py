@@ -101,6 +101,29 @@ def test_yarn_attention_factor(extra: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize("extra", [{}, {"attention_factor": 1.3}, {"factor": 8.0}], ids=str)
+def test_longrope(extra: dict[str, Any]) -> None:
+    scaling = {
+        "rope_type": "longrope",
+        "long_factor": [1.0 + 0.5 * i for i in range(N // 2)],
+        "short_factor": [1.0 + 0.1 * i for i in range(N // 2)],
+        "original_max_position_embeddings": 1024,
+    }
+    settings = config(**scaling, **extra)
+    found = rope.describe(settings, N)
+    for factors, length in ((found.long_factors, 4096), (found.short_factors, 1024)):
+        frequencies, attention = theirs(settings, length)
+        assert np.allclose(frequencies, stock(found.keys) / factors, rtol=1e-5)
+        assert np.isclose(found.keys["rope.scaling.attn_factor"], attention, rtol=1e-6)
+    assert set(found.tensors) == {"rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+def test_longrope_needs_a_factor_per_frequency() -> None:
+    settings = config(rope_type="longrope", long_factor=[1.0] * 16, short_factor=[1.0] * 15)
+    with pytest.raises(ConvertError, match=r"\[rope\] expected 16 values of short_factor; got 15"):
+        rope.describe(settings, N)
+
+
 def test_parameters_of_transformers_5_and_before_are_the_same() -> None:
     old = archs.tiny("llama") | {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = archs.tiny("llama") | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}
@@ -108,7 +131,7 @@ def test_parameters_of_transformers_5_and_before_are_the_same() -> None:
 
 
 def test_unknown_scaling_is_refused() -> None:
-    with pytest.raises(ConvertError, match=r"\[rope\] expected rope_type .*; got longrope"):
-        rope.describe(config(rope_type="longrope", factor=2.0), N)
+    with pytest.raises(ConvertError, match=r"\[rope\] expected rope_type .*; got ntk"):
+        rope.describe(config(rope_type="ntk", factor=2.0), N)
     with pytest.raises(ConvertError, match="expected a factor for rope_type linear"):
         rope.describe(config(rope_type="linear"), N)

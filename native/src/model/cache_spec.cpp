@@ -220,6 +220,12 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
             fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
         }
+        const bool projected =
+            layer.k_path == KPath::rebuild || layer.k_path == KPath::absorbed || layer.v_path == VPath::latent;
+        if (h.clamp_kqv > 0.0F && projected) {
+            fail(h.architecture + ".attention.clamp_kqv", "expected no clipping beside latents of the layer's input",
+                 "; got ", h.clamp_kqv);
+        }
         k_full[il] = layer.k_path == KPath::full;
         v_full[il] = layer.v_path == VPath::full;
         spec.plain = spec.plain && k_full[il] && v_full[il];

@@ -7,6 +7,19 @@ from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .schema import ENUMS, RANK_PAD
 
 
+def check_linear(spec: ModelSpec, method: str) -> None:
+    """K and V are linear in the layer's input, so that factors of the weights can stand for them.
+
+    Raises:
+        ConvertError: the checkpoint clips them.
+    """
+    clip = spec.keys.get("attention.clamp_kqv")
+    if clip:
+        raise ConvertError(
+            "--method", f"none: the checkpoint clips K and V to ±{clip:g}, which no latent can follow", method
+        )
+
+
 def check_plan(plan: Plan, spec: ModelSpec) -> None:
     """Paths, groups, ranks, segments and formats of every layer.
 

@@ -68,10 +68,15 @@ class ModelSpec:
     layers: str  # dotted path of the ModuleList in the transformers model
     projections: Mapping[str, Projection]  # "q", "k", "v"
     global_tensors: tuple[TensorRole, ...]
-    layer_tensors: tuple[TensorRole, ...]  # all of a layer except K and V projections
+    layer_tensors: tuple[TensorRole, ...]  # all of a layer except K and V projections, and Q where packed
     keys: Mapping[str, Any]
     extra_tensors: Mapping[str, F32] = field(default_factory=dict)
     latentkv_keys: Mapping[str, Any] = field(default_factory=dict)  # schema key -> value
+    packed_qkv: bool = False  # stock readers want one attn_qkv (all of Q, then K, then V), not three tensors
+
+    @property
+    def q_width(self) -> int:
+        return self.n_head * self.head_dim
 
     @property
     def kv_width(self) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from . import archs, calibrate, gguf_write, methods, paths, progress, report, tokenizer
-from .check import check_plan
+from . import archs, calibrate, gguf_write, methods, packed, paths, progress, report, tokenizer
+from .check import check_linear, check_plan
 from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .fuse import rotation
@@ -30,6 +30,8 @@ def convert(recipe: Recipe) -> report.Report:
     check_output(recipe)
     checkpoint = Checkpoint(recipe.checkpoint)
     spec = archs.model_spec(checkpoint.config)
+    if recipe.method != "none":
+        check_linear(spec, recipe.method)
     method = methods.module(recipe.method).create(recipe.options, spec)
     check_shapes(checkpoint, spec)
     vocabulary = tokenizer.keys(checkpoint.directory, checkpoint.config, spec.n_vocab, recipe.pre)
@@ -62,9 +64,9 @@ def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """The K and V projections and the embedding have the shapes the config promises."""
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
     for side in SIDES:
-        if spec.projections[side].rows is None:
-            name = f"{spec.layers}.0.{spec.projections[side].module}.weight"
-            expected[name] = (spec.kv_width, spec.n_embd)
+        projection = spec.projections[side]
+        width = spec.kv_width if projection.rows is None else spec.q_width + 2 * spec.kv_width
+        expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
     for name, shape in expected.items():
         if checkpoint.shape(name) != shape:
             raise ConvertError(
@@ -160,6 +162,11 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan) -> Sequence[OutTensor]
     )  # A and B of a side are written in a row
     tensors: list[OutTensor] = []
     for index, layer in enumerate(plan.layers):
+        if packed.is_packed(work, layer):
+            tensors += packed.together(work, index)
+            continue
+        if work.spec.packed_qkv:
+            tensors += packed.query(work, index)
         for side in SIDES:
             job = paths.SideJob(work, index, side, layer.side(side), partial(factors, index, side))
             tensors += paths.tensors(job)

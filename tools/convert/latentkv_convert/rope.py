@@ -1,4 +1,4 @@
-"""RoPE scaling of a transformers config as GGUF keys: linear, dynamic, llama3, yarn.
+"""RoPE scaling of a transformers config as GGUF keys and tensors: linear, dynamic, llama3, yarn, longrope.
 
 The keys are stock; docs/gguf.md says how a reader combines them. All frequencies are radians per position.
 """
@@ -20,7 +20,19 @@ from .ir import F32
 class Rope:
     keys: Mapping[str, Any]  # stock keys without the architecture prefix
     freq_factors: F32 | None = None  # [n_rot/2] divides each frequency; rope_freqs.weight
+    long_factors: F32 | None = None  # [n_rot/2] the same past the original context; rope_factors_long.weight
+    short_factors: F32 | None = None  # [n_rot/2] and up to it; rope_factors_short.weight
     latentkv_keys: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, F32]:
+        """The stock tensors that carry the factors."""
+        named = {
+            "rope_freqs.weight": self.freq_factors,
+            "rope_factors_long.weight": self.long_factors,
+            "rope_factors_short.weight": self.short_factors,
+        }
+        return {name: factors for name, factors in named.items() if factors is not None}
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +60,8 @@ def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
     keys: dict[str, Any] = {"rope.dimension_count": n_rot, "rope.freq_base": float(rope["rope_theta"])}
     if kind == "default":
         return Rope(keys)
+    if kind in ("longrope", "su"):  # "su" in the first Phi-3 configs
+        return _longrope(config, rope, keys, n_rot)
     if "factor" not in rope:
         raise ConvertError("rope", f"a factor for rope_type {kind}", f"{sorted(rope)}")
     factor = float(rope["factor"])
@@ -59,7 +73,7 @@ def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
         return Rope(keys, freq_factors=llama3_factors(config, rope, n_rot))
     if kind == "yarn":
         return Rope(keys | _yarn(config, rope, factor))
-    raise ConvertError("rope", "rope_type default, linear, dynamic, llama3 or yarn", str(kind))
+    raise ConvertError("rope", "rope_type default, linear, dynamic, llama3, yarn or longrope", str(kind))
 
 
 def llama3_factors(config: Mapping[str, Any], rope: Mapping[str, Any], n_rot: int) -> F32:
@@ -70,6 +84,27 @@ def llama3_factors(config: Mapping[str, Any], rope: Mapping[str, Any], n_rot: in
     wavelen = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
     smooth = np.clip((context / wavelen - low) / (high - low), 0.0, 1.0)
     return (1.0 / ((1.0 - smooth) / factor + smooth)).astype(np.float32)
+
+
+def _longrope(config: Mapping[str, Any], rope: Mapping[str, Any], keys: dict[str, Any], n_rot: int) -> Rope:
+    """LongRoPE (Ding et al. 2024) as transformers computes it: a divisor per frequency, one set up to the
+    original context and one beyond, and cos and sin times sqrt(1 + ln(factor) / ln(original))."""
+    original = original_context(config, rope)
+    factors = {}
+    for name in ("long_factor", "short_factor"):
+        factors[name] = np.asarray(rope.get(name) or (), dtype=np.float32)
+        if factors[name].shape != (n_rot // 2,):
+            raise ConvertError("rope", f"{n_rot // 2} values of {name}", f"{factors[name].size}")
+    factor = float(rope.get("factor") or config["max_position_embeddings"] / original)
+    attention = rope.get("attention_factor")
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    keys = keys | {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": float(attention),
+    }
+    return Rope(keys, long_factors=factors["long_factor"], short_factors=factors["short_factor"])
 
 
 def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], factor: float) -> dict[str, Any]:

@@ -5,7 +5,8 @@ A module `archs/<model_type>.py` provides
     TINY: dict                       config of a random checkpoint small enough for a test
     def model_spec(config) -> ModelSpec
 
-`config` is config.json as it is on disk. Anything the one native block cannot do raises ConvertError here.
+`config` is config.json as it is on disk; a field it may lack has transformers' default. Anything the one
+native block cannot do raises ConvertError here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConvertError
 from ..ir import ModelSpec
@@ -60,6 +64,31 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
 def tiny(model_type: str) -> dict[str, Any]:
     config: dict[str, Any] = importlib.import_module(f"{__name__}.{model_type}").TINY
     return config
+
+
+def require(config: Mapping[str, Any], name: str, default: Any, *allowed: Any) -> None:
+    """Refuses a field (absent: `default`) whose value is none of `allowed`."""
+    value = config.get(name, default)
+    if value not in allowed:
+        raise ConvertError("config.json", f"{name} {' or '.join(map(str, allowed))}", str(value))
+
+
+def window_keys(window: int | None) -> dict[str, Any]:
+    """The stock key of a sliding window that every layer has, in tokens; none for no window."""
+    return {"attention.sliding_window": int(window)} if window else {}
+
+
+def packed_rows(n_head: int, n_kv: int, head_dim: int, interleaved: bool) -> dict[str, NDArray[np.int64]]:
+    """Rows of Q, K and V in one packed projection: all of Q, of K, of V; or, `interleaved`, for each KV head
+    its query heads, its K, its V."""
+    shared = n_head // n_kv
+    rows = np.arange((n_head + 2 * n_kv) * head_dim)
+    if interleaved:
+        groups = rows.reshape(n_kv, shared + 2, head_dim)
+        parts = {"q": groups[:, :shared], "k": groups[:, shared], "v": groups[:, shared + 1]}
+        return {side: part.reshape(-1) for side, part in parts.items()}
+    q, k, v = np.split(rows, [n_head * head_dim, (n_head + n_kv) * head_dim])
+    return {"q": q, "k": k, "v": v}
 
 
 def activation(name: str) -> str:

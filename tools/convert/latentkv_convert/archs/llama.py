@@ -100,6 +100,6 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "vocab_size": int(config["vocab_size"]),
             **positions.keys,
         },
-        extra_tensors={} if positions.freq_factors is None else {"rope_freqs.weight": positions.freq_factors},
+        extra_tensors=positions.tensors,
         latentkv_keys=positions.latentkv_keys,
     )

@@ -176,8 +176,6 @@ def _without_weights(checkpoint: Checkpoint) -> Any:
 
     setattr(nn.Module, name, on_meta)
     try:
-        return transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     finally:
         setattr(nn.Module, name, register)

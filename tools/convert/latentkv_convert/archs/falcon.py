@@ -1,0 +1,111 @@
+"""falcon: Falcon 7B (one KV head), 40B and 180B (new decoder architecture, two input norms), 11B (new, one
+norm). Attention and FFN in parallel, packed QKV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import rope
+from ..errors import ConvertError, warn
+from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
+from . import activation, packed_rows, require
+
+TINY: dict[str, Any] = {
+    "architectures": ["FalconForCausalLM"],
+    "model_type": "falcon",
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "new_decoder_architecture": False,
+    "multi_query": True,
+    "parallel_attn": True,
+    "bias": False,
+    "alibi": False,
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    is_new = bool(config.get("new_decoder_architecture", False))
+    require(config, "alibi", False, False, None)
+    if not is_new and not config.get("parallel_attn", True):
+        raise ConvertError("config.json", "parallel_attn true", "false")
+    n_embd, n_head = int(config["hidden_size"]), int(config["num_attention_heads"])
+    n_kv = 1 if not is_new and config.get("multi_query", True) else int(config.get("num_kv_heads") or n_head)
+    if n_kv < 1 or n_head % n_kv:
+        raise ConvertError("config.json", "query heads divisible by num_kv_heads", f"{n_head} and {n_kv}")
+    head_dim = n_embd // n_head
+    n_ctx = int(config.get("max_position_embeddings", 2048))
+    positions = rope.describe({**config, "max_position_embeddings": n_ctx}, head_dim)
+    norms = [("input_layernorm", "attn_norm")]
+    if is_new and config.get("num_ln_in_parallel_attn") in (None, 2):
+        norms = [("ln_mlp", "attn_norm"), ("ln_attn", "attn_norm_2")]
+    linears = [
+        ("self_attention.dense", "attn_output"),
+        ("mlp.dense_h_to_4h", "ffn_up"),
+        ("mlp.dense_4h_to_h", "ffn_down"),
+    ]
+    layer = [
+        TensorRole(f"{source}.{part}", f"{target}.{part}", "vector")
+        for source, target in norms
+        for part in ("weight", "bias")
+    ]
+    layer += [TensorRole(f"{source}.weight", f"{target}.weight") for source, target in linears]
+    if config.get("bias", False):
+        warn(
+            "config.json",
+            "bias false, for stock readers of the falcon architecture",
+            "true",
+            "this runtime adds them; a reader that knows none will refuse the file",
+        )
+        layer += [TensorRole(f"{source}.bias", f"{target}.bias", "vector") for source, target in linears]
+    tables = [
+        TensorRole("transformer.word_embeddings.weight", "token_embd.weight", "table"),
+        TensorRole("transformer.ln_f.weight", "output_norm.weight", "vector"),
+        TensorRole("transformer.ln_f.bias", "output_norm.bias", "vector"),
+    ]
+    if not config.get("tie_word_embeddings", True):
+        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
+    rows = packed_rows(n_head, n_kv, head_dim, interleaved=True)
+    return ModelSpec(
+        gguf_arch="falcon",
+        n_layer=int(config["num_hidden_layers"]),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_kv=n_kv,
+        head_dim=head_dim,
+        n_rot=head_dim,
+        n_vocab=int(config["vocab_size"]),
+        n_ctx=n_ctx,
+        block=BlockSpec(
+            norm="layer",
+            activation=activation(str(config.get("activation") or "gelu")),
+            ffn="plain",
+            parallel=True,
+            position="rope",
+            rope_pairing="neox",
+        ),
+        layers="transformer.h",
+        projections={side: Projection("self_attention.query_key_value", rows[side]) for side in "qkv"},
+        global_tensors=tuple(tables),
+        layer_tensors=tuple(layer),
+        keys={
+            "context_length": n_ctx,
+            "embedding_length": n_embd,
+            "block_count": int(config["num_hidden_layers"]),
+            "feed_forward_length": int(config.get("ffn_hidden_size") or 4 * n_embd),
+            "attention.head_count": n_head,
+            "attention.head_count_kv": n_kv,
+            "attention.layer_norm_epsilon": float(config.get("layer_norm_epsilon", 1e-5)),
+            **positions.keys,
+        },
+        extra_tensors=positions.tensors,
+        latentkv_keys=positions.latentkv_keys,
+        packed_qkv=True,
+    )

@@ -1,0 +1,94 @@
+"""mpt: MPT 7B and 30B. ALiBi, packed QKV that may be clipped, layer norms and linears without biases, exact
+GELU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ConvertError
+from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
+from . import packed_rows, require
+
+TINY: dict[str, Any] = {
+    "architectures": ["MptForCausalLM"],
+    "model_type": "mpt",
+    "vocab_size": 320,
+    "d_model": 96,
+    "n_heads": 3,  # not a power of two, on purpose
+    "n_layers": 2,
+    "expansion_ratio": 4,
+    "max_seq_len": 512,
+    "layer_norm_epsilon": 1e-5,
+    "no_bias": True,
+    "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": None},
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    attention: Mapping[str, Any] = config.get("attn_config") or {}
+    n_embd, n_head = int(config["d_model"]), int(config["n_heads"])
+    head_dim, n_ctx = n_embd // n_head, int(config["max_seq_len"])
+    require(config, "no_bias", True, True)
+    require(config, "expansion_ratio", 4, 4)
+    require(config, "norm_type", "low_precision_layernorm", "low_precision_layernorm", "layernorm")
+    require(config, "logit_scale", None, None)
+    require(attention, "attn_type", "multihead_attention", "multihead_attention")
+    require(attention, "alibi", True, True)
+    require(attention, "alibi_bias_max", 8, 8)  # what transformers computes whatever the field says
+    require(attention, "qk_ln", False, False)
+    require(attention, "prefix_lm", False, False)
+    scale = attention.get("softmax_scale")
+    if scale is not None and abs(float(scale) * head_dim**0.5 - 1) > 1e-6:
+        raise ConvertError("config.json", f"softmax_scale 1/sqrt({head_dim})", str(scale))
+    clip = attention.get("clip_qkv")
+    tables = [
+        TensorRole("transformer.wte.weight", "token_embd.weight", "table"),
+        TensorRole("transformer.norm_f.weight", "output_norm.weight", "vector"),
+    ]
+    if not config.get("tie_word_embeddings", True):
+        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
+    rows = packed_rows(n_head, n_head, head_dim, interleaved=False)
+    return ModelSpec(
+        gguf_arch="mpt",
+        n_layer=int(config["n_layers"]),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_kv=n_head,
+        head_dim=head_dim,
+        n_rot=0,
+        n_vocab=int(config["vocab_size"]),
+        n_ctx=n_ctx,
+        block=BlockSpec(
+            norm="layer",
+            activation="gelu",
+            ffn="plain",
+            parallel=False,
+            position="alibi",
+            rope_pairing="norm",
+        ),
+        layers="transformer.blocks",
+        projections={side: Projection("attn.Wqkv", rows[side]) for side in "qkv"},
+        global_tensors=tuple(tables),
+        layer_tensors=(
+            TensorRole("norm_1.weight", "attn_norm.weight", "vector"),
+            TensorRole("attn.out_proj.weight", "attn_output.weight"),
+            TensorRole("norm_2.weight", "ffn_norm.weight", "vector"),
+            TensorRole("ffn.up_proj.weight", "ffn_up.weight"),
+            TensorRole("ffn.down_proj.weight", "ffn_down.weight"),
+        ),
+        keys={
+            "context_length": n_ctx,
+            "embedding_length": n_embd,
+            "block_count": int(config["n_layers"]),
+            "feed_forward_length": 4 * n_embd,
+            "attention.head_count": n_head,
+            "attention.layer_norm_epsilon": float(config.get("layer_norm_epsilon", 1e-5)),
+            "attention.max_alibi_bias": 8.0,
+            **({} if clip is None else {"attention.clamp_kqv": float(clip)}),
+        },
+        packed_qkv=True,
+    )

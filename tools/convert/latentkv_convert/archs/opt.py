@@ -1,0 +1,100 @@
+"""opt: OPT 125M to 66B except 350M, Galactica. Learned positions, biases, layer norm before each branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
+from . import activation, require
+
+OFFSET = 2  # rows of the position table before position 0, left over from fairseq's padding index
+
+TINY: dict[str, Any] = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "vocab_size": 320,
+    "hidden_size": 96,
+    "ffn_dim": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "activation_function": "relu",
+    "max_position_embeddings": 512,
+    "do_layer_norm_before": True,
+    "word_embed_proj_dim": 96,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    n_embd, n_head = int(config["hidden_size"]), int(config["num_attention_heads"])
+    require(config, "do_layer_norm_before", True, True)
+    require(config, "word_embed_proj_dim", n_embd, n_embd, None)
+    require(config, "_remove_final_layer_norm", False, False)
+    require(config, "layer_norm_elementwise_affine", True, True)
+    n_ctx = int(config["max_position_embeddings"])
+    parts = ("weight", "bias") if config.get("enable_bias", True) else ("weight",)
+    kinds = {"weight": "weight", "bias": "vector"}
+    norms = [("self_attn_layer_norm", "attn_norm"), ("final_layer_norm", "ffn_norm")]
+    linears = [
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.out_proj", "attn_output"),
+        ("fc1", "ffn_up"),
+        ("fc2", "ffn_down"),
+    ]
+    layer = [
+        TensorRole(f"{source}.{part}", f"{target}.{part}", "vector")
+        for source, target in norms
+        for part in ("weight", "bias")
+    ]
+    layer += [
+        TensorRole(f"{source}.{part}", f"{target}.{part}", kinds[part])
+        for source, target in linears
+        for part in parts
+    ]
+    decoder = "model.decoder"
+    positions = np.arange(OFFSET, OFFSET + n_ctx)
+    tables = [
+        TensorRole(f"{decoder}.embed_tokens.weight", "token_embd.weight", "table"),
+        TensorRole(f"{decoder}.embed_positions.weight", "position_embd.weight", "vector", rows=positions),
+        TensorRole(f"{decoder}.final_layer_norm.weight", "output_norm.weight", "vector"),
+        TensorRole(f"{decoder}.final_layer_norm.bias", "output_norm.bias", "vector"),
+    ]
+    if not config.get("tie_word_embeddings", True):
+        tables.append(TensorRole("lm_head.weight", "output.weight", "table"))
+    return ModelSpec(
+        gguf_arch="opt",
+        n_layer=int(config["num_hidden_layers"]),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_kv=n_head,
+        head_dim=n_embd // n_head,
+        n_rot=0,
+        n_vocab=int(config["vocab_size"]),
+        n_ctx=n_ctx,
+        block=BlockSpec(
+            norm="layer",
+            activation=activation(str(config.get("activation_function", "relu"))),
+            ffn="plain",
+            parallel=False,
+            position="learned",
+            rope_pairing="norm",
+        ),
+        layers=f"{decoder}.layers",
+        projections={side: Projection(f"self_attn.{side}_proj") for side in "qkv"},
+        global_tensors=tuple(tables),
+        layer_tensors=tuple(layer),
+        keys={
+            "context_length": n_ctx,
+            "embedding_length": n_embd,
+            "block_count": int(config["num_hidden_layers"]),
+            "feed_forward_length": int(config["ffn_dim"]),
+            "attention.head_count": n_head,
+            "attention.layer_norm_epsilon": 1e-5,  # torch's default; the config has no field for it
+        },
+    )

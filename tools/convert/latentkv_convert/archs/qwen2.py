@@ -1,0 +1,60 @@
+"""qwen2: Qwen 1.5, 2, 2.5 and what is built on them. Llama's block with biases on Q, K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ConvertError
+from ..ir import ModelSpec, TensorRole
+from . import llama, window_keys
+
+TINY: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 320,
+    "hidden_size": 96,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    spec = llama.model_spec({**config, "attention_bias": False})
+    bias = TensorRole("self_attn.q_proj.bias", "attn_q.bias", "vector", rope_heads=spec.n_head)
+    return replace(
+        spec,
+        gguf_arch="qwen2",
+        block=replace(spec.block, rope_pairing="neox"),
+        layer_tensors=(*spec.layer_tensors, bias),
+        keys={**spec.keys, **window_keys(window(config))},
+    )
+
+
+def window(config: Mapping[str, Any]) -> int | None:
+    """The sliding window of every layer, or None.
+
+    Raises:
+        ConvertError: only some of the layers have one.
+    """
+    if not config.get("use_sliding_window", False):
+        return None
+    n_layer, first = int(config["num_hidden_layers"]), int(config.get("max_window_layers", 28))
+    kinds = config.get("layer_types") or ["sliding_attention" if i >= first else "" for i in range(n_layer)]
+    sliding = sum(kind == "sliding_attention" for kind in kinds)
+    if 0 < sliding < n_layer:
+        raise ConvertError(
+            "config.json", "a sliding window in all layers or in none", f"{sliding} of {n_layer}"
+        )
+    return int(config.get("sliding_window") or 4096) if sliding else None

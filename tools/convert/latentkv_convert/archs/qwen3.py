@@ -1,0 +1,34 @@
+"""qwen3: Qwen 3 (dense). Llama's block with an RMS norm on every query and key head before RoPE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..ir import ModelSpec, TensorRole
+from . import llama, qwen2, window_keys
+
+TINY: dict[str, Any] = {
+    **qwen2.TINY,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_attention_heads": 4,
+    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    spec = llama.model_spec({"head_dim": 128, **config})
+    norms = tuple(
+        TensorRole(f"self_attn.{side}_norm.weight", f"attn_{side}_norm.weight", "vector") for side in "qk"
+    )
+    return replace(
+        spec,
+        gguf_arch="qwen3",
+        block=replace(spec.block, rope_pairing="neox"),
+        layer_tensors=(*spec.layer_tensors, *norms),
+        keys={**spec.keys, **window_keys(qwen2.window(config))},
+    )
