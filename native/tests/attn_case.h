@@ -29,8 +29,7 @@ struct AttnShape {
     int v_group = 1;
     std::vector<Format> k_formats{Format::f16};  // one per region
     std::vector<Format> v_formats{Format::f16};
-    int dropped =
-        0;  // channels that the last region drops from every latent group, down to 16; all of a narrower group
+    int dropped = 0;   // channels that the last region drops from latent groups, down to 16; a narrower group whole
     int n_past = 100;  // tokens in the cache before the batch, per sequence
     int n_tokens = 1;  // queries, per sequence
     int n_seq = 1;

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, TEXT, tensors
 
+from conftest import ROOT, TEXT, tensors
 from latentkv_convert import cli, gguf_write
 
 Tiny = Callable[..., Path]
