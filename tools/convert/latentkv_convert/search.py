@@ -49,7 +49,7 @@ def to_budget(problem: RankProblem, states: States, errors: Errors) -> Ranks:
             units[layer, side] -= taken
             surplus -= taken
     if surplus:
-        reached = problem.keep + surplus * problem.pad / problem.channels
+        reached = (problem.total_units + surplus) * problem.pad / problem.channels
         hint = "lower thresholds need --published-counting off"
         raise ConvertError("--keep", f"at least {reached:.4g}", f"{problem.keep:g}", hint)
     return {item: split(problem, item, count) for item, count in units.items()}

@@ -92,6 +92,19 @@ def by_weight(problem: RankProblem, weights: F64) -> Ranks:
     return {item: split(problem, item, int(share)) for item, share in zip(items, units, strict=True)}
 
 
+def by_depth(problem: RankProblem, depth: F64, steepest: float = 0.25) -> Ranks:
+    """Ranks d_max · (1 - depth · (1 - d_min / d_max)) for the layers of `items`; K and V of a layer are
+    equal but for the last unit of the budget.
+
+    The mean is linear in d_min, so d_min follows from the budget with d_max the full width. Where that makes
+    d_min < steepest · d_max, the slope stays there and d_max comes down instead.
+    """
+    mean = problem.total_units * problem.pad / (len(problem.items) * problem.n_groups * problem.group_width)
+    middle = float(depth.mean())
+    ratio = 1.0 - (1.0 - min(mean, 1.0)) / middle if middle > 0 else 1.0
+    return by_weight(problem, np.repeat(1.0 - depth * (1.0 - max(ratio, steepest)), 2))
+
+
 def split(problem: RankProblem, item: tuple[int, str], units: int) -> tuple[int, ...]:
     """Ranks of the groups of one layer's K or V: equal shares, the rest by energy."""
     counts = split_groups(units, problem.sigmas(*item), problem.capacity, problem.pad)

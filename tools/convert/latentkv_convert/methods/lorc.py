@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import latent_plan
-from ..allocate import progressive
+from ..allocate import by_depth
 from ..errors import ConvertError, warn
 from ..ir import F64, SIDES, Basis, ModelSpec, Plan
 from ..linalg import balanced, eigenbasis
@@ -94,7 +94,7 @@ class LoRC:
         problem = latent_plan.problem(work, self.group, self.keep, skipped)
         layers = range(self.skip_layers, work.spec.n_layer)
         depth = relative_depth([[work.sigmas(layer, side)[0] for side in SIDES] for layer in layers])
-        ranks = progressive.along(problem, depth, self.steepest)
+        ranks = by_depth(problem, depth, self.steepest)
         return latent_plan.from_ranks(work.spec, self.group, ranks, self.k_path)
 
 
