@@ -1,4 +1,4 @@
-"""The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's tokenizer and samplers."""
+"""The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's tokenizer, samplers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ class Error(ValueError):
 __version__: str
 
 def build_info() -> dict[str, Any]:
-    """Versions and features: {"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}."""
+    """Versions, features: {"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}"""
 
 def set_log_level(level: int) -> None:
     """0 errors only, 1 warnings (default), 2 info, 3 debug. Messages go to standard error."""
 
 def quantize(data: NDArray[np.float32], type: str) -> NDArray[np.uint8]:
-    """Rows [n_rows, n] to ggml blocks of `type` (q4_0, q4_k, ...): the weight types that gguf-py cannot write."""
+    """Rows [n_rows, n] to ggml blocks of `type` (q4_0, q4_k, ...): types that gguf-py cannot write."""
 
 class Model:
     """Weights and vocabulary of one GGUF, memory-mapped; shared by any number of sessions."""
@@ -52,7 +52,8 @@ class Model:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Per layer {"k": t, "v": t}, t = {"path", "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or None, "energy": float or None}."""
+        """Per layer {"k": t, "v": t}; t = {"path", "group", "ranks": [...], "segments": [[widths], ...],
+        "formats": [[...], ...] or None, "energy": float or None}."""
     @property
     def regions(self) -> dict[str, int]:
         """Defaults the file asks for: {"sink": 0, "recent": 0}."""
@@ -105,8 +106,9 @@ class Session:
         require_fused: bool = False,
     ) -> None:
         """kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
-        kv_rotate: Hadamard-rotate q, k, v of `full` tensors when their format is quantized, as llama.cpp does.
-        sink/recent: exact tokens (-1 = the file's default). implementation: "fused" or "reference" (stock ggml ops)."""
+        kv_rotate: Hadamard-rotate q, k, v of `full` tensors with a quantized format, as llama.cpp does.
+        sink/recent: exact tokens (-1 = the file's default).
+        implementation: "fused" or "reference" (stock ggml ops)."""
     @property
     def n_ctx(self) -> int: ...
     @property
@@ -124,11 +126,13 @@ class Session:
         seq: Sequence[int] | None = None,
         output: str | Sequence[bool] = "last",
     ) -> NDArray[np.float32]:
-        """Runs tokens through the model and the cache, in ubatches. pos None: continue each sequence; seq None: sequence 0.
-        output "last" (of the batch), "all", "none" or one bool per token. Returns logits [n_outputs, n_vocab] float32.
+        """Runs tokens through the model and the cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
+
+        pos None: continue each sequence; seq None: sequence 0.
+        output "last" (of the batch), "all", "none" or one bool per token.
         Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""
     def interrupt(self) -> None:
-        """Async-signal-safe: the running decode() stops after the current ubatch and raises KeyboardInterrupt."""
+        """Async-signal-safe: the running decode() stops after its ubatch and raises KeyboardInterrupt."""
     # sequences (llama.cpp semantics; p0/p1 half-open, -1 = open end; seq -1 = all in seq_rm)
     def clear(self) -> None: ...
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...
@@ -141,7 +145,8 @@ class Session:
     def n_cells_used(self) -> int: ...
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
-        """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float, "regions": [{"name", "slots", "k", "v"}]}."""
+        """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
+        "regions": [{"name", "slots", "k", "v"}]}."""
     def compute_bytes(self) -> int: ...
     # state
     def save_state(self, path: str) -> None: ...
