@@ -1,4 +1,4 @@
-"""The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's tokenizer, samplers."""
+"""The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ class Error(ValueError):
 __version__: str
 
 def build_info() -> dict[str, Any]:
-    """Versions, features: {"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}"""
+    """{"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}"""
 
 def set_log_level(level: int) -> None:
     """0 errors only, 1 warnings (default), 2 info, 3 debug. Messages go to standard error."""
@@ -126,7 +126,7 @@ class Session:
         seq: Sequence[int] | None = None,
         output: str | Sequence[bool] = "last",
     ) -> NDArray[np.float32]:
-        """Runs tokens through the model and the cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
+        """Runs tokens through model and cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
 
         pos None: continue each sequence; seq None: sequence 0.
         output "last" (of the batch), "all", "none" or one bool per token.
