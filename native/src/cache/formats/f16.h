@@ -18,13 +18,14 @@ struct F16 {
     LKV_HD static constexpr int bytes(int width) { return round_up_to_word(2 * width); }
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
-        int i = 0;
+        int whole = 0;  // channels that fill vectors
 #if !defined(__CUDACC__)
-        for (; i + lanes <= width; i += lanes) {
+        whole = width / lanes * lanes;
+        for (int i = 0; i < whole; i += lanes) {
             store8_half(dst + 2 * i, min8(max8(load8(x + i), splat(-half_max)), splat(half_max)));
         }
 #endif
-        for (; i < width; i++) {
+        for (int i = whole; i < width; i++) {
             store_u16(dst + 2 * i, half_saturate(x[i]));
         }
         for (int b = 2 * width; b < bytes(width); b++) {
