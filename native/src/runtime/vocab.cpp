@@ -21,12 +21,14 @@ constexpr std::string_view template_key = "tokenizer.chat_template";
 // SentencePiece, byte-level BPE, unigram and their descendants: the tokenizers of decoders.
 constexpr std::array<std::string_view, 4> supported = {"llama", "gpt2", "t5", "gemma4"};
 
+constexpr std::array<std::string_view, 4> named_tokens = {"</s>", "<unk>", "<s>", "<|endoftext|>"};
+
 using Bytes = std::vector<uint8_t>;
 
 template <typename T>
 void put(Bytes& out, T value) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
-    out.insert(out.end(), bytes, bytes + sizeof(T));
+    out.resize(out.size() + sizeof(T));
+    std::memcpy(out.data() + out.size() - sizeof(T), &value, sizeof(T));
 }
 
 void put(Bytes& out, std::string_view text) {
@@ -34,17 +36,23 @@ void put(Bytes& out, std::string_view text) {
     out.insert(out.end(), text.begin(), text.end());
 }
 
-// general.name goes along: libllama recognises some vocabularies' whitespace rules by it.
-bool is_vocabulary_key(std::string_view key) { return key.starts_with("tokenizer.") || key == "general.name"; }
+// libllama knows Phi-3's whitespace rules by general.name, and then looks these tokens up without asking.
+bool has_named_tokens(const GgufFile& file) {
+    const auto tokens = file.get_string_array(tokens_key);
+    return std::all_of(named_tokens.begin(), named_tokens.end(), [&tokens](std::string_view name) {
+        return std::find(tokens.begin(), tokens.end(), name) != tokens.end();
+    });
+}
 
 Bytes vocabulary_file(const GgufFile& file) {
+    const bool with_name = has_named_tokens(file);
     Bytes entries;
     uint64_t n_values = 1;
     put(entries, std::string_view("general.architecture"));
     put(entries, static_cast<uint32_t>(GgufType::string));
     put(entries, std::string_view("llama"));
     for (const auto& value : file.values()) {
-        if (is_vocabulary_key(value.key)) {
+        if (value.key.starts_with("tokenizer.") || (with_name && value.key == "general.name")) {
             entries.insert(entries.end(), value.raw.begin(), value.raw.end());
             ++n_values;
         }
