@@ -24,7 +24,6 @@ import numpy as np
 
 from .. import allocate, latent_plan, search
 from ..allocate import Ranks
-from ..calibrate import block_error
 from ..ir import F64, SIDES, Basis, ModelSpec, Plan
 from ..linalg import balanced, eigenbasis, tied
 from ..schema import RANK_PAD
@@ -139,6 +138,8 @@ class Eigen:
         return latent_plan.from_ranks(work.spec, 1, ranks, self.k_path)
 
     def searched(self, work: Work) -> Ranks:
+        from ..calibrate import block_error  # imports torch
+
         spec = work.spec
         layers = range(spec.n_layer)
         states = [

@@ -28,9 +28,10 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--group",
         type=parse_group,
-        default=4,
+        default=0,
         metavar="N|all",
-        help="KV heads that share one latent: 1 (M-LRD), 4 (G-LRD, default), all (J-LRD)",
+        help="KV heads that share one latent: 1 (M-LRD), 4 (G-LRD), all (J-LRD); default 4, or the next "
+        "fewer that divide the model's",
     )
     parser.add_argument(
         "--allocate", choices=allocate.names(), default="fisher", help="how ranks are shared out"
@@ -45,7 +46,10 @@ def add_arguments(parser: Any) -> None:
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Palu:
-    group = group_size(options["group"], spec.n_kv)
+    chosen = options["group"]
+    if chosen == 0:
+        chosen = max(n for n in range(1, 5) if spec.n_kv % n == 0)
+    group = group_size(chosen, spec.n_kv)
     path = latent_plan.k_path(options, spec, "rebuild")
     return Palu(group, options["keep"], options["allocate"], options["basis"], path)
 
