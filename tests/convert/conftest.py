@@ -73,20 +73,19 @@ def bpe_tokenizer() -> Any:
     return tokenizer
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, bpe_tokenizer: Any) -> Callable[..., Path]:
-    """tiny("llama", shards=…, seed=…, **config) -> a checkpoint directory with random weights and a
-    tokenizer."""
+Tiny = Callable[..., Path]
 
-    def make(
-        model_type: str = "llama", *, name: str = "tiny", shard_size: str = "1GB", **config: Any
-    ) -> Path:
+
+@pytest.fixture(scope="session")
+def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
+    """random_checkpoint(directory, "llama", shard_size=…, **config) -> the directory; weights are random."""
+
+    def make(directory: Path, model_type: str, *, shard_size: str = "1GB", **config: Any) -> Path:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         from latentkv_convert import archs
 
-        directory = tmp_path / name
         settings = archs.tiny(model_type) | config
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=torch.float32)
@@ -95,7 +94,9 @@ def tiny(tmp_path: Path, bpe_tokenizer: Any) -> Callable[..., Path]:
                 if key.endswith("bias"):
                     parameter.normal_(std=0.3)
                 elif parameter.ndim == 2:  # wide enough that attention is far from uniform
-                    parameter.normal_(std=2.0 / parameter.shape[1] ** 0.5)
+                    parameter.normal_(std=1.3 / parameter.shape[1] ** 0.5)
+                else:  # norms, per-head ones among them, that a reader must apply
+                    parameter.mul_(torch.empty_like(parameter).uniform_(0.5, 1.5))
         model.save_pretrained(directory, max_shard_size=shard_size)
         (directory / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         bpe_tokenizer.save(str(directory / "tokenizer.json"))
@@ -103,6 +104,16 @@ def tiny(tmp_path: Path, bpe_tokenizer: Any) -> Callable[..., Path]:
             json.dumps({"bos_token": "<|begin|>", "eos_token": "<|end|>"}), encoding="utf-8"
         )
         return directory
+
+    return make
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, random_checkpoint: Tiny) -> Tiny:
+    """tiny("llama", name=…, **config): a random checkpoint for one test."""
+
+    def make(model_type: str = "llama", *, name: str = "tiny", **config: Any) -> Path:
+        return random_checkpoint(tmp_path / name, model_type, **config)
 
     return make
 

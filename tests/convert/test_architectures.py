@@ -3,26 +3,28 @@ rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from both import N, distance, expected_logits, run, session, step_by_step, token_ids
 from transformers import AutoModelForCausalLM
 
-from conftest import keys, tensors
+from conftest import Tiny, keys, tensors
 from latentkv_convert import archs
-from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.pipeline import convert
 
-core = pytest.importorskip("latentkv._core", reason="needs the native module (pip install .)")
-Tiny = Callable[..., Path]
-
-N = 200  # tokens; n_ctx 256 unless the case needs another
 LONGROPE = archs.tiny("phi3")["rope_scaling"]
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def scaled(kind: str, factor: float = 4.0, **extra: Any) -> dict[str, Any]:
+    """A RoPE scaling whose original context ends inside the test's sequence."""
+    return {"rope_scaling": {"rope_type": kind, "factor": factor, **extra}}
 
 
 def case(model_type: str, name: str = "", **config: Any) -> Any:
@@ -32,6 +34,10 @@ def case(model_type: str, name: str = "", **config: Any) -> Any:
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
 CASES = [
     case("llama", "biases", attention_bias=True, mlp_bias=True),
+    case("llama", "llama3", **scaled("llama3", **LLAMA3, original_max_position_embeddings=64)),
+    case("llama", "yarn", **scaled("yarn", original_max_position_embeddings=64)),
+    case("llama", "linear", **scaled("linear")),
+    case("llama", "one-head", num_key_value_heads=1, tie_word_embeddings=True),
     case("llama", "head-80", hidden_size=160, num_attention_heads=4, head_dim=80),
     case("qwen2"),
     case("qwen2", "head-96", hidden_size=192, num_attention_heads=2, num_key_value_heads=1),
@@ -66,40 +72,6 @@ CASES = [
     case("mpt", "clip", attn_config={"clip_qkv": 1.5}),
     case("mpt", "head-96", d_model=192, n_heads=2),
 ]
-
-
-def run(checkpoint: Path, output: Path, *options: str) -> Any:
-    convert(parse([str(checkpoint), "-o", str(output), "--no-plot", "--outtype", "f32", *options], "test"))
-    return core.Model(str(output))
-
-
-def expected_logits(checkpoint: Path, ids: list[int]) -> np.ndarray:
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    with torch.no_grad():
-        return np.asarray(model(torch.tensor([ids]), use_cache=False).logits[0].numpy())
-
-
-def distance(got: np.ndarray, expected: np.ndarray) -> float:
-    """Relative norm of the difference, in float64. NaN never passes a `<`."""
-    assert got.shape == expected.shape
-    exact = expected.astype(np.float64)
-    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
-
-
-def session(model: Any, kv: str = "f32", implementation: str = "fused") -> Any:
-    return core.Session(model, n_ctx=256, n_threads=1, kv=kv, implementation=implementation)
-
-
-def step_by_step(model: Any, ids: list[int], prompt: int) -> np.ndarray:
-    """[len(ids) - prompt + 1, n_vocab]: the prompt's last logits, then one decoded token at a time."""
-    live = session(model)
-    rows = [live.decode(ids[:prompt])]
-    rows += [live.decode([token]) for token in ids[prompt:]]
-    return np.concatenate(rows)
-
-
-def token_ids(n: int = N) -> list[int]:
-    return [int(i) for i in np.random.default_rng(7).integers(2, 320, n)]
 
 
 @pytest.mark.parametrize(("model_type", "config"), CASES)
@@ -191,6 +163,16 @@ def test_packed_qkv_is_q_then_k_then_v(tiny: Tiny, tmp_path: Path) -> None:
 def test_what_the_block_cannot_do_is_refused(model_type: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvertError, match=f"expected {message}$"):
         archs.model_spec(archs.tiny(model_type) | config)
+
+
+def test_dynamic_ntk_serves_the_context_it_is_opened_with(tiny: Tiny, tmp_path: Path) -> None:
+    """transformers scales for the sequence it is given, the runtime for n_ctx."""
+    config = scaled("dynamic", 3.0) | {"max_position_embeddings": 64}
+    checkpoint = tiny("llama", **config)
+    expected = expected_logits(checkpoint, token_ids())
+    model = run(checkpoint, tmp_path / "plain.gguf", "--method", "none")
+    assert distance(session(model, n_ctx=N).decode(token_ids(), output="all"), expected) < 1e-4
+    assert distance(session(model, n_ctx=N + 56).decode(token_ids(), output="all"), expected) > 1e-3
 
 
 def test_clipped_qkv_has_no_latent(tiny: Tiny, tmp_path: Path, calib: Path) -> None:

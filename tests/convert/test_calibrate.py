@@ -98,7 +98,7 @@ def test_fisher_with_labels_one_further_is_another_number(tiny: Tiny) -> None:
         theirs = model(tokens[:, :-1], labels=tokens[:, 1:], use_cache=False).loss
         right = model(tokens, labels=tokens, use_cache=False).loss
     assert torch.isclose(ours, right, rtol=1e-4)
-    assert not torch.isclose(ours, theirs, rtol=1e-2)
+    assert not torch.isclose(ours, theirs, rtol=1e-3)
 
 
 def test_too_few_tokens_for_the_width_are_announced(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:

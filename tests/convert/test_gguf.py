@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import keys, tensors
 
+from conftest import keys, tensors
 from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.cli import main
 from latentkv_convert.fuse.rope_rows import paired_rows

@@ -38,7 +38,10 @@ def scores(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[A
         (None, "uniform", "plain"),
         (None, "fisher", "whitened"),
     ]:
-        options = dict(zip(("group", "allocate", "basis"), choice, strict=True)) | {"keep": 0.5}
+        options = dict(zip(("group", "allocate", "basis"), choice, strict=True)) | {
+            "keep": 0.5,
+            "k_path": None,
+        }
         recipe = Recipe(
             demo,
             tmp_path_factory.mktemp("out") / "out.gguf",
@@ -53,8 +56,8 @@ def scores(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[A
         stats, _ = calibrate.collect(method.needs, recipe, checkpoint, spec)
         work = Work(spec, checkpoint, stats, 0, method.decompose)
         model.load_state_dict(whole)
-        reference.compress(model, work, method.plan(work))
-        found[choice] = reference.divergence(original, reference.log_probabilities(model, windows))
+        with reference.compressed(model, work, method.plan(work)) as cut:
+            found[choice] = reference.divergence(original, reference.log_probabilities(cut, windows))
     return found
 
 

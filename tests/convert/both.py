@@ -1,0 +1,63 @@
+"""The same tokens through the runtime and through transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from latentkv_convert.cli import parse
+from latentkv_convert.pipeline import convert
+
+core = pytest.importorskip("latentkv._core", reason="needs the native module (pip install .)")
+
+N = 200  # tokens of a test's sequence
+N_CTX = 256
+
+
+def run(checkpoint: Path, output: Path, *options: str) -> Any:
+    """The converted file as a native model, its weights in f32."""
+    convert(parse([str(checkpoint), "-o", str(output), "--no-plot", "--outtype", "f32", *options], "test"))
+    return core.Model(str(output))
+
+
+def load(checkpoint: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def logits(model: Any, ids: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([ids]), use_cache=False).logits[0].numpy())
+
+
+def expected_logits(checkpoint: Path, ids: list[int]) -> np.ndarray:
+    return logits(load(checkpoint), ids)
+
+
+def distance(got: np.ndarray, expected: np.ndarray) -> float:
+    """Relative norm of the difference, in float64. NaN never passes a `<`."""
+    assert got.shape == expected.shape
+    exact = expected.astype(np.float64)
+    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+
+
+def session(model: Any, kv: str = "f32", implementation: str = "fused", n_ctx: int = N_CTX) -> Any:
+    return core.Session(model, n_ctx=n_ctx, n_threads=1, kv=kv, implementation=implementation)
+
+
+def step_by_step(model: Any, ids: list[int], prompt: int) -> np.ndarray:
+    """[len(ids) - prompt + 1, n_vocab]: the prompt's last logits, then one decoded token at a time."""
+    live = session(model)
+    rows = [live.decode(ids[:prompt])]
+    rows += [live.decode([token]) for token in ids[prompt:]]
+    return np.concatenate(rows)
+
+
+def token_ids(n: int = N) -> list[int]:
+    return [int(i) for i in np.random.default_rng(7).integers(2, 320, n)]
