@@ -12,7 +12,7 @@ target_compile_features(latentkv_kernels PUBLIC cxx_std_20)
 set_target_properties(latentkv_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)
 
 # -Wno-psabi: vector types cross inlined calls only, so the calling convention note does not apply.
-target_compile_options(latentkv_kernels PRIVATE -Wall -Wextra -Wpedantic -Werror)
+latentkv_warnings(latentkv_kernels)
 target_compile_options(latentkv_kernels PUBLIC -Wno-psabi)
 
 # The switch that also picks ggml's instruction set (GGML_NATIVE).
