@@ -7,15 +7,16 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import methods
 from .errors import ConvertError
 from .quantize import OUTTYPES
-from .recipe import Recipe
+from .recipe import Finetune, Recipe
 
 DEFAULT_METHOD = "palu"
-_COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options"}
+_COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "finetune"}
+_FINETUNE = tuple(field.name for field in dataclasses.fields(Finetune) if field.name != "text")
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,6 +103,7 @@ def build_parser(method: str, prog: str) -> Parser:
     text.add_argument(
         "--no-cache", dest="cache", action="store_false", help="neither read nor keep calibration results"
     )
+    _add_finetune(parser.add_argument_group("recovery, for K paths rebuild and absorbed"))
     other = parser.add_argument_group("other")
     other.add_argument(
         "--pre", metavar="NAME", help="tokenizer.ggml.pre, when the tokenizer's split rules are not known"
@@ -111,6 +113,41 @@ def build_parser(method: str, prog: str) -> Parser:
     return parser
 
 
+def _add_finetune(group: Any) -> None:
+    group.add_argument(
+        "--finetune", type=Path, metavar="TEXT", help="train LoRA adapters on it and merge them"
+    )
+    group.add_argument("--steps", type=_positive, metavar="N", help="of 4 x 512 tokens (default 200)")
+    group.add_argument("--lora-rank", type=_positive, metavar="R", help="rank of the adapters (default 32)")
+    group.add_argument("--lr", type=_rate, metavar="X", help="peak learning rate (default 2e-4)")
+    group.add_argument(
+        "--lora-on", choices=("a", "ab"), help="adapt A alone, or A and the up-projections (default ab)"
+    )
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"a learning rate above 0 and below 1; got {text}")
+    return value
+
+
+def _finetune(chosen: dict[str, Any]) -> Finetune | None:
+    """Takes its options out of `chosen`.
+
+    Raises:
+        ConvertError: one of them without --finetune.
+    """
+    text = chosen.pop("finetune")
+    given = {name: value for name in _FINETUNE if (value := chosen.pop(name)) is not None}
+    if text is None and given:
+        raise ConvertError(f"--{next(iter(given)).replace('_', '-')}", "--finetune TEXT beside it", "none")
+    return None if text is None else Finetune(text, **given)
+
+
 def parse(argv: Sequence[str], prog: str) -> Recipe:
     """Two passes: the method's name decides which options exist."""
     first = Parser(add_help=False, allow_abbrev=False)
@@ -118,7 +155,8 @@ def parse(argv: Sequence[str], prog: str) -> Recipe:
     method = first.parse_known_args(list(argv))[0].method
     chosen = vars(build_parser(method, prog).parse_args(list(argv)))
     common = {name: chosen.pop(name) for name in _COMMON}
-    return Recipe(options=chosen, **common)
+    finetune = _finetune(chosen)
+    return Recipe(options=chosen, finetune=finetune, **common)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> int:

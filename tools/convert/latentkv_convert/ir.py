@@ -85,14 +85,19 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Basis:
-    """A change of coordinates for one group's K or V, columns sorted by importance: z = x·down, x ≈ z·up."""
+    """A change of coordinates for one group's K or V, columns sorted by importance: z = x·down, x ≈ z·up.
+
+    A of the file is down.T·W, unless training has made `rows` of it (recover.py).
+    """
 
     sigma: F64  # [n] importance: singular values of the (weighted) outputs
     down: F64  # [group·head_dim, n]
     up: F64  # [n, group·head_dim]
+    rows: F64 | None = None  # [n, n_embd]
 
     def truncated(self, rank: int) -> Basis:
-        return Basis(self.sigma[:rank], self.down[:, :rank], self.up[:rank])
+        rows = None if self.rows is None else self.rows[:rank]
+        return Basis(self.sigma[:rank], self.down[:, :rank], self.up[:rank], rows)
 
 
 @dataclass(frozen=True)

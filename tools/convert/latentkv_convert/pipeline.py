@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from .ir import SIDES, Basis, ModelSpec, Plan, TensorRole
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .work import Work
+
+if TYPE_CHECKING:
+    from .factored import Trained
+    from .recover import Recovery
 
 
 def convert(recipe: Recipe) -> report.Report:
@@ -39,16 +43,18 @@ def convert(recipe: Recipe) -> report.Report:
     work = Work(spec, checkpoint, stats, recipe.seed, method.decompose, sample, recipe.device)
     plan = method.plan(work)
     check_plan(plan, spec)
+    trained, recovery = finetuned(recipe, work, plan)
     keys = model_keys(recipe, spec) | vocabulary | cache_keys(plan, work)
     if sample is not None:
         keys[KEYS["calibration_hash"]] = sample.digest
         keys[KEYS["calibration_tokens"]] = int(sample.tokens.size)
-    tensors = [*model_tensors(checkpoint, spec), *cache_tensors(recipe, work, plan)]
+    tensors = [*model_tensors(checkpoint, spec), *cache_tensors(recipe, work, plan, trained)]
     with progress.bar(len(tensors), "write", "tensor") as bar:
         size = gguf_write.write(
             recipe.output, spec.gguf_arch, keys, tensors, recipe.outtype, lambda tensor: bar.update(1)
         )
-    return report.finish(recipe, work, plan, size, 0 if sample is None else int(sample.tokens.size))
+    n_tokens = 0 if sample is None else int(sample.tokens.size)
+    return report.finish(recipe, work, plan, size, n_tokens, recovery)
 
 
 def check_output(recipe: Recipe) -> None:
@@ -156,9 +162,18 @@ def _copy(
     return OutTensor(target + role.target, shape, role.kind, load)
 
 
-def cache_tensors(recipe: Recipe, work: Work, plan: Plan) -> Sequence[OutTensor]:
+def finetuned(recipe: Recipe, work: Work, plan: Plan) -> tuple[Trained, Recovery | None]:
+    """Factors that training has changed, and what it was worth; none without --finetune."""
+    if recipe.finetune is None:
+        return {}, None
+    from . import recover  # imports torch
+
+    return recover.train(recipe, work, plan)
+
+
+def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> Sequence[OutTensor]:
     factors = lru_cache(maxsize=1)(
-        partial(finished, recipe, work, plan)
+        partial(finished, recipe, work, plan, trained)
     )  # A and B of a side are written in a row
     tensors: list[OutTensor] = []
     for index, layer in enumerate(plan.layers):
@@ -173,11 +188,14 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan) -> Sequence[OutTensor]
     return tensors
 
 
-def finished(recipe: Recipe, work: Work, plan: Plan, layer: int, side: str) -> tuple[Basis, ...]:
+def finished(
+    recipe: Recipe, work: Work, plan: Plan, trained: Trained, layer: int, side: str
+) -> tuple[Basis, ...]:
     """A layer's bases cut to their ranks and, unless --no-rotate, rotated inside their segments."""
     chosen = plan.layers[layer].side(side)
     result = []
-    for group, (basis, rank) in enumerate(zip(work.bases(layer, side), chosen.ranks, strict=True)):
+    bases = trained.get((layer, side)) or work.bases(layer, side)
+    for group, (basis, rank) in enumerate(zip(bases, chosen.ranks, strict=True)):
         cut = basis.truncated(rank)
         if recipe.rotate:
             rng = np.random.default_rng([recipe.seed, layer, SIDES.index(side), group])

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """LoRA recovery (recover.py)."""
+
+    text: Path
+    steps: int = 200
+    lora_rank: int = 32
+    lr: float = 2e-4
+    lora_on: str = "ab"  # A alone, or A and the up-projections
 
 
 @dataclass(frozen=True)
@@ -26,8 +37,11 @@ class Recipe:
     cache: bool = True
     pre: str | None = None
     plot: bool = True
+    finetune: Finetune | None = None
 
     def text(self) -> str:
         """The choices that shape the cache, as JSON: the `latentkv.source.recipe` key."""
         chosen = {"method": self.method, "rotate": self.rotate, "seed": self.seed, **self.options}
+        if self.finetune is not None:
+            chosen["finetune"] = {**asdict(self.finetune), "text": self.finetune.text.name}
         return json.dumps(chosen, sort_keys=True, default=str)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from .gguf_write import replacing
 from .ir import SIDES, ModelSpec, Plan
 from .recipe import Recipe
 from .work import Work
+
+if TYPE_CHECKING:
+    from .recover import Recovery
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Report:
     calibration_tokens: int
     file_bytes: int
     files: tuple[Path, ...]
+    recovery: Recovery | None = None
 
     @property
     def keep(self) -> float:
@@ -63,6 +67,7 @@ class Report:
             "bytes_per_token_f16_full": full,
             "bytes_per_token": self.bytes_per_token(),
             "share_of_f16": {fmt: n / full for fmt, n in self.bytes_per_token().items()},
+            "finetune": None if self.recovery is None else self.recovery.as_dict(),
             "layers": layers,
         }
 
@@ -82,7 +87,8 @@ class Report:
         for fmt, size in {"f16, full": full, **self.bytes_per_token()}.items():
             sizes.append([fmt, str(size), f"{100 * size / full:.1f} %", f"{size * 32768 / 2**20:.1f} MiB"])
         kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
-        return "\n".join([text, "", kept, "", _align(sizes)])
+        lines_after = [] if self.recovery is None else [_recovered(self.recovery), ""]
+        return "\n".join([text, "", kept, "", *lines_after, _align(sizes)])
 
 
 def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
@@ -95,14 +101,28 @@ def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
     return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
 
 
-def finish(recipe: Recipe, work: Work, plan: Plan, file_bytes: int, calibration_tokens: int) -> Report:
+def _recovered(recovery: Recovery) -> str:
+    return (
+        f"finetuned: perplexity {recovery.before:.3f} before, {recovery.after:.3f} after "
+        f"(uncompressed {recovery.original:.3f}) on {recovery.held_back_tokens} held-back tokens"
+    )
+
+
+def finish(
+    recipe: Recipe,
+    work: Work,
+    plan: Plan,
+    file_bytes: int,
+    calibration_tokens: int,
+    recovery: Recovery | None = None,
+) -> Report:
     """Builds the report and writes its JSON and picture beside the output."""
     data = recipe.output.with_suffix(".report.json")
     picture = recipe.output.with_suffix(".ranks.png")
     drawn = recipe.plot and not plan.is_full
     files = (recipe.output, data, picture) if drawn else (recipe.output, data)
     shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
-    report = Report(recipe, work.spec, plan, shares, calibration_tokens, file_bytes, files)
+    report = Report(recipe, work.spec, plan, shares, calibration_tokens, file_bytes, files, recovery)
     with replacing(data) as partial:
         partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     if drawn:

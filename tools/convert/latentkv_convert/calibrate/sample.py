@@ -53,19 +53,17 @@ class Sample:
         return cls(np.stack(rows).astype(np.int64))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, option: str = "--calib") -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConvertError(
-            "--calib", f"a readable text file at {path}", error.strerror or str(error)
-        ) from None
+        raise ConvertError(option, f"a readable text file at {path}", error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise ConvertError(
-            "--calib", "UTF-8 text", f"byte 0x{error.object[error.start]:02x} at {error.start}"
+            option, "UTF-8 text", f"byte 0x{error.object[error.start]:02x} at {error.start}"
         ) from None
     if not text.strip():
-        raise ConvertError("--calib", f"a text of at least {MIN_TOKENS} tokens", f"an empty file {path.name}")
+        raise ConvertError(option, f"a text of at least {MIN_TOKENS} tokens", f"an empty file {path.name}")
     return text
 
 
@@ -78,7 +76,7 @@ def _thin(text: str) -> str:
     return "".join(text[start : start + size] for start in starts)
 
 
-def encode(text: str, checkpoint: Checkpoint, spec: ModelSpec) -> Encoded:
+def encode(text: str, checkpoint: Checkpoint, spec: ModelSpec, option: str = "--calib") -> Encoded:
     """The text through the checkpoint's own tokenizer.
 
     Raises:
@@ -97,7 +95,7 @@ def encode(text: str, checkpoint: Checkpoint, spec: ModelSpec) -> Encoded:
         tokenizer = need("transformers").AutoTokenizer.from_pretrained(str(checkpoint.directory))
         ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
     if len(ids) < MIN_TOKENS:
-        raise ConvertError("--calib", f"a text of at least {MIN_TOKENS} tokens", f"{len(ids)} tokens")
+        raise ConvertError(option, f"a text of at least {MIN_TOKENS} tokens", f"{len(ids)} tokens")
     if ids.max() >= spec.n_vocab:
         raise ConvertError("tokenizer", f"ids below vocab_size {spec.n_vocab}", str(int(ids.max())))
     family = "llama" if files.sentencepiece and not files.sentencepiece.is_unigram else ""

@@ -20,14 +20,17 @@ def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Bas
     A segment keeps its span, so dropping trailing segments stays a legal truncation.
     """
     down, up = basis.down.copy(), basis.up.copy()
+    rows = None if basis.rows is None else basis.rows.copy()
     begin = 0
     for width in widths:
         part = slice(begin, begin + width)
         turn = rotation(width, rng)
         down[:, part] = down[:, part] @ turn
         up[part] = turn.T @ up[part]
+        if rows is not None:
+            rows[part] = turn.T @ rows[part]
         begin += width
-    return Basis(basis.sigma, down, up)
+    return Basis(basis.sigma, down, up, rows)
 
 
 def rotation(n: int, rng: np.random.Generator) -> F64:

@@ -74,7 +74,8 @@ def down(job: SideJob) -> OutTensor:
         parts, begin = [], 0
         for basis in job.factors():
             width = basis.down.shape[0]
-            parts.append(basis.down.T @ weight[begin : begin + width])
+            rows = basis.down.T @ weight[begin : begin + width] if basis.rows is None else basis.rows
+            parts.append(rows)
             begin += width
         return np.concatenate(parts).astype(np.float32)
 
