@@ -14,12 +14,23 @@ import curves
 
 
 def arguments(**changes: Any) -> argparse.Namespace:
-    given = {
-        "checkpoint": compare.ROOT / "models" / "demo", "calib": Path("a.txt"), "text": Path("b.txt"),
-        "save": "x", "ctx_size": 64, "chunks": 2, "parallel": 2, "methods": "palu, zack --group 2", "keep": "0.5,0.3",
-        "kv": "f16,q4", "plan": ["palu --keep 0.4"], "convert": "", "needles": None, "needles_limit": None,
+    given: dict[str, Any] = {
+        "checkpoint": compare.ROOT / "models" / "demo",
+        "calib": Path("a.txt"),
+        "text": Path("b.txt"),
+        "save": "x",
+        "ctx_size": 64,
+        "chunks": 2,
+        "parallel": 2,
+        "methods": "palu, zack --group 2",
+        "keep": "0.5,0.3",
+        "kv": "f16,q4",
+        "plan": ["palu --keep 0.4"],
+        "convert": "",
+        "needles": None,
+        "needles_limit": None,
         "threads": 1,
-    }  # fmt: skip
+    }
     return argparse.Namespace(**(given | changes))
 
 
