@@ -123,6 +123,34 @@ def test_full_rank_and_cut(
     assert distance(step_by_step(cut, ids, N - 10), expected[N - 11 :]) < 5e-5
 
 
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llama", ["lorc", "--skip-layers", "1", "--no-rotate"]),
+        ("phi3", ["lorc", "--skip-layers", "1"]),  # one layer packed, one not
+        ("opt", ["lorc", "--skip-layers", "1"]),
+        ("mpt", ["lorc", "--skip-layers", "1", "--steepest", "0"]),
+        ("qwen3", ["eigen", "--published-counting", "--error-budget", "0.3"]),
+        ("falcon-new", ["eigen", "--error-budget", "0.4"]),
+        ("llama", ["zack", "--served-context", "4096", "--allocate", "uniform", "--no-rotate"]),
+        ("phi3", ["zack", "--served-context", "64", "--basis", "kq-svd"]),
+        ("mistral", ["palu", "--no-rotate", "--allocate", "budget"]),
+    ],
+)
+def test_options_change_the_plan_and_not_what_it_means(
+    model: str, options: list[str], room: Path, random_checkpoint: Tiny, tmp_path: Path
+) -> None:
+    directory, ids = checkpoint(room, random_checkpoint, model), token_ids(N)
+    chosen = arguments(room, options, 0.7)
+    work, plan = planned(directory, chosen)
+    layers = run(directory, tmp_path / "cut.gguf", *chosen)
+    assert [layer["k"]["path"] for layer in layers.layers] == [layer.k.path for layer in plan.layers]
+    assert ("full" in {layer.k.path for layer in plan.layers}) == ("--skip-layers" in options)
+    with reference.compressed(load(directory), work, plan) as truncated:
+        expected = logits(truncated, ids)
+    assert distance(session(layers).decode(ids, output="all"), expected) < 5e-5
+
+
 @pytest.mark.parametrize("options", [["palu", "--group", "1", "--allocate", "spectrum"], ["zack"]])
 def test_ranks_are_ragged_where_the_allocator_says_so(
     options: list[str], room: Path, random_checkpoint: Tiny
