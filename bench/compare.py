@@ -27,7 +27,7 @@ import record
 from record import RESULTS, ROOT, Column
 from replay import Reference
 
-METHODS = ("palu", "palu --group all", "zack", "zack --group all", "lorc", "eigen")
+METHODS = ("palu", "zack", "zack --group all --basis kq-svd", "lorc", "eigen")
 REFERENCES = ("f16", "q8_0", "q4_0")
 COLUMNS = [
     Column("method", "method"),

@@ -126,6 +126,37 @@ def test_full_rank_and_cut(
 @pytest.mark.parametrize(
     ("model", "options"),
     [
+        ("llama-head-80", ["zack"]),
+        ("llama-head-80", ["palu"]),
+        ("phi3-partial-head-96", ["zack", "--group", "all", "--basis", "kq-svd"]),
+        ("opt", ["zack"]),
+        ("mpt", ["eigen"]),
+        ("falcon-new", ["lorc"]),
+    ],
+)
+def test_every_format_on_every_path(
+    model: str, options: list[str], room: Path, random_checkpoint: Tiny, tmp_path: Path
+) -> None:
+    """Fewer bits, larger error; the fused op and the stock expression read the same rows (a last-bit
+    difference may flip a code, which measures 0 to 0.03 of the quantization error)."""
+    directory, ids = checkpoint(room, random_checkpoint, model), token_ids(N)
+    cut = run(directory, tmp_path / "cut.gguf", *arguments(room, options, 0.6))
+    exact = session(cut).decode(ids, output="all")
+    errors = []
+    for kv in ("q8", "q4", "q3", "q2"):
+        fused, stock = (
+            session(cut, kv=kv, implementation=name).decode(ids, output="all")
+            for name in ("fused", "reference")
+        )
+        errors.append(distance(fused, exact))
+        assert distance(fused, stock) < 0.2 * errors[-1]
+    assert errors[0] < 0.03
+    assert all(low * 1.5 < high for low, high in itertools.pairwise(errors))
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
         ("llama", ["lorc", "--skip-layers", "1", "--no-rotate"]),
         ("phi3", ["lorc", "--skip-layers", "1"]),  # one layer packed, one not
         ("opt", ["lorc", "--skip-layers", "1"]),
