@@ -42,14 +42,20 @@ def test_decode_equals_prefill_equals_chunks(m: Any) -> None:
 
 @pytest.mark.parametrize("kv", ["q4", "q2"])
 def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
-    """Rows are quantized from the same vectors whatever the batch; a last-bit difference may flip a code."""
-    ids = tokens(m, N)
-    step_by_step = session(m, kv=kv)
-    got = np.concatenate([step_by_step.decode([i]) for i in ids])
-    # every flipped code disturbs later layers, which flip more: measured 0.1 of the quantization error;
-    # 1 if unrelated
-    quantized = whole(m, ids, kv=kv)
-    assert distance(got, quantized) < 0.4 * distance(whole(m, ids), quantized)
+    """Rows are quantized from the same vectors whatever the batch: only the order of sums differs.
+
+    Where such a sum lies at the edge of two codes, later layers flip more of them: one window in six moves by
+    up to 0.7 of the quantization error, the median by less than 0.001. Rows of other tokens would move all.
+    """
+    ratios = []
+    text = tokens(m, 7 * 40)
+    for begin in range(0, len(text), 40):
+        ids = text[begin : begin + 40]
+        quantized = whole(m, ids, kv=kv)
+        step_by_step = session(m, kv=kv)
+        got = np.concatenate([step_by_step.decode([i]) for i in ids])
+        ratios.append(distance(got, quantized) / distance(whole(m, ids), quantized))
+    assert np.median(ratios) < 0.1
 
 
 def test_sequences_do_not_see_each_other(m: Any) -> None:
