@@ -88,14 +88,18 @@ py::list layers(const Model& model) {
 }
 
 py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const std::string& kv_k,
-                  const std::string& kv_v, int sink, int recent, int n_seq_max, int n_ubatch) {
+                  const std::string& kv_v, const std::string& kv_sink, const std::string& kv_recent, int sink,
+                  int recent, double recent_ratio, int n_seq_max, int n_ubatch) {
     lkv::SessionOptions options;
     options.n_ctx = n_ctx;
     options.kv = kv;
     options.kv_k = kv_k;
     options.kv_v = kv_v;
+    options.kv_sink = kv_sink;
+    options.kv_recent = kv_recent;
     options.sink = sink;
     options.recent = recent;
+    options.recent_ratio = recent_ratio;
     options.n_seq_max = n_seq_max;
     options.n_ubatch = n_ubatch;
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
@@ -120,6 +124,7 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
         py::dict item;
         item["name"] = region.name;
         item["slots"] = region.slots;
+        item["used"] = region.used;
         item["k"] = region.k;
         item["v"] = region.v;
         regions.append(item);
@@ -162,6 +167,9 @@ void bind_model(py::module_& module) {
                                    py::dict out;
                                    out["sink"] = m.cache_spec().sink;
                                    out["recent"] = m.cache_spec().recent;
+                                   out["recent_ratio"] = m.cache_spec().recent_ratio;
+                                   out["sink_format"] = lkv::format_name(m.cache_spec().sink_format);
+                                   out["recent_format"] = lkv::format_name(m.cache_spec().recent_format);
                                    return out;
                                })
         .def_property_readonly("chat_template",
@@ -172,7 +180,8 @@ void bind_model(py::module_& module) {
                                    return text(*m.vocab().chat_template());
                                })
         .def("forecast", &forecast, py::arg("n_ctx"), py::kw_only(), py::arg("kv") = "", py::arg("kv_k") = "",
-             py::arg("kv_v") = "", py::arg("sink") = -1, py::arg("recent") = -1, py::arg("n_seq_max") = 1,
+             py::arg("kv_v") = "", py::arg("kv_sink") = "", py::arg("kv_recent") = "", py::arg("sink") = -1,
+             py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("n_seq_max") = 1,
              py::arg("n_ubatch") = 512)
         .def(
             "tokenize",

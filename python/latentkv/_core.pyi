@@ -55,8 +55,9 @@ class Model:
         """Per layer {"k": t, "v": t}; t = {"path", "group", "ranks": [...], "segments": [[widths], ...],
         "formats": [[...], ...] or None, "energy": float or None}."""
     @property
-    def regions(self) -> dict[str, int]:
-        """Defaults the file asks for: {"sink": 0, "recent": 0}."""
+    def regions(self) -> dict[str, Any]:
+        """Defaults the file asks for: {"sink": 0, "recent": 0, "recent_ratio": 0.0, "sink_format": "f16",
+        "recent_format": "f16"}."""
     @property
     def chat_template(self) -> str | None: ...
     def forecast(
@@ -66,8 +67,11 @@ class Model:
         kv: str = "",
         kv_k: str = "",
         kv_v: str = "",
+        kv_sink: str = "",
+        kv_recent: str = "",
         sink: int = -1,
         recent: int = -1,
+        recent_ratio: float = -1.0,
         n_seq_max: int = 1,
         n_ubatch: int = 512,
     ) -> dict[str, Any]:
@@ -99,15 +103,22 @@ class Session:
         kv: str = "",
         kv_k: str = "",
         kv_v: str = "",
+        kv_sink: str = "",
+        kv_recent: str = "",
         kv_rotate: bool = True,
         sink: int = -1,
         recent: int = -1,
+        recent_ratio: float = -1.0,
         implementation: str = "fused",
         require_fused: bool = False,
     ) -> None:
         """kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
+        What the file's plan drops stays dropped. kv_sink/kv_recent: the same for the tokens of sink and
+        recent, which keep every segment ("" = the file's, else f16).
         kv_rotate: Hadamard-rotate q, k, v of `full` tensors with a quantized format, as llama.cpp does.
-        sink/recent: exact tokens (-1 = the file's default).
+        sink/recent: tokens that keep every segment; recent_ratio: recent tokens as a share of the sequence
+        behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the
+        file's window).
         implementation: "fused" or "reference" (stock ggml ops)."""
     @property
     def n_ctx(self) -> int: ...
@@ -146,7 +157,7 @@ class Session:
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
         """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
-        "regions": [{"name", "slots", "k", "v"}]}."""
+        "regions": [{"name", "slots", "used", "k", "v"}]}; used: slots that hold a token."""
     def compute_bytes(self) -> int: ...
     # state
     def save_state(self, path: str) -> None: ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +19,37 @@ if TYPE_CHECKING:
 SEQ = 0  # the only sequence used here
 
 
+@dataclass(frozen=True)
+class Window:
+    """Latest tokens that the cache keeps out of its compressed region: a count, a share of the tokens, or the
+    larger of both."""
+
+    recent: int = 0
+    ratio: float = 0.0
+
+    @staticmethod
+    def of(regions: Mapping[str, Any], recent: int, ratio: float) -> Window:
+        """What was asked for, else (both negative) the file's."""
+        if recent < 0 and ratio < 0:
+            return Window(regions.get("recent", 0), regions.get("recent_ratio", 0.0))
+        return Window(max(0, recent), max(0.0, ratio))
+
+    def tokens(self, count: int) -> int:
+        """Of `count` cached tokens."""
+        return max(self.recent, math.ceil(self.ratio * count))
+
+
 class Evaluator:
     """Tokens behind one another in sequence 0 of a session. The cache is the truth: after an interrupted or
     failed call the token list is what the cache says."""
 
-    def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool, recent: int) -> None:
+    def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool, window: Window) -> None:
         self.n_batch = n_batch
         # Who generates now: an older stream must not go on in a newer one's cache.
         self.running: object = None
         self._session = session
         self._logits_all = logits_all
-        self._recent = recent  # latest tokens that the cache keeps exact
+        self._window = window
         self._tokens: list[int] = []
         self._logits: NDArray[np.float32] | None = None  # of the last evaluated token, [n_vocab]
         # How many tokens the last prompt had, and the logits at its end.
@@ -125,19 +147,23 @@ class Evaluator:
         """Forgets what `tokens` do not begin with; returns how many of them the cache holds.
 
         At most all but one, unless their logits are still at hand: those of the cache's end and those of the
-        last prompt are. Where the latest tokens are kept exact, a rewind also forgets as many as that: they
-        were compressed when others followed them, and are computed anew.
+        last prompt are. Where the latest tokens have a region of their own, a rewind also forgets as many as
+        that: they were compressed when others followed them, and are computed anew.
         """
         common = self.longest_token_prefix(self._tokens, tokens)
         if common == len(tokens) == len(self._tokens) and self.has_logits:
             return common
-        if self._mark is not None and common == len(tokens) == self._mark[0] and not self._recent:
+        if (
+            self._mark is not None
+            and common == len(tokens) == self._mark[0]
+            and not self._window.tokens(common)
+        ):
             self.truncate(common)
             self._logits = self._mark[1]
             return common
         keep = min(common, len(tokens) - 1)
         if keep < len(self._tokens):
-            self.truncate(max(0, keep - self._recent))
+            self.truncate(max(0, keep - self._window.tokens(keep)))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:

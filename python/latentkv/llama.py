@@ -14,7 +14,7 @@ from latentkv import _core, compat
 from latentkv.chat import create_chat_completion
 from latentkv.completion import create_completion
 from latentkv.errors import expected
-from latentkv.evaluator import Evaluator
+from latentkv.evaluator import Evaluator, Window
 from latentkv.formats import format_name
 from latentkv.generation import generate, sample
 from latentkv.sampling import RANDOM_SEED
@@ -29,11 +29,12 @@ class Llama(Evaluator):
     `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to native
     code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V ("" =
     the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are llama-cpp-python's names
-    for the same, as format names or ggml type numbers; `sink`/`recent` count exact tokens (-1 = the file's
-    default); `require_fused` turns a slower implementation into an error. `chat_format` names a built-in
-    template, `chat_template` is one (Jinja); without them the file's own is used. Arguments of
-    llama-cpp-python that have no meaning here are accepted at their neutral value and refused, with the
-    reason, at any other.
+    for the same, as format names or ggml type numbers; `sink`/`recent` count tokens that keep every segment,
+    `recent_ratio` is recent as a share of the sequence (-1 = the file's default), `kv_sink`/`kv_recent` are
+    their formats ("" = the file's, else f16); `require_fused` turns a slower implementation into an error.
+    `chat_format` names a built-in template, `chat_template` is one (Jinja); without them the file's own is
+    used. Arguments of llama-cpp-python that have no meaning here are accepted at their neutral value and
+    refused, with the reason, at any other.
 
     The cache is reused: a prompt that begins like the tokens already cached computes only the rest.
     """
@@ -60,9 +61,12 @@ class Llama(Evaluator):
         kv: str = "",
         kv_k: str = "",
         kv_v: str = "",
+        kv_sink: str = "",
+        kv_recent: str = "",
         kv_rotate: bool = True,
         sink: int = -1,
         recent: int = -1,
+        recent_ratio: float = -1.0,
         implementation: str = "fused",
         require_fused: bool = False,
         n_seq_max: int = 1,
@@ -97,14 +101,17 @@ class Llama(Evaluator):
                 kv=kv,
                 kv_k=compat.one_of("kv_k", kv_k, "type_k", format_name(type_k, "type_k")),
                 kv_v=compat.one_of("kv_v", kv_v, "type_v", format_name(type_v, "type_v")),
+                kv_sink=kv_sink,
+                kv_recent=kv_recent,
                 kv_rotate=kv_rotate,
                 sink=sink,
                 recent=recent,
+                recent_ratio=recent_ratio,
                 implementation=implementation,
                 require_fused=require_fused,
             )
-        recent = 0 if vocab_only else recent if recent >= 0 else self._model.regions["recent"]
-        super().__init__(session, n_batch, logits_all, recent)
+        window = Window.of({} if vocab_only else self._model.regions, recent, recent_ratio)
+        super().__init__(session, n_batch, logits_all, window)
 
     # The verbs.
     generate = generate

@@ -1,6 +1,7 @@
 #include "cache/kv_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
@@ -16,22 +17,23 @@ uint64_t bit(int seq) { return uint64_t{1} << seq; }
 
 bool in_range(int32_t pos, int32_t p0, int32_t p1) { return (p0 < 0 || pos >= p0) && (p1 < 0 || pos < p1); }
 
-// The row of one tensor: every segment in f16 when exact, else the given format, else the file's plan, else f16.
-RowPlan plan_row(const char* side, const TensorSpec& spec, bool exact, std::optional<Format> chosen) {
+// The row of one tensor: every segment in `whole` where given. Else the file's plan (f16 without one), with another
+// format for what it stores where one is chosen.
+RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& spec, std::optional<Format> whole,
+                 std::optional<Format> chosen) {
     std::vector<std::vector<SegmentSpec>> groups;
     for (size_t g = 0; g < spec.segments.size(); g++) {
         std::vector<SegmentSpec> segments;
         for (size_t s = 0; s < spec.segments[g].size(); s++) {
             const int width = spec.segments[g][s];
-            Format format = Format::f16;
-            if (!exact && chosen) {
+            Format format = whole.value_or(spec.formats ? (*spec.formats)[g][s] : Format::f16);
+            if (!whole && chosen && format != Format::none) {
                 format = *chosen;
-            } else if (!exact && spec.formats) {
-                format = (*spec.formats)[g][s];
             }
             if (width % format_width_multiple(format) != 0) {
                 fail(std::string("kv ") + side, "expected segments in multiples of ", format_width_multiple(format),
-                     " channels for ", format_name(format), " rows; choose another --kv", "; got ", width);
+                     " channels for ", format_name(format), " rows; choose another --kv",
+                     whole ? "-" + region : std::string(), "; got ", width);
             }
             segments.push_back({format, width});
         }
@@ -46,25 +48,33 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
     : options_(options) {
     f16_per_token_ = 2.0 * 2.0 * hparams.width_kv() * hparams.n_layer;
     if (options_.sink > 0) {
-        add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, true, allocate);
+        add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, allocate);
     }
-    if (options_.recent > 0) {
-        const int slots = (options_.recent + demotion_batch) * options_.n_seq_max + options_.n_ubatch;
-        add_region(hparams, spec, "recent", std::min(slots, options_.n_ctx), true, allocate);
+    if (options_.keeps_recent()) {
+        const int share = static_cast<int>(std::ceil(options_.recent_ratio * options_.n_ctx));
+        const int64_t slots =
+            int64_t{options_.recent + demotion_batch} * options_.n_seq_max + share + options_.n_ubatch;
+        add_region(hparams, spec, "recent", static_cast<int>(std::min<int64_t>(slots, options_.n_ctx)),
+                   options_.recent_format, allocate);
     }
-    add_region(hparams, spec, "middle", options_.n_ctx, false, allocate);
+    add_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, allocate);
 }
 
-void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots, bool exact,
-                         bool allocate) {
+int KvCacheOptions::window(int length) const {
+    // files hold the ratio in f32: 0.1 of 100 tokens are 10, not 11
+    return std::max(recent, static_cast<int>(std::ceil((recent_ratio - 1e-7) * std::max(0, length - sink))));
+}
+
+void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
+                         std::optional<Format> format, bool allocate) {
     n_slots = round_up(n_slots, slot_tile);
     Region region{std::move(name), Cells(n_slots), {}, Buffer(), 0, 0};
     size_t offset = 0;
     for (int il = 0; il < hparams.n_layer; il++) {
         const LayerCacheSpec& layer_spec = spec.layers[static_cast<size_t>(il)];
         Layer layer;
-        layer.k_plan = plan_row("k", layer_spec.k, exact, options_.k_format);
-        layer.v_plan = plan_row("v", layer_spec.v, exact, options_.v_format);
+        layer.k_plan = plan_row(region.name, "k", layer_spec.k, format, options_.k_format);
+        layer.v_plan = plan_row(region.name, "v", layer_spec.v, format, options_.v_format);
         layer.k = layer.k_plan.view();
         layer.v = layer.v_plan.view();
         const size_t k_bytes = static_cast<size_t>(layer.k.row_bytes) * static_cast<size_t>(n_slots);
@@ -102,14 +112,20 @@ int KvCache::n_used() const {
 KvBytes KvCache::bytes() const {
     KvBytes total;
     for (const Region& region : regions_) {
-        total.regions.push_back({region.name, region.cells.capacity(), region.k_bytes, region.v_bytes});
+        total.regions.push_back(
+            {region.name, region.cells.capacity(), region.cells.n_used(), region.k_bytes, region.v_bytes});
         total.k += region.k_bytes;
         total.v += region.v_bytes;
         total.cells += Cells::bytes_per_slot() * static_cast<size_t>(region.cells.capacity());
     }
-    const Region& middle = regions_.back();
-    total.per_token = static_cast<double>(middle.k_bytes + middle.v_bytes) / middle.cells.capacity() +
-                      static_cast<double>(Cells::bytes_per_slot());
+    const auto row_bytes = [](const Region& region) {
+        return static_cast<double>(region.k_bytes + region.v_bytes) / region.cells.capacity();
+    };
+    total.per_token = row_bytes(regions_.back()) + static_cast<double>(Cells::bytes_per_slot());
+    if (options_.recent_ratio > 0) {
+        const Region& recent = regions_[static_cast<size_t>(region_index("recent"))];
+        total.per_token += options_.recent_ratio * (row_bytes(recent) - row_bytes(regions_.back()));
+    }
     total.f16_per_token = f16_per_token_;
     return total;
 }
@@ -175,7 +191,7 @@ void KvCache::demote() {
     }
     Region& recent = regions_[static_cast<size_t>(recent_index)];
     Region& middle = regions_.back();
-    // a slot may leave once every sequence that holds it has `recent` newer tokens
+    // a slot may leave once every sequence that holds it has a whole window of newer tokens
     std::vector<int32_t> newest(max_sequences, -1);
     std::vector<int> count(max_sequences, 0);
     for (int slot = 0; slot < recent.cells.end(); slot++) {
@@ -186,8 +202,12 @@ void KvCache::demote() {
             }
         }
     }
-    const bool due =
-        std::any_of(count.begin(), count.end(), [&](int n) { return n >= options_.recent + demotion_batch; });
+    std::vector<int> window(max_sequences, 0);
+    bool due = false;
+    for (size_t s = 0; s < window.size(); s++) {
+        window[s] = options_.window(newest[s] + 1);
+        due = due || count[s] >= window[s] + demotion_batch;
+    }
     if (!due) {
         return;
     }
@@ -195,7 +215,7 @@ void KvCache::demote() {
         bool old = recent.cells.used(slot) && middle.cells.n_free() > 0;
         for (int s = 0; old && s < options_.n_seq_max; s++) {
             if ((recent.cells.seq(slot) & bit(s)) != 0) {
-                old = recent.cells.pos(slot) <= newest[static_cast<size_t>(s)] - options_.recent;
+                old = recent.cells.pos(slot) <= newest[static_cast<size_t>(s)] - window[static_cast<size_t>(s)];
             }
         }
         if (!old) {

@@ -1,8 +1,8 @@
 // The latent cache: regions of slots, their rows in every layer, and who holds what. Counts its own bytes.
 //
 //   region   tokens                            rows
-//   sink     the first `sink` of a sequence    every segment, f16
-//   recent   at least the latest `recent`      every segment, f16
+//   sink     the first `sink` of a sequence    every segment, f16 or another format
+//   recent   at least the latest `recent`      every segment, f16 or another format
 //   middle   all others                        the plan: kept segments, quantized
 //
 // A token lives in exactly one region. New tokens enter sink or recent (middle when the cache keeps no recent tokens) and
@@ -29,8 +29,14 @@ struct KvCacheOptions {
     int n_seq_max = 1;
     int sink = 0;
     int recent = 0;
-    std::optional<Format> k_format;  // none given: the file's plan, else f16
+    double recent_ratio = 0;  // of a sequence behind its sinks: the window is this share or `recent`, whichever is more
+    Format sink_format = Format::f16;
+    Format recent_format = Format::f16;
+    std::optional<Format> k_format;  // of stored segments; none given: the file's plan, else f16
     std::optional<Format> v_format;
+
+    bool keeps_recent() const { return recent > 0 || recent_ratio > 0; }
+    int window(int length) const;  // latest tokens that a sequence of `length` tokens keeps out of the middle region
 };
 
 constexpr int demotion_batch = 32;  // tokens moved from recent to middle at once: amortises the pass over all layers
@@ -43,6 +49,7 @@ struct SlotRef {
 struct RegionBytes {
     std::string name;
     int slots;
+    int used;
     size_t k;
     size_t v;
 };
@@ -50,8 +57,8 @@ struct RegionBytes {
 struct KvBytes {
     size_t k = 0;
     size_t v = 0;
-    size_t cells = 0;          // positions and sequence masks
-    double per_token = 0;      // one more token in the middle region, cells included
+    size_t cells = 0;      // positions and sequence masks
+    double per_token = 0;  // one more token, cells included: in the middle region, or its share of middle and recent
     double f16_per_token = 0;  // full K and V of the same model in f16, rows only
     std::vector<RegionBytes> regions;
     size_t total() const { return k + v + cells; }
@@ -112,8 +119,9 @@ private:
         size_t v_bytes = 0;
     };
 
-    void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots, bool exact,
-                    bool allocate);
+    // `format`: of every segment; none given: the middle's plan.
+    void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
+                    std::optional<Format> format, bool allocate);
     int region_index(const char* name) const;  // -1 = absent
     template <typename F>
     void each_slot(F&& visit);

@@ -163,6 +163,16 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
     formats.expect_end();
 }
 
+// The row format of a region that keeps every segment.
+Format read_region_format(const GgufFile& file, std::string_view key) {
+    const std::string name(file.find_string(key).value_or("f16"));
+    const auto format = parse_format(name);
+    if (!format || *format == Format::none) {
+        fail(key, "expected a row format that stores (docs/gguf.md); got ", quoted(name));
+    }
+    return *format;
+}
+
 void refuse_unknown_keys(const GgufFile& file) {
     for (const GgufValue& value : file.values()) {
         const std::string_view name = value.key;
@@ -189,6 +199,12 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     }
     spec.sink = static_cast<int>(std::min<uint32_t>(file.find_u32(key::sink).value_or(0), 1U << 20));
     spec.recent = static_cast<int>(std::min<uint32_t>(file.find_u32(key::recent).value_or(0), 1U << 20));
+    spec.recent_ratio = file.find_f32(key::recent_ratio).value_or(0.0F);
+    if (!(spec.recent_ratio >= 0.0F && spec.recent_ratio <= 1.0F)) {
+        fail(key::recent_ratio, "expected a ratio from 0 to 1; got ", spec.recent_ratio);
+    }
+    spec.sink_format = read_region_format(file, key::sink_format);
+    spec.recent_format = read_region_format(file, key::recent_format);
     spec.fitted_context =
         static_cast<int>(std::min<uint32_t>(file.find_u32(key::fitted_context).value_or(0), 1U << 30));
     if (const auto prefill = file.find_string(key::prefill)) {

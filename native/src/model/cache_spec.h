@@ -37,6 +37,9 @@ struct CacheSpec {
     std::vector<LayerCacheSpec> layers;
     int sink = 0;
     int recent = 0;
+    float recent_ratio = 0;  // of the sequence behind its sinks
+    Format sink_format = Format::f16;
+    Format recent_format = Format::f16;
     Prefill prefill = Prefill::eager;
     int fitted_context = 0;  // 0 = any
     bool plain = true;       // every layer full/full

@@ -39,18 +39,25 @@ int thread_count(const char* flag, int wanted) {
     return wanted == 0 ? cores : check_range(flag, wanted, 1, 512);
 }
 
-// Whether any `full` tensor of this side keeps quantized rows in the middle region.
+bool quantized(const RowLayout& row) {
+    for (int g = 0; g < row.n_groups; g++) {
+        for (int s = 0; s < row.groups[g].n_segments; s++) {
+            if (format_is_quantized(static_cast<Format>(row.segments[row.groups[g].first_segment + s].format))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+// Whether any `full` tensor of this side has quantized rows.
 bool quantized_full(const Model& model, const KvCache& cache, bool value_side) {
-    const int middle = cache.n_regions() - 1;
     for (int il = 0; il < model.hparams().n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
-        const RowLayout& row = value_side ? cache.v_layout(middle, il) : cache.k_layout(middle, il);
-        for (int g = 0; full && g < row.n_groups; g++) {
-            for (int s = 0; s < row.groups[g].n_segments; s++) {
-                if (format_is_quantized(static_cast<Format>(row.segments[row.groups[g].first_segment + s].format))) {
-                    return true;
-                }
+        for (int r = 0; full && r < cache.n_regions(); r++) {
+            if (quantized(value_side ? cache.v_layout(r, il) : cache.k_layout(r, il))) {
+                return true;
             }
         }
     }
@@ -66,8 +73,16 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
     cache.sink = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
-    cache.recent = options.recent < 0 ? spec.recent : check_range("recent", options.recent, 0, 1 << 20);
-    if (cache.recent > 0) {
+    if (!(options.recent_ratio <= 1.0)) {
+        fail("recent_ratio", "expected a ratio from 0 to 1; got ", options.recent_ratio);
+    }
+    const bool own_window = options.recent >= 0 || options.recent_ratio >= 0;
+    cache.recent =
+        options.recent < 0 ? (own_window ? 0 : spec.recent) : check_range("recent", options.recent, 0, 1 << 20);
+    cache.recent_ratio = own_window ? std::max(0.0, options.recent_ratio) : static_cast<double>(spec.recent_ratio);
+    cache.sink_format = parse_kv("kv_sink", options.kv_sink).value_or(spec.sink_format);
+    cache.recent_format = parse_kv("kv_recent", options.kv_recent).value_or(spec.recent_format);
+    if (cache.keeps_recent()) {
         // a ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an
         // f16 cache at 32K, half the budget that an exact window is for
         cache.n_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
@@ -111,9 +126,13 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         log(LogLevel::warning, "warning: [context] expected at most ", spec.fitted_context,
             " positions, the context this file's K basis was fitted for; got n_ctx ", n_ctx);
     }
-    if (cache_.options().recent < spec.recent) {
-        log(LogLevel::warning, "warning: [recent] expected at least ", spec.recent,
-            " exact tokens, the window this file's plan was fitted for; got ", cache_.options().recent);
+    KvCacheOptions fitted;
+    fitted.sink = spec.sink;
+    fitted.recent = spec.recent;
+    fitted.recent_ratio = static_cast<double>(spec.recent_ratio);
+    if (cache_.options().window(n_ctx) < fitted.window(n_ctx)) {
+        log(LogLevel::warning, "warning: [recent] expected at least ", fitted.window(n_ctx),
+            " recent tokens, the window this file's plan was fitted for; got ", cache_.options().window(n_ctx));
     }
     ggml_threadpool_params params = ggml_threadpool_params_default(std::max(n_threads_, n_threads_batch_));
     threadpool_.reset(ggml_threadpool_new(&params));

@@ -26,9 +26,12 @@ struct SessionOptions {
     std::string kv;           // row format of K and V; empty: the file's plan, else f16
     std::string kv_k;
     std::string kv_v;
+    std::string kv_sink;  // row format of a region; empty: the file's, else f16
+    std::string kv_recent;
     bool kv_rotate = true;  // Hadamard for quantized `full` rows
     int sink = -1;          // -1: the file's default
-    int recent = -1;
+    int recent = -1;        // a count or a ratio replaces the file's window, whichever it is
+    double recent_ratio = -1;
     bool fused = true;  // false: the stock-ggml expression
 };
 

@@ -30,11 +30,25 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
             "--kv-v", "-ctv", "--cache-type-v", default="", metavar="FORMAT", help="row format of V alone"
         )
     group.add_argument(
-        "--sink", type=int, default=-1, metavar="N", help="first tokens kept exact (default: the file's)"
+        "--sink", type=int, default=-1, metavar="N", help="first tokens kept whole (default: the file's)"
     )
     group.add_argument(
-        "--recent", type=int, default=-1, metavar="N", help="latest tokens kept exact (default: the file's)"
+        "--recent", type=int, default=-1, metavar="N", help="latest tokens kept whole (default: the file's)"
     )
+    group.add_argument(
+        "--recent-ratio",
+        type=float,
+        default=-1.0,
+        metavar="P",
+        help="latest tokens kept whole, as a share of the sequence behind its sinks",
+    )
+    for region in ("sink", "recent"):
+        group.add_argument(
+            f"--kv-{region}",
+            default="",
+            metavar="FORMAT",
+            help=f"row format of the {region} tokens (default: the file's, else f16)",
+        )
     group.add_argument(
         "--no-kv-rotate",
         dest="kv_rotate",
@@ -86,16 +100,20 @@ def cache_options(args: argparse.Namespace) -> dict[str, Any]:
         raise expected(
             "-t", "a number of threads, or 0 for the default", min(args.threads, args.threads_batch)
         )
-    options = {
+    options: dict[str, Any] = {
         "n_threads": args.threads,
         "n_threads_batch": args.threads_batch or args.threads,
         "kv_rotate": args.kv_rotate,
-        "sink": args.sink,
-        "recent": args.recent,
         "implementation": args.implementation,
         "require_fused": args.require_fused,
     }
-    return options | format_options(args)
+    return options | region_options(args) | format_options(args)
+
+
+def region_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What add_cache() says of sink and recent tokens."""
+    names = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent")
+    return {name: getattr(args, name) for name in names}
 
 
 def format_options(args: argparse.Namespace) -> dict[str, str]:

@@ -69,7 +69,7 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
         names = _PLAIN_FORMATS if model.is_plain else _LATENT_FORMATS
         formats = [("plan", {"kv": ""})] * has_plan + [(name, {"kv": name}) for name in names]
     contexts = sorted({max(1, n_ctx // 16), max(1, n_ctx // 4), n_ctx})
-    regions = {"sink": args.sink, "recent": args.recent}
+    regions = options.region_options(args)
     return [
         {"kv": label, "n_ctx": count, **model.forecast(count, **wanted, **regions, n_ubatch=args.ubatch_size)}
         for label, wanted in formats
@@ -90,7 +90,6 @@ def text(report: dict[str, Any], model: Any, n_ctx: int) -> str:
 
 
 def _facts(file: dict[str, Any]) -> str:
-    regions = file["regions"]
     facts = [
         ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
         (
@@ -109,10 +108,21 @@ def _facts(file: dict[str, Any]) -> str:
         ),
         ("cache", "latent" if file["latent"] else "full K and V"),
         ("formats", " ".join(file["formats"])),
-        ("regions", f"sink {regions['sink']}, recent {regions['recent']} tokens kept exact by default"),
+        ("regions", _regions(file["regions"])),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in facts)
+
+
+def _regions(regions: Mapping[str, Any]) -> str:
+    """`sink 4 tokens in f16, recent 10 % of the sequence in q4, by default`."""
+    window = f"{regions['recent']} tokens"
+    if regions["recent_ratio"]:
+        window = f"{100 * regions['recent_ratio']:.4g} % of the sequence" + (
+            f", at least {window}" if regions["recent"] else ""
+        )
+    sink = f"sink {regions['sink']} tokens in {regions['sink_format']}"
+    return f"{sink}, recent {window} in {regions['recent_format']}, by default"
 
 
 def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> str:
