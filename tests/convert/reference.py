@@ -29,8 +29,8 @@ def compressed(model: Any, work: Work, plan: Plan) -> Iterator[Any]:
             chosen = layer.side(side)
             if chosen.path == "rotated" and work.spec.block.position == "rope":
                 after[index] = torch.from_numpy(projector(work, index, chosen.ranks)).float()
-            elif chosen.ranks:  # a bias of K adds the same to all scores of a query, projected or not
-                replace(model, work, index, side, product(work, index, side, chosen.ranks))
+            elif chosen.kept:  # a bias of K adds the same to all scores of a query, projected or not
+                replace(model, work, index, side, product(work, index, side, chosen.kept))
     if not after:
         yield model
         return
@@ -47,11 +47,11 @@ def replace(model: Any, work: Work, layer: int, side: str, new: np.ndarray) -> N
         weight[rows] = torch.from_numpy(new)
 
 
-def projector(work: Work, layer: int, ranks: tuple[int, ...]) -> F64:
-    """[w, w]: up·down of every group, for keys as rows."""
+def projector(work: Work, layer: int, ranks: tuple[int, ...], side: str = "k") -> F64:
+    """[w, w]: up·down of every group, for keys or values as rows."""
     full = np.zeros((work.spec.kv_width, work.spec.kv_width))
     begin = 0
-    for basis, rank in zip(work.bases(layer, "k"), ranks, strict=True):
+    for basis, rank in zip(work.bases(layer, side), ranks, strict=True):
         cut, width = basis.truncated(rank), basis.down.shape[0]
         full[begin : begin + width, begin : begin + width] = cut.down @ cut.up
         begin += width
@@ -94,3 +94,30 @@ def perplexity(log_p: torch.Tensor, windows: np.ndarray) -> float:
 def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> float:
     """Mean KL divergence of q from p in nats per token."""
     return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+
+
+@contextmanager
+def regional(model: Any, work: Work, plan: Plan, whole: np.ndarray) -> Iterator[Any]:
+    """V of a token through its kept columns, unless `whole` [n_query, n_token] says that this query finds all
+    of them; for transformers models whose eager attention is a function of their module."""
+    kept = [
+        torch.from_numpy(projector(work, index, layer.v.kept, "v")).float()
+        for index, layer in enumerate(plan.layers)
+    ]
+    all_columns = torch.from_numpy(whole)
+    module = sys.modules[type(model).__module__]
+    stock = module.eager_attention_forward
+
+    def attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+        batch, heads, tokens, size = value.shape
+        bias = work.bias(layer.layer_idx, "v")  # added once, never cut
+        offset = torch.zeros(heads * size) if bias is None else torch.from_numpy(bias)
+        flat = value.transpose(1, 2).reshape(batch, tokens, -1) - offset
+        cut = (flat @ kept[layer.layer_idx] + offset).reshape(batch, tokens, heads, size).transpose(1, 2)
+        out, weights = stock(layer, query, key, value, mask, **kwargs)
+        repeated = (cut - value).repeat_interleave(layer.num_key_value_groups, dim=1)
+        change = torch.where(all_columns, 0.0, weights) @ repeated
+        return out + change.transpose(1, 2), weights
+
+    with patch.object(module, "eager_attention_forward", attend):
+        yield model

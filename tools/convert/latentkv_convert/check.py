@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .errors import ConvertError
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .schema import ENUMS, RANK_PAD
@@ -28,6 +30,11 @@ def check_plan(plan: Plan, spec: ModelSpec) -> None:
     """
     if len(plan.layers) != spec.n_layer:
         raise ConvertError("plan", f"{spec.n_layer} layers", str(len(plan.layers)))
+    if not 0 <= plan.recent_ratio <= 1:
+        raise ConvertError("plan", "a recent_ratio from 0 to 1", f"{plan.recent_ratio:g}")
+    for name in (plan.sink_format, plan.recent_format):
+        if name == "none" or name not in ENUMS["format"]:
+            raise ConvertError("plan", f"region formats of {', '.join(ENUMS['format'][1:])}", name)
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
             _check_side(f"layer {index} {side}", side, layer.side(side), spec)
@@ -40,6 +47,8 @@ def _check_side(where: str, side: str, plan: SidePlan, spec: ModelSpec) -> None:
     if spec.n_kv % plan.group:
         raise ConvertError(where, f"a group that divides {spec.n_kv} KV heads", str(plan.group))
     if plan.path == "full":
+        if plan.formats is not None:
+            _check_formats(where, plan.formats, ((spec.head_dim,),) * spec.n_kv)
         return
     full = plan.group * spec.head_dim
     n_groups = spec.n_kv // plan.group
@@ -53,12 +62,11 @@ def _check_side(where: str, side: str, plan: SidePlan, spec: ModelSpec) -> None:
         if len(widths) > 1 and any(width % RANK_PAD for width in widths):
             raise ConvertError(where, f"segments in steps of {RANK_PAD}", str(widths))
     if plan.formats is not None:
-        _check_formats(where, plan)
+        _check_formats(where, plan.formats, plan.segments)
 
 
-def _check_formats(where: str, plan: SidePlan) -> None:
-    assert plan.formats is not None
-    for widths, formats in zip(plan.segments, plan.formats, strict=True):
+def _check_formats(where: str, planned: Sequence[Sequence[str]], segments: Sequence[Sequence[int]]) -> None:
+    for widths, formats in zip(segments, planned, strict=True):
         if len(formats) != len(widths) or any(name not in ENUMS["format"] for name in formats):
             raise ConvertError(where, f"{len(widths)} formats of {', '.join(ENUMS['format'])}", str(formats))
         stored = [name != "none" for name in formats]

@@ -107,8 +107,18 @@ class SidePlan:
     path: str
     group: int = 1
     ranks: tuple[int, ...] = ()  # one per group; empty for `full`
-    segments: tuple[tuple[int, ...], ...] = ()  # widths per group
+    segments: tuple[tuple[int, ...], ...] = ()  # widths per group; empty for `full`
     formats: tuple[tuple[str, ...], ...] | None = None  # a row format per segment, or no plan
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Channels per group that the middle region stores; empty for `full`."""
+        if self.formats is None:
+            return self.ranks
+        return tuple(
+            sum(width for width, name in zip(widths, names, strict=True) if name != "none")
+            for widths, names in zip(self.segments, self.formats, strict=False)
+        )
 
 
 FULL = SidePlan("full")
@@ -130,6 +140,9 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     sink: int = 0
     recent: int = 0
+    recent_ratio: float = 0.0  # of the sequence behind its sinks
+    sink_format: str = "f16"  # row formats of regions that keep every segment
+    recent_format: str = "f16"
     prefill: str = "eager"
     fitted_context: int | None = None
 

@@ -100,9 +100,7 @@ def model_keys(recipe: Recipe, spec: ModelSpec) -> dict[str, Any]:
 
 def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
     """latentkv.k.*, latentkv.v.* and the regions; nothing for a plan that is full everywhere."""
-    keys: dict[str, Any] = {}
-    if plan.sink or plan.recent:
-        keys |= {KEYS["sink"]: plan.sink, KEYS["recent"]: plan.recent}
+    keys = region_keys(plan)
     if plan.is_full:
         return keys
     for side in SIDES:
@@ -119,13 +117,29 @@ def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
                 w for layer in segments for widths in layer for w in widths
             ]
         if any(layer.formats for layer in layers):
-            formats = [layer.formats or (("f16",),) * n_kv for layer in layers]
+            formats = [
+                layer.formats or tuple(("f16",) * len(widths) for widths in group)
+                for layer, group in zip(layers, segments, strict=True)
+            ]
             keys[KEYS[f"{side}_segment_formats"]] = [f for layer in formats for group in layer for f in group]
         energy = [report.energy(work, plan, layer, side) for layer in range(work.spec.n_layer)]
         keys[KEYS[f"{side}_energy"]] = np.array(energy, dtype=np.float32)
     keys[KEYS["prefill"]] = plan.prefill
     if plan.fitted_context is not None:
         keys[KEYS["fitted_context"]] = plan.fitted_context
+    return keys
+
+
+def region_keys(plan: Plan) -> dict[str, Any]:
+    """latentkv.regions.*, what differs from the defaults."""
+    keys: dict[str, Any] = {}
+    if plan.sink or plan.recent:
+        keys |= {KEYS["sink"]: plan.sink, KEYS["recent"]: plan.recent}
+    if plan.recent_ratio:
+        keys[KEYS["recent_ratio"]] = plan.recent_ratio
+    for name, chosen in (("sink_format", plan.sink_format), ("recent_format", plan.recent_format)):
+        if chosen != "f16":
+            keys[KEYS[name]] = chosen
     return keys
 
 

@@ -34,13 +34,16 @@ class Report:
 
     @property
     def keep(self) -> float:
-        """Kept fraction of all KV dimensions; a full layer keeps all of them."""
+        """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
         full = self.spec.kv_width
-        kept = [sum(layer.side(side).ranks) or full for layer in self.plan.layers for side in SIDES]
+        kept = [sum(layer.side(side).kept) or full for layer in self.plan.layers for side in SIDES]
         return sum(kept) / (full * len(kept))
 
-    def bytes_per_token(self) -> dict[str, int]:
-        return {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
+    def bytes_per_token(self) -> dict[str, float]:
+        """By row format; first the plan's own where there is one."""
+        planned = any(layer.side(side).formats for layer in self.plan.layers for side in SIDES)
+        own = {"plan": rows.planned_bytes_per_token(self.spec, self.plan)} if planned else {}
+        return own | {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
 
     def as_dict(self) -> dict[str, Any]:
         full = rows.full_bytes_per_token(self.spec)
@@ -53,6 +56,7 @@ class Report:
                     "path": chosen.path,
                     "group": chosen.group,
                     "ranks": list(chosen.ranks),
+                    "kept": list(chosen.kept),
                     "energy": self.energy[side][index],
                 }
             layers.append(entry)
@@ -79,13 +83,15 @@ class Report:
             cells = [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
-                ranks = _short(chosen.ranks) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
+                ranks = _short(chosen.kept) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
                 cells += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             lines.append(cells)
         text = _align(lines)
         sizes = [["cache rows", "bytes per token", "of f16", "at 32768 tokens"]]
         for fmt, size in {"f16, full": full, **self.bytes_per_token()}.items():
-            sizes.append([fmt, str(size), f"{100 * size / full:.1f} %", f"{size * 32768 / 2**20:.1f} MiB"])
+            sizes.append(
+                [fmt, f"{size:.10g}", f"{100 * size / full:.1f} %", f"{size * 32768 / 2**20:.1f} MiB"]
+            )
         kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
         lines_after = [] if self.recovery is None else [_recovered(self.recovery), ""]
         return "\n".join([text, "", kept, "", *lines_after, _align(sizes)])
@@ -96,7 +102,7 @@ def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
     chosen = plan.layers[layer].side(side)
     if not chosen.ranks:
         return 1.0
-    pairs = list(zip(work.sigmas(layer, side), chosen.ranks, strict=True))
+    pairs = list(zip(work.sigmas(layer, side), chosen.kept, strict=True))
     total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
     return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
 
@@ -164,8 +170,8 @@ def rank_map(report: Report, path: Path) -> None:
             chosen = layer.side(side)
             widths = chosen.group * spec.head_dim
             if chosen.ranks:
-                share[index, : len(chosen.ranks)] = np.array(chosen.ranks) / widths
-            for group, rank in enumerate(chosen.ranks if columns <= 16 else ()):
+                share[index, : len(chosen.ranks)] = np.array(chosen.kept) / widths
+            for group, rank in enumerate(chosen.kept if columns <= 16 else ()):
                 colour = "white" if rank / widths < 0.55 else "black"
                 axis.text(group, index, str(rank), ha="center", va="center", fontsize=8, color=colour)
         image = axis.imshow(share, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")

@@ -10,25 +10,43 @@ FORMATS = ("f16", "q8", "q4", "q3", "q2")
 
 
 def segment_bytes(fmt: str, width: int) -> int:
-    """f16: 2 per channel. qN: scale and minimum in f16, then N bits per channel in 16s. gN: one f16 scale,
-    rounded up."""
+    """fN: N bits per channel. qN: scale and minimum in f16, then N bits per channel in 16s. gN: one f16
+    scale, rounded up."""
     if fmt == "none":
         return 0
-    if fmt == "f16":
-        return 2 * width
+    if fmt[0] == "f":
+        return int(fmt[1:]) // 8 * width
     bits = int(fmt[1:])
     return _up4((4 if fmt[0] == "q" else 2) + 2 * bits * -(-width // 16))
 
 
-def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str) -> int:
-    """One token of K or V of one layer; every group's segments one after another, the row rounded up to 4."""
+def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool = False) -> int:
+    """One token of K or V of one layer; every group's segments one after another, the row rounded up to 4.
+
+    fmt None: the plan's own formats, f16 where it has none. What the plan drops takes nothing, unless
+    `whole`.
+    """
     segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
-    return _up4(sum(segment_bytes(fmt, width) for widths in segments for width in widths))
+    planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
+    stored = 0
+    for names, widths in zip(planned, segments, strict=True):
+        for name, width in zip(names, widths, strict=True):
+            dropped = name == "none" and not whole
+            stored += segment_bytes(name if fmt is None or dropped else fmt, width)
+    return _up4(stored)
 
 
-def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
-    """K and V of all layers, every segment in one format."""
-    return sum(side_row_bytes(spec, layer.side(side), fmt) for layer in plan.layers for side in SIDES)
+def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, whole: bool = False) -> int:
+    """K and V of all layers, every stored segment in one format, or (None) in the plan's own."""
+    sides = [layer.side(side) for layer in plan.layers for side in SIDES]
+    return sum(side_row_bytes(spec, side, fmt, whole) for side in sides)
+
+
+def planned_bytes_per_token(spec: ModelSpec, plan: Plan) -> float:
+    """One more token under the plan's own formats: a middle row, or its share of middle and recent rows."""
+    middle = bytes_per_token(spec, plan, None)
+    recent = bytes_per_token(spec, plan, plan.recent_format, whole=True)
+    return middle + plan.recent_ratio * (recent - middle)
 
 
 def full_bytes_per_token(spec: ModelSpec) -> int:

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from .. import allocate, latent_plan
 from ..ir import Basis, ModelSpec, Plan
-from ..linalg import balanced, eigenbasis
+from ..output_basis import add_basis, output_bases
 from ..work import Work
 from . import group_size, parse_group
 
@@ -36,12 +34,7 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--allocate", choices=allocate.names(), default="fisher", help="how ranks are shared out"
     )
-    parser.add_argument(
-        "--basis",
-        choices=("whitened", "plain"),
-        default="whitened",
-        help="SVD of the outputs, or of the weights alone",
-    )
+    add_basis(parser)
     latent_plan.add_k_path(parser, "rebuild")
 
 
@@ -68,17 +61,7 @@ class Palu:
         return moments + allocate.module(self.allocator).NEEDS
 
     def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        """One balanced basis per group from the diagonal blocks of the moment (or of W Wᵀ for the plain
-        basis)."""
-        if self.basis == "whitened":
-            moment = np.asarray(work.stats["moments"][layer][side], dtype=np.float64)
-        else:
-            weight = work.weight(layer, side).astype(np.float64)
-            moment = weight @ weight.T
-        width = self.group * work.spec.head_dim
-        blocks = [slice(begin, begin + width) for begin in range(0, work.spec.kv_width, width)]
-        where = f"layer {layer} {side}"
-        return tuple(balanced(*eigenbasis(moment[block, block], where)) for block in blocks)
+        return output_bases(work, layer, side, self.group, self.basis)
 
     def plan(self, work: Work) -> Plan:
         ranks = latent_plan.ranks_of(work, self.group, self.keep, self.allocator)

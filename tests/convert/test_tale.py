@@ -1,0 +1,202 @@
+"""TALE: nested V, regions with their own ranks and bits, against transformers and against torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from both import distance, load, logits, run, token_ids
+from test_matrix import MODELS, planned
+
+from conftest import TEXT, Tiny, keys
+from latentkv_convert.cli import parse
+from latentkv_convert.errors import ConvertError
+from latentkv_convert.pipeline import convert
+
+core = pytest.importorskip("latentkv._core", reason="needs the native module (pip install .)")
+
+N = 120
+F32 = {"kv": "f32", "kv_sink": "f32", "kv_recent": "f32"}
+REGIONS = ("llama", "llama-head-80", "qwen3", "phi3")  # eager attention is a function there
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints and statistics, made once."""
+    directory = tmp_path_factory.mktemp("tale")
+    (directory / "calib.txt").write_text(TEXT, encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(own_cache: None, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(room / "cache"))
+
+
+@pytest.fixture
+def checkpoint(room: Path, random_checkpoint: Tiny) -> Any:
+    def make(name: str) -> Path:
+        model_type, config = MODELS[name]
+        if not (room / name).is_dir():
+            random_checkpoint(room / name, model_type, **config)
+        return room / name
+
+    return make
+
+
+def arguments(room: Path, keep: float, *more: str) -> list[str]:
+    text = ["--calib", str(room / "calib.txt"), "--calib-window", "128", "--calib-tokens", "1024"]
+    return ["--method", "tale", "--keep", str(keep), *text, *more]
+
+
+def session(model: Any, **options: Any) -> Any:
+    return core.Session(model, **({"n_ctx": 256, "n_threads": 1} | options))
+
+
+def one_by_one(live: Any, ids: list[int]) -> np.ndarray:
+    return np.concatenate([live.decode([token]) for token in ids])
+
+
+def whole_columns(n: int, sink: int, ratio: float, batch: int = 32) -> np.ndarray:
+    """[n_query, n_token]: whether a query finds every column of a token's V, tokens coming one by one.
+
+    A token leaves the recent window, with all that are older, once a whole batch is ready to leave. Ratio 0
+    is no recent region.
+    """
+    if ratio == 0:
+        return np.tile(np.arange(n) < sink, (n, 1))
+    seen = np.zeros((n, n), dtype=bool)
+    first_recent = sink
+    for query in range(n):
+        seen[query, :sink] = True
+        seen[query, first_recent : query + 1] = True
+        window = math.ceil(ratio * max(0, query + 1 - sink) - 1e-4)
+        if query + 1 - first_recent >= window + batch:
+            first_recent = query + 1 - window
+    return seen
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_kept_is_the_original(name: str, checkpoint: Any, room: Path, tmp_path: Path) -> None:
+    directory, ids = checkpoint(name), token_ids(N)
+    model = run(directory, tmp_path / "whole.gguf", *arguments(room, 1.0, "--kv-middle", "f16"))
+    assert {layer["k"]["path"] for layer in model.layers} == {"full"}
+    assert {layer["v"]["path"] for layer in model.layers} == {"latent"}
+    exact = logits(load(directory), ids)
+    assert distance(session(model, **F32).decode(ids, output="all"), exact) < 5e-5
+    assert distance(one_by_one(session(model, kv_recent="f16"), ids), exact) < 1e-3
+    # regions of one format are one region: same rows, another order of sums
+    flat = one_by_one(session(model, kv="f32", sink=0, recent=0), ids)
+    assert distance(one_by_one(session(model, **F32), ids), flat) < 5e-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("group", ["1", "all"])
+def test_the_middle_keeps_a_prefix(
+    name: str, group: str, checkpoint: Any, room: Path, tmp_path: Path
+) -> None:
+    """Without sink and recent tokens V is truncated for every query, as in a model with those weights; the
+    rotation stays inside the kept columns."""
+    directory, ids = checkpoint(name), token_ids(N)
+    options = arguments(room, 0.75, "--group", group)
+    cut = run(directory, tmp_path / "cut.gguf", *options)
+    original = load(directory)
+    exact = logits(original, ids)
+    with reference.compressed(original, *planned(directory, options)) as truncated:
+        expected = logits(truncated, ids)
+    assert distance(expected, exact) > 0.02
+    got = session(cut, **F32, sink=0, recent=0).decode(ids, output="all")
+    assert distance(got, expected) < 5e-5
+
+
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize(("sink", "ratio"), [(4, 0.1), (0, 0.3), (8, 0.0)])
+def test_every_query_finds_the_columns_of_its_regions(
+    name: str, sink: int, ratio: float, checkpoint: Any, room: Path, tmp_path: Path
+) -> None:
+    directory, ids = checkpoint(name), token_ids(N)
+    options = arguments(room, 0.75, "--sink", str(sink), "--recent-ratio", str(ratio))
+    cut = run(directory, tmp_path / "cut.gguf", *options)
+    original = load(directory)
+    with reference.regional(original, *planned(directory, options), whole_columns(N, sink, ratio)) as model:
+        expected = logits(model, ids)
+    got = one_by_one(session(cut, **F32), ids)
+    assert distance(got, expected) < 5e-5
+    with reference.regional(original, *planned(directory, options), whole_columns(N, 3, 0.5)) as model:
+        assert distance(got, logits(model, ids)) > 1e-3  # other regions show
+
+
+def test_rank_and_bits_cost_what_they_should(checkpoint: Any, room: Path, tmp_path: Path) -> None:
+    """Distance to the original through the compressed cache, token by token: less kept is further away."""
+    directory, ids = checkpoint("llama"), token_ids(N)
+    exact = logits(load(directory), ids)
+
+    def error(keep: float, **options: Any) -> float:
+        model = run(directory, tmp_path / f"{keep}.gguf", *arguments(room, keep))
+        return distance(one_by_one(session(model, **options), ids), exact)
+
+    wide = {"kv": "f16", "kv_recent": "f16"}
+    assert error(1.0, **wide) < 1e-3
+    assert 0.01 < error(0.9, **wide) < error(0.75, **wide)
+    assert error(0.75, recent=0, **wide) > error(0.75, **wide) > error(0.75, recent_ratio=0.5, **wide)
+    assert error(0.75) > error(0.75, kv="q4") > error(0.75, **wide)
+
+
+def test_the_file_and_its_report_say_what_was_planned(checkpoint: Any, room: Path, tmp_path: Path) -> None:
+    directory, output = checkpoint("llama"), tmp_path / "out.gguf"
+    options = [
+        "--group",
+        "all",
+        "--sink",
+        "8",
+        "--recent-ratio",
+        "0.25",
+        "--kv-recent",
+        "q8",
+        "--kv-middle",
+        "q3",
+    ]
+    convert(parse([str(directory), "-o", str(output), "--no-plot", *arguments(room, 0.75, *options)], "test"))
+    found = keys(output)
+    assert found["latentkv.regions.sink"] == 8
+    assert found["latentkv.regions.recent_ratio"] == 0.25
+    assert found["latentkv.regions.recent_format"] == "q8"
+    assert "latentkv.regions.sink_format" not in found
+    assert found["latentkv.v.ranks"] == [64] * 3
+    assert found["latentkv.v.segment_widths"] == [32, 32] * 3
+    assert found["latentkv.v.segment_formats"] == ["q3", "none"] * 3
+    assert found["latentkv.k.segment_formats"] == ["q3"] * 6
+    report = json.loads(output.with_suffix(".report.json").read_text(encoding="utf-8"))
+    assert report["keep"] == 0.75
+    assert 0.2 < report["layers"][0]["v"]["energy"] < 1
+    model = core.Model(str(output))
+    assert model.regions["recent_format"] == "q8"
+    for fmt in ("f16", "q4"):
+        uniform = session(model, kv=fmt, recent=0).kv_bytes()["per_token"] - 12
+        assert report["bytes_per_token"][fmt] == uniform
+    assert report["bytes_per_token"]["plan"] == session(model).kv_bytes()["per_token"] - 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--keep", "0.5"], r"^\[--keep\] expected at least 0\.75 \(K whole, rank 16 of V\); got 0\.5"),
+        (["--group", "3"], r"^\[--group\] expected a divisor"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    options: list[str], message: str, checkpoint: Any, room: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConvertError, match=message):
+        run(checkpoint("llama"), tmp_path / "out.gguf", "--method", "tale", *options)
+
+
+@pytest.mark.parametrize("bad", [["--recent-ratio", "1.5"], ["--sink", "-1"], ["--kv-middle", "q7"]])
+def test_bad_options_are_refused(bad: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match=r"^\[--"):
+        parse([str(tmp_path), "-o", str(tmp_path / "out.gguf"), "--method", "tale", *bad], "test")

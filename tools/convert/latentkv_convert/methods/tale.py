@@ -1,0 +1,154 @@
+"""TALE: K whole, V as a nested full-rank latent whose old tokens keep a prefix; bits and ranks by region.
+
+V of each group of KV heads is written in the principal axes of its outputs, all of them (a lossless change of
+basis), with sigma split evenly over the two factors. Sink and recent tokens keep every column; a token that
+leaves the recent window keeps the first r_0. K is never low-rank and follows the bits of the regions alone.
+The rotation stays inside [0, r_0) and inside the rest, so that the cut stays legal.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import latent_plan
+from ..budget import split_groups, water_fill
+from ..errors import ConvertError
+from ..ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
+from ..output_basis import add_basis, output_bases
+from ..schema import RANK_PAD
+from ..work import Work
+from . import group_size, parse_group
+
+SUMMARY = "TALE: K whole, V truncated in old tokens only, bits by region"
+FORMATS = ("f32", "f16", "q8", "q6", "q5", "q4", "q3", "q2", "q1")
+
+
+def add_arguments(parser: Any) -> None:
+    latent_plan.add_keep(parser, 0.75)
+    parser.add_argument(
+        "--group",
+        type=parse_group,
+        default=0,
+        metavar="N|all",
+        help="KV heads that share one latent of V; default 1 with grouped queries, else 4 or the next fewer "
+        "that divide the model's",
+    )
+    add_basis(parser)
+    parser.add_argument(
+        "--sink", type=_count, default=4, metavar="N", help="first tokens kept whole, in f16 (default 4)"
+    )
+    parser.add_argument(
+        "--recent-ratio",
+        type=_ratio,
+        default=0.1,
+        metavar="P",
+        help="latest tokens kept whole, as a share of the sequence behind its sinks (default 0.1)",
+    )
+    parser.add_argument(
+        "--recent",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="latest tokens kept whole at least (default 0)",
+    )
+    parser.add_argument(
+        "--kv-recent", choices=FORMATS, default="q4", help="row format of recent tokens (default q4)"
+    )
+    parser.add_argument(
+        "--kv-middle", choices=FORMATS, default="q2", help="row format of all others (default q2)"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number of tokens, or 0; got {text}")
+    return int(text)
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = float("nan")
+    if not 0 <= ratio <= 1:
+        raise argparse.ArgumentTypeError(f"a ratio from 0 to 1; got {text}")
+    return ratio
+
+
+def create(options: Mapping[str, Any], spec: ModelSpec) -> Tale:
+    chosen = options["group"]
+    if chosen == 0:
+        largest = 1 if spec.n_head > spec.n_kv else 4
+        chosen = max(n for n in range(1, largest + 1) if spec.n_kv % n == 0)
+    group = group_size(chosen, spec.n_kv)
+    least = 0.5 + 0.5 * RANK_PAD / (group * spec.head_dim)
+    if options["keep"] < least:
+        raise ConvertError(
+            "--keep",
+            f"at least {least:.4g} (K whole, rank {RANK_PAD} of V)",
+            f"{options['keep']:g}",
+            "or a larger --group",
+        )
+    regions = (options["sink"], options["recent"], options["recent_ratio"])
+    return Tale(
+        group, options["keep"], options["basis"], *regions, options["kv_recent"], options["kv_middle"]
+    )
+
+
+@dataclass(frozen=True)
+class Tale:
+    group: int
+    keep: float
+    basis: str
+    sink: int
+    recent: int
+    recent_ratio: float
+    kv_recent: str
+    kv_middle: str
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("moments",) if self.basis == "whitened" else ()
+
+    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+        return output_bases(work, layer, side, self.group, self.basis)
+
+    def plan(self, work: Work) -> Plan:
+        n_kv = work.spec.n_kv
+        k = SidePlan("full", formats=((self.kv_middle,),) * n_kv)
+        layers = tuple(LayerPlan(k, self.nested(work, ranks)) for ranks in self.kept_ranks(work))
+        return Plan(
+            layers,
+            sink=self.sink,
+            recent=self.recent,
+            recent_ratio=self.recent_ratio,
+            recent_format=self.kv_recent,
+        )
+
+    def kept_ranks(self, work: Work) -> list[tuple[int, ...]]:
+        """r_0 of every layer and group: equal shares of what --keep leaves to V, as K keeps everything."""
+        spec = work.spec
+        width = self.group * spec.head_dim
+        n_groups, capacity = spec.n_kv // self.group, -(-width // RANK_PAD)
+        low = np.full(spec.n_layer, n_groups, dtype=np.int64)
+        high = low * capacity
+        total = round((2 * self.keep - 1) * spec.n_layer * spec.kv_width / RANK_PAD)
+        units = water_fill(np.ones(spec.n_layer), low, high, min(total, int(high.sum())))
+        ranks = []
+        for layer, share in enumerate(units):
+            counts = split_groups(int(share), work.sigmas(layer, "v"), capacity, RANK_PAD)
+            ranks.append(tuple(min(count * RANK_PAD, width) for count in counts))
+        return ranks
+
+    def nested(self, work: Work, kept: tuple[int, ...]) -> SidePlan:
+        """Every column, cut at r_0; the columns behind it are dropped in the middle."""
+        width = self.group * work.spec.head_dim
+        whole = (width,) * len(kept)
+        segments = tuple((rank, width - rank) if rank < width else (width,) for rank in kept)
+        formats = tuple((self.kv_middle, "none")[: len(widths)] for widths in segments)
+        return SidePlan("latent", self.group, whole, segments, formats)
