@@ -134,6 +134,16 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """Divergence that a plan costs against the uncompressed model, nats per token."""
+
+    kld: float  # measured on held-back windows, or the prediction where there are none
+    predicted: float  # by the Fisher moments that allocated it
+    error: float  # standard error of kld over windows; nan for fewer than two
+    n_windows: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the cache will hold: one LayerPlan per layer, and the regions of a sequence."""
 
@@ -145,6 +155,7 @@ class Plan:
     recent_format: str = "f16"
     prefill: str = "eager"
     fitted_context: int | None = None
+    forecast: Forecast | None = None
 
     @property
     def is_full(self) -> bool:

@@ -13,9 +13,9 @@ from . import archs, calibrate, gguf_write, methods, packed, paths, progress, re
 from .check import check_linear, check_plan
 from .checkpoint import Checkpoint
 from .errors import ConvertError
-from .fuse import rotation
+from .fuse.finish import finished
 from .gguf_write import OutTensor
-from .ir import SIDES, Basis, ModelSpec, Plan, TensorRole
+from .ir import SIDES, ModelSpec, Plan, TensorRole
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .work import Work
@@ -40,7 +40,7 @@ def convert(recipe: Recipe) -> report.Report:
     check_shapes(checkpoint, spec)
     vocabulary = tokenizer.keys(checkpoint.directory, checkpoint.config, spec.n_vocab, recipe.pre)
     stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
-    work = Work(spec, checkpoint, stats, recipe.seed, method.decompose, sample, recipe.device)
+    work = Work(spec, checkpoint, stats, recipe.seed, method.decompose, sample, recipe.device, recipe.rotate)
     plan = method.plan(work)
     check_plan(plan, spec)
     trained, recovery = finetuned(recipe, work, plan)
@@ -127,6 +127,8 @@ def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
     keys[KEYS["prefill"]] = plan.prefill
     if plan.fitted_context is not None:
         keys[KEYS["fitted_context"]] = plan.fitted_context
+    if plan.forecast is not None:
+        keys[KEYS["predicted_kld"]] = plan.forecast.kld
     return keys
 
 
@@ -187,7 +189,9 @@ def finetuned(recipe: Recipe, work: Work, plan: Plan) -> tuple[Trained, Recovery
 
 def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> Sequence[OutTensor]:
     factors = lru_cache(maxsize=1)(
-        partial(finished, recipe, work, plan, trained)
+        lambda index, side: finished(
+            work, plan.layers[index].side(side), index, side, trained.get((index, side))
+        )
     )  # A and B of a side are written in a row
     tensors: list[OutTensor] = []
     for index, layer in enumerate(plan.layers):
@@ -200,19 +204,3 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> S
             job = paths.SideJob(work, index, side, layer.side(side), partial(factors, index, side))
             tensors += paths.tensors(job)
     return tensors
-
-
-def finished(
-    recipe: Recipe, work: Work, plan: Plan, trained: Trained, layer: int, side: str
-) -> tuple[Basis, ...]:
-    """A layer's bases cut to their ranks and, unless --no-rotate, rotated inside their segments."""
-    chosen = plan.layers[layer].side(side)
-    result = []
-    bases = trained.get((layer, side)) or work.bases(layer, side)
-    for group, (basis, rank) in enumerate(zip(bases, chosen.ranks, strict=True)):
-        cut = basis.truncated(rank)
-        if recipe.rotate:
-            rng = np.random.default_rng([recipe.seed, layer, SIDES.index(side), group])
-            cut = rotation.fuse(cut, chosen.segments[group], rng)
-        result.append(cut)
-    return tuple(result)

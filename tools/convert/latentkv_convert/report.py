@@ -4,7 +4,8 @@ picture."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,14 @@ import numpy as np
 from . import rows
 from .errors import ConvertError, need
 from .gguf_write import replacing
-from .ir import SIDES, ModelSpec, Plan
+from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .recipe import Recipe
 from .work import Work
 
 if TYPE_CHECKING:
     from .recover import Recovery
+
+CONTEXT = 32768  # at which whole caches are compared
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,30 @@ class Report:
         return sum(kept) / (full * len(kept))
 
     def bytes_per_token(self) -> dict[str, float]:
-        """By row format; first the plan's own where there is one."""
-        planned = any(layer.side(side).formats for layer in self.plan.layers for side in SIDES)
-        own = {"plan": rows.planned_bytes_per_token(self.spec, self.plan)} if planned else {}
-        return own | {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
+        """By row format; `plan`: the file's own."""
+        sizes = {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
+        return {"plan": rows.planned_bytes_per_token(self.spec, self.plan)} | sizes if self.planned else sizes
+
+    @property
+    def planned(self) -> bool:
+        """The file chooses a row format for every segment."""
+        return any(layer.side(side).formats for layer in self.plan.layers for side in SIDES)
+
+    def cache(self) -> dict[str, Any]:
+        """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
+        size = rows.cache_bytes(self.spec, self.plan, CONTEXT)
+        result: dict[str, Any] = {
+            "sink": self.plan.sink,
+            "recent": self.plan.recent,
+            "fitted_context": self.plan.fitted_context,
+            "context": CONTEXT,
+            "bytes": size,
+            "share_of_f16": size / rows.full_cache_bytes(self.spec, CONTEXT),
+        }
+        if self.plan.forecast is not None:
+            seen = asdict(self.plan.forecast)
+            result["kld"] = {name: None if math.isnan(value) else value for name, value in seen.items()}
+        return result
 
     def as_dict(self) -> dict[str, Any]:
         full = rows.full_bytes_per_token(self.spec)
@@ -59,7 +82,10 @@ class Report:
                     "kept": list(chosen.kept),
                     "energy": self.energy[side][index],
                 }
+                if chosen.formats is not None:
+                    entry[side] |= {"segments": chosen.segments, "formats": chosen.formats}
             layers.append(entry)
+        planned = {"cache": self.cache()} if self.planned else {}
         return {
             "checkpoint": self.recipe.checkpoint.name,
             "recipe": json.loads(self.recipe.text()),
@@ -72,6 +98,7 @@ class Report:
             "bytes_per_token": self.bytes_per_token(),
             "share_of_f16": {fmt: n / full for fmt, n in self.bytes_per_token().items()},
             "finetune": None if self.recovery is None else self.recovery.as_dict(),
+            **planned,
             "layers": layers,
         }
 
@@ -83,18 +110,30 @@ class Report:
             cells = [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
-                ranks = _short(chosen.kept) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
+                ranks = _stored(chosen) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
                 cells += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             lines.append(cells)
         text = _align(lines)
-        sizes = [["cache rows", "bytes per token", "of f16", "at 32768 tokens"]]
+        sizes = [["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]]
         for fmt, size in {"f16, full": full, **self.bytes_per_token()}.items():
             sizes.append(
-                [fmt, f"{size:.10g}", f"{100 * size / full:.1f} %", f"{size * 32768 / 2**20:.1f} MiB"]
+                [fmt, f"{size:.10g}", f"{100 * size / full:.1f} %", f"{size * CONTEXT / 2**20:.1f} MiB"]
             )
         kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
-        lines_after = [] if self.recovery is None else [_recovered(self.recovery), ""]
-        return "\n".join([text, "", kept, "", *lines_after, _align(sizes)])
+        tail = ["", self._summary()] if self.planned else []
+        trained = [] if self.recovery is None else [_recovered(self.recovery), ""]
+        return "\n".join([text, "", kept, "", *trained, _align(sizes), *tail])
+
+    def _summary(self) -> str:
+        cache = self.cache()
+        size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
+        exact = f"{self.plan.sink} first and {self.plan.recent} latest tokens exact"
+        lines = [f"whole cache, {exact}: {size}, {100 * cache['share_of_f16']:.2f} % of f16"]
+        if (seen := self.plan.forecast) is not None:
+            error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
+            held = f"{seen.n_windows} windows held back"
+            lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
+        return "\n".join(lines)
 
 
 def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
@@ -133,24 +172,57 @@ def finish(
         partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     if drawn:
         with replacing(picture) as partial:
-            rank_map(report, partial)
+            (bits_map if report.planned else rank_map)(report, partial)
     return report
 
 
-def rank_map(report: Report, path: Path) -> None:
-    """Layers x groups, K beside V, coloured by the kept share of a group's dimensions, each cell with its
-    rank.
-
-    Raises:
-        ConvertError: matplotlib is not installed.
+def _pyplot() -> Any:
+    """Raises:
+    ConvertError: matplotlib is not installed.
     """
     try:
         need("matplotlib").use("Agg")
     except ConvertError as error:
         raise ConvertError(
-            "plot", "matplotlib for the rank map", str(error), "install it or pass --no-plot"
+            "plot", "matplotlib for the map", str(error), "install it or pass --no-plot"
         ) from None
-    plt: Any = need("matplotlib.pyplot")
+    return need("matplotlib.pyplot")
+
+
+def bits_map(report: Report, path: Path) -> None:
+    """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in."""
+    plt, spec = _pyplot(), report.spec
+    figure, axes = plt.subplots(
+        1, 2, figsize=(9, 1.6 + 0.3 * spec.n_layer), sharey=True, layout="constrained"
+    )
+    image = None
+    for axis, side in zip(axes, SIDES, strict=True):
+        bits = np.zeros((spec.n_layer, spec.kv_width))
+        for index, layer in enumerate(report.plan.layers):
+            chosen, row = layer.side(side), []
+            for widths, names in zip(chosen.segments, chosen.formats or (), strict=True):
+                row += [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
+            bits[index] = row
+        image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
+        axis.set_title(f"{side.upper()} bits", fontsize=10)
+        axis.set_xlabel("channel of the latent, most important first")
+        axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
+    axes[0].set_ylabel("layer")
+    figure.colorbar(image, ax=axes, label="bits", extend="max")
+    share = 100 * report.cache()["share_of_f16"]
+    figure.suptitle(f"{report.recipe.output.name}: {share:.1f} % of the f16 cache", fontsize=11)
+    figure.savefig(path, dpi=130, format="png")
+    plt.close(figure)
+
+
+def _bits(fmt: str) -> int:
+    return 0 if fmt == "none" else int(fmt[1:])
+
+
+def rank_map(report: Report, path: Path) -> None:
+    """Layers x groups, K beside V, coloured by the kept share of a group's dimensions, each cell with its
+    rank."""
+    plt = _pyplot()
     spec = report.spec
     groups = {
         side: max(max(len(layer.side(side).ranks), 1) for layer in report.plan.layers) for side in SIDES
@@ -188,6 +260,18 @@ def rank_map(report: Report, path: Path) -> None:
     figure.suptitle(f"{report.recipe.output.name}: {100 * report.keep:.1f} % of KV dimensions", fontsize=11)
     figure.savefig(path, dpi=130, format="png")
     plt.close(figure)
+
+
+def _stored(plan: SidePlan) -> str:
+    """Ranks; of planned segments the stored channels and their mean bits without metadata."""
+    if plan.formats is None:
+        return _short(plan.ranks)
+    pairs = [
+        (n, _bits(fmt))
+        for widths, names in zip(plan.segments, plan.formats, strict=True)
+        for n, fmt in zip(widths, names, strict=True)
+    ]
+    return f"{_short(plan.kept)} at {sum(n * bits for n, bits in pairs) / sum(plan.kept):.1f} bits"
 
 
 def _short(ranks: tuple[int, ...]) -> str:

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")
+SLOT_TILE = 64  # slots of a region come in whole tiles of this many
+DEMOTION_BATCH = 32  # recent tokens are compressed in batches of this many
+CELL_BYTES = 12  # a slot's position and sequences, once for all layers
+EXACT_UBATCH = 128  # the largest ubatch of a cache with an exact window
 
 
 def segment_bytes(fmt: str, width: int) -> int:
@@ -54,5 +58,31 @@ def full_bytes_per_token(spec: ModelSpec) -> int:
     return 2 * 2 * spec.n_layer * spec.kv_width
 
 
+def exact_slots(n_ctx: int, sink: int, recent: int) -> int:
+    """Slots of the two exact regions, as the runtime allocates them for one sequence: sinks; the recent
+    tokens, a batch on its way out and the one being computed. Each region whole tiles."""
+    sinks = round_up(sink, SLOT_TILE)
+    latest = round_up(min(recent + DEMOTION_BATCH + EXACT_UBATCH, n_ctx), SLOT_TILE) if recent else 0
+    return sinks + latest
+
+
+def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
+    """A whole cache of one sequence under the plan's own formats, with cells; exact regions hold every
+    segment in f16."""
+    exact = exact_slots(n_ctx, plan.sink, plan.recent) * (
+        bytes_per_token(spec, plan, "f16", whole=True) + CELL_BYTES
+    )
+    return exact + round_up(n_ctx, SLOT_TILE) * (bytes_per_token(spec, plan, None) + CELL_BYTES)
+
+
+def full_cache_bytes(spec: ModelSpec, n_ctx: int) -> int:
+    """The uncompressed f16 cache of one sequence, with cells."""
+    return round_up(n_ctx, SLOT_TILE) * (full_bytes_per_token(spec) + CELL_BYTES)
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
 def _up4(n: int) -> int:
-    return -(-n // 4) * 4
+    return round_up(n, 4)

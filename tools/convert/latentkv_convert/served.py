@@ -14,7 +14,7 @@ import numpy as np
 
 from . import rope
 from .errors import need
-from .ir import F64, ModelSpec
+from .ir import F32, F64, ModelSpec
 
 
 def frequencies(config: Mapping[str, Any], spec: ModelSpec, context: int) -> F64:
@@ -55,3 +55,16 @@ def mean_turn(angle: F64, context: int) -> Any:
     still = np.abs(np.sin(angle / 2)) < 1e-12  # whole turns: every term is 1
     step = np.where(still, 1.0, np.exp(1j * angle) - 1)
     return np.where(still, 1.0, (np.exp(1j * context * angle) - 1) / step / context)
+
+
+def turned(rows: F32, freqs: F64, head_dim: int, positions: F64) -> F32:
+    """Rows [n, heads·head_dim] after RoPE at positions [n], transformers' row order."""
+    half = len(freqs)
+    heads = rows.reshape(len(rows), -1, head_dim).astype(np.float64)
+    u = heads[..., :half] + 1j * heads[..., half : 2 * half]
+    u = u * np.exp(1j * positions[:, None, None] * freqs)
+    return (
+        np.concatenate([u.real, u.imag, heads[..., 2 * half :]], axis=-1)
+        .reshape(rows.shape)
+        .astype(np.float32)
+    )

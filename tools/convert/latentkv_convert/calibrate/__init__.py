@@ -4,7 +4,8 @@ A module `calibrate/<name>.py` that is a statistic provides
 
     VERSION: int                                        raise it when the numbers change
     def sample(recipe) -> (tokens, window)              how much text it reads
-    def collect(stream: LayerStream) -> Iterator        (layer, {array name: array}), in any order
+    def collect(stream: LayerStream, **settings) -> Iterator    (layer, {array name: array}), in any order
+    def settings(recipe) -> {name: value}               optional: what else the numbers depend on
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ def collect(
         sample = Sample.draw(text, n_tokens, min(window, spec.n_ctx), recipe.seed)
         if largest is None or sample.tokens.size > largest.tokens.size:
             largest = sample
-        key = store.key(identity, sample.digest, name, module.VERSION)
+        settings = module.settings(recipe) if hasattr(module, "settings") else {}
+        key = store.key(identity, sample.digest, name, module.VERSION, *settings.items())
         found = store.load(key, spec.n_layer)
         if found is None:
             from .stream import LayerStream
 
             stream = LayerStream(checkpoint, spec, sample.tokens, recipe.device, name)
-            stats[name] = store.save(key, spec.n_layer, module.collect(stream))
+            stats[name] = store.save(key, spec.n_layer, module.collect(stream, **settings))
         else:
             stats[name] = found
     return stats, largest

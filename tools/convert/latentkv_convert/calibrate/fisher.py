@@ -32,7 +32,7 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of (dL/dW)^2)."""
     n_layer = stream.spec.n_layer
     hidden = stream.embed()
-    inputs = _stack(n_layer, hidden)
+    inputs = stack(n_layer, hidden)
     with stream.bar(passes=2) as bar:
         for index in range(n_layer):
             inputs[index] = hidden
@@ -78,7 +78,7 @@ def _backward(
         return result
 
 
-def _stack(n_layer: int, hidden: Tensor) -> Tensor:
+def stack(n_layer: int, hidden: Tensor) -> Tensor:
     """Room for the input of every layer, [n_layer, windows, window, d]."""
     shape = (n_layer, *hidden.shape)
     if n_layer * hidden.nbytes <= _IN_MEMORY:

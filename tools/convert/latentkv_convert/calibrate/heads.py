@@ -40,7 +40,7 @@ class Meter:
 
     def __init__(self, stream: LayerStream, live: torch.nn.Module, side: str) -> None:
         spec = stream.spec
-        norm = _norm_module(spec, side)
+        norm = norm_module(spec, side)
         projection = spec.projections[side]
         rows = None if norm else projection.rows
         self.rows = None if rows is None else torch.from_numpy(rows).to(stream.device)
@@ -69,7 +69,7 @@ class Meter:
         return (self.squares / self.count).cpu().numpy()
 
 
-def _norm_module(spec: ModelSpec, side: str) -> str | None:
+def norm_module(spec: ModelSpec, side: str) -> str | None:
     """Dotted path of the per-head norm inside a layer, from the tensor that the file copies."""
     for role in spec.layer_tensors:
         if role.target == f"attn_{side}_norm.weight":

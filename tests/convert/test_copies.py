@@ -1,0 +1,139 @@
+"""Fisher moments of cached copies equal brute-force autograd; only reads through the body copy count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_calibrate import stream
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from latentkv_convert.calibrate import copies
+from latentkv_convert.calibrate.two_copies import TwoCopies
+from latentkv_convert.errors import ConvertError
+
+Tiny = Callable[..., Path]
+SINK, RECENT, WINDOW = 2, 8, 40
+VARIANTS: list[dict[str, Any]] = [{}, {"attention_bias": True}, {"model_type": "qwen3"}]
+
+
+def body(n: int) -> torch.Tensor:
+    at = torch.arange(n)
+    return (at[:, None] - at[None, :] >= RECENT) & (at[None, :] >= SINK)
+
+
+class Probe:
+    """Attention over two nodes per token, written out: the body copies carry a zero of their own to
+    differentiate by."""
+
+    def __init__(self) -> None:
+        self.zeros: dict[tuple[int, str], torch.Tensor] = {}
+        self.after_rope: dict[int, torch.Tensor] = {}
+
+    def __call__(
+        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **options: Any
+    ) -> tuple[torch.Tensor, None]:
+        copies = {}
+        for side, exact in (("k", k), ("v", v)):
+            zero = torch.zeros_like(exact, requires_grad=True)
+            self.zeros[module.layer_idx, side] = zero
+            copies[side] = (exact + zero).repeat_interleave(module.num_key_value_groups, 1)
+        exact_k, exact_v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (k, v))
+        n = q.shape[2]
+        old = body(n)
+        scores = torch.where(old, q @ copies["k"].mT, q @ exact_k.mT) * module.scaling
+        p = scores.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+        out = (p * old) @ copies["v"] + (p * ~old) @ exact_v
+        self.after_rope[module.layer_idx] = k.detach()
+        return out.transpose(1, 2).contiguous(), None
+
+
+def flat(x: torch.Tensor) -> np.ndarray:
+    """[1, n_kv, T, head_dim] -> [T - sink, w]"""
+    return x[0].transpose(0, 1).flatten(1)[SINK:].double().numpy()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_fisher_moments_equal_autograd_through_the_body_copies(
+    tiny: Tiny, variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tiny(**variant)
+    source = stream(directory, windows=3, window=WINDOW)
+    labels = torch.from_numpy(np.random.default_rng(1).integers(0, source.spec.n_vocab, WINDOW))
+    monkeypatch.setattr(copies, "drawn", lambda predicted, generator: labels)
+    found = dict(copies.collect(source, SINK, RECENT, seed=0))
+
+    probe = Probe()
+    AttentionInterface.register("two_nodes", probe)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, attn_implementation="two_nodes"
+    )
+    measured, held = copies.split(3)
+    assert (measured, held) == ([0, 1], [2])
+    slopes: dict[tuple[int, str], list[np.ndarray]] = {}
+    cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(WINDOW)[None])
+    for window in measured:
+        logits = model(source.tokens[window : window + 1], use_cache=False).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        for key, slope in zip(
+            probe.zeros, torch.autograd.grad(loss, list(probe.zeros.values())), strict=True
+        ):
+            # a rotation's transpose turns the other way: from after RoPE to before it
+            turned = apply_rotary_pos_emb(slope, slope, cos, -sin)[0] if key[1] == "k" else slope
+            slopes.setdefault(key, []).append(flat(turned))
+    for (layer, side), parts in slopes.items():
+        name = "normed" if side == "k" and "normed_fisher" in found[layer] else side
+        rows = np.concatenate(parts)
+        expected = rows.T @ rows / len(rows)
+        error = np.linalg.norm(found[layer][f"{name}_fisher"] - expected) / np.linalg.norm(expected)
+        assert error < 1e-4, (layer, side)
+        energy = np.square(rows).reshape(len(rows), source.spec.n_kv, -1).sum(2)
+        assert np.allclose(found[layer][f"{name}_energy"], energy / energy.mean(0), rtol=1e-2, atol=1e-4)
+
+
+def test_tokens_that_only_the_recent_window_reads_have_no_slope(tiny: Tiny) -> None:
+    found = dict(copies.collect(stream(tiny(), windows=1, window=WINDOW), SINK, RECENT, seed=0))
+    for layer in found.values():
+        for side in "kv":
+            energy = layer[f"{side}_energy"].sum(1)
+            read_later = WINDOW - SINK - RECENT
+            assert (energy[:read_later] > 0).all()
+            assert (energy[read_later:] == 0).all()
+
+
+def test_no_body_copy_is_read_in_a_short_window(tiny: Tiny) -> None:
+    source = stream(tiny(), windows=1, window=10)
+    with pytest.raises(ConvertError, match="windows longer than sink 2 and recent 8 together; got 10"):
+        list(copies.collect(source, SINK, RECENT, seed=0))
+
+
+@pytest.mark.parametrize("n_head", [2, 4])
+def test_equal_copies_change_nothing_and_other_ones_reach_old_queries_alone(n_head: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    q = torch.randn(1, n_head, WINDOW, 16, generator=rng)
+    k, v, noise = (torch.randn(1, 2, WINDOW, 16, generator=rng) for _ in range(3))
+    options = {"is_causal": True, "enable_gqa": True}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    expected = attend(q, k, v, **options)
+    for copy in (None, (k, v)):
+        with TwoCopies(2, SINK, RECENT, copy):
+            assert torch.allclose(attend(q, k, v, **options), expected, atol=1e-5)
+    with TwoCopies(2, SINK, RECENT, (k + noise, v)):
+        changed = attend(q, k, v, **options)
+    differs = (changed - expected).abs().amax((0, 1, 3)) > 1e-5
+    assert not differs[: SINK + RECENT].any()
+    assert differs[SINK + RECENT :].all()
+
+
+def test_sampled_labels_follow_the_seed() -> None:
+    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
+
+    def draw(seed: int) -> list[int]:
+        return copies.drawn(logits, torch.Generator().manual_seed(seed)).tolist()
+
+    assert draw(1) == draw(1) != draw(2)

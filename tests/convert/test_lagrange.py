@@ -1,0 +1,96 @@
+"""Formats by one price per byte, against every plan there is."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from latentkv_convert import lagrange
+from latentkv_convert.errors import ConvertError
+from latentkv_convert.lagrange import Choice, Group, Table
+
+Plan = tuple[int, float]  # bytes, distortion
+
+
+def table(rng: np.random.Generator, n_segments: int) -> Table:
+    """Segments of falling importance, formats of 12, 8, 4 and 0 bytes."""
+    scale = np.sort(rng.exponential(size=n_segments))[::-1] * rng.uniform(0.5, 2)
+    distortion = scale[:, None] * np.array([0.02, 0.1, 0.4, 1.0]) * rng.uniform(0.7, 1.3, (n_segments, 4))
+    return Table(np.tile([12, 8, 4, 0], (n_segments, 1)), distortion)
+
+
+def problem(seed: int) -> list[Group]:
+    rng = np.random.default_rng(seed)
+    return [(table(rng, 2), table(rng, 3)), (table(rng, 3),)]
+
+
+def every_plan(groups: list[Group]) -> list[Plan]:
+    per_group: list[list[Plan]] = []
+    for group in groups:
+        plans = []
+        for cut in group:
+            n, drop = cut.cost.shape[0], cut.cost.shape[1] - 1
+            for options in itertools.product(range(drop + 1), repeat=n):
+                dropped = [option == drop for option in options]
+                if not dropped[0] and dropped == sorted(dropped):
+                    at = np.array(options)
+                    plans.append((cut.bytes(at), cut.total(at)))
+        per_group.append(plans)
+    return [(sum(p[0] for p in c), sum(p[1] for p in c)) for c in itertools.product(*per_group)]
+
+
+def hull(plans: list[Plan]) -> list[Plan]:
+    """The lower convex hull, cheapest first."""
+    found: list[Plan] = []
+    for size, cost in sorted(plans):
+        while len(found) > 1 and (found[-1][1] - found[-2][1]) * (size - found[-2][0]) >= (
+            cost - found[-2][1]
+        ) * (found[-1][0] - found[-2][0]):
+            found.pop()
+        if not found or cost < found[-1][1]:
+            found.append((size, cost))
+    return found
+
+
+def measure(groups: list[Group], choices: list[Choice]) -> Plan:
+    size = sum(group[c.table].bytes(c.formats) for group, c in zip(groups, choices, strict=True))
+    return size, lagrange.total(groups, choices)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_the_best_plan_wherever_one_price_can_name_it(seed: int) -> None:
+    groups = problem(seed)
+    for size, cost in hull(every_plan(groups))[1:]:
+        got = measure(groups, lagrange.allocate(groups, size))
+        assert got[0] <= size
+        assert got[1] == pytest.approx(cost, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_budget_is_met_from_below_and_used(seed: int) -> None:
+    groups = problem(seed)
+    plans = every_plan(groups)
+    edge = hull(plans)
+    for budget in range(edge[0][0], edge[-1][0] + 8):
+        size, cost = measure(groups, lagrange.allocate(groups, budget))
+        assert size <= budget
+        best = min(cost for size, cost in plans if size <= budget)
+        below = max(point for point in edge if point[0] <= budget)
+        assert best - 1e-12 <= cost <= below[1] + 1e-12
+
+
+def test_dropped_segments_come_last() -> None:
+    rng = np.random.default_rng(0)
+    groups: list[Group] = [(table(rng, 8),) for _ in range(4)]
+    for budget in (16, 60, 120, 200):
+        for choice in lagrange.allocate(groups, budget):
+            dropped = (choice.formats == 3).tolist()
+            assert not dropped[0]
+            assert dropped == sorted(dropped)
+
+
+def test_a_budget_below_the_smallest_plan_is_refused() -> None:
+    with pytest.raises(ConvertError, match=r"\[--kv-budget\] expected 8 bytes or more per token .* got 7"):
+        lagrange.allocate(problem(0), 7)

@@ -1,0 +1,237 @@
+"""Budgets are met from below, the whole budget costs nothing, and every choice is worth what it claims."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latentkv_convert import (
+    archs,
+    cached_rows,
+    calibrate,
+    forecast,
+    kv_budget,
+    methods,
+    quantizer,
+    rows,
+    served,
+)
+from latentkv_convert.check import check_plan
+from latentkv_convert.checkpoint import Checkpoint
+from latentkv_convert.errors import ConvertError
+from latentkv_convert.ir import Plan
+from latentkv_convert.methods import waterfill
+from latentkv_convert.recipe import Recipe
+from latentkv_convert.work import Work
+
+Tiny = Callable[..., Path]
+DEFAULTS: dict[str, Any] = {
+    "kv_budget": kv_budget.parse("14%"),
+    "prefer": "size",
+    "served_context": None,
+    "sink": 4,
+    "recent": 64,
+    "group": None,
+    "segment": None,
+}
+
+
+def prepared(checkpoint_dir: Path, calib: Path, window: int, **options: Any) -> tuple[Work, Any]:
+    checkpoint = Checkpoint(checkpoint_dir)
+    spec = archs.model_spec(checkpoint.config)
+    options = DEFAULTS | options
+    method = methods.module("waterfill").create(options, spec)
+    recipe = Recipe(
+        checkpoint_dir,
+        Path("out.gguf"),
+        "waterfill",
+        options,
+        calib=calib,
+        fisher_tokens=6 * window,
+        calib_window=window,
+    )
+    stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
+    return Work(spec, checkpoint, stats, 0, method.decompose, sample), method
+
+
+@pytest.fixture(scope="module")
+def demo_plans(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Work, Plan]]:
+    """demo_plans(prefer, budget): a plan of the demo model; its statistics are collected once."""
+    patch = pytest.MonkeyPatch()
+    root = tmp_path_factory.mktemp("cache")
+    done: dict[tuple[str, str], tuple[Work, Plan]] = {}
+
+    def make(prefer: str, budget: str) -> tuple[Work, Plan]:
+        if (prefer, budget) not in done:
+            patch.setenv("XDG_CACHE_HOME", str(root))
+            options = {"prefer": prefer, "kv_budget": kv_budget.parse(budget), "segment": 32}
+            work, method = prepared(demo, demo / "sample-calib.txt", 512, **options)
+            done[prefer, budget] = (work, method.plan(work))
+            patch.undo()
+        return done[prefer, budget]
+
+    return make
+
+
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+def test_a_budget_is_met_from_below_within_one_step(demo_plans: Any, prefer: str) -> None:
+    work, plan = demo_plans(prefer, "14%")
+    check_plan(plan, work.spec)
+    budget = 0.14 * rows.full_cache_bytes(work.spec, 32768)
+    step = max(rows.segment_bytes("q8", 32), 32) * 32768
+    assert budget - step < rows.cache_bytes(work.spec, plan, 32768) <= budget
+    assert {layer.k.path for layer in plan.layers} == {waterfill.PREFER[prefer]}
+    assert plan.fitted_context == (4096 if prefer == "speed" else None)
+
+
+def test_more_bytes_cost_less_and_all_of_them_nearly_nothing(demo_plans: Any) -> None:
+    seen = {budget: demo_plans("size", budget)[1].forecast for budget in ("8.5%", "14%", "99%")}
+    assert seen["8.5%"].kld > 1.5 * seen["14%"].kld > 30 * seen["99%"].kld
+    assert seen["99%"].kld < 2e-6
+
+
+def test_rebuilt_keys_lose_less_than_rotated_ones(demo_plans: Any) -> None:
+    assert demo_plans("size", "14%")[1].forecast.kld < demo_plans("speed", "14%")[1].forecast.kld
+
+
+def test_no_other_format_of_the_same_bytes_is_better(demo_plans: Any) -> None:
+    """Shuffling formats over layers keeps the bytes and raises the measured divergence."""
+    work, plan = demo_plans("size", "14%")
+    shuffled = dataclasses.replace(
+        plan,
+        layers=tuple(
+            dataclasses.replace(
+                layer,
+                k=dataclasses.replace(layer.k, formats=other.k.formats),
+                v=dataclasses.replace(layer.v, formats=other.v.formats),
+            )
+            for layer, other in zip(plan.layers, plan.layers[::-1], strict=True)
+        ),
+    )
+    assert rows.cache_bytes(work.spec, shuffled, 4096) == rows.cache_bytes(work.spec, plan, 4096)
+    held = calibrate.copies.split(len(work.sample.tokens))[1]
+    assert np.mean(forecast.divergences(work, shuffled, held)) > 1.3 * plan.forecast.kld
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"attention_bias": True},
+    {"model_type": "qwen3"},
+    {"model_type": "opt"},
+    {"model_type": "mpt"},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+def test_every_architecture_gets_a_plan_that_reads_back_what_was_stored(
+    tiny: Tiny, calib: Path, variant: dict[str, Any], prefer: str
+) -> None:
+    options = {"prefer": prefer, "recent": 16, "kv_budget": kv_budget.parse("90%"), "served_context": 4096}
+    work, method = prepared(tiny(**variant), calib, 64, **options)
+    plan = method.plan(work)
+    check_plan(plan, work.spec)
+    rope = work.spec.block.position == "rope"
+    assert {layer.k.path for layer in plan.layers} == {waterfill.PREFER[prefer] if rope else "absorbed"}
+    assert plan.fitted_context == (4096 if rope and prefer == "speed" else None)
+    assert 0 <= plan.forecast.kld < 2e-3
+
+
+@pytest.mark.parametrize(("share", "width", "rank"), [(1.0, 64, 64), (0.25, 64, 16)])
+def test_a_weighted_basis_loses_the_least_weighted_error(share: float, width: int, rank: int) -> None:
+    rng = np.random.default_rng(0)
+    spread = np.exp(-np.arange(width) / 6)
+    x, g = (rng.standard_normal((4000, width)) * spread @ rng.standard_normal((width, width)) for _ in "xg")
+    moment, fisher = (y.T @ y / len(y) + 1e-4 * np.eye(width) for y in (x, g))
+    basis = waterfill.weighted(moment, fisher, "test")
+    assert np.allclose(basis.down @ basis.up, np.eye(width), atol=1e-6)
+
+    def loss(down: np.ndarray, up: np.ndarray) -> float:
+        error = np.eye(width) - down[:, :rank] @ up[:rank]
+        return float(np.trace(error.T @ moment @ error @ fisher))
+
+    ours = loss(basis.down, basis.up)
+    assert ours <= 1.01 * float(np.square(basis.sigma[rank:]).sum()) + 1e-6 * np.trace(moment @ fisher)
+    axes = np.linalg.eigh(moment)[1][:, ::-1]
+    if rank < width:
+        assert ours < 0.9 * loss(axes, axes.T)
+    latent = basis.down.T @ moment @ basis.down
+    assert np.allclose(latent, np.diag(basis.sigma), atol=1e-6 * basis.sigma[0])  # var^(1/2) after balancing
+
+
+def test_rows_turned_one_by_one_have_the_moment_in_closed_form() -> None:
+    rng = np.random.default_rng(0)
+    freqs, head_dim, context = 100.0 ** (-np.arange(3) / 3), 8, 50
+    row = rng.standard_normal((1, 16)).astype(np.float32)
+    turned = served.turned(np.repeat(row, context, 0), freqs, head_dim, np.arange(context, dtype=np.float64))
+    expected = served.after_rope((row.T @ row).astype(np.float64), freqs, head_dim, context)
+    assert np.allclose(turned.T @ turned / context, expected, atol=1e-5)
+    assert np.allclose(np.linalg.norm(turned, axis=1), np.linalg.norm(row))
+
+
+def test_rotated_keys_carry_their_bias(tiny: Tiny, calib: Path) -> None:
+    """Means of what is read: k + bias, in moments and rows alike."""
+    work, _ = prepared(tiny(attention_bias=True), calib, 64, prefer="speed", recent=16)
+    plain = cached_rows.of(work, 0, "k", "rebuild", None)
+    read = cached_rows.of(work, 0, "k", "rotated", None)
+    bias = work.bias(0, "k")
+    assert bias is not None
+    assert np.allclose(read.rows, plain.rows + bias, atol=1e-6)
+    weight = 0.5 + 0.5 * read.energy.sum(1) / read.energy.sum(1).mean()
+    distance = {}
+    for name, rows_seen in (("read", read.rows), ("plain", plain.rows)):
+        expected = (rows_seen.T * weight) @ rows_seen / len(rows_seen)
+        distance[name] = np.linalg.norm(read.moment - expected) / np.linalg.norm(expected)
+    assert distance["read"] < 0.1
+    assert distance["plain"] > 0.3
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_quantizers_lose_what_their_bits_allow(width: int) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((500, width)) * np.exp(rng.standard_normal((500, 1)))).astype(np.float32)
+    x[0], x[1] = 0, 3.0
+    errors = []
+    for fmt in ("q1", "q2", "q3", "q4", "q5", "q6", "q8", "f16"):
+        error = quantizer.stored(x, fmt) - x
+        assert not error[:2].any()
+        errors.append(float(np.mean(np.square(error[2:]).sum(1) / np.square(x[2:]).sum(1))))
+    assert all(2 * better < worse for worse, better in itertools.pairwise(errors))
+    assert errors[0] < 0.36  # one bit of a Gaussian: 1 - 2/pi
+    assert errors[3] < 0.0115
+    assert not quantizer.stored(x, "none").any()
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("14%", 0.14 * 4096 * 2060),
+        ("22.5%", 0.225 * 4096 * 2060),
+        ("1MiB@4096", 2**20),
+        ("2000000@4000", 2e6),
+    ],
+)
+def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) -> None:
+    spec = dataclasses.replace(archs.model_spec(archs.tiny("llama")), n_layer=8, n_kv=2, head_dim=32)
+    exact, n_slots = 64 + 256, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
+    full = 8 * 2 * 64 * 2
+    got = kv_budget.parse(text).per_token(spec, 4096, 4, 64)
+    total = exact * full + n_slots * got + (exact + n_slots) * 12
+    assert n_bytes - n_slots < total <= n_bytes
+
+
+@pytest.mark.parametrize("text", ["14", "0%", "-3%", "14%@4096", "2GB@4096", "1GiB", "1GiB@0", "half"])
+def test_a_budget_is_a_share_or_bytes_at_a_context(text: str) -> None:
+    with pytest.raises(Exception, match="a share as 14%, or bytes at a context"):
+        kv_budget.parse(text)
+
+
+def test_a_budget_that_exact_tokens_eat_is_refused() -> None:
+    spec = archs.model_spec(archs.tiny("llama"))
+    with pytest.raises(ConvertError, match=r"\[--kv-budget\] expected more than .* bytes .384 exact slots"):
+        kv_budget.parse("1%").per_token(spec, 4096, 4, 128)

@@ -1,0 +1,224 @@
+"""What errors of the cached copies of k and v cost, in nats: Fisher moments of those copies.
+
+g is the gradient of a window's summed negative log-likelihood with respect to the body copy (two_copies.py)
+of one token's v, its k as projected, or its k as it enters RoPE. With labels sampled from the model's own
+prediction, F = E[g gᵀ] is the Fisher information of that copy, and ½ tr(F · E[e eᵀ]) the expected divergence
+in nats per token that an independent error e causes (second order of KL(p ‖ p_e)). Labels of the text instead
+would measure its gradient noise.
+
+Layer by layer as in fisher.py: hidden states are stored going up, gradients flow down through one recomputed
+layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import progress
+from ..errors import ConvertError
+from ..ir import SIDES, Array
+from ..recipe import Recipe
+from .fisher import stack
+from .heads import norm_module
+from .stream import LayerStream
+from .two_copies import TwoCopies
+
+VERSION = 1
+N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
+
+
+def sample(recipe: Recipe) -> tuple[int, int]:
+    return recipe.fisher_tokens, recipe.calib_window
+
+
+def settings(recipe: Recipe) -> dict[str, int]:
+    """What else the numbers depend on."""
+    return {"sink": recipe.options["sink"], "recent": recipe.options["recent"], "seed": recipe.seed}
+
+
+def split(n_windows: int) -> tuple[list[int], list[int]]:
+    """Windows that are measured, and the eighth (at least one, of two or more) that is held back to check a
+    plan on."""
+    held = list(range(n_windows))[-1::-8] if n_windows > 1 else []
+    return [window for window in range(n_windows) if window not in held], sorted(held)
+
+
+def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Per layer, over tokens past the sinks, for each of
+
+    k, v: the projection's output without its bias;
+    normed: k after its per-head norm, where there is one:
+
+    *_moment, *_weighted, *_fisher [w, w] float64, E[x xᵀ], the same over tokens weighted by |g|², and E[g
+    gᵀ]; *_mean, *_weighted_mean [w]; *_rows [n, w] float32, evenly spaced real rows, and *_energy [n, n_kv]
+    float32, |g|² per KV head of those rows over its mean over all tokens.
+    """
+    n_layer, window_size = stream.spec.n_layer, int(stream.tokens.shape[1])
+    if window_size <= sink + recent:
+        raise ConvertError(
+            "--calib-window",
+            f"windows longer than sink {sink} and recent {recent} together",
+            f"{window_size} tokens",
+        )
+    windows, _ = split(stream.n_windows)
+    hidden = stream.embed()[windows]
+    inputs = stack(n_layer, hidden)
+    with progress.bar(2 * n_layer * len(windows), f"calibrate {stream.label}", "window") as bar:
+        for index in range(n_layer):
+            inputs[index] = hidden
+            with torch.no_grad(), stream.layer(index) as live:
+                for row in range(len(windows)):
+                    hidden[row] = stream.run(live, index, hidden[row : row + 1])[0].cpu()
+                    bar.update(1)
+        gradient = torch.empty_like(hidden)
+        generator = torch.Generator(stream.device).manual_seed(seed)
+        for row, window in enumerate(windows):
+            top = hidden[row : row + 1].to(stream.device).requires_grad_()
+            (slope,) = torch.autograd.grad(_surprise(stream, window, top, generator), top)
+            gradient[row] = slope[0].cpu()
+        for index in reversed(range(n_layer)):
+            yield index, _backward(stream, index, inputs[index], gradient, sink, recent, bar)
+
+
+def logits(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
+    """[window, n_vocab] float32 from the last layer's output [1, window, d]."""
+    stream.slots[-1].output = hidden
+    try:
+        tokens = stream.tokens[window][None].to(stream.device)
+        result: Tensor = stream.model(input_ids=tokens, use_cache=False).logits[0].float()
+    finally:
+        stream.slots[-1].output = None
+    return result
+
+
+def drawn(predicted: Tensor, generator: torch.Generator) -> Tensor:
+    """One label per row of logits, from its own distribution."""
+    return torch.multinomial(predicted.softmax(-1), 1, generator=generator)[:, 0]
+
+
+def _surprise(stream: LayerStream, window: int, hidden: Tensor, generator: torch.Generator) -> Tensor:
+    """Summed negative log-likelihood of labels drawn from the prediction itself."""
+    predicted = logits(stream, window, hidden)
+    labels = drawn(predicted.detach(), generator)
+    return torch.nn.functional.cross_entropy(predicted, labels, reduction="sum")
+
+
+class Tap:
+    """Keeps the output of one module's forward pass, with the rows of a packed projection picked and heads
+    flat."""
+
+    def __init__(
+        self, stream: LayerStream, live: torch.nn.Module, side: str, module: str | None = None
+    ) -> None:
+        projection = stream.spec.projections[side]
+        tapped: Any = live.get_submodule(module or projection.module)
+        rows = projection.rows if module is None else None
+        self.rows = None if rows is None else torch.from_numpy(rows).to(stream.device)
+        bias = getattr(tapped, "bias", None) if module is None else None
+        self.bias = None if bias is None else self.pick(bias.detach())
+        self.width = stream.spec.kv_width
+        self.output: Tensor | None = None
+        tapped.register_forward_hook(self._note)
+
+    def _note(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.output = output
+
+    def seen(self) -> Tensor:
+        """The module's output."""
+        assert self.output is not None
+        return self.output
+
+    def pick(self, x: Tensor) -> Tensor:
+        return x if self.rows is None else x[..., self.rows]
+
+    def flat(self, x: Tensor) -> Tensor:
+        """Something of the output's shape as [window, w]."""
+        return self.pick(x.detach()).reshape(-1, self.width)
+
+    def values(self) -> Tensor:
+        """[window, w] without bias."""
+        rows = self.flat(self.seen())
+        return rows if self.bias is None else rows - self.bias
+
+
+class Meter:
+    """Adds up the moments of one kind of row and keeps some of the rows."""
+
+    def __init__(self, stream: LayerStream, n_windows: int, sink: int) -> None:
+        width = stream.spec.kv_width
+        self.n_kv, self.sink, self.count = stream.spec.n_kv, sink, 0
+        available = n_windows * (int(stream.tokens.shape[1]) - sink)
+        self.stride = max(1, available // N_ROWS)
+        self.moment = torch.zeros(width, width, dtype=torch.float64, device=stream.device)
+        self.weighted, self.fisher = torch.zeros_like(self.moment), torch.zeros_like(self.moment)
+        self.mean = torch.zeros(width, dtype=torch.float64, device=stream.device)
+        self.weighted_mean = torch.zeros_like(self.mean)
+        self.total = torch.zeros(self.n_kv, dtype=torch.float64, device=stream.device)
+        self.rows: list[Tensor] = []
+        self.energies: list[Tensor] = []
+
+    def add(self, values: Tensor, slopes: Tensor) -> None:
+        """Both [window, w]."""
+        values, slopes = values[self.sink :].double(), slopes[self.sink :].double()
+        energy = slopes.square().unflatten(1, (self.n_kv, -1)).sum(2)
+        heavy = values * energy.sum(1, keepdim=True)
+        self.moment.addmm_(values.T, values)
+        self.weighted.addmm_(values.T, heavy)
+        self.fisher.addmm_(slopes.T, slopes)
+        self.mean += values.sum(0)
+        self.weighted_mean += heavy.sum(0)
+        self.total += energy.sum(0)
+        first = -self.count % self.stride
+        self.rows.append(values[first :: self.stride].float().cpu())
+        self.energies.append(energy[first :: self.stride].cpu())
+        self.count += values.shape[0]
+
+    def result(self, name: str) -> dict[str, Array]:
+        tiny = torch.finfo(torch.float64).tiny
+        total, per_head = self.total.sum().clamp_min(tiny), (self.total / self.count).clamp_min(tiny).cpu()
+        arrays = {
+            "moment": self.moment / self.count,
+            "weighted": self.weighted / total,
+            "fisher": self.fisher / self.count,
+            "mean": self.mean / self.count,
+            "weighted_mean": self.weighted_mean / total,
+            "rows": torch.cat(self.rows),
+            "energy": (torch.cat(self.energies) / per_head).float(),
+        }
+        return {f"{name}_{key}": array.cpu().numpy() for key, array in arrays.items()}
+
+
+def _backward(
+    stream: LayerStream, index: int, inputs: Tensor, gradient: Tensor, sink: int, recent: int, bar: Any
+) -> dict[str, Array]:
+    """Measures one layer and replaces `gradient` by that of its input."""
+    n_kv, norm = stream.spec.n_kv, norm_module(stream.spec, "k")
+    with stream.layer(index) as live:
+        taps = {side: Tap(stream, live, side) for side in SIDES}
+        if norm is not None:
+            taps["normed"] = Tap(stream, live, "k", norm)
+        meters = {name: Meter(stream, len(inputs), sink) for name in taps}
+        for row in range(len(inputs)):
+            bottom = inputs[row : row + 1].to(stream.device).requires_grad_()
+            with TwoCopies(n_kv, sink, recent) as copies:
+                output = stream.run(live, index, bottom)
+            key, _ = copies.found()
+            above = gradient[row : row + 1].to(stream.device)
+            (below,) = torch.autograd.grad(output, bottom, above, retain_graph=True)
+            gradient[row] = below[0].cpu()
+            key_slope, value_slope = copies.slopes()
+            # Back through RoPE (and a norm of k): from the copy after them to the one before.
+            after = torch.zeros_like(key)
+            after[:, :: key.shape[1] // n_kv] = key_slope
+            keys = [name for name in taps if name != "v"]
+            before = torch.autograd.grad(key, [taps[name].seen() for name in keys], after)
+            slopes = {name: taps[name].flat(slope) for name, slope in zip(keys, before, strict=True)}
+            slopes["v"] = value_slope[0].transpose(0, 1).reshape(-1, stream.spec.kv_width)
+            for name, meter in meters.items():
+                meter.add(taps[name].values(), slopes[name])
+            bar.update(1)
+        return {key: array for name, meter in meters.items() for key, array in meter.result(name).items()}

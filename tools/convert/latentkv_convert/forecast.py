@@ -1,0 +1,129 @@
+"""What a plan costs in nats per token, measured on calibration windows that nothing was fitted to.
+
+Fisher's prediction is of second order and takes errors as independent: right for comparing formats, too low
+as a forecast. So the plan is run as the cache would run it: every layer in turn, later tokens reading
+compressed copies of earlier ones (two_copies.py), against the uncompressed model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import progress, quantizer
+from .errors import warn
+from .fuse.finish import finished
+from .ir import F32, SIDES, Basis, Forecast, Plan, SidePlan
+from .work import Work
+
+
+def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
+    """Mean divergence KL(uncompressed ‖ plan) over the held-back windows, with its standard error."""
+    from .calibrate import copies
+
+    assert work.sample is not None
+    _, held = copies.split(len(work.sample.tokens))
+    if not held:
+        warn(
+            "--fisher-tokens",
+            "two windows or more, one to check the plan on",
+            "one",
+            "the forecast is the prediction",
+        )
+        return Forecast(predicted, predicted, float("nan"), 0)
+    per_window = divergences(work, plan, held)
+    error = float(np.std(per_window, ddof=1) / np.sqrt(len(held))) if len(held) > 1 else float("nan")
+    return Forecast(float(np.mean(per_window)), predicted, error, len(held))
+
+
+def divergences(work: Work, plan: Plan, windows: list[int]) -> list[float]:
+    """Mean KL divergence in nats per token of each of the sample's windows."""
+    import torch
+
+    from .calibrate.copies import Tap, logits
+    from .calibrate.stream import LayerStream
+    from .calibrate.two_copies import TwoCopies
+
+    assert work.sample is not None
+    spec = work.spec
+    stream = LayerStream(work.checkpoint, spec, work.sample.tokens[windows], work.device, "check plan")
+    exact = stream.embed()
+    cached = exact.clone()
+    with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
+        for index, layer in enumerate(plan.layers):
+            replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
+            rotated = layer.k.path == "rotated"
+            with stream.layer(index) as live, stream.layer(index) as copy:
+                for side in SIDES if not rotated else ("v",):
+                    Substitute(Tap(stream, copy, side), replaced[side], copy, spec.projections[side].module)
+                for row in range(len(windows)):
+                    exact[row] = stream.run(live, index, exact[row : row + 1])[0].cpu()
+                    with TwoCopies(spec.n_kv, plan.sink, plan.recent) as seen:
+                        stream.run(copy, index, cached[row : row + 1])
+                    key, value = seen.found()
+                    if rotated:
+                        key = _rotated(key, replaced["k"], spec.n_kv)
+                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, (key, value)):
+                        cached[row] = stream.run(live, index, cached[row : row + 1])[0].cpu()
+                    bar.update(1)
+        result = []
+        for row in range(len(windows)):
+            p, q = (
+                logits(stream, row, each[row : row + 1].to(stream.device)).log_softmax(-1)
+                for each in (exact, cached)
+            )
+            result.append(float((p.exp() * (p - q)).sum(-1).double().mean()))
+    return result
+
+
+class Replaced:
+    """Rows of one layer's K or V as a reader of the cache gets them back."""
+
+    def __init__(self, work: Work, plan: SidePlan, layer: int, side: str) -> None:
+        self.plan = plan
+        self.factors: tuple[Basis, ...] = finished(work, plan, layer, side)
+
+    def __call__(self, x: F32) -> F32:
+        """[n, w] -> [n, w]: the projection's output without bias, or a rotated k."""
+        assert self.plan.formats is not None
+        result = np.empty_like(x)
+        width = x.shape[1] // len(self.factors)
+        for group, basis in enumerate(self.factors):
+            block = slice(group * width, (group + 1) * width)
+            latent = (x[:, block] @ basis.down).astype(np.float32)
+            begin = 0
+            for n, fmt in zip(self.plan.segments[group], self.plan.formats[group], strict=True):
+                latent[:, begin : begin + n] = quantizer.stored(latent[:, begin : begin + n], fmt)
+                begin += n
+            result[:, block] = latent @ basis.up
+        return result
+
+
+class Substitute:
+    """Puts the cache's rows in the place of a projection's output."""
+
+    def __init__(self, tap: Any, replaced: Replaced, live: Any, module: str) -> None:
+        self.tap, self.replaced = tap, replaced
+        live.get_submodule(module).register_forward_hook(self._replace)
+
+    def _replace(self, module: Any, inputs: Any, output: Any) -> Any:
+        import torch
+
+        rows = torch.from_numpy(self.replaced(self.tap.values().cpu().numpy())).to(output)
+        if self.tap.bias is not None:
+            rows = rows + self.tap.bias
+        if self.tap.rows is None:
+            return rows.reshape(output.shape)
+        changed = output.clone()
+        changed[..., self.tap.rows] = rows.reshape(*output.shape[:-1], -1)
+        return changed
+
+
+def _rotated(key: Any, replaced: Replaced, n_kv: int) -> Any:
+    """key [1, n_kv or n_head, T, head_dim] after RoPE -> [1, n_kv, T, head_dim] as read from the cache."""
+    import torch
+
+    heads = key[0, :: key.shape[1] // n_kv].transpose(0, 1)  # [T, n_kv, head_dim]
+    rows = replaced(heads.flatten(1).cpu().numpy())
+    return torch.from_numpy(rows).to(key).reshape(heads.shape).transpose(0, 1)[None]

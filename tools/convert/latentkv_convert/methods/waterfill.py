@@ -1,0 +1,202 @@
+"""Rank and bits of every segment from one byte budget, in nats of divergence.
+
+Per layer and side, with M the second moment of the cached rows and F the Fisher moment of their copies in the
+cache (calibrate/copies.py): R = F^(1/2), R M R = U Λ Uᵀ, down = R U, up = Uᵀ R⁻¹. These coordinates are
+uncorrelated under M and sorted by their share of the weighted error ½ tr(F E[e eᵀ]); F = I would be PCA. They
+are cut in segments, scaled by Λ^(-1/4) and rotated inside them, and every segment gets the row format that
+one price per byte buys (lagrange.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .. import cached_rows, forecast, kv_budget, lagrange, latent_plan, progress, segments
+from ..errors import ConvertError
+from ..fuse.finish import finished
+from ..ir import F64, SIDES, Basis, LayerPlan, ModelSpec, Plan, SidePlan
+from ..linalg import eigenbasis
+from ..schema import RANK_PAD
+from ..work import Work
+from . import group_size, parse_group
+
+SUMMARY = "rank and bits of every segment from one byte budget (--kv-budget)"
+PREFER = {"speed": "rotated", "size": "rebuild"}  # the path of keys with RoPE
+SEGMENT_WIDTHS = (32, 64, 128)
+SHARE_CONTEXT = 32768  # tokens at which a share of f16 is counted
+FISHER_FLOOR = 1e-6  # of the largest eigenvalue: F^(-1/2) goes into factors stored in f16
+# Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
+DROP_PENALTY = 3.0
+
+
+def add_arguments(parser: Any) -> None:
+    parser.add_argument(
+        "--kv-budget",
+        type=kv_budget.parse,
+        default=kv_budget.parse("14%"),
+        metavar="SIZE",
+        help="whole cache: a share of the f16 one (default 14%%), or bytes at a context (2.5GiB@131072)",
+    )
+    parser.add_argument(
+        "--prefer",
+        choices=tuple(PREFER),
+        default="speed",
+        help="keys with RoPE: speed (default) reads them as stored, size rebuilds them at every read",
+    )
+    parser.add_argument(
+        "--served-context",
+        type=_whole,
+        default=None,
+        metavar="N",
+        help="context speed is fitted for (default: the model's) and a share counted at (default 32768)",
+    )
+    parser.add_argument(
+        "--sink", type=_whole, default=4, metavar="N", help="first tokens kept exact (default 4)"
+    )
+    parser.add_argument(
+        "--recent", type=_whole, default=128, metavar="N", help="latest tokens kept exact (default 128)"
+    )
+    parser.add_argument(
+        "--group",
+        type=parse_group,
+        default=None,
+        metavar="N|all",
+        help="KV heads that share a K latent (default all)",
+    )
+    parser.add_argument(
+        "--segment",
+        type=int,
+        choices=(16, *SEGMENT_WIDTHS),
+        default=None,
+        help="channels with one format, scale and minimum (default: what serves each tensor best)",
+    )
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number; got {text}")
+    return int(text)
+
+
+def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
+    """Raises:
+    ConvertError: a group, context or budget that does not fit the model.
+    """
+    groups = {"k": group_size(options["group"], spec.n_kv), "v": spec.n_kv}
+    for group in groups.values():
+        if group * spec.head_dim % RANK_PAD:
+            raise ConvertError(
+                "--group", f"groups whose width is a multiple of {RANK_PAD}", str(group * spec.head_dim)
+            )
+    served, sink, recent = options["served_context"], options["sink"], options["recent"]
+    if served is not None and served <= sink + recent:
+        raise ConvertError(
+            "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
+        )
+    path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
+    rotates = path == "rotated" and spec.block.position == "rope"
+    return Waterfill(
+        paths={"k": path, "v": "latent"},
+        groups=groups,
+        budget=options["kv_budget"].per_token(spec, served or SHARE_CONTEXT, sink, recent),
+        context=(served or spec.n_ctx) if rotates else None,
+        sink=sink,
+        recent=recent,
+        widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
+    )
+
+
+@dataclass(frozen=True)
+class Waterfill:
+    paths: Mapping[str, str]
+    groups: Mapping[str, int]
+    budget: int  # bytes per token of the compressed region, all layers
+    context: int | None  # that a rotated k is fitted for
+    sink: int
+    recent: int
+    widths: tuple[int, ...]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("copies",)
+
+    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+        """One weighted basis per group, every coordinate divided by the fourth root of its variance."""
+        cached = self.cached(work, layer, side)
+        width = self.groups[side] * work.spec.head_dim
+        blocks = [slice(begin, begin + width) for begin in range(0, work.spec.kv_width, width)]
+        where = f"layer {layer} {side}"
+        return tuple(
+            weighted(cached.moment[block, block], cached.fisher[block, block], where) for block in blocks
+        )
+
+    def cached(self, work: Work, layer: int, side: str) -> cached_rows.CachedRows:
+        return cached_rows.of(work, layer, side, self.paths[side], self.context)
+
+    def plan(self, work: Work) -> Plan:
+        spec = work.spec
+        sides = [(layer, side) for layer in range(spec.n_layer) for side in SIDES]
+        groups: list[lagrange.Group] = []
+        with progress.bar(len(sides), "measure formats", "side") as bar:
+            for layer, side in sides:
+                groups += self.tables(work, layer, side)
+                bar.update(1)
+        chosen = lagrange.allocate([[_penalised(table) for table in group] for group in groups], self.budget)
+        choices = iter(chosen)
+        plans = {(layer, side): self._chosen(spec, side, choices) for layer, side in sides}
+        layers = tuple(LayerPlan(plans[layer, "k"], plans[layer, "v"]) for layer in range(spec.n_layer))
+        plan = Plan(layers, self.sink, self.recent, fitted_context=self.context)
+        return replace(plan, forecast=forecast.measured(work, plan, lagrange.total(groups, chosen)))
+
+    def tables(self, work: Work, layer: int, side: str) -> list[lagrange.Group]:
+        """Per group, one table for every width that segments may have."""
+        cached = self.cached(work, layer, side)
+        cuts = []
+        for width in self.widths:
+            n_groups = work.spec.n_kv // self.groups[side]
+            whole = self._side(work.spec, side, (self._cut(work.spec, side, width),) * n_groups)
+            bases = finished(work, whole, layer, side)
+            cuts.append(segments.tables(cached, bases, whole, work.spec.head_dim))
+        return list(zip(*cuts, strict=True))
+
+    def _cut(self, spec: ModelSpec, side: str, width: int) -> tuple[int, ...]:
+        return segments.cut(self.groups[side] * spec.head_dim, width)
+
+    def _side(self, spec: ModelSpec, side: str, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
+        return SidePlan(self.paths[side], self.groups[side], tuple(map(sum, widths)), widths)
+
+    def _chosen(self, spec: ModelSpec, side: str, choices: Iterator[lagrange.Choice]) -> SidePlan:
+        """The next choices, one per group of this side, as a plan with formats."""
+        own = [next(choices) for _ in range(spec.n_kv // self.groups[side])]
+        widths = tuple(self._cut(spec, side, self.widths[choice.table]) for choice in own)
+        formats = tuple(tuple(segments.FORMATS[option] for option in choice.formats) for choice in own)
+        return replace(self._side(spec, side, widths), formats=formats)
+
+
+def weighted(moment: F64, fisher: F64, where: str) -> Basis:
+    """down = R U Λ^(-1/4), up = Λ^(1/4) Uᵀ R⁻¹, with R = F^(1/2) and R M R = U Λ Uᵀ; sigma = Λ^(1/2).
+
+    Raises:
+        ConvertError: no query read a cached copy, or a moment is not finite.
+    """
+    root, axes = eigenbasis(fisher, where)
+    if not root[0] > 0:
+        raise ConvertError(
+            where, "cached copies that matter to the prediction", "no gradient", "raise --calib-window"
+        )
+    root = np.maximum(root, np.sqrt(FISHER_FLOOR) * root[0])
+    forward, backward = (axes * root) @ axes.T, (axes / root) @ axes.T
+    sigma, directions = eigenbasis(forward @ moment @ forward, where)
+    scale = np.sqrt(np.maximum(sigma, 1e-6 * sigma[0]))
+    return Basis(sigma, forward @ directions / scale, scale[:, None] * (directions.T @ backward))
+
+
+def _penalised(table: lagrange.Table) -> lagrange.Table:
+    distortion = table.distortion.copy()
+    distortion[:, -1] *= DROP_PENALTY
+    return lagrange.Table(table.cost, distortion)
