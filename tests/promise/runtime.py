@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SAMPLE = Path(__file__).resolve().parents[2] / "models/demo/sample-val.txt"
+DEMO = Path(__file__).resolve().parents[2] / "models/demo"
+SAMPLE = DEMO / "sample-val.txt"
+# The default budget on little text, for every test that needs a file with a plan.
+WATERFILL = ("--method", "waterfill", "--fisher-tokens", "4096", "--calib-window", "512", "--outtype", "f32")
 
 Logits = NDArray[np.float32]
 

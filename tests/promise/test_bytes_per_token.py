@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime import model, session
+from runtime import DEMO, WATERFILL, model, session
 
 # Bytes of one segment of `width` channels, from the byte maps' prose, not from the code under test.
 SEGMENT = {
@@ -100,3 +101,34 @@ def test_memory_grows_by_the_cache_and_nothing_else(converted: Any, kv: str) -> 
         assert rows * 0.9 - 65536 < grown < rows + 512 * 1024, (
             f"{kv} at {n_ctx}: grew {grown} bytes, rows {rows}"
         )
+
+
+@pytest.mark.parametrize("n_ctx", [128, 1000, 32768])
+def test_converter_foresees_the_bytes_of_a_plan(converted: Any, n_ctx: int) -> None:
+    """--kv-budget is met with what the runtime allocates."""
+    from latentkv_convert import archs, rows
+    from latentkv_convert.ir import LayerPlan, Plan, SidePlan
+
+    path = converted(*WATERFILL)
+    m = model(path)
+    sides = [
+        {
+            side: SidePlan(
+                layer[side]["path"],
+                m.n_head_kv,
+                tuple(layer[side]["ranks"]),
+                tuple(map(tuple, layer[side]["segments"])),
+                tuple(map(tuple, layer[side]["formats"])),
+            )
+            for side in "kv"
+        }
+        for layer in m.layers
+    ]
+    regions = m.regions
+    plan = Plan(tuple(LayerPlan(**side) for side in sides), regions["sink"], regions["recent"])
+    spec = archs.model_spec(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
+    got = m.forecast(n_ctx)["total"]
+    assert rows.cache_bytes(spec, plan, n_ctx) == got
+    if n_ctx == 32768:
+        budget = 0.14 * n_ctx * (m.forecast(n_ctx, kv="f16")["f16_per_token"] + CELL)
+        assert 0.995 * budget < got <= budget

@@ -16,8 +16,8 @@ from . import served
 from .ir import F32, F64, SIDES, Array
 from .work import Work
 
-# Bases are better fitted to the tokens that are read: half of the moment is weighted by gradient energy. At 11 %
-# of f16 this takes up to 9 % off the divergence of two 8-layer models; 0.9 is no better.
+# Bases are better fitted to the tokens that are read: half of the moment is weighted by gradient energy. At
+# 11 % of f16 this takes up to 9 % off the divergence of two 8-layer models; 0.9 is no better.
 WEIGHTED_SHARE = 0.5
 
 

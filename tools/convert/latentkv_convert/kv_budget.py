@@ -33,7 +33,7 @@ class Budget:
         """
         n_ctx = served if self.share is not None else self.n_ctx
         total = self.size if self.share is None else int(self.share * rows.full_cache_bytes(spec, n_ctx))
-        n_slots, n_exact = rows.round_up(n_ctx, rows.SLOT_TILE), rows.exact_slots(n_ctx, sink, recent)
+        n_slots, n_exact = rows.round_up(n_ctx, rows.SLOT_TILE), sum(rows.region_slots(n_ctx, sink, recent))
         fixed = n_exact * rows.full_bytes_per_token(spec) + (n_exact + n_slots) * rows.CELL_BYTES
         if total <= fixed:
             raise ConvertError(

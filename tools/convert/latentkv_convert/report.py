@@ -44,8 +44,8 @@ class Report:
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
-        sizes = {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
-        return {"plan": rows.planned_bytes_per_token(self.spec, self.plan)} | sizes if self.planned else sizes
+        own = {"plan": rows.planned_bytes_per_token(self.spec, self.plan)} if self.planned else {}
+        return own | {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
 
     @property
     def planned(self) -> bool:
@@ -127,8 +127,8 @@ class Report:
     def _summary(self) -> str:
         cache = self.cache()
         size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
-        exact = f"{self.plan.sink} first and {self.plan.recent} latest tokens exact"
-        lines = [f"whole cache, {exact}: {size}, {100 * cache['share_of_f16']:.2f} % of f16"]
+        share = f"{100 * cache['share_of_f16']:.2f} % of f16"
+        lines = [f"whole cache, sinks and recent tokens included: {size}, {share}"]
         if (seen := self.plan.forecast) is not None:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
             held = f"{seen.n_windows} windows held back"

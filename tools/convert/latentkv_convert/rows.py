@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from .ir import SIDES, ModelSpec, Plan, SidePlan
@@ -58,21 +59,24 @@ def full_bytes_per_token(spec: ModelSpec) -> int:
     return 2 * 2 * spec.n_layer * spec.kv_width
 
 
-def exact_slots(n_ctx: int, sink: int, recent: int) -> int:
-    """Slots of the two exact regions, as the runtime allocates them for one sequence: sinks; the recent
-    tokens, a batch on its way out and the one being computed. Each region whole tiles."""
-    sinks = round_up(sink, SLOT_TILE)
-    latest = round_up(min(recent + DEMOTION_BATCH + EXACT_UBATCH, n_ctx), SLOT_TILE) if recent else 0
-    return sinks + latest
+def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:
+    """Slots for sinks and for recent tokens as the runtime allocates them for one sequence: the window, a
+    batch on its way out of it and the tokens being computed. Whole tiles."""
+    latest = recent + DEMOTION_BATCH + math.ceil(recent_ratio * n_ctx) + EXACT_UBATCH
+    keeps = recent > 0 or recent_ratio > 0
+    return round_up(sink, SLOT_TILE), round_up(min(latest, n_ctx), SLOT_TILE) if keeps else 0
 
 
 def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
-    """A whole cache of one sequence under the plan's own formats, with cells; exact regions hold every
-    segment in f16."""
-    exact = exact_slots(n_ctx, plan.sink, plan.recent) * (
-        bytes_per_token(spec, plan, "f16", whole=True) + CELL_BYTES
+    """A whole cache of one sequence under the plan's own formats, with cells; sinks and recent tokens hold
+    every segment."""
+    sinks, latest = region_slots(n_ctx, plan.sink, plan.recent, plan.recent_ratio)
+    regions = (
+        (sinks, bytes_per_token(spec, plan, plan.sink_format, whole=True)),
+        (latest, bytes_per_token(spec, plan, plan.recent_format, whole=True)),
+        (round_up(n_ctx, SLOT_TILE), bytes_per_token(spec, plan, None)),
     )
-    return exact + round_up(n_ctx, SLOT_TILE) * (bytes_per_token(spec, plan, None) + CELL_BYTES)
+    return sum(n_slots * (row + CELL_BYTES) for n_slots, row in regions)
 
 
 def full_cache_bytes(spec: ModelSpec, n_ctx: int) -> int:
