@@ -27,7 +27,7 @@ import record
 from record import RESULTS, ROOT, Column
 from replay import Reference
 
-METHODS = ("palu", "zack", "zack --group all --basis kq-svd", "lorc", "eigen")
+METHODS = ("palu", "zack", "zack --group all --basis kq-svd", "lorc", "eigen", "tale")
 REFERENCES = ("f16", "q8_0", "q4_0")
 COLUMNS = [
     Column("method", "method"),
@@ -94,7 +94,8 @@ def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace)
     from latentkv import _core
     from latentkv.perplexity import Cache, perplexity
 
-    cache = Cache(_core.Model(str(path)), {"kv": kv, "n_threads": args.threads})
+    model = _core.Model(str(path))
+    cache = Cache(model, {"kv": kv, "n_threads": args.threads})
     result = perplexity(
         cache,
         args.text.read_text(encoding="utf-8"),
@@ -105,9 +106,10 @@ def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace)
         against=reference,  # type: ignore[arg-type]
     )
     reference.keep()
+    used = model.forecast(args.ctx_size, kv=kv)["total"] / args.ctx_size  # regions of exact tokens included
     row = {
-        "bytes": result["kv_bytes_per_token"],
-        "share": result["kv_bytes_per_token"] / result["f16_bytes_per_token"],
+        "bytes": used,
+        "share": used / result["f16_bytes_per_token"],
         "ppl": result["ppl"],
         "kld": result["kld"]["mean"],
         "kld_p999": result["kld"]["p999"],
@@ -207,7 +209,7 @@ def note(args: argparse.Namespace) -> str:
     return (
         f"`{args.checkpoint.name}`, `{args.text.name}` in windows of {args.ctx_size} tokens, second halves "
         "scored, decoded token by token. KLD in nats per token against the uncompressed model with an f16 "
-        "cache; bytes are all that is allocated."
+        "cache. Bytes are all that is allocated for one such window, sinks and recent tokens included."
     )
 
 

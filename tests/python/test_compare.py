@@ -58,6 +58,9 @@ def test_a_replayed_reference_is_the_recorded_one(converted: Any, demo: Path, tm
     assert replayed["kld"] == live["kld"]["mean"] > 0
     assert replayed["ppl"] == live["ppl"]
     assert replayed["share"] == live["kv_bytes_per_token"] / live["f16_bytes_per_token"]
+    regions = compare.measure(converted("--method", "tale", "--group", "all"), "", reference, args)
+    tokens = _core.Session(_core.Model(str(converted("--method", "tale", "--group", "all"))), n_ctx=64)
+    assert regions["bytes"] == tokens.kv_bytes()["total"] / 64 > tokens.kv_bytes()["per_token"]
     with pytest.raises(ValueError, match="expected at most 62 rows; got"):
         compare.measure(converted("--method", "none"), "q4", reference, arguments(text=args.text, chunks=3))
 
