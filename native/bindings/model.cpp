@@ -89,7 +89,7 @@ py::list layers(const Model& model) {
 
 py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const std::string& kv_k,
                   const std::string& kv_v, const std::string& kv_sink, const std::string& kv_recent, int sink,
-                  int recent, double recent_ratio, int n_seq_max, int n_ubatch) {
+                  int recent, double recent_ratio, const std::string& prefill, int n_seq_max, int n_ubatch) {
     lkv::SessionOptions options;
     options.n_ctx = n_ctx;
     options.kv = kv;
@@ -100,12 +100,14 @@ py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const st
     options.sink = sink;
     options.recent = recent;
     options.recent_ratio = recent_ratio;
+    options.prefill = prefill;
     options.n_seq_max = n_seq_max;
     options.n_ubatch = n_ubatch;
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
     py::dict out = kv_bytes_dict(cache.bytes());
     out["weights"] = model.size_bytes();
     out["compute"] = lkv::forecast_compute_bytes(model, options);
+    out["prefill"] = lkv::forecast_prefill_bytes(model, options);
     return out;
 }
 
@@ -167,6 +169,8 @@ void bind_model(py::module_& module) {
                                    py::dict out;
                                    out["sink"] = m.cache_spec().sink;
                                    out["recent"] = m.cache_spec().recent;
+                                   out["prefill"] =
+                                       lkv::schema::prefill_words[static_cast<size_t>(m.cache_spec().prefill)];
                                    out["recent_ratio"] = m.cache_spec().recent_ratio;
                                    out["sink_format"] = lkv::format_name(m.cache_spec().sink_format);
                                    out["recent_format"] = lkv::format_name(m.cache_spec().recent_format);
@@ -181,7 +185,7 @@ void bind_model(py::module_& module) {
                                })
         .def("forecast", &forecast, py::arg("n_ctx"), py::kw_only(), py::arg("kv") = "", py::arg("kv_k") = "",
              py::arg("kv_v") = "", py::arg("kv_sink") = "", py::arg("kv_recent") = "", py::arg("sink") = -1,
-             py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("n_seq_max") = 1,
+             py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("prefill") = "", py::arg("n_seq_max") = 1,
              py::arg("n_ubatch") = 512)
         .def(
             "tokenize",

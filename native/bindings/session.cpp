@@ -114,43 +114,47 @@ std::vector<uint8_t> read_file(const std::string& path) {
 
 void bind_session(py::module_& module) {
     py::class_<PySession>(module, "Session")
-        .def(
-            py::init([](const std::shared_ptr<lkv::Model>& model, int n_ctx, int n_ubatch, int n_seq_max, int n_threads,
-                        int n_threads_batch, const std::string& kv, const std::string& kv_k, const std::string& kv_v,
-                        const std::string& kv_sink, const std::string& kv_recent, bool kv_rotate, int sink, int recent,
-                        double recent_ratio, const std::string& implementation, bool require_fused) {
-                lkv::SessionOptions options;
-                options.n_ctx = n_ctx;
-                options.n_ubatch = n_ubatch;
-                options.n_seq_max = n_seq_max;
-                options.n_threads = n_threads;
-                options.n_threads_batch = n_threads_batch;
-                options.kv = kv;
-                options.kv_k = kv_k;
-                options.kv_v = kv_v;
-                options.kv_sink = kv_sink;
-                options.kv_recent = kv_recent;
-                options.kv_rotate = kv_rotate;
-                options.sink = sink;
-                options.recent = recent;
-                options.recent_ratio = recent_ratio;
-                if (implementation != "fused" && implementation != "reference") {
-                    lkv::fail("implementation", "expected fused or reference; got ", lkv::quoted(implementation));
-                }
-                options.fused = implementation == "fused";
-                if (require_fused && !options.fused) {
-                    lkv::fail("implementation", "expected fused, as require_fused is set; got reference");
-                }
-                return new PySession{Session(model, options)};
-            }),
-            py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,
-            py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("kv") = "", py::arg("kv_k") = "",
-            py::arg("kv_v") = "", py::arg("kv_sink") = "", py::arg("kv_recent") = "", py::arg("kv_rotate") = true,
-            py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0,
-            py::arg("implementation") = "fused", py::arg("require_fused") = false)
+        .def(py::init([](const std::shared_ptr<lkv::Model>& model, int n_ctx, int n_ubatch, int n_seq_max,
+                         int n_threads, int n_threads_batch, const std::string& kv, const std::string& kv_k,
+                         const std::string& kv_v, const std::string& kv_sink, const std::string& kv_recent,
+                         bool kv_rotate, int sink, int recent, double recent_ratio, const std::string& prefill,
+                         const std::string& implementation, bool require_fused) {
+                 lkv::SessionOptions options;
+                 options.n_ctx = n_ctx;
+                 options.n_ubatch = n_ubatch;
+                 options.n_seq_max = n_seq_max;
+                 options.n_threads = n_threads;
+                 options.n_threads_batch = n_threads_batch;
+                 options.kv = kv;
+                 options.kv_k = kv_k;
+                 options.kv_v = kv_v;
+                 options.kv_sink = kv_sink;
+                 options.kv_recent = kv_recent;
+                 options.kv_rotate = kv_rotate;
+                 options.sink = sink;
+                 options.recent = recent;
+                 options.recent_ratio = recent_ratio;
+                 options.prefill = prefill;
+                 if (implementation != "fused" && implementation != "reference") {
+                     lkv::fail("implementation", "expected fused or reference; got ", lkv::quoted(implementation));
+                 }
+                 options.fused = implementation == "fused";
+                 if (require_fused && !options.fused) {
+                     lkv::fail("implementation", "expected fused, as require_fused is set; got reference");
+                 }
+                 return new PySession{Session(model, options)};
+             }),
+             py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,
+             py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("kv") = "", py::arg("kv_k") = "",
+             py::arg("kv_v") = "", py::arg("kv_sink") = "", py::arg("kv_recent") = "", py::arg("kv_rotate") = true,
+             py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("prefill") = "",
+             py::arg("implementation") = "fused", py::arg("require_fused") = false)
         .def_property_readonly("n_ctx", [](const PySession& s) { return s.session.options().n_ctx; })
         .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
         .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
+        .def_property_readonly(
+            "prefill",
+            [](const PySession& s) { return lkv::schema::prefill_words[static_cast<size_t>(s.session.prefill())]; })
         .def_property_readonly("implementations",
                                [](const PySession& s) {
                                    py::dict out;
@@ -185,6 +189,7 @@ void bind_session(py::module_& module) {
         .def("n_cells_used", [](const PySession& s) { return s.session.cache().n_used(); })
         .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
         .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })
+        .def("prefill_bytes", [](const PySession& s) { return s.session.prefill_bytes(); })
         .def(
             "save_state", [](const PySession& s, const std::string& path) { write_file(path, s.session.state()); },
             py::arg("path"))

@@ -57,7 +57,7 @@ class Model:
     @property
     def regions(self) -> dict[str, Any]:
         """Defaults the file asks for: {"sink": 0, "recent": 0, "recent_ratio": 0.0, "sink_format": "f16",
-        "recent_format": "f16"}."""
+        "recent_format": "f16", "prefill": "eager"}."""
     @property
     def chat_template(self) -> str | None: ...
     def forecast(
@@ -72,10 +72,12 @@ class Model:
         sink: int = -1,
         recent: int = -1,
         recent_ratio: float = -1.0,
+        prefill: str = "",
         n_seq_max: int = 1,
         n_ubatch: int = 512,
     ) -> dict[str, Any]:
-        """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights" and "compute"."""
+        """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights", "compute" and "prefill":
+        what a prompt of n_ctx tokens takes beside them while it is prefilled lazily, 0 when eager."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...
@@ -109,6 +111,7 @@ class Session:
         sink: int = -1,
         recent: int = -1,
         recent_ratio: float = -1.0,
+        prefill: str = "",
         implementation: str = "fused",
         require_fused: bool = False,
     ) -> None:
@@ -119,6 +122,9 @@ class Session:
         sink/recent: tokens that keep every segment; recent_ratio: recent tokens as a share of the sequence
         behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the
         file's window).
+        prefill: "lazy": a decode() call in which every sequence starts attends to exact K and V, layer by
+        layer, and its rows are compressed when they are written; "eager": tokens see the compressed past
+        ("" = the file's default). Refused where exact K and V are not in the file.
         implementation: "fused" or "reference" (stock ggml ops)."""
     @property
     def n_ctx(self) -> int: ...
@@ -126,6 +132,9 @@ class Session:
     def n_ubatch(self) -> int: ...
     @property
     def n_seq_max(self) -> int: ...
+    @property
+    def prefill(self) -> str:
+        """ "lazy" or "eager"."""
     @property
     def implementations(self) -> dict[str, str]:
         """What ran where and why: {"latent_attn": "fused cpu", ...}."""
@@ -159,6 +168,9 @@ class Session:
         """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
         "regions": [{"name", "slots", "used", "k", "v"}]}; used: slots that hold a token."""
     def compute_bytes(self) -> int: ...
+    def prefill_bytes(self) -> int:
+        """The most that a lazy prefill has taken so far, freed since: one layer's exact rows and the hidden
+        states."""
     # state
     def save_state(self, path: str) -> None: ...
     def load_state(self, path: str) -> None: ...

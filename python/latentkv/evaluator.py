@@ -114,8 +114,9 @@ class Evaluator:
         """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
         self.require_room(len(tokens))
-        for start in range(0, len(tokens), self.n_batch):
-            batch = tokens[start : start + self.n_batch]
+        size = self._batch_size(len(tokens))
+        for start in range(0, len(tokens), size):
+            batch = tokens[start : start + size]
             last = start + len(batch) == len(tokens)
             before = len(self._tokens)
             logits = self._decode(batch, "all" if self._logits_all else "last" if last else "none")
@@ -129,10 +130,16 @@ class Evaluator:
     def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
         self.require_room(len(tokens))
-        starts = range(0, len(tokens), self.n_batch)
-        rows = np.concatenate([self._decode(tokens[i : i + self.n_batch], "all") for i in starts])
+        size = self._batch_size(len(tokens))
+        starts = range(0, len(tokens), size)
+        rows = np.concatenate([self._decode(tokens[i : i + size], "all") for i in starts])
         self._logits = np.array(rows[-1])
         return rows
+
+    def _batch_size(self, count: int) -> int:
+        """Tokens per call: a prompt that is prefilled lazily goes as one."""
+        lazy = self.session.prefill == "lazy" and not self._tokens
+        return max(1, count) if lazy else self.n_batch
 
     def _decode(self, batch: Sequence[int], output: str) -> NDArray[np.float32]:
         self._logits = None
@@ -148,7 +155,8 @@ class Evaluator:
 
         At most all but one, unless their logits are still at hand: those of the cache's end and those of the
         last prompt are. Where the latest tokens have a region of their own, a rewind also forgets as many as
-        that: they were compressed when others followed them, and are computed anew.
+        that: they were compressed when others followed them, and are computed anew. With lazy prefill a
+        rewind forgets all: a prompt is exact from its first token or not at all.
         """
         common = self.longest_token_prefix(self._tokens, tokens)
         if common == len(tokens) == len(self._tokens) and self.has_logits:
@@ -163,7 +171,8 @@ class Evaluator:
             return common
         keep = min(common, len(tokens) - 1)
         if keep < len(self._tokens):
-            self.truncate(max(0, keep - self._window.tokens(keep)))
+            lazy = self.session.prefill == "lazy"
+            self.truncate(0 if lazy else max(0, keep - self._window.tokens(keep)))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:

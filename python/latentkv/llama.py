@@ -31,10 +31,11 @@ class Llama(Evaluator):
     the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are llama-cpp-python's names
     for the same, as format names or ggml type numbers; `sink`/`recent` count tokens that keep every segment,
     `recent_ratio` is recent as a share of the sequence (-1 = the file's default), `kv_sink`/`kv_recent` are
-    their formats ("" = the file's, else f16); `require_fused` turns a slower implementation into an error.
-    `chat_format` names a built-in template, `chat_template` is one (Jinja); without them the file's own is
-    used. Arguments of llama-cpp-python that have no meaning here are accepted at their neutral value and
-    refused, with the reason, at any other.
+    their formats ("" = the file's, else f16); `prefill` "lazy" lets a prompt that starts the cache attend to
+    exact K and V, "eager" to the compressed past ("" = the file's default); `require_fused` turns a slower
+    implementation into an error. `chat_format` names a built-in template, `chat_template` is one (Jinja);
+    without them the file's own is used. Arguments of llama-cpp-python that have no meaning here are accepted
+    at their neutral value and refused, with the reason, at any other.
 
     The cache is reused: a prompt that begins like the tokens already cached computes only the rest.
     """
@@ -67,6 +68,7 @@ class Llama(Evaluator):
         sink: int = -1,
         recent: int = -1,
         recent_ratio: float = -1.0,
+        prefill: str = "",
         implementation: str = "fused",
         require_fused: bool = False,
         n_seq_max: int = 1,
@@ -107,6 +109,7 @@ class Llama(Evaluator):
                 sink=sink,
                 recent=recent,
                 recent_ratio=recent_ratio,
+                prefill=prefill,
                 implementation=implementation,
                 require_fused=require_fused,
             )

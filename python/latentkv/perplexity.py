@@ -20,14 +20,23 @@ _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for la
 
 @dataclass(frozen=True)
 class Cache:
-    """A model with cache options (Session's keywords: kv, kv_k, kv_v, sink, recent, …)."""
+    """A model with cache options (Session's keywords: kv, kv_k, kv_v, sink, recent, …).
+
+    Prefill is eager unless they ask for lazy, whatever the file says: a lazily prefilled token is scored as
+    without compression.
+    """
 
     model: _core.Model
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def prefill(self) -> str:
+        return self.options.get("prefill") or "eager"
+
     def session(self, windows: int, n_ctx: int, n_ubatch: int) -> _core.Session:
+        options = self.options | {"prefill": self.prefill}
         return _core.Session(
-            self.model, n_ctx=windows * n_ctx, n_seq_max=windows, n_ubatch=n_ubatch, **self.options
+            self.model, n_ctx=windows * n_ctx, n_seq_max=windows, n_ubatch=n_ubatch, **options
         )
 
 
@@ -58,13 +67,19 @@ def perplexity(
 
     At most `chunks` windows. `window` "llama" scores the second half of each window as llama-perplexity does,
     "plain" every token but the first. `decode` runs the tokens one by one, so that every score comes through
-    the cache as in generation; `parallel` windows go together as sequences (0: 8 with `decode`, else as many
+    the cache as in generation, where prefill is lazy those before the first scored one at once; `parallel`
+    windows go together as sequences (0: 8 with `decode`, else as many
     as fill an ubatch). `against` runs a second cache over the same tokens and adds what summary() calls the
     reference's statistics; logits are compared slice by slice and never stored. Returns JSON values: ppl,
     nll, tokens, kv_bytes_per_token, kld, same_top and the settings.
     """
     if window not in WINDOWS:
         raise expected("--window", " or ".join(WINDOWS), repr(window))
+    lazy = cache.prefill == "lazy"
+    if lazy and not decode:
+        raise expected(
+            "--prefill", "eager, or --decode", "lazy", "tokens of a lazy prompt see no compression"
+        )
     windows = _windows(cache.model, text, n_ctx, window, chunks)
     if against is not None:
         _require_same_vocabulary(cache.model, against.model, text)
@@ -75,7 +90,7 @@ def perplexity(
     begin = time.perf_counter()
     parts, depths = [], []
     nll_sum = tokens = 0.0
-    for done, slice_scores, depth in _run(sessions, windows, parallel, slice_tokens, decode):
+    for done, slice_scores, depth in _run(sessions, windows, parallel, slice_tokens, decode, lazy):
         parts.append(slice_scores)
         depths.append(depth)
         nll_sum, tokens = nll_sum + float(slice_scores.nll.sum()), tokens + slice_scores.nll.size
@@ -89,6 +104,7 @@ def perplexity(
         "n_ctx": n_ctx,
         "window": window,
         "decode": decode,
+        "prefill": cache.prefill,
         "kv_bytes_per_token": bytes_per_token["per_token"],
         "f16_bytes_per_token": bytes_per_token["f16_per_token"],
         "implementations": dict(sessions[0].implementations),
@@ -124,7 +140,12 @@ def _require_same_vocabulary(model: _core.Model, reference: _core.Model, text: s
 
 
 def _run(
-    sessions: list[_core.Session], windows: Windows, parallel: int, slice_tokens: int, decode: bool
+    sessions: list[_core.Session],
+    windows: Windows,
+    parallel: int,
+    slice_tokens: int,
+    decode: bool,
+    lazy: bool,
 ) -> Iterator[tuple[float, Scores, NDArray[np.int32]]]:
     """Yields (windows done, scores, depths) per slice. A slice is the same span of positions of `parallel`
     windows."""
@@ -134,8 +155,9 @@ def _run(
         span = 1 if decode else max(1, slice_tokens // len(group))
         for session in sessions:
             session.clear()
-        for p0 in range(0, last, span):
-            p1 = min(p0 + span, last)
+        prompt = windows.first if lazy else 0
+        for p0 in ([0] if prompt else []) + list(range(prompt, last, span)):
+            p1 = prompt if p0 < prompt else min(p0 + span, last)
             first = max(p0, windows.first)
             outputs = _decode_all(sessions, group, p0, p1, windows.first)
             if first >= p1:

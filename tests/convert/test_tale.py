@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from both import distance, load, logits, run, token_ids
 from test_matrix import MODELS, planned
 
 from conftest import TEXT, Tiny, keys
+from latentkv_convert import archs, methods
+from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.ir import FULL
 from latentkv_convert.pipeline import convert
 
 core = pytest.importorskip("latentkv._core", reason="needs the native module (pip install .)")
@@ -54,25 +58,35 @@ def arguments(room: Path, keep: float, *more: str) -> list[str]:
     return ["--method", "tale", "--keep", str(keep), *text, *more]
 
 
+def vars_of(method: str, directory: Path) -> Any:
+    """A method's options at their defaults."""
+    return parse([str(directory), "-o", str(directory / "unused.gguf"), "--method", method], "test").options
+
+
 def session(model: Any, **options: Any) -> Any:
     return core.Session(model, **({"n_ctx": 256, "n_threads": 1} | options))
 
 
 def one_by_one(live: Any, ids: list[int]) -> np.ndarray:
+    """[n, n_vocab]; with lazy prefill the first token is a prompt, which sees itself exactly."""
     return np.concatenate([live.decode([token]) for token in ids])
 
 
-def whole_columns(n: int, sink: int, ratio: float, batch: int = 32) -> np.ndarray:
-    """[n_query, n_token]: whether a query finds every column of a token's V, tokens coming one by one.
+def whole_columns(n: int, sink: int, ratio: float, prompt: int = 0, batch: int = 32) -> np.ndarray:
+    """[n_query, n_token]: whether a query finds every column of a token's V, tokens coming one by one, or
+    behind a prompt that was prefilled lazily.
 
     A token leaves the recent window, with all that are older, once a whole batch is ready to leave. Ratio 0
     is no recent region.
     """
     if ratio == 0:
-        return np.tile(np.arange(n) < sink, (n, 1))
+        whole = np.tile(np.arange(n) < sink, (n, 1))
+        whole[:prompt] = True
+        return whole
     seen = np.zeros((n, n), dtype=bool)
-    first_recent = sink
-    for query in range(n):
+    seen[:prompt] = True
+    first_recent = sink if prompt == 0 else prompt - math.ceil(ratio * (prompt - sink) - 1e-4)
+    for query in range(prompt, n):
         seen[query, :sink] = True
         seen[query, first_recent : query + 1] = True
         window = math.ceil(ratio * max(0, query + 1 - sink) - 1e-4)
@@ -88,7 +102,8 @@ def test_everything_kept_is_the_original(name: str, checkpoint: Any, room: Path,
     assert {layer["k"]["path"] for layer in model.layers} == {"full"}
     assert {layer["v"]["path"] for layer in model.layers} == {"latent"}
     exact = logits(load(directory), ids)
-    assert distance(session(model, **F32).decode(ids, output="all"), exact) < 5e-5
+    for prefill in ("eager", "lazy"):
+        assert distance(session(model, **F32, prefill=prefill).decode(ids, output="all"), exact) < 5e-5
     assert distance(one_by_one(session(model, kv_recent="f16"), ids), exact) < 1e-3
     # regions of one format are one region: same rows, another order of sums
     flat = one_by_one(session(model, kv="f32", sink=0, recent=0), ids)
@@ -110,7 +125,7 @@ def test_the_middle_keeps_a_prefix(
     with reference.compressed(original, *planned(directory, options)) as truncated:
         expected = logits(truncated, ids)
     assert distance(expected, exact) > 0.02
-    got = session(cut, **F32, sink=0, recent=0).decode(ids, output="all")
+    got = session(cut, **F32, sink=0, recent=0, prefill="eager").decode(ids, output="all")
     assert distance(got, expected) < 5e-5
 
 
@@ -125,10 +140,100 @@ def test_every_query_finds_the_columns_of_its_regions(
     original = load(directory)
     with reference.regional(original, *planned(directory, options), whole_columns(N, sink, ratio)) as model:
         expected = logits(model, ids)
-    got = one_by_one(session(cut, **F32), ids)
+    got = one_by_one(session(cut, **F32, prefill="eager"), ids)
     assert distance(got, expected) < 5e-5
     with reference.regional(original, *planned(directory, options), whole_columns(N, 3, 0.5)) as model:
         assert distance(got, logits(model, ids)) > 1e-3  # other regions show
+
+
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize(("sink", "ratio"), [(4, 0.1), (0, 0.0)])
+def test_a_lazy_prompt_is_exact_and_compressed_behind_it(
+    name: str, sink: int, ratio: float, checkpoint: Any, room: Path, tmp_path: Path
+) -> None:
+    """Logits of the prompt are the uncompressed model's; those that follow see its rows truncated, computed
+    from exact hidden states."""
+    directory, ids, prompt = checkpoint(name), token_ids(N), 80
+    options = arguments(room, 0.75, "--sink", str(sink), "--recent-ratio", str(ratio))
+    cut = run(directory, tmp_path / "cut.gguf", *options)
+    assert cut.regions["prefill"] == "lazy"
+    original = load(directory)
+    exact = logits(original, ids)
+    whole = whole_columns(N, sink, ratio, prompt)
+    with reference.regional(original, *planned(directory, options), whole) as model:
+        expected = logits(model, ids)
+    assert distance(expected[prompt:], exact[prompt:]) > 0.02
+    for more in ({}, {"n_ubatch": 27}, {"implementation": "reference"}):
+        live = session(cut, **F32, **more)
+        start = live.decode(ids[:prompt], output="all")
+        assert distance(start, exact[:prompt]) < 5e-5
+        rest = one_by_one(live, ids[prompt:])
+        assert distance(np.concatenate([start, rest]), expected) < 5e-5
+
+
+def test_one_layer_prefilled_lazily_holds_what_came_token_by_token(
+    random_checkpoint: Tiny, room: Path, tmp_path: Path
+) -> None:
+    """Rows of the first layer do not depend on attention, so both ways must fill one cache alike."""
+    directory = random_checkpoint(tmp_path / "one", "llama", num_hidden_layers=1)
+    model = run(directory, tmp_path / "one.gguf", *arguments(room, 0.75))
+    ids = token_ids(N)
+    for kv, bound in (("f32", 1e-5), ("q8", 1e-3), ("q2", 0.05)):
+        lazy = session(model, kv=kv, kv_sink="f32", recent=0)
+        eager = session(model, kv=kv, kv_sink="f32", recent=0, prefill="eager")
+        lazy.decode(ids[:80], output="none")
+        one_by_one(eager, ids[:80])
+        held = [[region["used"] for region in s.kv_bytes()["regions"]] for s in (lazy, eager)]
+        assert held[0] == held[1] == [4, 76]
+        assert distance(one_by_one(lazy, ids[80:]), one_by_one(eager, ids[80:])) < bound
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_prefills_lazily(name: str, checkpoint: Any, room: Path, tmp_path: Path) -> None:
+    directory, ids = checkpoint(name), token_ids(N)
+    model = run(directory, tmp_path / "cut.gguf", *arguments(room, 0.75))
+    exact = logits(load(directory), ids)
+    got = session(model, n_ubatch=50).decode(ids, output="all")  # the plan: q2 behind the prompt
+    assert distance(got, exact) < 5e-5
+    assert distance(session(model, prefill="eager").decode(ids, output="all"), exact) > 0.02
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "opt"])
+@pytest.mark.parametrize("method", ["palu", "zack"])
+def test_lazy_prefill_on_every_k_path(
+    name: str, method: str, checkpoint: Any, room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At full rank, whatever the bits; `rotated` keys may be cut, as whole ones are at hand."""
+    directory, ids = checkpoint(name), token_ids(N)
+    exact = logits(load(directory), ids)
+    text = arguments(room, 1.0)[4:]
+    model = run(directory, tmp_path / "whole.gguf", "--method", method, "--keep", "1", *text)
+    live = session(model, kv="q2", prefill="lazy", n_ubatch=50)
+    assert distance(live.decode(ids, output="all"), exact) < 5e-5
+    assert distance(session(model, kv="q2").decode(ids, output="all"), exact) > 0.05
+
+    module = methods.module(method)
+    kind = type(module.create(vars_of(method, directory), archs.model_spec(Checkpoint(directory).config)))
+    planned_whole = kind.plan
+
+    def v_whole(self: Any, work: Any) -> Any:
+        plan = planned_whole(self, work)
+        return replace(plan, layers=tuple(replace(layer, v=FULL) for layer in plan.layers))
+
+    monkeypatch.setattr(kind, "plan", v_whole)
+    cut = run(directory, tmp_path / "cut.gguf", "--method", method, "--keep", "0.6", *text)
+    if cut.layers[0]["k"]["path"] != "rotated":
+        with pytest.raises(
+            ValueError,
+            match=r"^\[prefill\] expected eager, as layer \d+ has \d+ of \d+ dimensions of K and its exact "
+            r"values are not in the file; got lazy$",
+        ):
+            session(cut, prefill="lazy")
+        return
+    live = session(cut, kv="f32", prefill="lazy", n_ubatch=50)
+    assert distance(live.decode(ids, output="all"), exact) < 5e-5
+    reference_way = session(cut, kv="f32", prefill="lazy", implementation="reference")
+    assert distance(reference_way.decode(ids, output="all"), exact) < 5e-5
 
 
 def test_rank_and_bits_cost_what_they_should(checkpoint: Any, room: Path, tmp_path: Path) -> None:
@@ -137,7 +242,7 @@ def test_rank_and_bits_cost_what_they_should(checkpoint: Any, room: Path, tmp_pa
     exact = logits(load(directory), ids)
 
     def error(keep: float, **options: Any) -> float:
-        model = run(directory, tmp_path / f"{keep}.gguf", *arguments(room, keep))
+        model = run(directory, tmp_path / f"{keep}.gguf", *arguments(room, keep, "--prefill", "eager"))
         return distance(one_by_one(session(model, **options), ids), exact)
 
     wide = {"kv": "f16", "kv_recent": "f16"}

@@ -162,11 +162,41 @@ uint8_t* KvCache::v_row(int region, int layer, int slot) {
     return r.storage.data() + l.v_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
 }
 
-std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<const int32_t> seq) {
-    if (n_used() + static_cast<int>(pos.size()) > options_.n_ctx) {
+void KvCache::check_room(size_t n) const {
+    if (n_used() + static_cast<int>(n) > options_.n_ctx) {
         fail("context", "expected at most ", options_.n_ctx, " cells; raise -c / n_ctx", "; got ",
-             n_used() + static_cast<int>(pos.size()));
+             n_used() + static_cast<int>(n));
     }
+}
+
+std::vector<SlotRef> KvCache::claim_settled(std::span<const int32_t> pos, std::span<const int32_t> seq) {
+    check_room(pos.size());
+    const int sink = region_index("sink");
+    const int recent = region_index("recent");
+    std::vector<int32_t> first_recent(max_sequences, 0);
+    for (size_t i = 0; i < pos.size(); i++) {
+        int32_t& first = first_recent[static_cast<size_t>(seq[i])];
+        first = std::max(first, pos[i] + 1 - options_.window(pos[i] + 1));
+    }
+    std::vector<SlotRef> slots;
+    slots.reserve(pos.size());
+    const auto fits = [this](int region) {
+        return region >= 0 && regions_[static_cast<size_t>(region)].cells.n_free() > 0;
+    };
+    for (size_t i = 0; i < pos.size(); i++) {
+        int target = region_index("middle");
+        if (pos[i] < options_.sink && fits(sink)) {
+            target = sink;
+        } else if (pos[i] >= first_recent[static_cast<size_t>(seq[i])] && fits(recent)) {
+            target = recent;
+        }
+        slots.push_back({target, regions_[static_cast<size_t>(target)].cells.claim(pos[i], bit(seq[i]))});
+    }
+    return slots;
+}
+
+std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<const int32_t> seq) {
+    check_room(pos.size());
     const int sink = region_index("sink");
     const int recent = region_index("recent");
     const int middle = region_index("middle");

@@ -84,6 +84,8 @@ public:
 
     // Slots for new tokens (positions must be new in their sequence). Errors: Error when fewer than pos.size() cells are free.
     std::vector<SlotRef> claim(std::span<const int32_t> pos, std::span<const int32_t> seq);
+    // The same for whole sequences that are not in the cache yet: every token goes where it is when the last has come.
+    std::vector<SlotRef> claim_settled(std::span<const int32_t> pos, std::span<const int32_t> seq);
     void release(SlotRef at) { regions_[static_cast<size_t>(at.region)].cells.release(at.slot); }
     // After a ubatch: moves what is no longer recent to middle, in every layer.
     void demote();
@@ -123,6 +125,7 @@ private:
     void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
                     std::optional<Format> format, bool allocate);
     int region_index(const char* name) const;  // -1 = absent
+    void check_room(size_t n) const;
     template <typename F>
     void each_slot(F&& visit);
     template <typename F>

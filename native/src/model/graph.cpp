@@ -12,7 +12,7 @@ constexpr size_t max_nodes_per_layer = 64;
 class Builder {
 public:
     Builder(const Model& model, KvCache& cache, const Rope& rope, const GraphConstants& constants,
-            const BatchSlots& batch, const GraphShape& shape, Graph& graph)
+            const BatchSlots& batch, const GraphShape& shape, const ExactRows* exact, Graph& graph)
         : model_(model),
           h_(model.hparams()),
           cache_(cache),
@@ -20,6 +20,7 @@ public:
           constants_(constants),
           batch_(batch),
           shape_(shape),
+          exact_(exact),
           graph_(graph),
           ctx_(graph.context.get()) {}
 
@@ -34,6 +35,7 @@ private:
     ggml_tensor* clamp(ggml_tensor* x);
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer);
     ggml_tensor* encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec);
+    ggml_tensor* begin();
     ggml_tensor* attention(ggml_tensor* x, int il);
     ggml_tensor* ffn(ggml_tensor* x, const LayerWeights& layer);
     AttentionNode& attention_node(int il, int64_t q_width);
@@ -45,6 +47,7 @@ private:
     const GraphConstants& constants_;
     const BatchSlots& batch_;
     const GraphShape& shape_;
+    const ExactRows* exact_;
     Graph& graph_;
     ggml_context* ctx_;
 };
@@ -118,11 +121,12 @@ ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const Te
 
 AttentionNode& Builder::attention_node(int il, int64_t q_width) {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
-    const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
+    const LayerCacheSpec& spec = exact_ != nullptr ? exact_->spec : model_.cache_spec().layers[static_cast<size_t>(il)];
     AttentionNode& node = graph_.attention[static_cast<size_t>(il)];
-    node.cache = &cache_;
-    node.batch = &batch_;
+    node.cache = exact_ != nullptr ? exact_->cache : &cache_;
+    node.batch = exact_ != nullptr ? exact_->batch : &batch_;
     node.layer = il;
+    node.row_layer = exact_ != nullptr ? 0 : il;
 
     LatentAttnParams& p = node.params;
     p.q_width = static_cast<int32_t>(q_width);
@@ -149,9 +153,9 @@ AttentionNode& Builder::attention_node(int il, int64_t q_width) {
         p.v_b = layer.v_b.data();
         p.v_rank_max = spec.v.rank_max();
     }
-    p.n_regions = cache_.n_regions();
+    p.n_regions = node.cache->n_regions();
     for (int r = 0; r < p.n_regions; r++) {
-        p.regions[r] = cache_.view(r, il);
+        p.regions[r] = node.cache->view(r, node.row_layer);
     }
     return node;
 }
@@ -198,6 +202,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     }
 
     ggml_tensor* k_store = nullptr;  // [Σ rank_k or w, n_tokens]
+    ggml_tensor* k_seen = nullptr;   // what exact rows hold; null: k_store
     switch (spec.k_path) {
         case KPath::full:
             q = rotate(q, constants_.hadamard_k);
@@ -208,7 +213,11 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
             break;
         case KPath::rotated:
             k_store = encode(k, layer, spec.k);
-            q = project(q, layer);
+            if (exact_ != nullptr) {
+                k_seen = k;  // whole keys are at hand, whatever E_k keeps of them
+            } else {
+                q = project(q, layer);
+            }
             break;
         case KPath::absorbed:
             k_store = linear(x, layer.attn_k_a, layer.attn_k_a_bias);
@@ -222,6 +231,17 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     v_store = ggml_reshape_2d(ctx_, v_store, ggml_nelements(v_store) / n_tokens, n_tokens);
 
     AttentionNode& node = attention_node(il, q->ne[0]);
+    if (exact_ != nullptr) {
+        AttentionNode& writer = graph_.writers[static_cast<size_t>(il)];
+        writer.cache = &cache_;
+        writer.batch = &batch_;
+        writer.layer = writer.row_layer = il;
+        ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, k_store, v_store));
+    }
+    if (k_seen != nullptr) {
+        k_store = ggml_reshape_2d(ctx_, ggml_is_contiguous(k_seen) ? k_seen : ggml_cont(ctx_, k_seen), h_.width_kv(),
+                                  n_tokens);
+    }
     ggml_tensor* const stored = store_rows(ctx_, node, k_store, v_store);
     ggml_build_forward_expand(graph_.nodes, stored);  // rows are written even where no output follows
     ggml_tensor* out = shape_.fused ? latent_attn(ctx_, node, q, stored, shape_.n_threads)
@@ -279,17 +299,29 @@ ggml_tensor* Builder::ffn(ggml_tensor* x, const LayerWeights& layer) {
     return linear(up, layer.ffn_down, layer.ffn_down_bias);
 }
 
-void Builder::build() {
+// The inputs of the graph; returns what its first layer reads.
+ggml_tensor* Builder::begin() {
     const int64_t n_tokens = shape_.n_tokens;
-    graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
-    ggml_tensor* x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
-    if (h_.block.position == Position::rope || h_.block.position == Position::learned) {
+    const bool embeds = shape_.layer <= 0;
+    const bool learned = embeds && h_.block.position == Position::learned;
+    if (learned || h_.block.position == Position::rope) {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
     }
-    if (h_.block.position == Position::learned) {
-        x = ggml_add(ctx_, x, ggml_get_rows(ctx_, model_.position_embd(), graph_.positions));
+    if (!embeds) {
+        graph_.hidden_in = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "hidden");
+        return graph_.hidden_in;
     }
-    if (shape_.n_outputs > 0 && shape_.n_outputs < shape_.n_tokens) {
+    graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
+    ggml_tensor* const x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
+    return learned ? ggml_add(ctx_, x, ggml_get_rows(ctx_, model_.position_embd(), graph_.positions)) : x;
+}
+
+void Builder::build() {
+    const int64_t n_tokens = shape_.n_tokens;
+    const int first_layer = std::max(0, shape_.layer);
+    const int end_layer = shape_.layer < 0 ? h_.n_layer : shape_.layer + 1;
+    ggml_tensor* x = begin();
+    if (end_layer == h_.n_layer && shape_.n_outputs > 0 && shape_.n_outputs < shape_.n_tokens) {
         graph_.out_ids = input(GGML_TYPE_I32, shape_.n_outputs, 1, "out_ids");
     }
     if (!shape_.fused) {
@@ -299,7 +331,7 @@ void Builder::build() {
         graph_.reference.slot_pos = input(GGML_TYPE_I32, shape_.n_slots, 1, "slot_pos");
     }
 
-    for (int il = 0; il < h_.n_layer; il++) {
+    for (int il = first_layer; il < end_layer; il++) {
         const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
         ggml_tensor* normed = norm(x, layer.attn_norm, layer.attn_norm_bias);
         ggml_tensor* const attn_in =
@@ -323,6 +355,12 @@ void Builder::build() {
             x = ggml_add(ctx_, x, attn_out);
             x = ggml_add(ctx_, x, ffn(norm(x, layer.ffn_norm, layer.ffn_norm_bias), layer));
         }
+    }
+    if (end_layer < h_.n_layer) {
+        graph_.hidden_out = x;
+        ggml_set_output(x);
+        ggml_build_forward_expand(graph_.nodes, x);
+        return;
     }
     x = norm(x, model_.output_norm(), model_.output_norm_bias());
     graph_.logits = linear(x, model_.output(), model_.output_bias());
@@ -390,7 +428,8 @@ GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rot
 }
 
 std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rope& rope,
-                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape) {
+                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape,
+                                   const ExactRows* exact) {
     const HParams& h = model.hparams();
     auto graph = std::make_unique<Graph>();
     // the reference expression spends up to ~20 nodes a head
@@ -402,7 +441,8 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
         ggml_init({ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
-    Builder(model, cache, rope, constants, batch, shape, *graph).build();
+    graph->writers.resize(exact != nullptr ? static_cast<size_t>(h.n_layer) : 0);
+    Builder(model, cache, rope, constants, batch, shape, exact, *graph).build();
     return graph;
 }
 

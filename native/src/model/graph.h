@@ -30,12 +30,22 @@ GraphConstants make_graph_constants(const HParams& hparams, const Rope& rope, bo
 struct Graph {
     ggml_context_ptr context;
     ggml_cgraph* nodes = nullptr;
-    ggml_tensor* tokens = nullptr;     // i32 [n_tokens]
-    ggml_tensor* positions = nullptr;  // i32 [n_tokens], null where no op reads them
-    ggml_tensor* out_ids = nullptr;    // i32 [n_outputs], null when every token is wanted
-    ggml_tensor* logits = nullptr;     // f32 [n_vocab, n_outputs], null when n_outputs = 0
+    ggml_tensor* tokens = nullptr;      // i32 [n_tokens], null in a graph of a later layer
+    ggml_tensor* hidden_in = nullptr;   // f32 [n_embd, n_tokens], null in a graph that begins with the embedding
+    ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
+    ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
+    ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
+    ggml_tensor* logits = nullptr;      // f32 [n_vocab, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
     std::vector<AttentionNode> attention;  // one per layer; nodes point into it
+    std::vector<AttentionNode> writers;    // with exact rows: where the layer's rows go in the cache
+};
+
+// What a lazily prefilled prompt attends to: every row of one layer as it is before compression.
+struct ExactRows {
+    KvCache* cache = nullptr;           // one layer
+    const BatchSlots* batch = nullptr;  // the ubatch's slots in it
+    LayerCacheSpec spec;                // of what it holds
 };
 
 struct GraphShape {
@@ -44,11 +54,13 @@ struct GraphShape {
     int n_threads = 1;
     bool fused = true;
     int n_slots = 0;  // reference only: slots in use over all regions
+    int layer = -1;   // only this one, between hidden states; -1: all
 
     bool operator==(const GraphShape&) const = default;
 };
 
 std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rope& rope,
-                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape);
+                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape,
+                                   const ExactRows* exact = nullptr);
 
 }  // namespace lkv

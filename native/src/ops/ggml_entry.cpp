@@ -22,11 +22,11 @@ void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
         const auto* row =
             reinterpret_cast<const float*>(static_cast<const char*>(source->data) + token * source->nb[1]);
         if (value) {
-            write_row(node.cache->v_layout(to.region, node.layer), row,
-                      node.cache->v_row(to.region, node.layer, to.slot));
+            write_row(node.cache->v_layout(to.region, node.row_layer), row,
+                      node.cache->v_row(to.region, node.row_layer, to.slot));
         } else {
-            write_row(node.cache->k_layout(to.region, node.layer), row,
-                      node.cache->k_row(to.region, node.layer, to.slot));
+            write_row(node.cache->k_layout(to.region, node.row_layer), row,
+                      node.cache->k_row(to.region, node.row_layer, to.slot));
         }
     }
 }
@@ -40,7 +40,7 @@ LatentAttnParams run_params(const AttentionNode& node, const ggml_tensor* q, flo
     params.out = out;
     params.n_regions = node.cache->n_regions();
     for (int r = 0; r < params.n_regions; r++) {
-        params.regions[r] = node.cache->view(r, node.layer);
+        params.regions[r] = node.cache->view(r, node.row_layer);
     }
     return params;
 }
@@ -63,7 +63,7 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     int64_t out = 0;
     for (int r = 0; r < node.cache->n_regions(); r++) {
         const RowLayout& layout =
-            value_side ? node.cache->v_layout(r, node.layer) : node.cache->k_layout(r, node.layer);
+            value_side ? node.cache->v_layout(r, node.row_layer) : node.cache->k_layout(r, node.row_layer);
         for (int slot = 0; slot < node.cache->cells(r).end(); slot++, out++) {
             if (out % nth != ith) {
                 continue;
@@ -71,7 +71,7 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
             auto* const row =
                 reinterpret_cast<float*>(static_cast<char*>(dst->data) + out * static_cast<int64_t>(dst->nb[1]));
             const uint8_t* const bytes =
-                value_side ? node.cache->v_row(r, node.layer, slot) : node.cache->k_row(r, node.layer, slot);
+                value_side ? node.cache->v_row(r, node.row_layer, slot) : node.cache->k_row(r, node.row_layer, slot);
             if (node.cache->cells(r).used(slot)) {
                 read_row(layout, bytes, row);
             } else {
@@ -101,7 +101,8 @@ ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, ggml_tensor* q,
 }
 
 ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool value_side, int n_slots) {
-    const int width = (value_side ? node.cache->v_layout(0, node.layer) : node.cache->k_layout(0, node.layer)).width;
+    const int width =
+        (value_side ? node.cache->v_layout(0, node.row_layer) : node.cache->k_layout(0, node.row_layer)).width;
     std::array<ggml_tensor*, 1> args = {stored};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, width, n_slots, 1, 1, args.data(), args.size(),
                           value_side ? run_read<true> : run_read<false>, GGML_N_TASKS_MAX, &node);

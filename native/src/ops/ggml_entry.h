@@ -22,7 +22,8 @@ struct BatchSlots {
 struct AttentionNode {
     KvCache* cache = nullptr;
     const BatchSlots* batch = nullptr;
-    int layer = 0;
+    int layer = 0;              // of the model
+    int row_layer = 0;          // of the cache: the same, or 0 where the cache holds this layer alone
     LatentAttnParams params{};  // everything but q, out, q_pos, q_seq and the regions, which a run fills in
     LatentAttnPlan plan{};
 };

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "runtime/lazy_prefill.h"
 
 namespace lkv {
 namespace {
@@ -92,6 +93,28 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     return cache;
 }
 
+Prefill prefill_option(const Model& model, const SessionOptions& options) {
+    Prefill prefill = model.cache_spec().prefill;
+    if (!options.prefill.empty()) {
+        const auto word = schema::parse<Prefill>(schema::prefill_words, options.prefill);
+        if (!word) {
+            fail("prefill", "expected eager or lazy; got ", quoted(options.prefill));
+        }
+        prefill = *word;
+    }
+    if (prefill == Prefill::lazy) {
+        if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
+            fail("prefill", "expected eager, as ", obstacle, "; got lazy");
+        }
+    }
+    return prefill;
+}
+
+size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options) {
+    const bool lazy = prefill_option(model, options) == Prefill::lazy;
+    return lazy ? lazy_prefill_bytes(model, cache_options(model, options).n_ctx) : 0;
+}
+
 size_t forecast_compute_bytes(const Model& model, const SessionOptions& options) {
     const KvCacheOptions kv = cache_options(model, options);
     KvCache cache(model.hparams(), model.cache_spec(), kv, false);
@@ -102,16 +125,30 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
     GraphShape shape;
     shape.n_tokens = kv.n_ubatch;
     shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
-    const std::unique_ptr<Graph> graph = build_graph(model, cache, rope, constants, batch, shape);
-    const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
-    size_t bytes = 0;
-    ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);
-    return bytes;
+    const auto reserve = [&](const ExactRows* exact) {
+        const std::unique_ptr<Graph> graph = build_graph(model, cache, rope, constants, batch, shape, exact);
+        const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+        size_t bytes = 0;
+        ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);
+        return bytes;
+    };
+    size_t most = reserve(nullptr);
+    const bool lazy = prefill_option(model, options) == Prefill::lazy;
+    for (shape.layer = 0; lazy && shape.layer < model.hparams().n_layer; shape.layer++) {
+        ExactRows exact;
+        exact.spec = exact_layer_spec(model, shape.layer);
+        KvCache rows = exact_cache(model, exact.spec, kv.n_ctx, false);
+        exact.cache = &rows;
+        exact.batch = &batch;
+        most = std::max(most, reserve(&exact));
+    }
+    return most;
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
     : model_(std::move(model)),
       fused_(options.fused),
+      prefill_(prefill_option(*model_, options)),
       n_threads_(thread_count("n_threads", options.n_threads)),
       n_threads_batch_(options.n_threads_batch == 0 ? n_threads_
                                                     : thread_count("n_threads_batch", options.n_threads_batch)),
@@ -190,15 +227,14 @@ void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                      std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches) {
     check_batch(tokens, pos, seq);
+    if (prefill_ == Prefill::lazy && starts_sequences(seq)) {
+        prefill_lazily(tokens, pos, seq, output, logits, between_ubatches);
+        return;
+    }
     const size_t n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
     for (size_t first = 0; first < tokens.size(); first += n_ubatch) {
         const size_t n = std::min(n_ubatch, tokens.size() - first);
-        std::vector<int32_t> out_ids;
-        for (size_t i = 0; i < n; i++) {
-            if (output[first + i] != 0) {
-                out_ids.push_back(static_cast<int32_t>(i));
-            }
-        }
+        const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
         run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, logits);
         logits += out_ids.size() * static_cast<size_t>(model_->hparams().n_vocab);
         if (between_ubatches) {
@@ -207,13 +243,35 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
     }
 }
 
-void Session::prepare_graph(const GraphShape& shape) {
-    if (graph_ != nullptr && shape == graph_shape_) {
+std::vector<int32_t> Session::wanted(std::span<const uint8_t> output) {
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < output.size(); i++) {
+        if (output[i] != 0) {
+            ids.push_back(static_cast<int32_t>(i));
+        }
+    }
+    return ids;
+}
+
+GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const {
+    GraphShape shape;
+    shape.n_tokens = static_cast<int>(n_tokens);
+    shape.n_outputs = static_cast<int>(n_outputs);
+    shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
+    shape.fused = fused_;
+    for (int r = 0; !fused_ && r < rows.n_regions(); r++) {
+        shape.n_slots += rows.cells(r).end();
+    }
+    return shape;
+}
+
+void Session::prepare_graph(const GraphShape& shape, const ExactRows* exact) {
+    if (graph_ != nullptr && shape == prepared_shape_) {
         return;
     }
     graph_.reset();
-    graph_ = build_graph(*model_, cache_, rope_, constants_, batch_, shape);
-    graph_shape_ = shape;
+    graph_ = build_graph(*model_, cache_, rope_, constants_, batch_, shape, exact);
+    prepared_shape_ = shape;
     if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_->nodes)) {
         graph_.reset();
         fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower n_ubatch");
@@ -225,18 +283,26 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.slots = cache_.claim(pos, seq);
-
-    GraphShape shape;
-    shape.n_tokens = static_cast<int>(tokens.size());
-    shape.n_outputs = static_cast<int>(out_ids.size());
-    shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
-    shape.fused = fused_;
-    for (int r = 0; !fused_ && r < cache_.n_regions(); r++) {
-        shape.n_slots += cache_.cells(r).end();
+    try {
+        prepare_graph(graph_shape(tokens.size(), out_ids.size(), cache_));
+        compute(tokens, pos, out_ids, cache_, batch_);
+    } catch (...) {
+        for (const SlotRef& to : batch_.slots) {
+            cache_.release(to);
+        }
+        throw;
     }
-    prepare_graph(shape);
+    if (graph_->logits != nullptr) {
+        ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
+    }
+    cache_.demote();
+}
 
-    ggml_backend_tensor_set(graph_->tokens, tokens.data(), 0, tokens.size_bytes());
+void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
+                      const KvCache& rows, const BatchSlots& batch) {
+    if (graph_->tokens != nullptr) {
+        ggml_backend_tensor_set(graph_->tokens, tokens.data(), 0, tokens.size_bytes());
+    }
     if (graph_->positions != nullptr) {
         ggml_backend_tensor_set(graph_->positions, pos.data(), 0, pos.size_bytes());
     }
@@ -244,20 +310,13 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         ggml_backend_tensor_set(graph_->out_ids, out_ids.data(), 0, out_ids.size_bytes());
     }
     if (!fused_) {
-        fill_reference_inputs(cache_, batch_, model_->hparams(), graph_->reference);
+        fill_reference_inputs(rows, batch, model_->hparams(), graph_->reference);
     }
-    ggml_backend_cpu_set_n_threads(backend_.get(), shape.n_threads);
+    ggml_backend_cpu_set_n_threads(backend_.get(), prepared_shape_.n_threads);
     const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph_->nodes);
     if (status != GGML_STATUS_SUCCESS) {
-        for (const SlotRef& to : batch_.slots) {
-            cache_.release(to);
-        }
         fail("compute", "expected the graph to run; got ", ggml_status_to_string(status));
     }
-    if (graph_->logits != nullptr) {
-        ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
-    }
-    cache_.demote();
 }
 
 void Session::seq_rm(int seq, int32_t p0, int32_t p1) {

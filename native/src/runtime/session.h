@@ -32,13 +32,20 @@ struct SessionOptions {
     int sink = -1;          // -1: the file's default
     int recent = -1;        // a count or a ratio replaces the file's window, whichever it is
     double recent_ratio = -1;
-    bool fused = true;  // false: the stock-ggml expression
+    std::string prefill;  // eager, lazy; empty: the file's default
+    bool fused = true;    // false: the stock-ggml expression
 };
 
 KvCacheOptions cache_options(const Model& model, const SessionOptions& options);
 
+// Errors: Error for another word, or lazy where exact K and V are not in the file.
+Prefill prefill_option(const Model& model, const SessionOptions& options);
+
 // Compute memory of a full ubatch with one output, before any of it is allocated.
 size_t forecast_compute_bytes(const Model& model, const SessionOptions& options);
+
+// What a lazily prefilled prompt of n_ctx tokens takes beside that; 0 when prefill is eager.
+size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options);
 
 class Session {
 public:
@@ -48,9 +55,12 @@ public:
     const KvCache& cache() const { return cache_; }
     const KvCacheOptions& options() const { return cache_.options(); }
     std::string implementation() const;
+    Prefill prefill() const { return prefill_; }
 
     // Runs a batch in ubatches; logits of the tokens with output[i] != 0 go to `logits` [n_outputs, n_vocab] in batch order.
     // between_ubatches, when given, runs after each ubatch; it may throw to stop. What ran stays in the cache.
+    // With lazy prefill, a call in which every sequence starts is prefilled lazily, and stays in the cache whole or not at
+    // all; in other calls tokens see the compressed past.
     // Errors: Error for a token, position or sequence out of range, a non-increasing position, or too few free cells.
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
@@ -64,6 +74,7 @@ public:
     int32_t seq_pos_max(int seq) const;
 
     size_t compute_bytes() const;
+    size_t prefill_bytes() const { return prefill_bytes_; }  // the most that a lazy prefill has taken
 
     std::vector<uint8_t> state() const;
     void set_state(std::span<const uint8_t> state);
@@ -77,11 +88,20 @@ private:
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                     std::span<const int32_t> out_ids, float* logits);
-    void prepare_graph(const GraphShape& shape);
+    void prefill_lazily(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
+                        std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches);
+    bool starts_sequences(std::span<const int32_t> seq) const;
+    static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that want logits
+    GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;
+    void prepare_graph(const GraphShape& shape, const ExactRows* exact = nullptr);
+    // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
+    void compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
+                 const KvCache& rows, const BatchSlots& batch);
     uint64_t fingerprint() const;
 
     std::shared_ptr<const Model> model_;
     bool fused_;
+    Prefill prefill_;
     int n_threads_;
     int n_threads_batch_;
     KvCache cache_;
@@ -91,7 +111,8 @@ private:
     ggml_backend_ptr backend_;
     ggml_gallocr_ptr allocator_;
     BatchSlots batch_;
-    GraphShape graph_shape_;
+    GraphShape prepared_shape_;
+    size_t prefill_bytes_ = 0;
     std::unique_ptr<Graph> graph_;  // the last one: decoding keeps its shape, so it is reused
 };
 

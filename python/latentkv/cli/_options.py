@@ -50,6 +50,12 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
             help=f"row format of the {region} tokens (default: the file's, else f16)",
         )
     group.add_argument(
+        "--prefill",
+        choices=["lazy", "eager"],
+        default="",
+        help="a prompt attends to exact K and V, or to the compressed past (default: the file's)",
+    )
+    group.add_argument(
         "--no-kv-rotate",
         dest="kv_rotate",
         action="store_false",
@@ -111,8 +117,8 @@ def cache_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def region_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What add_cache() says of sink and recent tokens."""
-    names = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent")
+    """What add_cache() says of sink and recent tokens and of prefill."""
+    names = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "prefill")
     return {name: getattr(args, name) for name in names}
 
 

@@ -122,7 +122,7 @@ def _regions(regions: Mapping[str, Any]) -> str:
             f", at least {window}" if regions["recent"] else ""
         )
     sink = f"sink {regions['sink']} tokens in {regions['sink_format']}"
-    return f"{sink}, recent {window} in {regions['recent_format']}, by default"
+    return f"{sink}, recent {window} in {regions['recent_format']}, {regions['prefill']} prefill, by default"
 
 
 def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> str:
@@ -173,9 +173,19 @@ def _tensor(tensor: dict[str, Any], width: int) -> list[str]:
     return [
         tensor["path"],
         "-" if full else _ranks(ranks),
-        "100 %" if full else f"{100 * sum(ranks) / width:.1f} %",
+        "100 %" if full else f"{100 * _stored(tensor) / width:.1f} %",
         "-" if energy is None else f"{100 * energy:.2f} %",
     ]
+
+
+def _stored(tensor: dict[str, Any]) -> int:
+    """Channels of a row whose token is neither sink nor recent."""
+    if tensor["formats"] is None:
+        return sum(tensor["ranks"])
+    groups = zip(tensor["segments"], tensor["formats"], strict=True)
+    return sum(
+        width for widths, names in groups for width, name in zip(widths, names, strict=True) if name != "none"
+    )
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -188,6 +198,7 @@ def _ranks(ranks: list[int]) -> str:
 def _memory(forecast: list[dict[str, Any]]) -> str:
     """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
     contexts = sorted({row["n_ctx"] for row in forecast})
+    lazy = any(row["prefill"] for row in forecast)
     rows = []
     for kv, group in itertools.groupby(forecast, key=lambda row: row["kv"]):
         at = {row["n_ctx"]: row for row in group}
@@ -199,12 +210,14 @@ def _memory(forecast: list[dict[str, Any]]) -> str:
                 f"{100 * last['per_token'] / last['f16_per_token']:.1f} %",
                 *(bytes_text(at[count]["total"]) for count in contexts),
                 bytes_text(last["compute"]),
-                bytes_text(last["weights"] + last["total"] + last["compute"]),
+                *([bytes_text(last["prefill"])] if lazy else []),
+                bytes_text(last["weights"] + last["total"] + last["compute"] + last["prefill"]),
             ]
         )
     head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
     head += f"{forecast[0]['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
-    columns = ["kv", "bytes/token", "of f16", *(f"cache at {count}" for count in contexts), "compute", "sum"]
+    caches = [f"cache at {count}" for count in contexts]
+    columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return head + "\n" + table(columns, rows)
 
 

@@ -26,11 +26,10 @@ ggml_tensor* key_rows(ggml_context* ctx, const AttentionNode& node, const Model&
                       const ReferenceInputs& inputs, ggml_tensor* rows, int j) {
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
-    const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(node.layer)];
-    const RowLayout& row = node.cache->k_layout(0, node.layer);
+    const RowLayout& row = node.cache->k_layout(0, node.row_layer);
     const GroupLayout& group = row.groups[j / node.params.k_group];
     ggml_tensor* k = ggml_cont(ctx, group_rows(ctx, rows, group));
-    if (spec.k_path != KPath::rebuild) {
+    if (node.params.k_b == nullptr) {
         return k;
     }
     k = ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_k_b, j, h.head_dim, group.width)), k);
@@ -62,7 +61,7 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     const int rep = h.n_head / h.n_kv;
     ggml_tensor* const k_rows = read_rows(ctx, node, stored, false, inputs.n_slots);
     ggml_tensor* const v_rows = read_rows(ctx, node, stored, true, inputs.n_slots);
-    const RowLayout& v_layout = node.cache->v_layout(0, node.layer);
+    const RowLayout& v_layout = node.cache->v_layout(0, node.row_layer);
 
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
     for (int j = 0; j < h.n_kv; j++) {

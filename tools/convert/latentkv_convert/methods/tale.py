@@ -20,7 +20,7 @@ from ..budget import split_groups, water_fill
 from ..errors import ConvertError
 from ..ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ..output_basis import add_basis, output_bases
-from ..schema import RANK_PAD
+from ..schema import ENUMS, RANK_PAD
 from ..work import Work
 from . import group_size, parse_group
 
@@ -62,6 +62,12 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--kv-middle", choices=FORMATS, default="q2", help="row format of all others (default q2)"
     )
+    parser.add_argument(
+        "--prefill",
+        choices=ENUMS["prefill"],
+        default="lazy",
+        help="a prompt attends to exact K and V, or to the compressed past (default lazy)",
+    )
 
 
 def _count(text: str) -> int:
@@ -95,9 +101,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Tale:
             "or a larger --group",
         )
     regions = (options["sink"], options["recent"], options["recent_ratio"])
-    return Tale(
-        group, options["keep"], options["basis"], *regions, options["kv_recent"], options["kv_middle"]
-    )
+    formats = (options["kv_recent"], options["kv_middle"])
+    return Tale(group, options["keep"], options["basis"], *regions, *formats, options["prefill"])
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Tale:
     recent_ratio: float
     kv_recent: str
     kv_middle: str
+    prefill: str
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -128,6 +134,7 @@ class Tale:
             recent=self.recent,
             recent_ratio=self.recent_ratio,
             recent_format=self.kv_recent,
+            prefill=self.prefill,
         )
 
     def kept_ranks(self, work: Work) -> list[tuple[int, ...]]:

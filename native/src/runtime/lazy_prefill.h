@@ -1,0 +1,27 @@
+// Lazy prefill: a prompt attends to its own K and V as they are before compression, and its rows are compressed when they
+// are written. All ubatches pass one layer before any passes the next, so the peak is one layer's exact rows of the prompt
+// (f32) beside its hidden states.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "cache/kv_cache.h"
+#include "model/model.h"
+
+namespace lkv {
+
+// What in the file stands in the way, as the end of "expected …, as "; empty: nothing. Latents that are cut when they are
+// made never were exact; keys that are projected after RoPE are whole before.
+std::string lazy_obstacle(const Model& model);
+
+// What exact rows of a layer look like: one segment per group, keys before any projection behind RoPE.
+LayerCacheSpec exact_layer_spec(const Model& model, int layer);
+
+// One region of f32 rows of one layer.
+KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, bool allocate = true);
+
+// Exact rows of the largest layer and hidden states of a prompt.
+size_t lazy_prefill_bytes(const Model& model, int n_tokens);
+
+}  // namespace lkv
