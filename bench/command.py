@@ -28,13 +28,15 @@ def latentkv(*args: str, capture: bool = False) -> str:
 
 def score(gguf: Path, text: Path, kv: str, context: int, against: str | None = None) -> dict[str, Any]:
     """Perplexity and, against another cache, KLD (nats per token) and the share of equal top tokens."""
-    args = ["perplexity", str(gguf), "-f", str(text), "-c", str(context), "--kv", kv, "--json"]
+    args = ["perplexity", str(gguf), "-f", str(text), "-c", str(context), "--json"]
+    if kv:
+        args += ["--kv", kv]
     if against:
         args += ["--kld-against", against]
     result = json.loads(latentkv(*args, capture=True))
     return {
         "file": gguf.stem,
-        "kv": kv,
+        "kv": kv or "plan",
         "bytes": result["kv_bytes_per_token"],
         "ppl": result["ppl"],
         "kld": result["kld"]["mean"] if against else None,

@@ -68,11 +68,45 @@ def test_bad_options(
     message: str,
 ) -> None:
     arguments = [str(tiny()), "--group", "1", "--calib-tokens", "512", "--fisher-tokens", "256"]
-    if options[:2] != ["--method", "none"] and options[:2] != ["--method", "svd"]:
-        arguments += ["--calib", str(calib)]
+    if "--method" not in options:
+        arguments += ["--method", "palu", "--calib", str(calib)]
     else:
         arguments = [arguments[0]]
     assert message in refused(capsys, [*arguments, *options], tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--kv-budget", "14"],
+            "[--kv-budget] expected a share as 14%, or bytes at a context as 2.5GiB@131072; got 14",
+        ),
+        (["--kv-budget", "1%"], "[--kv-budget] expected more than"),
+        (["--prefer", "both"], "[--prefer] expected one of"),
+        (["--sink", "-1"], "[--sink] expected a whole number; got -1"),
+        (
+            ["--served-context", "100"],
+            "[--served-context] expected more than sink 4 and recent 128 together; got 100",
+        ),
+        (
+            ["--calib-window", "100"],
+            "[--calib-window] expected windows longer than sink 4 and recent 128 together",
+        ),
+        (["--keep", "0.5"], "[--keep] expected --kv-budget SIZE, or a method that keeps a share"),
+        (["--keep=0.5"], "(--method palu); got --method waterfill"),
+    ],
+)
+def test_bad_budgets(
+    tiny: Tiny,
+    tmp_path: Path,
+    calib: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    """Of the default method."""
+    assert message in refused(capsys, [str(tiny()), "--calib", str(calib), *options], tmp_path / "out.gguf")
 
 
 def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +256,17 @@ def test_help_is_quick_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert done.value.code == 0
     text = capsys.readouterr().out
-    for option in ("--keep", "--group", "--calib", "--outtype", "--no-rotate", "--seed", "none", "palu"):
+    for option in (
+        "--kv-budget",
+        "--prefer",
+        "--group",
+        "--calib",
+        "--outtype",
+        "--no-rotate",
+        "--seed",
+        "none",
+        "palu",
+    ):
         assert option in text
 
 

@@ -16,7 +16,17 @@ from latentkv_convert.cli import main
 from latentkv_convert.fuse.rope_rows import paired_rows
 
 Tiny = Callable[..., Path]
-PALU = ["--calib-tokens", "1024", "--fisher-tokens", "512", "--calib-window", "128", "--no-plot"]
+PALU = [
+    "--method",
+    "palu",
+    "--calib-tokens",
+    "1024",
+    "--fisher-tokens",
+    "512",
+    "--calib-window",
+    "128",
+    "--no-plot",
+]
 
 
 def run(directory: Path, out: Path, calib: Path, *options: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".cmake", ".txt"}
 # (what must not be said, where, files that may say it, why)
 RULES = [
     (
-        re.compile(r"\b(palu|zack|lorc|tale|eigen[ _]?att)", re.IGNORECASE),
+        re.compile(r"\b(palu|zack|lorc|tale|eigen[ _]?att|waterfill)", re.IGNORECASE),
         ["native", "python"],
         set(),
         "method names die at the GGUF boundary",

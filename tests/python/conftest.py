@@ -137,7 +137,7 @@ def plain_gguf(converted: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def latent_gguf(converted: Callable[..., Path]) -> Path:
     """models/demo with latent K and V at half the dimensions, f16."""
-    return converted("--keep", "0.5", "--allocate", "uniform")
+    return converted("--method", "palu", "--keep", "0.5", "--allocate", "uniform")
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

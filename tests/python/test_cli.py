@@ -145,8 +145,6 @@ def test_convert_without_its_dependencies(tmp_path: Path) -> None:
         root / "models/demo",
         "-o",
         str(tmp_path / "x.gguf"),
-        "--keep",
-        "0.5",
         "--calib",
         root / "models/demo/sample-val.txt",
     ]

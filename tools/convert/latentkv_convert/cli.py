@@ -14,7 +14,7 @@ from .errors import ConvertError
 from .quantize import OUTTYPES
 from .recipe import Finetune, Recipe
 
-DEFAULT_METHOD = "palu"
+DEFAULT_METHOD = "waterfill"
 _COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "finetune"}
 _FINETUNE = tuple(field.name for field in dataclasses.fields(Finetune) if field.name != "text")
 
@@ -151,8 +151,11 @@ def _finetune(chosen: dict[str, Any]) -> Finetune | None:
 def parse(argv: Sequence[str], prog: str) -> Recipe:
     """Two passes: the method's name decides which options exist."""
     first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--method", default=DEFAULT_METHOD)
-    method = first.parse_known_args(list(argv))[0].method
+    first.add_argument("--method", default=None)
+    method = first.parse_known_args(list(argv))[0].method or DEFAULT_METHOD
+    if method == DEFAULT_METHOD and any(word.split("=")[0] == "--keep" for word in argv):
+        by_rank = "--kv-budget SIZE, or a method that keeps a share of the dimensions (--method palu)"
+        raise ConvertError("--keep", by_rank, f"--method {method}")
     chosen = vars(build_parser(method, prog).parse_args(list(argv)))
     common = {name: chosen.pop(name) for name in _COMMON}
     finetune = _finetune(chosen)
