@@ -71,7 +71,8 @@ def perplexity(
     windows go together as sequences (0: 8 with `decode`, else as many
     as fill an ubatch). `against` runs a second cache over the same tokens and adds what summary() calls the
     reference's statistics; logits are compared slice by slice and never stored. Returns JSON values: ppl,
-    nll, tokens, kv_bytes_per_token, kld, same_top and the settings.
+    nll, tokens, kld, same_top and the settings; kv_bytes, allocated for all `parallel` windows, and
+    kv_bytes_per_token, what one more token of context takes beside exact ones.
     """
     if window not in WINDOWS:
         raise expected("--window", " or ".join(WINDOWS), repr(window))
@@ -103,8 +104,10 @@ def perplexity(
         "chunks": count,
         "n_ctx": n_ctx,
         "window": window,
+        "parallel": parallel,
         "decode": decode,
         "prefill": cache.prefill,
+        "kv_bytes": bytes_per_token["total"],
         "kv_bytes_per_token": bytes_per_token["per_token"],
         "f16_bytes_per_token": bytes_per_token["f16_per_token"],
         "implementations": dict(sessions[0].implementations),

@@ -76,6 +76,9 @@ def test_against_itself_is_zero_and_finer_is_closer(cache: Any) -> None:
     q4, q8 = (measure(Cache(cache.model, {"kv": kv, "n_threads": 1}), against=cache) for kv in ("q4", "q8"))
     assert 0 < q8["kld"]["mean"] < 0.1 * q4["kld"]["mean"]
     assert q8["kv_bytes_per_token"] > q4["kv_bytes_per_token"]
+    recent = measure(Cache(cache.model, {"kv": "q4", "recent": 64, "n_threads": 1}))
+    assert recent["kv_bytes_per_token"] == q4["kv_bytes_per_token"]
+    assert recent["kv_bytes"] > 1.5 * q4["kv_bytes"]
 
 
 def test_command_writes_json(run: Any, latent_gguf: Path, plain_gguf: Path) -> None:

@@ -125,12 +125,16 @@ def split_reference(text: str) -> tuple[str | None, str]:
 def report(r: dict[str, Any]) -> str:
     """What people read: one line without a reference, llama-perplexity's statistics with one."""
     share = r["kv_bytes_per_token"] / r["f16_bytes_per_token"]
+    allocated = r["kv_bytes"] / (r["parallel"] * r["n_ctx"])
+    exact = ""
+    if allocated > 1.01 * r["kv_bytes_per_token"]:
+        exact = f"; {allocated:.1f} at {r['n_ctx']} tokens with the exact ones"
     lines = [
         f"perplexity  {r['ppl']:.4f} ± {r['ppl_se']:.4f}   "
         f"({r['tokens']} tokens scored in {r['chunks']} windows of {r['n_ctx']}, {r['window']}"
         f"{', decoded one by one' if r['decode'] else ''})",
         f"cache       {r['kv_bytes_per_token']:.1f} bytes per token, "
-        f"{100 * share:.1f} % of full K and V in f16",
+        f"{100 * share:.1f} % of full K and V in f16{exact}",
         f"speed       {r['tokens_per_second']:.0f} tokens/s",
     ]
     if "kld" in r:
