@@ -117,7 +117,7 @@ class Session:
     ) -> None:
         """kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
         What the file's plan drops stays dropped. kv_sink/kv_recent: the same for the tokens of sink and
-        recent, which keep every segment ("" = the file's, else f16).
+        recent, which keep every segment ("" = the file's, else f16, and never coarser than kv).
         kv_rotate: Hadamard-rotate q, k, v of `full` tensors with a quantized format, as llama.cpp does.
         sink/recent: tokens that keep every segment; recent_ratio: recent tokens as a share of the sequence
         behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the

@@ -284,6 +284,8 @@ def test_the_file_and_its_report_say_what_was_planned(checkpoint: Any, room: Pat
     for fmt in ("f16", "q4"):
         uniform = session(model, kv=fmt, recent=0).kv_bytes()["per_token"] - 12
         assert report["bytes_per_token"][fmt] == uniform
+    assert session(model, kv="f16").kv_bytes() == session(model, kv="f16", kv_recent="f16").kv_bytes()
+    assert session(model, kv="q2").kv_bytes() == session(model, kv="q2", kv_recent="q8").kv_bytes()
     assert report["bytes_per_token"]["plan"] == session(model).kv_bytes()["per_token"] - 12
 
 

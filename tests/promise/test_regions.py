@@ -78,6 +78,9 @@ def test_regions_have_their_own_bytes(m: Any) -> None:
     assert row_bytes(kv="q2") == {"sink": alone["f16"], "recent": alone["f16"], "middle": alone["q2"]}
     got = row_bytes(kv="q2", kv_recent="q4", kv_sink="q8")
     assert got == {"sink": alone["q8"], "recent": alone["q4"], "middle": alone["q2"]}
+    # f16 rows behind f32 ones would be a loss that no one asked for
+    assert set(row_bytes(kv="f32").values()) == {2 * alone["f16"]}
+    assert row_bytes(kv="f32", kv_recent="q4")["recent"] == alone["q4"]
     mixed = session(m, kv="q2", kv_recent="q4", recent_ratio=0.25).kv_bytes()["per_token"] - 12
     assert mixed == pytest.approx(0.75 * alone["q2"] + 0.25 * alone["q4"], abs=1e-9)
     forecast = m.forecast(512, kv="q2", kv_recent="q4", recent_ratio=0.25)

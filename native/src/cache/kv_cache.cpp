@@ -17,6 +17,16 @@ uint64_t bit(int seq) { return uint64_t{1} << seq; }
 
 bool in_range(int32_t pos, int32_t p0, int32_t p1) { return (p0 < 0 || pos >= p0) && (p1 < 0 || pos < p1); }
 
+std::optional<Format> whole_format(std::optional<RegionFormat> region, std::optional<Format> chosen) {
+    if (!region) {
+        return std::nullopt;
+    }
+    constexpr int width = 256;  // any that every format can hold
+    const bool raise =
+        !region->asked_for && chosen && format_bytes(*chosen, width) > format_bytes(region->format, width);
+    return raise ? *chosen : region->format;
+}
+
 // The row of one tensor: every segment in `whole` where given. Else the file's plan (f16 without one), with another
 // format for what it stores where one is chosen.
 RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& spec, std::optional<Format> whole,
@@ -66,15 +76,17 @@ int KvCacheOptions::window(int length) const {
 }
 
 void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
-                         std::optional<Format> format, bool allocate) {
+                         std::optional<RegionFormat> format, bool allocate) {
     n_slots = round_up(n_slots, slot_tile);
     Region region{std::move(name), Cells(n_slots), {}, Buffer(), 0, 0};
     size_t offset = 0;
     for (int il = 0; il < hparams.n_layer; il++) {
         const LayerCacheSpec& layer_spec = spec.layers[static_cast<size_t>(il)];
         Layer layer;
-        layer.k_plan = plan_row(region.name, "k", layer_spec.k, format, options_.k_format);
-        layer.v_plan = plan_row(region.name, "v", layer_spec.v, format, options_.v_format);
+        layer.k_plan =
+            plan_row(region.name, "k", layer_spec.k, whole_format(format, options_.k_format), options_.k_format);
+        layer.v_plan =
+            plan_row(region.name, "v", layer_spec.v, whole_format(format, options_.v_format), options_.v_format);
         layer.k = layer.k_plan.view();
         layer.v = layer.v_plan.view();
         const size_t k_bytes = static_cast<size_t>(layer.k.row_bytes) * static_cast<size_t>(n_slots);

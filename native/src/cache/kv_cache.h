@@ -23,6 +23,13 @@
 
 namespace lkv {
 
+// Rows of a region that keeps every segment. Unless it was asked for by name, its format is never coarser than the one
+// chosen for the middle.
+struct RegionFormat {
+    Format format = Format::f16;
+    bool asked_for = false;
+};
+
 struct KvCacheOptions {
     int n_ctx = 512;  // cells over all sequences
     int n_ubatch = 512;
@@ -30,8 +37,8 @@ struct KvCacheOptions {
     int sink = 0;
     int recent = 0;
     double recent_ratio = 0;  // of a sequence behind its sinks: the window is this share or `recent`, whichever is more
-    Format sink_format = Format::f16;
-    Format recent_format = Format::f16;
+    RegionFormat sink_format;
+    RegionFormat recent_format;
     std::optional<Format> k_format;  // of stored segments; none given: the file's plan, else f16
     std::optional<Format> v_format;
 
@@ -123,7 +130,7 @@ private:
 
     // `format`: of every segment; none given: the middle's plan.
     void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
-                    std::optional<Format> format, bool allocate);
+                    std::optional<RegionFormat> format, bool allocate);
     int region_index(const char* name) const;  // -1 = absent
     void check_room(size_t n) const;
     template <typename F>

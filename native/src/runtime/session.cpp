@@ -81,8 +81,10 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.recent =
         options.recent < 0 ? (own_window ? 0 : spec.recent) : check_range("recent", options.recent, 0, 1 << 20);
     cache.recent_ratio = own_window ? std::max(0.0, options.recent_ratio) : static_cast<double>(spec.recent_ratio);
-    cache.sink_format = parse_kv("kv_sink", options.kv_sink).value_or(spec.sink_format);
-    cache.recent_format = parse_kv("kv_recent", options.kv_recent).value_or(spec.recent_format);
+    const auto sink = parse_kv("kv_sink", options.kv_sink);
+    const auto recent = parse_kv("kv_recent", options.kv_recent);
+    cache.sink_format = {sink.value_or(spec.sink_format), sink.has_value()};
+    cache.recent_format = {recent.value_or(spec.recent_format), recent.has_value()};
     if (cache.keeps_recent()) {
         // a ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an
         // f16 cache at 32K, half the budget that an exact window is for
