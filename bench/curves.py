@@ -1,4 +1,4 @@
-"""Quality against bytes: one curve per method from the rows of bench/compare.py."""
+"""Quality against bytes: one curve per method from the rows of bench/methods.py."""
 
 from __future__ import annotations
 

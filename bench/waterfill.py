@@ -15,8 +15,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import compare
 import curves
+import methods
 import record
 from command import latentkv
 from record import RESULTS, Column
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     result = RESULTS / f"{args.save}.json"
     command = command_line(args)
-    rows = compare.finished(result, command, args.restart)
+    rows = methods.finished(result, command, args.restart)
     plain = convert("none", "", args)
     cache = Cache(_core.Model(str(plain)), {"kv": "f16", "n_threads": args.threads})
     reference = Reference(cache, args.out / f"{args.save}.logits")
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
         path = convert(prefer, budget, args)
         kv = budget if prefer == "none" else ""  # a stock type, or the file's plan
         rows.append({"prefer": prefer, "budget": budget} | measure(path, kv, reference, args))
-        print(" ".join(f"{c.label} {compare.cell(rows[-1][c.key], c.format)}" for c in COLUMNS), flush=True)
+        print(" ".join(f"{c.label} {methods.cell(rows[-1][c.key], c.format)}" for c in COLUMNS), flush=True)
         record.save(result, command=command, columns=COLUMNS, rows=rows, note=note(args))
     curves.draw(
         [row | {"method": row["prefer"]} for row in rows],
@@ -115,8 +115,8 @@ def run(args: argparse.Namespace) -> None:
 
 def command_line(args: argparse.Namespace) -> str:
     """What a reader types in the root; what lies outside it by name."""
-    words = ["python", "bench/waterfill.py", compare.shown(args.checkpoint)]
-    words += ["--calib", compare.shown(args.calib), "--text", compare.shown(args.text), "--save", args.save]
+    words = ["python", "bench/waterfill.py", methods.shown(args.checkpoint)]
+    words += ["--calib", methods.shown(args.calib), "--text", methods.shown(args.text), "--save", args.save]
     words += ["--budgets", args.budgets, "--prefer", args.prefer, "--stock", args.stock]
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--parallel", str(args.parallel)]
     return shlex.join(words + (["--convert", args.convert] if args.convert else []))

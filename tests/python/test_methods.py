@@ -1,4 +1,4 @@
-"""bench/compare.py: a recorded reference is the reference, finished rows are kept, curves are frontiers."""
+"""bench/methods.py: a recorded reference is the reference, finished rows are kept, curves are frontiers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import compare
 import curves
+import methods
 
 
 def arguments(**changes: Any) -> argparse.Namespace:
     given: dict[str, Any] = {
-        "checkpoint": compare.ROOT / "models" / "demo",
+        "checkpoint": methods.ROOT / "models" / "demo",
         "calib": Path("a.txt"),
         "text": Path("b.txt"),
         "save": "x",
@@ -42,10 +42,10 @@ def test_a_replayed_reference_is_the_recorded_one(converted: Any, demo: Path, tm
     plain = _core.Model(str(converted("--method", "none")))
     reference = Reference(Cache(plain, {"kv": "f16", "n_threads": 1}), tmp_path / "x.logits")
     args = arguments(text=demo / "sample-val.txt")
-    itself = compare.measure(converted("--method", "none"), "f16", reference, args)
+    itself = methods.measure(converted("--method", "none"), "f16", reference, args)
     assert reference.path.exists()
     assert itself["kld"] == 0
-    replayed = compare.measure(converted("--method", "none"), "q4", reference, args)
+    replayed = methods.measure(converted("--method", "none"), "q4", reference, args)
     live = perplexity(
         Cache(plain, {"kv": "q4", "n_threads": 1}),
         args.text.read_text(encoding="utf-8"),
@@ -58,15 +58,15 @@ def test_a_replayed_reference_is_the_recorded_one(converted: Any, demo: Path, tm
     assert replayed["kld"] == live["kld"]["mean"] > 0
     assert replayed["ppl"] == live["ppl"]
     assert replayed["share"] == live["kv_bytes_per_token"] / live["f16_bytes_per_token"]
-    regions = compare.measure(converted("--method", "tale", "--group", "all"), "", reference, args)
+    regions = methods.measure(converted("--method", "tale", "--group", "all"), "", reference, args)
     tokens = _core.Session(_core.Model(str(converted("--method", "tale", "--group", "all"))), n_ctx=64)
     assert regions["bytes"] == tokens.kv_bytes()["total"] / 64 > tokens.kv_bytes()["per_token"]
     with pytest.raises(ValueError, match="expected at most 62 rows; got"):
-        compare.measure(converted("--method", "none"), "q4", reference, arguments(text=args.text, chunks=3))
+        methods.measure(converted("--method", "none"), "q4", reference, arguments(text=args.text, chunks=3))
 
 
 def test_every_method_meets_every_fraction_and_format() -> None:
-    made = list(compare.files(arguments()))
+    made = list(methods.files(arguments()))
     assert [(file.method, file.keep) for file in made] == [
         ("none", None),
         *[(method, keep) for method in ("palu", "zack --group 2") for keep in (0.5, 0.3)],
@@ -79,15 +79,15 @@ def test_every_method_meets_every_fraction_and_format() -> None:
 
 
 def test_rows_of_the_same_command_are_kept(tmp_path: Path) -> None:
-    path, command = tmp_path / "x.json", compare.command_line(arguments())
-    assert compare.finished(path, command, False) == []
+    path, command = tmp_path / "x.json", methods.command_line(arguments())
+    assert methods.finished(path, command, False) == []
     path.write_text(json.dumps({"command": command, "rows": [{"kv": "q4"}]}))
-    assert compare.finished(path, command, False) == [{"kv": "q4"}]
-    assert compare.finished(path, command, True) == []
+    assert methods.finished(path, command, False) == [{"kv": "q4"}]
+    assert methods.finished(path, command, True) == []
     with pytest.raises(
-        SystemExit, match=r"error: \[--save\] expected results of `python bench/compare.py models/demo"
+        SystemExit, match=r"error: \[--save\] expected results of `python bench/methods.py models/demo"
     ):
-        compare.finished(path, compare.command_line(arguments(chunks=3)), False)
+        methods.finished(path, methods.command_line(arguments(chunks=3)), False)
 
 
 def test_a_curve_leaves_out_what_is_beaten(tmp_path: Path) -> None:
