@@ -18,7 +18,11 @@ py::dict build_info() {
     info["version"] = LATENTKV_VERSION;
     info["ggml"] = ggml_version();
     info["compiler"] = __VERSION__;
+#if defined(LATENTKV_CUDA_BUILD)
+    info["cuda"] = true;
+#else
     info["cuda"] = false;
+#endif
     py::list features;
     // ggml's registry lists what its CPU backend was compiled for
     auto* const registry = ggml_backend_cpu_reg();

@@ -138,13 +138,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
 void bind_model(py::module_& module) {
     py::class_<Model, std::shared_ptr<Model>>(module, "Model")
         .def(py::init([](const std::string& path, int n_gpu_layers, bool use_mmap, bool vocab_only) {
-                 if (n_gpu_layers > 0) {
-                     lkv::log(lkv::LogLevel::warning,
-                              "warning: [gpu] expected a build with -DLATENTKV_CUDA=ON for n_gpu_layers ", n_gpu_layers,
-                              "; got a CPU build, every layer runs on the CPU");
-                 }
                  const py::gil_scoped_release release;
-                 return std::make_shared<Model>(path, lkv::ModelOptions{use_mmap, vocab_only});
+                 return std::make_shared<Model>(path, lkv::ModelOptions{use_mmap, vocab_only, n_gpu_layers});
              }),
              py::arg("path"), py::kw_only(), py::arg("n_gpu_layers") = 0, py::arg("use_mmap") = true,
              py::arg("vocab_only") = false)

@@ -42,6 +42,7 @@ struct AttnShape {
     bool neox = true;
     int n_rot = 0;  // 0: head_dim
     int first_pos = 0;
+    bool empty_first = false;  // region 0 holds nothing
     unsigned seed = 1;
 };
 
@@ -56,6 +57,7 @@ public:
         make_regions();
         make_factors();
         params.out = nullptr;
+        if (shape.empty_first) params.regions[0].n_slots = 0;
     }
 
     LatentAttnParams params{};

@@ -1,6 +1,7 @@
 // One exception type for bad input or state; its text is one line, `[where] expected …; got …`.
 #pragma once
 
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>

@@ -91,13 +91,24 @@ LKV_HD inline uint16_t half_floor(float x) {
 // The smallest half >= x, saturating.
 LKV_HD inline uint16_t half_ceil(float x) { return static_cast<uint16_t>(half_floor(-x) ^ 0x8000u); }
 
+// On a device a copy of two bytes becomes two accesses; every half of a row lies on an even byte.
 LKV_HD inline uint16_t load_u16(const uint8_t* p) {
+#if defined(__CUDA_ARCH__)
+    return *reinterpret_cast<const uint16_t*>(p);
+#else
     uint16_t h;
     memcpy(&h, p, sizeof h);
     return h;
+#endif
 }
 
-LKV_HD inline void store_u16(uint8_t* p, uint16_t h) { memcpy(p, &h, sizeof h); }
+LKV_HD inline void store_u16(uint8_t* p, uint16_t h) {
+#if defined(__CUDA_ARCH__)
+    *reinterpret_cast<uint16_t*>(p) = h;
+#else
+    memcpy(p, &h, sizeof h);
+#endif
+}
 
 LKV_HD inline float load_half(const uint8_t* p) { return half_to_float(load_u16(p)); }
 

@@ -54,8 +54,9 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
 
 }  // namespace
 
-KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate)
-    : options_(options) {
+KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate,
+                 CacheDevice* device)
+    : options_(options), device_(device) {
     f16_per_token_ = 2.0 * 2.0 * hparams.width_kv() * hparams.n_layer;
     if (options_.sink > 0) {
         add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, allocate);
@@ -78,7 +79,7 @@ int KvCacheOptions::window(int length) const {
 void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
                          std::optional<RegionFormat> format, bool allocate) {
     n_slots = round_up(n_slots, slot_tile);
-    Region region{std::move(name), Cells(n_slots), {}, Buffer(), 0, 0};
+    Region region{std::move(name), Cells(n_slots), {}, nullptr, 0, 0};
     size_t offset = 0;
     for (int il = 0; il < hparams.n_layer; il++) {
         const LayerCacheSpec& layer_spec = spec.layers[static_cast<size_t>(il)];
@@ -99,7 +100,7 @@ void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::str
         region.layers.push_back(std::move(layer));
     }
     if (allocate) {
-        region.storage = Buffer(offset);
+        region.storage = device_ != nullptr ? device_->allocate(offset) : std::make_unique<HostStorage>(offset);
     }
     regions_.push_back(std::move(region));
 }
@@ -145,13 +146,8 @@ KvBytes KvCache::bytes() const {
 RegionView KvCache::view(int region, int layer) const {
     const Region& r = regions_[static_cast<size_t>(region)];
     const Layer& l = r.layers[static_cast<size_t>(layer)];
-    return {r.storage.data() + l.k_offset,
-            r.storage.data() + l.v_offset,
-            r.cells.pos_data(),
-            r.cells.seq_data(),
-            r.cells.end(),
-            l.k,
-            l.v};
+    uint8_t* const rows = r.storage == nullptr ? nullptr : r.storage->data();  // null in a forecast
+    return {rows + l.k_offset, rows + l.v_offset, r.cells.pos_data(), r.cells.seq_data(), r.cells.end(), l.k, l.v};
 }
 
 const RowLayout& KvCache::k_layout(int region, int layer) const {
@@ -165,13 +161,13 @@ const RowLayout& KvCache::v_layout(int region, int layer) const {
 uint8_t* KvCache::k_row(int region, int layer, int slot) {
     const Region& r = regions_[static_cast<size_t>(region)];
     const Layer& l = r.layers[static_cast<size_t>(layer)];
-    return r.storage.data() + l.k_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.k.row_bytes);
+    return r.storage->data() + l.k_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.k.row_bytes);
 }
 
 uint8_t* KvCache::v_row(int region, int layer, int slot) {
     const Region& r = regions_[static_cast<size_t>(region)];
     const Layer& l = r.layers[static_cast<size_t>(layer)];
-    return r.storage.data() + l.v_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
+    return r.storage->data() + l.v_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
 }
 
 void KvCache::check_room(size_t n) const {
@@ -253,6 +249,8 @@ void KvCache::demote() {
     if (!due) {
         return;
     }
+    const int middle_index = static_cast<int>(regions_.size()) - 1;
+    std::vector<std::pair<int, int>> moved;
     for (int slot = 0; slot < recent.cells.end(); slot++) {
         bool old = recent.cells.used(slot) && middle.cells.n_free() > 0;
         for (int s = 0; old && s < options_.n_seq_max; s++) {
@@ -264,19 +262,26 @@ void KvCache::demote() {
             continue;
         }
         const int to = middle.cells.claim(recent.cells.pos(slot), recent.cells.seq(slot));
-        for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
-            const int middle_index = static_cast<int>(regions_.size()) - 1;
+        moved.emplace_back(slot, to);
+        for (int il = 0; device_ == nullptr && il < static_cast<int>(recent.layers.size()); il++) {
             move_rows(k_layout(recent_index, il), k_row(recent_index, il, slot), k_layout(middle_index, il),
                       k_row(middle_index, il, to));
             move_rows(v_layout(recent_index, il), v_row(recent_index, il, slot), v_layout(middle_index, il),
                       v_row(middle_index, il, to));
         }
+    }
+    if (device_ != nullptr && !moved.empty()) {
+        device_->move_rows(*this, recent_index, middle_index, moved);
+    }
+    for (const auto& [slot, to] : moved) {
         recent.cells.release(slot);
     }
+    cells_version_++;
 }
 
 template <typename F>
 void KvCache::each_slot(F&& visit) {
+    cells_version_++;
     for (Region& region : regions_) {
         for (int slot = 0; slot < region.cells.end(); slot++) {
             if (region.cells.used(slot)) {
@@ -298,6 +303,7 @@ void KvCache::each_slot(F&& visit) const {
 }
 
 void KvCache::clear() {
+    cells_version_++;
     for (Region& region : regions_) {
         region.cells.clear();
     }

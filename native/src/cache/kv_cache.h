@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "base/buffer.h"
 #include "cache/cells.h"
 #include "cache/row.h"
+#include "cache/storage.h"
 #include "model/cache_spec.h"
 #include "ops/latent_attn.h"
 
@@ -74,7 +74,9 @@ struct KvBytes {
 class KvCache {
 public:
     // Errors: Error when a format does not fit a segment's width. With allocate = false only bytes() may be used (forecast).
-    KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate = true);
+    // device: where the rows live, and who moves them; null = the host. It outlives the cache.
+    KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate = true,
+            CacheDevice* device = nullptr);
 
     const KvCacheOptions& options() const { return options_; }
     int n_regions() const { return static_cast<int>(regions_.size()); }
@@ -93,7 +95,12 @@ public:
     std::vector<SlotRef> claim(std::span<const int32_t> pos, std::span<const int32_t> seq);
     // The same for whole sequences that are not in the cache yet: every token goes where it is when the last has come.
     std::vector<SlotRef> claim_settled(std::span<const int32_t> pos, std::span<const int32_t> seq);
-    void release(SlotRef at) { regions_[static_cast<size_t>(at.region)].cells.release(at.slot); }
+    void release(SlotRef at) {
+        regions_[static_cast<size_t>(at.region)].cells.release(at.slot);
+        cells_version_++;
+    }
+    // Changes whenever slots change hands other than by claim(): a copy of the cells is stale then.
+    uint64_t cells_version() const { return cells_version_; }
     // After a ubatch: moves what is no longer recent to middle, in every layer.
     void demote();
 
@@ -123,7 +130,7 @@ private:
         std::string name;
         Cells cells;
         std::vector<Layer> layers;
-        Buffer storage;
+        std::unique_ptr<CacheStorage> storage;
         size_t k_bytes = 0;
         size_t v_bytes = 0;
     };
@@ -139,6 +146,8 @@ private:
     void each_slot(F&& visit) const;
 
     KvCacheOptions options_;
+    CacheDevice* device_;
+    uint64_t cells_version_ = 0;
     std::vector<Region> regions_;
     double f16_per_token_ = 0;
 };

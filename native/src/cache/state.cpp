@@ -87,6 +87,8 @@ std::vector<uint8_t> KvCache::save() const {
     out.put(state_version);
     out.put(static_cast<uint32_t>(regions_.size()));
     for (const Region& region : regions_) {
+        std::vector<uint8_t> copy;
+        const uint8_t* const rows = region.storage->load(copy);
         out.put(static_cast<uint32_t>(region.layers.size()));
         out.put(static_cast<uint32_t>(region.cells.n_used()));
         for (const Layer& layer : region.layers) {
@@ -104,8 +106,8 @@ std::vector<uint8_t> KvCache::save() const {
             for (const Layer& layer : region.layers) {
                 const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
                 const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
-                out.put(region.storage.data() + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
-                out.put(region.storage.data() + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
+                out.put(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
+                out.put(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
             }
         }
     }
@@ -122,6 +124,8 @@ void KvCache::restore(std::span<const uint8_t> state) {
         for (Region& region : regions_) {
             expect_same("layers", region.layers.size(), in.get<uint32_t>());
             const auto n_used = in.get<uint32_t>();
+            std::vector<uint8_t> copy;
+            uint8_t* const rows = region.storage->load(copy);
             for (const Layer& layer : region.layers) {
                 expect_same("K row bytes", layer.k.row_bytes, in.get<uint32_t>());
                 expect_same("V row bytes", layer.v.row_bytes, in.get<uint32_t>());
@@ -145,10 +149,11 @@ void KvCache::restore(std::span<const uint8_t> state) {
                 for (const Layer& layer : region.layers) {
                     const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
                     const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
-                    in.get(region.storage.data() + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
-                    in.get(region.storage.data() + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
+                    in.get(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
+                    in.get(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
                 }
             }
+            region.storage->store(copy);
         }
         if (!in.done()) {
             fail("state", "expected the end of the state; got more bytes");

@@ -127,6 +127,7 @@ AttentionNode& Builder::attention_node(int il, int64_t q_width) {
     node.batch = exact_ != nullptr ? exact_->batch : &batch_;
     node.layer = il;
     node.row_layer = exact_ != nullptr ? 0 : il;
+    node.on_gpu = shape_.on_gpu;
 
     LatentAttnParams& p = node.params;
     p.q_width = static_cast<int32_t>(q_width);
@@ -311,8 +312,14 @@ ggml_tensor* Builder::begin() {
         graph_.hidden_in = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "hidden");
         return graph_.hidden_in;
     }
-    graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
-    ggml_tensor* const x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
+    ggml_tensor* x = nullptr;  // [n_embd, n_tokens]
+    if (shape_.on_gpu) {
+        // one row of the table, of any quantized type: 16 KiB a token to copy instead of a second table on the GPU
+        x = graph_.embeddings = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "embeddings");
+    } else {
+        graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
+        x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
+    }
     return learned ? ggml_add(ctx_, x, ggml_get_rows(ctx_, model_.position_embd(), graph_.positions)) : x;
 }
 
@@ -396,7 +403,8 @@ std::vector<float> alibi_slopes(int n_head, float max_bias) {
 
 }  // namespace
 
-GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rotate_k, bool rotate_v) {
+GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rotate_k, bool rotate_v,
+                                    ggml_backend_buffer_type_t memory) {
     GraphConstants constants;
     constants.context.reset(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
     ggml_context* const ctx = constants.context.get();
@@ -412,7 +420,7 @@ GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rot
     if (rotate_v) {
         constants.hadamard_v = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, block_v, block_v);
     }
-    constants.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type()));
+    constants.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, memory));
     const auto set = [](ggml_tensor* t, const std::vector<float>& values) {
         if (t != nullptr) {
             ggml_backend_tensor_set(t, values.data(), 0, values.size() * sizeof(float));

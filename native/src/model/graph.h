@@ -25,12 +25,14 @@ struct GraphConstants {
 };
 
 // rotate_k/rotate_v: `full` rows are stored Hadamard-rotated (quantized formats), as llama.cpp does for quantized caches.
-GraphConstants make_graph_constants(const HParams& hparams, const Rope& rope, bool rotate_k, bool rotate_v);
+GraphConstants make_graph_constants(const HParams& hparams, const Rope& rope, bool rotate_k, bool rotate_v,
+                                    ggml_backend_buffer_type_t memory);
 
 struct Graph {
     ggml_context_ptr context;
     ggml_cgraph* nodes = nullptr;
-    ggml_tensor* tokens = nullptr;      // i32 [n_tokens], null in a graph of a later layer
+    ggml_tensor* tokens = nullptr;      // i32 [n_tokens], null in a graph of a later layer and on the GPU
+    ggml_tensor* embeddings = nullptr;  // f32 [n_embd, n_tokens], on the GPU instead: the host looks the rows up
     ggml_tensor* hidden_in = nullptr;   // f32 [n_embd, n_tokens], null in a graph that begins with the embedding
     ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
     ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
@@ -53,6 +55,7 @@ struct GraphShape {
     int n_outputs = 1;
     int n_threads = 1;
     bool fused = true;
+    bool on_gpu = false;
     int n_slots = 0;  // reference only: slots in use over all regions
     int layer = -1;   // only this one, between hidden states; -1: all
 

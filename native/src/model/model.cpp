@@ -6,7 +6,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "ggml-alloc.h"
 #include "ggml-cpu.h"
+#include "runtime/gpu.h"
 
 namespace lkv {
 namespace {
@@ -115,7 +117,7 @@ ggml_tensor* Model::tensor(const std::string& name, std::initializer_list<int64_
     return found;
 }
 
-void Model::load_tensors(const ModelOptions&) {
+void Model::load_tensors(const ModelOptions& options) {
     context_.reset(ggml_init({ggml_tensor_overhead() * (file_.tensors().size() + 1), nullptr, true}));
     // ggml wants the whole span that its tensors point into; it never writes to weights
     const TensorInfo& first = file_.tensors().front();
@@ -154,7 +156,25 @@ void Model::load_tensors(const ModelOptions&) {
     for (int il = 0; il < h.n_layer; il++) {
         load_layer(il);
     }
-    repack_weights();
+    token_rows_ = static_cast<const char*>(token_embd_->data);
+    if (options.n_gpu_layers != 0) {
+        gpu_memory_ = lkv::gpu_memory(gpu_absent_);
+        if (gpu_memory_ == nullptr) {
+            log(LogLevel::warning, "warning: [gpu] expected a GPU for n_gpu_layers ", options.n_gpu_layers,
+                "; got none (", gpu_absent_, "); every layer runs on the CPU");
+        } else if (options.n_gpu_layers > 0 && options.n_gpu_layers < h.n_layer) {
+            fail("gpu", "expected 0 or at least ", h.n_layer,
+                 ", all layers of this model, for -ngl / n_gpu_layers; got ", options.n_gpu_layers);
+        }
+    } else {
+        lkv::gpu_memory(gpu_absent_);
+        if (gpu_absent_.empty()) gpu_absent_ = "not asked for, see -ngl";
+    }
+    if (gpu_memory_ != nullptr) {
+        move_weights_to_gpu();
+    } else {
+        repack_weights();
+    }
 }
 
 void Model::load_layer(int il) {
@@ -268,6 +288,51 @@ void Model::repack_weights() {
     }
     if (bytes > 0) {
         log(LogLevel::info, "weights: ", bytes >> 20, " MiB copied to the CPU's interleaved layout");
+    }
+}
+
+// Everything but the token table (which the host looks up), unless it is the output too.
+void Model::move_weights_to_gpu() {
+    const size_t alignment = ggml_backend_buft_get_alignment(gpu_memory_);
+    std::vector<ggml_tensor*> weights;
+    size_t bytes = 0;
+    for (ggml_tensor* t = ggml_get_first_tensor(context_.get()); t != nullptr;
+         t = ggml_get_next_tensor(context_.get(), t)) {
+        if (t == token_embd_ && output_ != token_embd_) {
+            continue;
+        }
+        weights.push_back(t);
+        bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(gpu_memory_, t), alignment);
+    }
+    gpu_buffer_.reset(ggml_backend_buft_alloc_buffer(gpu_memory_, bytes));
+    if (gpu_buffer_ == nullptr) {
+        fail("memory", "expected ", bytes >> 20, " MiB on the GPU for the weights; got none; use -ngl 0");
+    }
+    ggml_backend_buffer_set_usage(gpu_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_tallocr place = ggml_tallocr_new(gpu_buffer_.get());
+    for (ggml_tensor* const t : weights) {
+        const void* const source = t->data;
+        t->data = nullptr;
+        t->buffer = nullptr;
+        if (ggml_tallocr_alloc(&place, t) != GGML_STATUS_SUCCESS) {
+            fail("memory", "expected room for ", t->name, "; got none on the GPU");
+        }
+        ggml_backend_tensor_set(t, source, 0, ggml_nbytes(t));
+    }
+    log(LogLevel::info, "weights: ", bytes >> 20, " MiB on the GPU");
+}
+
+void Model::embed(std::span<const int32_t> tokens, float* out) const {
+    const int64_t width = token_embd_->ne[0];
+    const size_t row_bytes = ggml_row_size(token_embd_->type, width);
+    for (const int32_t token : tokens) {
+        const char* const row = token_rows_ + static_cast<size_t>(token) * row_bytes;
+        if (token_embd_->type == GGML_TYPE_F32) {
+            std::memcpy(out, row, row_bytes);
+        } else {
+            ggml_get_type_traits(token_embd_->type)->to_float(row, out, width);
+        }
+        out += width;
     }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,7 @@ struct LayerWeights {
 struct ModelOptions {
     bool use_mmap = true;
     bool vocab_only = false;
+    int n_gpu_layers = 0;  // 0: CPU; every layer and the output, or more: GPU
 };
 
 class Model {
@@ -74,6 +76,13 @@ public:
     const CacheSpec& cache_spec() const { return cache_spec_; }
     const Vocab& vocab() const;  // Error when the file has no tokenizer
     bool has_vocab() const { return vocab_.has_value(); }
+
+    // The GPU's memory, where the weights are; null: they are on the CPU.
+    ggml_backend_buffer_type_t gpu_memory() const { return gpu_memory_; }
+    const std::string& gpu_absent() const { return gpu_absent_; }  // why there is none
+
+    // Rows of the token table, on the host. out: [tokens.size(), n_embd]
+    void embed(std::span<const int32_t> tokens, float* out) const;
 
     ggml_tensor* token_embd() const { return token_embd_; }
     ggml_tensor* position_embd() const { return position_embd_; }
@@ -92,6 +101,7 @@ private:
     ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);
     void load_layer(int il);
     void repack_weights();
+    void move_weights_to_gpu();
 
     std::string path_;
     GgufFile file_;
@@ -101,6 +111,10 @@ private:
     ggml_backend_buffer_ptr mapped_buffer_;
     ggml_context_ptr context_;
     std::vector<ggml_backend_buffer_ptr> repacked_;
+    ggml_backend_buffer_type_t gpu_memory_ = nullptr;
+    std::string gpu_absent_;
+    ggml_backend_buffer_ptr gpu_buffer_;
+    const char* token_rows_ = nullptr;  // token_embd's data in the mapped file
     std::vector<LayerWeights> layers_;
     ggml_tensor* token_embd_ = nullptr;
     ggml_tensor* position_embd_ = nullptr;

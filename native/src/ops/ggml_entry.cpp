@@ -83,13 +83,22 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
 
 }  // namespace
 
+void gpu_store_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
+void gpu_attend_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
+
 ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* k, ggml_tensor* v) {
     std::array<ggml_tensor*, 2> args = {k, v};
-    return ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, args.data(), args.size(), run_store, GGML_N_TASKS_MAX, &node);
+    return ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, args.data(), args.size(),
+                          node.on_gpu ? gpu_store_node : run_store, GGML_N_TASKS_MAX, &node);
 }
 
 ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, ggml_tensor* q, ggml_tensor* stored, int n_threads) {
     node.params.n_tokens = static_cast<int32_t>(q->ne[2]);
+    if (node.on_gpu) {
+        std::array<ggml_tensor*, 2> args = {q, stored};
+        return ggml_custom_4d(ctx, GGML_TYPE_F32, node.params.head_dim, node.params.n_head, q->ne[2], 1, args.data(),
+                              args.size(), gpu_attend_node, GGML_N_TASKS_MAX, &node);
+    }
     node.plan = latent_attn_plan(node.params, n_threads);
     std::array<ggml_tensor*, 2> partial_args = {q, stored};
     ggml_tensor* const partial =

@@ -1,4 +1,5 @@
-// The one place where our ops enter ggml: on the CPU backend through ggml_custom_4d. Kernels behind it know no ggml.
+// The one place where our ops enter ggml: as ggml_custom_4d nodes, which the CPU backend calls and the GPU's executor
+// (ops/cuda/executor.cpp) replaces. Kernels behind it know no ggml.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@ struct AttentionNode {
     int row_layer = 0;          // of the cache: the same, or 0 where the cache holds this layer alone
     LatentAttnParams params{};  // everything but q, out, q_pos, q_seq and the regions, which a run fills in
     LatentAttnPlan plan{};
+    bool on_gpu = false;  // the graph runs on the GPU: nodes carry the op's name only
 };
 
 // Writes the batch's rows of this layer. k [width_k, n_tokens], v [width_v, n_tokens], f32 contiguous, all groups of a row.
@@ -38,5 +40,9 @@ ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, ggml_tensor* q,
 // Every slot's uncompressed row, f32: [width, Σ regions' slots in use]; channels that a region dropped are zero.
 // side: false K, true V. For the reference expression.
 ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool value_side, int n_slots);
+
+// How the GPU's executor knows our nodes: these are their functions, and their userdata is an AttentionNode. Never called.
+void gpu_store_node(ggml_tensor* dst, int ith, int nth, void* userdata);
+void gpu_attend_node(ggml_tensor* dst, int ith, int nth, void* userdata);
 
 }  // namespace lkv

@@ -65,6 +65,11 @@ bool quantized_full(const Model& model, const KvCache& cache, bool value_side) {
     return false;
 }
 
+// Where this model's graphs live.
+ggml_backend_buffer_type_t memory(const Model& model) {
+    return model.gpu_memory() != nullptr ? model.gpu_memory() : ggml_backend_cpu_buffer_type();
+}
+
 }  // namespace
 
 KvCacheOptions cache_options(const Model& model, const SessionOptions& options) {
@@ -121,8 +126,9 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
     const KvCacheOptions kv = cache_options(model, options);
     KvCache cache(model.hparams(), model.cache_spec(), kv, false);
     const Rope rope = read_rope(model.file(), model.hparams(), kv.n_ctx);
-    const GraphConstants constants = make_graph_constants(model.hparams(), rope, quantized_full(model, cache, false),
-                                                          quantized_full(model, cache, true));
+    const GraphConstants constants =
+        make_graph_constants(model.hparams(), rope, quantized_full(model, cache, false),
+                             quantized_full(model, cache, true), ggml_backend_cpu_buffer_type());
     const BatchSlots batch;
     GraphShape shape;
     shape.n_tokens = kv.n_ubatch;
@@ -154,11 +160,12 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
       n_threads_(thread_count("n_threads", options.n_threads)),
       n_threads_batch_(options.n_threads_batch == 0 ? n_threads_
                                                     : thread_count("n_threads_batch", options.n_threads_batch)),
-      cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options)),
+      gpu_(model_->gpu_memory() == nullptr ? nullptr : open_gpu()),
+      cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options), true, gpu_.get()),
       rope_(read_rope(model_->file(), model_->hparams(), cache_.options().n_ctx)),
       constants_(make_graph_constants(model_->hparams(), rope_,
                                       options.kv_rotate && quantized_full(*model_, cache_, false),
-                                      options.kv_rotate && quantized_full(*model_, cache_, true))) {
+                                      options.kv_rotate && quantized_full(*model_, cache_, true), memory(*model_))) {
     const CacheSpec& spec = model_->cache_spec();
     const int n_ctx = cache_.options().n_ctx;
     if (spec.fitted_context > 0 && n_ctx > spec.fitted_context) {
@@ -180,7 +187,19 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         fail("threads", "expected a pool of ", params.n_threads, " threads; got none from the system");
     }
     ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
-    allocator_.reset(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+    allocator_.reset(ggml_gallocr_new(memory(*model_)));
+    if (gpu_ != nullptr) {
+        if (!fused_) {
+            fail("implementation", "expected auto or fused on a GPU; got reference; use -ngl 0");
+        }
+        if (prefill_ == Prefill::lazy) {
+            log(LogLevel::warning,
+                "warning: [prefill] expected eager on a GPU; got lazy, which runs on the CPU only: "
+                "prompts are compressed as they come; use -ngl 0 for lazy");
+            prefill_ = Prefill::eager;
+        }
+        gpu_->attach(*model_, cache_, rope_, constants_);
+    }
 
     const KvBytes bytes = cache_.bytes();
     log(LogLevel::info, "kv: ", n_ctx, " cells, K ", bytes.k >> 10, " KiB, V ", bytes.v >> 10, " KiB, ",
@@ -190,7 +209,11 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
 }
 
 std::string Session::implementation() const {
-    return fused_ ? "fused cpu (cuda: not built)" : "reference, stock ggml ops (fused cpu: not asked for)";
+    if (gpu_ != nullptr) {
+        return "fused cuda, " + gpu_->name();
+    }
+    return fused_ ? "fused cpu (cuda: " + model_->gpu_absent() + ")"
+                  : "reference, stock ggml ops (fused cpu: not asked for)";
 }
 
 void Session::check_seq(int seq) const {
@@ -261,6 +284,7 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     shape.n_outputs = static_cast<int>(n_outputs);
     shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
     shape.fused = fused_;
+    shape.on_gpu = gpu_ != nullptr;
     for (int r = 0; !fused_ && r < rows.n_regions(); r++) {
         shape.n_slots += rows.cells(r).end();
     }
@@ -277,6 +301,9 @@ void Session::prepare_graph(const GraphShape& shape, const ExactRows* exact) {
     if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_->nodes)) {
         graph_.reset();
         fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower n_ubatch");
+    }
+    if (gpu_ != nullptr) {
+        gpu_->prepare(*graph_);
     }
 }
 
@@ -302,7 +329,11 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
 
 void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                       const KvCache& rows, const BatchSlots& batch) {
-    if (graph_->tokens != nullptr) {
+    if (graph_->embeddings != nullptr) {
+        embeddings_.resize(static_cast<size_t>(ggml_nelements(graph_->embeddings)));
+        model_->embed(tokens, embeddings_.data());
+        ggml_backend_tensor_set(graph_->embeddings, embeddings_.data(), 0, embeddings_.size() * sizeof(float));
+    } else if (graph_->tokens != nullptr) {
         ggml_backend_tensor_set(graph_->tokens, tokens.data(), 0, tokens.size_bytes());
     }
     if (graph_->positions != nullptr) {
@@ -314,8 +345,13 @@ void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> 
     if (!fused_) {
         fill_reference_inputs(rows, batch, model_->hparams(), graph_->reference);
     }
-    ggml_backend_cpu_set_n_threads(backend_.get(), prepared_shape_.n_threads);
-    const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph_->nodes);
+    if (gpu_ != nullptr) {
+        gpu_->begin(rows, batch);
+    } else {
+        ggml_backend_cpu_set_n_threads(backend_.get(), prepared_shape_.n_threads);
+    }
+    const ggml_status status =
+        ggml_backend_graph_compute(gpu_ != nullptr ? gpu_->backend() : backend_.get(), graph_->nodes);
     if (status != GGML_STATUS_SUCCESS) {
         fail("compute", "expected the graph to run; got ", ggml_status_to_string(status));
     }

@@ -14,6 +14,7 @@
 #include "model/graph.h"
 #include "model/model.h"
 #include "model/rope.h"
+#include "runtime/gpu.h"
 
 namespace lkv {
 
@@ -104,6 +105,7 @@ private:
     Prefill prefill_;
     int n_threads_;
     int n_threads_batch_;
+    std::unique_ptr<Gpu> gpu_;  // null: the CPU. Before the cache, whose rows it holds
     KvCache cache_;
     Rope rope_;
     GraphConstants constants_;
@@ -111,6 +113,7 @@ private:
     ggml_backend_ptr backend_;
     ggml_gallocr_ptr allocator_;
     BatchSlots batch_;
+    std::vector<float> embeddings_;  // GPU: [n_tokens, n_embd] of the batch
     GraphShape prepared_shape_;
     size_t prefill_bytes_ = 0;
     std::unique_ptr<Graph> graph_;  // the last one: decoding keeps its shape, so it is reused

@@ -38,7 +38,7 @@ struct AffineFormat {
         store_u16(dst + scale_at, stored.scale);
         store_u16(dst + minimum_at, stored.minimum);
 
-        for (int i = 0; i < width; i += chunk_width) {
+        for (int i = writer() * chunk_width; i < width; i += writers * chunk_width) {
             int32_t code[chunk_width];
             for (int j = 0; j < chunk_width; j++) {
                 float level = (x[i + j] - minimum) * inverse + 0.5f;
@@ -76,7 +76,7 @@ private:
     LKV_HD static Stored choose(const float* x, int width) {
         if constexpr (Bits <= max_fitted_bits) {
             const Step step = StepFit<Bits, true>::fit(x, width);
-            const float minimum = step.centre - Codes::levels * 0.5f * step.scale;
+            const float minimum = fmaf(-Codes::levels * 0.5f, step.scale, step.centre);
             // Rounding the minimum to half moves it by up to |minimum| / 2048: only while that is a small part of a step.
             if (fabsf(minimum) < 64.0f * step.scale && step.scale > 1e-6f) {
                 return {half_saturate(step.scale), half_saturate(minimum)};

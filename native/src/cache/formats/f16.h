@@ -25,7 +25,7 @@ struct F16 {
             store8_half(dst + 2 * i, min8(max8(load8(x + i), splat(-half_max)), splat(half_max)));
         }
 #endif
-        for (int i = whole; i < width; i++) {
+        for (int i = whole + writer(); i < width; i += writers) {
             store_u16(dst + 2 * i, half_saturate(x[i]));
         }
         for (int b = 2 * width; b < bytes(width); b++) {

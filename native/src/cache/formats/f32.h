@@ -19,7 +19,11 @@ struct F32 {
     LKV_HD static constexpr int bytes(int width) { return 4 * width; }
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
+#if defined(__CUDA_ARCH__)
+        for (int i = writer(); i < width; i += writers) memcpy(dst + 4 * i, x + i, sizeof(float));
+#else
         memcpy(dst, x, static_cast<size_t>(bytes(width)));
+#endif
     }
 
     LKV_HD static Affine affine(const uint8_t*, int) { return {1.0f, 0.0f}; }

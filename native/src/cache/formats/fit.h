@@ -22,10 +22,12 @@ struct Step {
 // x: [width], width a multiple of 16
 LKV_HD inline void extremes(const float* x, int width, float& low, float& high) {
 #if defined(__CUDACC__)
-    for (int i = 0; i < width; i++) {
+    for (int i = writer(); i < width; i += writers) {
         low = fminf(low, x[i]);
         high = fmaxf(high, x[i]);
     }
+    low = across_writers(low, [](float a, float b) { return fminf(a, b); });
+    high = across_writers(high, [](float a, float b) { return fmaxf(a, b); });
 #else
     f32x8 l = load8(x);
     f32x8 h = l;
@@ -64,11 +66,12 @@ public:
             for (int k = 0; k < n_refine; k++) {
                 const Moments m = moments(x, width, step);
                 const float l_mean = FreeCentre ? m.l / n : 0.0f;
-                const float xl = m.xl - l_mean * m.x;  // covariance, relative to step.centre
-                const float ll = m.ll - l_mean * m.l;
+                // fused by name: left to the compilers, the last bit differs between machines, and with it which start wins
+                const float xl = fmaf(-l_mean, m.x, m.xl);  // covariance, relative to step.centre
+                const float ll = fmaf(-l_mean, m.l, m.ll);
                 if (!(xl > 0.0f && ll > 0.0f)) break;
                 step.scale = xl / ll;
-                if (FreeCentre) step.centre += m.x / n - step.scale * l_mean;
+                if (FreeCentre) step.centre += fmaf(-step.scale, l_mean, m.x / n);
                 // What the levels explain of the segment's variance: the largest gain is the smallest error.
                 if (xl * step.scale > best_gain) {
                     best_gain = xl * step.scale;
@@ -96,30 +99,37 @@ private:
     };
 
 #if defined(__CUDACC__)
+    LKV_HD static float add_up(float x) {
+        return across_writers(x, [](float a, float b) { return a + b; });
+    }
+
     LKV_HD static float sum(const float* x, int width) {
         float s = 0.0f;
-        for (int i = 0; i < width; i++) s += x[i];
-        return s;
+        for (int i = writer(); i < width; i += writers) s += x[i];
+        return add_up(s);
     }
 
     LKV_HD static float power(const float* x, int width, float mean) {
         float p = 0.0f;
-        for (int i = 0; i < width; i++) p += (x[i] - mean) * (x[i] - mean);
-        return p;
+        for (int i = writer(); i < width; i += writers) {
+            const float v = x[i] - mean;
+            p = fmaf(v, v, p);
+        }
+        return add_up(p);
     }
 
     LKV_HD static Moments moments(const float* x, int width, Step step) {
         const float inverse = 1.0f / step.scale;
         Moments m{};
-        for (int i = 0; i < width; i++) {
+        for (int i = writer(); i < width; i += writers) {
             const float y = x[i] - step.centre;
-            const float level = truncf(fminf(fmaxf(y * inverse + (z + 0.5f), 0.0f), 2 * z)) - z;
+            const float level = truncf(fminf(fmaxf(fmaf(y, inverse, z + 0.5f), 0.0f), 2 * z)) - z;
             m.x += y;
             m.l += level;
-            m.xl += y * level;
-            m.ll += level * level;
+            m.xl = fmaf(y, level, m.xl);
+            m.ll = fmaf(level, level, m.ll);
         }
-        return m;
+        return {add_up(m.x), add_up(m.l), add_up(m.xl), add_up(m.ll)};
     }
 #else
     static float sum(const float* x, int width) {

@@ -26,6 +26,28 @@ struct Affine {
     float offset;
 };
 
+// On a device eight neighbouring lanes of a warp write one segment together: lane l takes elements (chunks, blocks) l, l + 8, …,
+// and sums come together in the order of the host's vectors, so that both write the same bytes.
+#if defined(__CUDA_ARCH__)
+constexpr int writers = 8;
+__device__ inline int writer() { return static_cast<int>(threadIdx.x % writers); }
+
+template <class Combine>
+__device__ inline float across_writers(float x, Combine combine) {
+    const unsigned mask = 0xffu << (threadIdx.x % 32 / writers * writers);
+    for (int o = writers / 2; o > 0; o /= 2) x = combine(x, __shfl_xor_sync(mask, x, o));
+    return x;
+}
+#else
+constexpr int writers = 1;
+LKV_HD constexpr int writer() { return 0; }
+
+template <class Combine>
+LKV_HD float across_writers(float x, Combine) {
+    return x;
+}
+#endif
+
 LKV_HD constexpr int round_up_to_word(int bytes) { return (bytes + 3) / 4 * 4; }
 
 }  // namespace lkv

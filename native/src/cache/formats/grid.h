@@ -31,7 +31,7 @@ struct GridFormat {
         const float scale = half_to_float(scale_bits);
         const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
         store_u16(dst + scale_at, scale_bits);
-        for (int i = 0; i < width; i += chunk_width) {
+        for (int i = writer() * chunk_width; i < width; i += writers * chunk_width) {
             int32_t code[chunk_width];
             for (int j = 0; j < chunk_width; j++) {
                 code[j] = nearest(x[i + j] * inverse);

@@ -24,21 +24,22 @@ struct Q4_0 {
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
         const int n_blocks = width / block;
-        for (int k = 0; k < n_blocks; k++, x += block) {
+        for (int k = writer(); k < n_blocks; k += writers) {
+            const float* const v = x + k * block;
             uint8_t* out = dst + k * block_bytes;
             float peak = 0.0f;
             float extreme = 0.0f;  // the value of largest magnitude: it gets code 0, so that −8 is used
             for (int i = 0; i < block; i++) {
-                const float a = x[i] < 0.0f ? -x[i] : x[i];
-                extreme = a > peak ? x[i] : extreme;
+                const float a = v[i] < 0.0f ? -v[i] : v[i];
+                extreme = a > peak ? v[i] : extreme;
                 peak = a > peak ? a : peak;
             }
             const float scale = extreme / -8.0f;
             const float inverse = peak > tiny ? 1.0f / scale : 0.0f;
             store_u16(out, half_saturate(scale));
             for (int j = 0; j < block / 2; j++) {
-                const int low = nearest(x[j] * inverse);
-                const int high = nearest(x[j + block / 2] * inverse);
+                const int low = nearest(v[j] * inverse);
+                const int high = nearest(v[j + block / 2] * inverse);
                 out[codes_at + j] = static_cast<uint8_t>(low | high << 4);
             }
         }

@@ -24,11 +24,12 @@ struct Q8_0 {
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
         const int n_blocks = width / block;
-        for (int k = 0; k < n_blocks; k++, x += block) {
+        for (int k = writer(); k < n_blocks; k += writers) {
+            const float* const v = x + k * block;
             uint8_t* out = dst + k * block_bytes;
             float peak[chunk_width] = {};
             for (int i = 0; i < block; i++) {
-                const float a = x[i] < 0.0f ? -x[i] : x[i];
+                const float a = v[i] < 0.0f ? -v[i] : v[i];
                 peak[i % chunk_width] = a > peak[i % chunk_width] ? a : peak[i % chunk_width];
             }
             for (int j = 1; j < chunk_width; j++) {
@@ -38,7 +39,7 @@ struct Q8_0 {
             const float inverse = scale > tiny ? 1.0f / scale : 0.0f;
             store_u16(out, half_saturate(scale));
             for (int i = 0; i < block; i++) {
-                out[codes_at + i] = static_cast<uint8_t>(round_half_away(x[i] * inverse));
+                out[codes_at + i] = static_cast<uint8_t>(round_half_away(v[i] * inverse));
             }
         }
         for (int i = n_blocks * block_bytes; i < bytes(width); i++) {

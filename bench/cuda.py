@@ -1,0 +1,83 @@
+"""Speed of whole models on a GPU: prefill and decode at growing depths, one session a cache format.
+
+    python bench/cuda.py MODEL.gguf --kv f16,q8,q4 --depths 0,4096,16384,65536 --json out.json
+
+Each session fills its cache by prefill and is measured on the way. Times are wall clock around whole
+calls, so they include copying logits and everything else a caller waits for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentkv import _core
+
+
+def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of tokens per second; decode is the median of single steps."""
+    random = np.random.default_rng(1)
+    n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 64
+    session = _core.Session(model, n_ctx=n_ctx, kv=kv, n_ubatch=args.ubatch)
+    rows: list[dict[str, Any]] = []
+    at = 0
+    for depth in depths:
+        while at < depth:
+            n = min(8192, depth - at)
+            session.decode(random.integers(0, model.n_vocab, n).tolist(), output="none")
+            at += n
+        steps = []
+        for token in random.integers(0, model.n_vocab, args.decode).tolist():
+            start = time.perf_counter()
+            session.decode([token])
+            steps.append(time.perf_counter() - start)
+        steps = steps[3:]  # the first run builds the graph, the second records it
+        row = {
+            "kv": kv,
+            "depth": depth,
+            "decode_tps": 1.0 / statistics.median(steps),
+            "decode_ms_min": 1e3 * min(steps),
+        }
+        if depth == args.prefill_depth:
+            tokens = random.integers(0, model.n_vocab, args.prefill).tolist()
+            start = time.perf_counter()
+            session.decode(tokens, output="last")
+            row["prefill_tps"] = args.prefill / (time.perf_counter() - start)
+            session.seq_rm(0, depth + args.decode, -1)
+        session.seq_rm(0, depth, -1)
+        at = depth
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--kv", default="f16,q8,q4")
+    parser.add_argument("--depths", default="0,4096,16384,65536")
+    parser.add_argument("--decode", type=int, default=35)
+    parser.add_argument("--prefill", type=int, default=2048)
+    parser.add_argument("--prefill-depth", type=int, default=16384)
+    parser.add_argument("--ubatch", type=int, default=512)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    model = _core.Model(args.model, n_gpu_layers=99)
+    depths = [int(d) for d in args.depths.split(",")]
+    rows = [row for kv in args.kv.split(",") for row in measure(model, kv, depths, args)]
+    if args.json:
+        result = {"model": model.metadata.get("general.name"), "rows": rows, "build": _core.build_info()}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

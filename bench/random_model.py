@@ -1,0 +1,164 @@
+"""Write a model of random Q4_0 weights in a known shape, its cache described as asked, to measure speed.
+
+    python bench/random_model.py 8b out.gguf --cache rotated:64/latent:64
+
+The file has no tokenizer. Its logits mean nothing; its speed is that of a real file of the same shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a llama-style decoder."""
+
+    name: str
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_kv: int
+    n_vocab: int
+    rope_base: float
+    head_dim: int = 128
+
+
+SHAPES = {
+    "8b": Shape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128256, 500000.0),
+    "7b": Shape("Llama-2-7B", 32, 4096, 11008, 32, 32, 32000, 10000.0),
+    "tiny": Shape("tiny", 2, 256, 512, 4, 2, 512, 10000.0, 64),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the cache: its path, the KV heads that share a latent, and the rank of each latent."""
+
+    path: str
+    group: int
+    rank: int
+
+    @classmethod
+    def parse(cls, text: str, shape: Shape) -> Side:
+        """`full`, `rotated:64`, `rebuild:256:4` (path, rank, heads in a group)."""
+        path, *numbers = text.split(":")
+        if path == "full":
+            return cls("full", 1, shape.head_dim)
+        rank, group = (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)
+        return cls(path, group, rank)
+
+
+class Weights:
+    """Random tensors, seeded; large ones repeat one block of random bytes at different offsets."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        n_blocks = 1 << 20
+        self.blocks = self.random.integers(0, 256, (n_blocks, 18), dtype=np.uint8)
+        scales = (self.random.uniform(0.5, 1.5, n_blocks) * 0.02 / 4.6).astype(np.float16)
+        self.blocks[:, :2] = scales.view(np.uint8).reshape(n_blocks, 2)
+
+    def q4_0(self, n_out: int, n_in: int) -> np.ndarray:
+        """[n_out, n_in] of standard deviation 0.02, as bytes of Q4_0 rows."""
+        n = n_out * n_in // 32
+        first = int(self.random.integers(0, len(self.blocks)))
+        rows = np.resize(np.roll(self.blocks, -first, axis=0), (n, 18))
+        return rows.reshape(n_out, n_in // 32 * 18)
+
+    def f16(self, *shape: int, scale: float) -> np.ndarray:
+        """Normal values of this standard deviation."""
+        return (self.random.standard_normal(shape, dtype=np.float32) * scale).astype(np.float16)
+
+
+def write(shape: Shape, path: Path, cache: str, seed: int) -> None:
+    """Write the file; `cache` is K/V as in `full/full` or `rotated:512:8/latent:512:8`."""
+    k_text, v_text = cache.split("/")
+    k, v = Side.parse(k_text, shape), Side.parse(v_text, shape)
+    weights = Weights(seed)
+    out = gguf.GGUFWriter(path, "llama")
+    out.add_name(f"{shape.name} shape, random Q4_0, {cache}")
+    out.add_block_count(shape.n_layer)
+    out.add_context_length(131072)
+    out.add_embedding_length(shape.n_embd)
+    out.add_feed_forward_length(shape.n_ff)
+    out.add_head_count(shape.n_head)
+    out.add_head_count_kv(shape.n_kv)
+    out.add_key_length(shape.head_dim)
+    out.add_value_length(shape.head_dim)
+    out.add_rope_dimension_count(shape.head_dim)
+    out.add_rope_freq_base(shape.rope_base)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_vocab_size(shape.n_vocab)
+    out.add_tokenizer_model("no_vocab")
+    if cache != "full/full":
+        out.add_uint32("latentkv.version", 1)
+        for side, name in ((k, "k"), (v, "v")):
+            n_groups = shape.n_kv // side.group
+            out.add_array(f"latentkv.{name}.path", [side.path] * shape.n_layer)
+            out.add_array(f"latentkv.{name}.group", [side.group] * shape.n_layer)
+            out.add_array(f"latentkv.{name}.ranks", [side.rank] * (n_groups * shape.n_layer))
+
+    def q4(name: str, n_out: int, n_in: int) -> None:
+        out.add_tensor(name, weights.q4_0(n_out, n_in), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+
+    def ones(name: str) -> None:
+        out.add_tensor(name, np.ones(shape.n_embd, np.float32))
+
+    q4("token_embd.weight", shape.n_vocab, shape.n_embd)
+    ones("output_norm.weight")
+    q4("output.weight", shape.n_vocab, shape.n_embd)
+    width_q, width_kv = shape.n_head * shape.head_dim, shape.n_kv * shape.head_dim
+    for layer in range(shape.n_layer):
+        blk = f"blk.{layer}."
+        ones(blk + "attn_norm.weight")
+        ones(blk + "ffn_norm.weight")
+        q4(blk + "attn_q.weight", width_q, shape.n_embd)
+        q4(blk + "attn_output.weight", shape.n_embd, width_q)
+        q4(blk + "ffn_gate.weight", shape.n_ff, shape.n_embd)
+        q4(blk + "ffn_up.weight", shape.n_ff, shape.n_embd)
+        q4(blk + "ffn_down.weight", shape.n_embd, shape.n_ff)
+        for side, name in ((k, "k"), (v, "v")):
+            if side.path in ("full", "rotated"):
+                q4(blk + f"attn_{name}.weight", width_kv, shape.n_embd)
+            n_rank = side.rank * shape.n_kv // side.group
+            scale = 1.0 / math.sqrt(side.rank)
+            if side.path in ("rebuild", "latent"):
+                q4(blk + f"attn_{name}_a.weight", n_rank, shape.n_embd)
+                out.add_tensor(blk + f"attn_{name}_b.weight", weights.f16(width_kv, side.rank, scale=scale))
+            elif side.path == "rotated":
+                columns = side.group * shape.head_dim
+                out.add_tensor(
+                    blk + "attn_k_e.weight", weights.f16(n_rank, columns, scale=1.0 / math.sqrt(columns))
+                )
+                out.add_tensor(
+                    blk + "attn_q_e.weight",
+                    weights.f16(shape.n_kv, side.rank, shape.head_dim, scale=1.0 / math.sqrt(shape.head_dim)),
+                )
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cache", default="full/full", help="K path/V path (default: full/full)")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    write(SHAPES[args.shape], args.out, args.cache, args.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+// What the CUDA kernels are told: LatentAttnParams with every layout flattened into tables that live on the device.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/row.h"
+
+namespace lkv::cuda {
+
+constexpr int max_regions = 3;
+constexpr int max_group_width = 2048;  // channels of one K or V group: 8 warps x 4 blocks x 64
+
+// 16 channels of a row, and where their bytes lie from the group's first staged byte.
+struct Chunk {
+    uint8_t kind;     // ChunkKind
+    uint8_t valid;    // channels that exist, 0 … 16; fewer than 16 only in f16 and f32 rows
+    uint16_t codes;   // byte of the chunk's codes
+    uint16_t affine;  // byte of its scale
+    uint16_t odd;     // q4_0: the chunk sits in the high nibbles
+};
+
+// Chunk kinds: the row formats by number (0 = not stored), and variants that the byte position allows.
+enum ChunkKind : uint8_t { kind_none = 0, kind_f16_wide = 64, kind_f16_part = 65 };
+
+// One group of one side in one region.
+struct GroupTable {
+    uint32_t first;   // first staged byte of the row, a multiple of `access`
+    uint32_t bytes;   // staged bytes, a multiple of `access`
+    uint32_t chunks;  // its first Chunk; the group has as many as its side's blocks times 4
+    uint32_t access;  // bytes of one copy: 16 where every row starts on 16 bytes, else 4
+};
+
+struct RegionArgs {
+    const uint8_t* k_rows;       // [n_slots, k_row_bytes]
+    const uint8_t* v_rows;       // [n_slots, v_row_bytes]
+    const int32_t* pos;          // [n_slots] -1 = free
+    const uint64_t* seq;         // [n_slots]
+    const GroupTable* k_groups;  // [n_kv / k_group]
+    const GroupTable* v_groups;  // [n_kv / v_group]
+    const Chunk* chunks;
+    uint32_t k_row_bytes;
+    uint32_t v_row_bytes;
+};
+
+struct AttnArgs {
+    const float* q;  // [n_tokens, n_head, q_width]
+    float* out;      // [n_tokens, n_head, head_dim]
+    const int32_t* q_pos;
+    const int32_t* q_seq;
+    const int32_t* n_slots;  // [n_regions], on the device: one captured graph serves a cache as it fills
+    const float* alibi_slopes;
+
+    int32_t n_tokens;
+    int32_t q_width;
+    int32_t n_head;
+    int32_t n_kv;
+    int32_t head_dim;
+    int32_t k_group;
+    int32_t v_group;
+    int32_t window;
+    float scale;
+
+    // rebuild; k_b null: direct
+    const uint32_t* k_b;     // f16 pairs in the order of mma fragments, see pack_k_b
+    const float* k_bias;     // [n_kv, head_dim]
+    const float* k_norm;     // [head_dim]
+    const uint64_t* phases;  // [n_rot/2] turns per position, 64-bit fraction
+    float k_norm_eps;
+    float rope_mscale;
+    int32_t n_rot;
+    int32_t rope_neox;
+
+    const uint16_t* v_b;  // [n_kv, v_rank_max, head_dim] f16, or null
+    int32_t v_rank_max;
+
+    RegionArgs regions[max_regions];
+    int32_t n_regions;
+
+    // the plan
+    int32_t unit;      // KV heads of one work item: they share their K group (direct) and their V group
+    int32_t tile;      // slots of a tile: 16, 32, 64 or 128
+    int32_t stages;    // tiles in flight
+    int32_t n_split;   // parts of the sequence
+    int32_t k_blocks;  // 64-channel blocks of a stored K group
+    int32_t v_blocks;
+    int32_t k_pitch;  // bytes of a staged row, a multiple of 16
+    int32_t v_pitch;
+    float* partial;     // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised; null: straight to out
+    float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
+};
+
+// One region's K and V rows of one layer, for writing. Segments live on the device.
+struct RowTarget {
+    uint8_t* k_rows;
+    uint8_t* v_rows;
+    const SegmentLayout* k_segments;
+    const SegmentLayout* v_segments;
+    int32_t k_row_bytes;
+    int32_t v_row_bytes;
+    int32_t n_k_segments;
+    int32_t n_v_segments;
+};
+
+struct StoreArgs {
+    const float* k;  // [n_tokens, k_stride]
+    const float* v;  // [n_tokens, v_stride]
+    int64_t k_stride;
+    int64_t v_stride;
+    const int32_t* region;  // [n_tokens]
+    const int32_t* slot;    // [n_tokens]
+    RowTarget targets[max_regions];
+};
+
+// Marks the slots of new tokens as used.
+struct ClaimArgs {
+    const int32_t* q_pos;   // [n_tokens]
+    const int32_t* q_seq;   // [n_tokens]
+    const int32_t* region;  // [n_tokens]
+    const int32_t* slot;    // [n_tokens]
+    int32_t* pos[max_regions];
+    uint64_t* seq[max_regions];
+};
+
+struct MoveArgs {
+    RowTarget from;
+    RowTarget to;
+    const int32_t* from_slot;  // [n_rows]
+    const int32_t* to_slot;    // [n_rows]
+    int32_t k_width;           // channels of the uncompressed vector
+    int32_t v_width;
+};
+
+}  // namespace lkv::cuda

@@ -1,0 +1,268 @@
+// A chunk of 16 stored channels -> f16 pairs in registers. A pair is channels (j, j + 2): that order takes one mask out of
+// a word of packed codes, and the contraction does not care as long as the queries use it too.
+//
+//   pair p = 0 … 7 of a chunk: channels j, j + 2 with j = {0, 1, 4, 5}[p % 4] + 8·(p / 4)
+//   half h of a chunk (V): pairs 2h, 2h+1, 2h+4, 2h+5, that is channels 4h … 4h+3 and 8+4h … 8+4h+3
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cache/formats.h"
+#include "ops/cuda/args.h"
+
+namespace lkv::cuda {
+
+__host__ __device__ constexpr int pair_channel(int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; }
+
+__device__ inline uint32_t bits(__half2 x) { return *reinterpret_cast<uint32_t*>(&x); }
+__device__ inline __half2 half2_of(uint32_t u) { return *reinterpret_cast<__half2*>(&u); }
+__device__ inline __half2 splat_half(uint16_t u) { return __half2half2(__ushort_as_half(u)); }
+
+__device__ inline uint32_t u16_at(const uint8_t* p) { return *reinterpret_cast<const uint16_t*>(p); }
+
+template <bool aligned>
+__device__ inline uint32_t u32_at(const uint8_t* p) {
+    if constexpr (aligned) return *reinterpret_cast<const uint32_t*>(p);
+    return u16_at(p) | u16_at(p + 2) << 16;
+}
+
+// Small integers in 16-bit halves to f16, exactly.
+__device__ inline __half2 small_ints(uint32_t u) {
+    return __hsub2(half2_of(u | 0x64006400u), __half2half2(__ushort_as_half(0x6400)));
+}
+
+template <class F>
+struct ChunkReader;
+
+// Codes in bit planes with a scale and an offset (q8 … q1) or on the symmetric grid (g8 … g1).
+template <int Bits, bool Grid>
+struct PlaneReader {
+    using P = Planes<Bits>;
+    // Segments start on words; codes follow 4 (q) or 2 (g) bytes later, chunks are 2·Bits bytes.
+    static constexpr bool aligned = !Grid && (2 * Bits) % 4 == 0;
+
+    __half2 scale;
+    __half2 offset;
+
+    __device__ PlaneReader(const uint8_t* row, const Chunk& chunk) {
+        if constexpr (Grid) {
+            // value = (2·code + 1 − 2^b) · scale/2: integers until the last product
+            scale = __hmul2(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine))), __float2half2_rn(0.5f));
+        } else {
+            const uint32_t word = u32_at<true>(row + chunk.affine);
+            scale = splat_half(static_cast<uint16_t>(word));
+            offset = splat_half(static_cast<uint16_t>(word >> 16));
+        }
+    }
+
+    __device__ uint32_t value(uint32_t codes) const {
+        if constexpr (Grid) {
+            const __half2 odd = __hsub2(half2_of((codes << 1) | 0x64016401u), __float2half2_rn(1024.0f + (1 << Bits)));
+            return bits(__hmul2(odd, scale));
+        } else {
+            return bits(__hfma2(small_ints(codes), scale, offset));
+        }
+    }
+
+    // Pair (q, hi) with q = 0 … 3: channels {0, 1, 4, 5}[q] + 8·hi and two more. `nibbles`, `bytes`: the word that holds it.
+    __device__ static uint32_t pair(int q, int hi, uint32_t bytes, uint32_t nibbles, uint32_t pairs, uint32_t singles) {
+        const int byte = 8 * (q & 1);
+        if constexpr (P::byte) return bytes >> byte & 0x00ff00ffu;
+        uint32_t code = 0;
+        if constexpr (P::nibble) code |= nibbles >> (byte + 4 * hi) & 0x000f000fu;
+        if constexpr (P::pair) code |= (pairs >> (byte + 2 * ((q >> 1) + 2 * hi)) & 0x00030003u) << P::pair_shift;
+        if constexpr (P::single) {
+            const int j = 4 * (q >> 1) + (q & 1) + 8 * hi;
+            code |= ((singles >> j & 1u) | (singles << (14 - j) & 0x10000u)) << P::single_shift;
+        }
+        return code;
+    }
+
+    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+        uint32_t words[4] = {};
+        uint32_t pairs = 0;
+        uint32_t singles = 0;
+        constexpr int n_words = P::byte ? 4 : (P::nibble ? 2 : 0);
+#pragma unroll
+        for (int i = 0; i < n_words; i++) words[i] = u32_at<aligned>(codes + 4 * i);
+        if constexpr (P::pair) pairs = u32_at<aligned>(codes + P::pair_at);
+        if constexpr (P::single) singles = u16_at(codes + P::single_at);
+#pragma unroll
+        for (int p = 0; p < 8; p++) {
+            const int q = p & 3;
+            const int hi = p >> 2;
+            out[p] = value(pair(q, hi, words[(q >> 1) + 2 * hi], words[q >> 1], pairs, singles));
+        }
+    }
+
+    __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
+        uint32_t words[2] = {};
+        uint32_t pairs = 0;
+        uint32_t singles = 0;
+        if constexpr (P::byte || P::nibble) words[0] = u32_at<aligned>(codes + 4 * h);
+        if constexpr (P::byte) words[1] = u32_at<aligned>(codes + 4 * h + 8);
+        if constexpr (P::pair) pairs = u32_at<aligned>(codes + P::pair_at);
+        if constexpr (P::single) singles = u16_at(codes + P::single_at);
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            const int hi = p >> 1;
+            out[p] = value(pair(2 * h + (p & 1), hi, words[hi], words[0], pairs, singles));
+        }
+    }
+};
+
+template <int Bits>
+struct ChunkReader<AffineFormat<Bits>> : PlaneReader<Bits, false> {
+    using PlaneReader<Bits, false>::PlaneReader;
+};
+
+template <int Bits>
+struct ChunkReader<GridFormat<Bits>> : PlaneReader<Bits, true> {
+    using PlaneReader<Bits, true>::PlaneReader;
+};
+
+template <>
+struct ChunkReader<Q8_0> {
+    __half2 scale;
+    __device__ ChunkReader(const uint8_t* row, const Chunk& chunk)
+        : scale(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine)))) {}
+
+    // two's complement to excess 128, then as small integers
+    __device__ uint32_t value(uint32_t word, int q) const {
+        const uint32_t codes = (word ^ 0x80808080u) >> (8 * (q & 1)) & 0x00ff00ffu;
+        return bits(__hmul2(__hsub2(small_ints(codes), __float2half2_rn(128.0f)), scale));
+    }
+    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+#pragma unroll
+        for (int p = 0; p < 8; p++) out[p] = value(u32_at<false>(codes + 4 * ((p & 3) >> 1) + 8 * (p >> 2)), p);
+    }
+    __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
+#pragma unroll
+        for (int p = 0; p < 4; p++) out[p] = value(u32_at<false>(codes + 4 * h + 8 * (p >> 1)), p);
+    }
+};
+
+template <>
+struct ChunkReader<Q4_0> {
+    __half2 scale;
+    int shift;
+    __device__ ChunkReader(const uint8_t* row, const Chunk& chunk)
+        : scale(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine)))), shift(4 * chunk.odd) {}
+
+    __device__ uint32_t value(uint32_t word, int q) const {
+        const uint32_t codes = word >> (8 * (q & 1) + shift) & 0x000f000fu;
+        return bits(__hmul2(__hsub2(small_ints(codes), __float2half2_rn(8.0f)), scale));
+    }
+    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+#pragma unroll
+        for (int p = 0; p < 8; p++) out[p] = value(u32_at<false>(codes + 4 * ((p & 3) >> 1) + 8 * (p >> 2)), p);
+    }
+    __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
+#pragma unroll
+        for (int p = 0; p < 4; p++) out[p] = value(u32_at<false>(codes + 4 * h + 8 * (p >> 1)), p);
+    }
+};
+
+// Channels (0, 1) and (2, 3) to pair (0, 2) or (1, 3).
+__device__ inline uint32_t every_other(uint32_t a, uint32_t b, int odd) {
+    return __byte_perm(a, b, odd ? 0x7632 : 0x5410);
+}
+
+// Words of two f16 channels -> pairs.
+__device__ inline void f16_pairs(const uint32_t (&words)[8], uint32_t (&out)[8]) {
+#pragma unroll
+    for (int p = 0; p < 8; p++) {
+        const int at = 2 * ((p & 3) >> 1) + 4 * (p >> 2);
+        out[p] = every_other(words[at], words[at + 1], p & 1);
+    }
+}
+
+template <>
+struct ChunkReader<F16> {
+    __device__ ChunkReader(const uint8_t*, const Chunk&) {}
+    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+        uint32_t words[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) words[i] = u32_at<true>(codes + 4 * i);
+        f16_pairs(words, out);
+    }
+    __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
+#pragma unroll
+        for (int hi = 0; hi < 2; hi++) {
+            const uint32_t a = u32_at<true>(codes + 8 * h + 16 * hi);
+            const uint32_t b = u32_at<true>(codes + 8 * h + 16 * hi + 4);
+            out[2 * hi] = every_other(a, b, 0);
+            out[2 * hi + 1] = every_other(a, b, 1);
+        }
+    }
+};
+
+// f16 on 16-byte boundaries.
+struct WideF16Reader {
+    __device__ WideF16Reader(const uint8_t*, const Chunk&) {}
+    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+        const uint4 a = *reinterpret_cast<const uint4*>(codes);
+        const uint4 b = *reinterpret_cast<const uint4*>(codes + 16);
+        const uint32_t words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        f16_pairs(words, out);
+    }
+    __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
+#pragma unroll
+        for (int hi = 0; hi < 2; hi++) {
+            const uint2 w = *reinterpret_cast<const uint2*>(codes + 8 * h + 16 * hi);
+            out[2 * hi] = every_other(w.x, w.y, 0);
+            out[2 * hi + 1] = every_other(w.x, w.y, 1);
+        }
+    }
+};
+
+// Chunks that end early, and f32 rows: channel by channel.
+template <class F>
+struct SlowReader {
+    int valid;
+    __device__ SlowReader(const uint8_t*, const Chunk& chunk) : valid(chunk.valid) {}
+    __device__ __half at(const uint8_t* codes, int j) const {
+        if (j >= valid) return __ushort_as_half(0);
+        const float x = F::code(codes, j);
+        return __float2half_rn(fminf(fmaxf(x, -half_max), half_max));
+    }
+    __device__ uint32_t pair(const uint8_t* codes, int j) const {
+        return bits(__halves2half2(at(codes, j), at(codes, j + 2)));
+    }
+    __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+#pragma unroll
+        for (int p = 0; p < 8; p++) out[p] = pair(codes, pair_channel(p));
+    }
+    __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
+#pragma unroll
+        for (int p = 0; p < 4; p++) out[p] = pair(codes, 4 * h + (p & 1) + 8 * (p >> 1));
+    }
+};
+
+template <>
+struct ChunkReader<F32> : SlowReader<F32> {
+    using SlowReader<F32>::SlowReader;
+};
+
+// Calls f(reader) with the reader of this chunk; false where nothing is stored.
+template <class Use>
+__device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& use) {
+    switch (chunk.kind) {
+        case kind_f16_wide:
+            use(WideF16Reader(row, chunk));
+            return true;
+        case kind_f16_part:
+            use(SlowReader<F16>(row, chunk));
+            return true;
+#define X(name, type)                        \
+    case static_cast<uint8_t>(Format::name): \
+        use(ChunkReader<type>(row, chunk));  \
+        return true;
+            LKV_STORED_FORMATS(X)
+#undef X
+        default:
+            return false;
+    }
+}
+
+}  // namespace lkv::cuda

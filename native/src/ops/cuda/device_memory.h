@@ -1,0 +1,58 @@
+// Device memory that frees itself, and CUDA errors as Error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace lkv::cuda {
+
+inline void check(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) {
+        fail("cuda", "expected ", what, " to succeed; got ", cudaGetErrorString(error));
+    }
+}
+
+class DeviceMemory {
+public:
+    DeviceMemory() = default;
+    explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
+        const cudaError_t error = cudaMalloc(&data_, bytes == 0 ? 16 : bytes);
+        if (error != cudaSuccess) {
+            fail("memory", "expected ", bytes >> 20, " MiB on the GPU; got ", cudaGetErrorString(error),
+                 "; lower -c / n_ctx or choose a smaller --kv");
+        }
+    }
+    DeviceMemory(DeviceMemory&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    DeviceMemory(const DeviceMemory&) = delete;
+    DeviceMemory& operator=(const DeviceMemory&) = delete;
+    ~DeviceMemory() { cudaFree(data_); }
+
+    template <class T>
+    static DeviceMemory of(const std::vector<T>& host) {
+        DeviceMemory memory(host.size() * sizeof(T));
+        check(cudaMemcpy(memory.data_, host.data(), memory.bytes_, cudaMemcpyHostToDevice), "a copy to the GPU");
+        return memory;
+    }
+
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+    size_t bytes() const { return bytes_; }
+
+private:
+    void* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+}  // namespace lkv::cuda

@@ -1,0 +1,436 @@
+// How our ops run inside ggml on the GPU: a backend that wraps ggml-cuda's. Ordinary nodes go to ggml-cuda as views of the
+// graph, our nodes launch on ggml-cuda's own stream in between; nothing is copied between backends and nothing waits.
+// The second run of a small graph is recorded, and every later one is a single launch of the recording.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "ggml-backend-impl.h"
+#include "ggml-cuda.h"
+#include "ggml-impl.h"
+#include "ops/cuda/device_memory.h"
+#include "ops/cuda/ggml_stream.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/plan.h"
+#include "runtime/gpu.h"
+
+namespace lkv {
+namespace {
+
+using cuda::check;
+using cuda::DeviceMemory;
+
+constexpr int longest_recorded_batch =
+    8;  // decoding; a prefill graph runs once or twice and its launches hide behind its work
+
+class DeviceStorage : public CacheStorage {
+public:
+    DeviceStorage(size_t bytes, cudaStream_t stream) : memory_(bytes), stream_(stream) {
+        check(cudaMemset(memory_.as<void>(), 0, bytes), "clearing the cache");
+    }
+    uint8_t* data() const override { return memory_.as<uint8_t>(); }
+    uint8_t* load(std::vector<uint8_t>& copy) const override {
+        copy.resize(memory_.bytes());
+        check(cudaStreamSynchronize(stream_), "the stream");
+        check(cudaMemcpy(copy.data(), data(), copy.size(), cudaMemcpyDeviceToHost), "a copy of the cache");
+        return copy.data();
+    }
+    void store(const std::vector<uint8_t>& copy) override {
+        check(cudaStreamSynchronize(stream_), "the stream");
+        check(cudaMemcpy(data(), copy.data(), copy.size(), cudaMemcpyHostToDevice), "a copy to the cache");
+    }
+
+private:
+    DeviceMemory memory_;
+    cudaStream_t stream_;
+};
+
+// Pinned host memory, so that copies do not stall the stream.
+class PinnedMemory {
+public:
+    explicit PinnedMemory(size_t bytes) { check(cudaMallocHost(&data_, bytes), "pinned memory"); }
+    PinnedMemory(const PinnedMemory&) = delete;
+    PinnedMemory& operator=(const PinnedMemory&) = delete;
+    ~PinnedMemory() { cudaFreeHost(data_); }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+
+private:
+    void* data_ = nullptr;
+};
+
+class CudaGpu final : public Gpu {
+public:
+    CudaGpu() {
+        // a recording of the whole step cannot contain ggml-cuda's recordings of its parts
+        setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0);
+        inner_.reset(ggml_backend_cuda_init(0));
+        if (inner_ == nullptr) fail("cuda", "expected device 0 to start; got an error of ggml-cuda");
+        stream_ = cuda::stream_of(inner_.get());
+        check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, 0), "a device query");
+        check(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "a device query");
+        wrapper_ = *inner_;
+        static uint8_t guid[16] = {'l', 'a', 't', 'e', 'n', 't', 'k', 'v', '-', 'c', 'u', 'd', 'a'};
+        wrapper_.guid = &guid;
+        wrapper_.context = this;
+        wrapper_.iface = {};
+        wrapper_.iface.get_name = [](ggml_backend_t) { return "latentkv-cuda"; };
+        wrapper_.iface.free = [](ggml_backend_t) {};
+        wrapper_.iface.synchronize = [](ggml_backend_t b) {
+            ggml_backend_synchronize(static_cast<CudaGpu*>(b->context)->inner_.get());
+        };
+        wrapper_.iface.graph_compute = [](ggml_backend_t b, ggml_cgraph* graph) {
+            return static_cast<CudaGpu*>(b->context)->compute(graph);
+        };
+    }
+
+    ~CudaGpu() override {
+        cudaStreamSynchronize(stream_);
+        drop_recording();
+    }
+
+    std::string name() const override { return ggml_backend_dev_description(ggml_backend_get_device(inner_.get())); }
+    ggml_backend_t backend() override { return &wrapper_; }
+
+    std::unique_ptr<CacheStorage> allocate(size_t bytes) override {
+        return std::make_unique<DeviceStorage>(bytes, stream_);
+    }
+
+    void attach(const Model& model, const KvCache& cache, const Rope& rope, const GraphConstants& constants) override {
+        const HParams& h = model.hparams();
+        for (int r = 0; r < cache.n_regions(); r++) {
+            const auto capacity = static_cast<size_t>(cache.cells(r).capacity());
+            capacity_ += cache.cells(r).capacity();
+            pos_.emplace_back(capacity * sizeof(int32_t));
+            seq_.emplace_back(capacity * sizeof(uint64_t));
+        }
+        cells_version_ = ~uint64_t{0};
+        const auto words = batch_words(std::max(cache.options().n_ubatch, 1));
+        batch_ = DeviceMemory(words * sizeof(int32_t));
+        for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(words * sizeof(int32_t));
+        n_ubatch_ = cache.options().n_ubatch;
+        if (!constants.alibi_slopes.empty()) slopes_ = DeviceMemory::of(constants.alibi_slopes);
+        if (!rope.freqs.empty()) {
+            phases_ = DeviceMemory::of(cuda::pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size())));
+        }
+        layers_.resize(static_cast<size_t>(h.n_layer));
+        for (int il = 0; il < h.n_layer; il++) attach_layer(model, cache, il);
+    }
+
+    void begin(const KvCache& cache, const BatchSlots& batch) override {
+        const auto n = batch.pos.size();
+        // two host buffers in turn: the last copy from this one was waited for a step ago
+        next_pinned_ ^= 1;
+        auto* const to = pinned_[next_pinned_]->as<int32_t>();
+        for (int r = 0; r < cuda::max_regions; r++) to[r] = r < cache.n_regions() ? cache.cells(r).end() : 0;
+        int32_t* const fields = to + cuda::max_regions;
+        for (size_t i = 0; i < n; i++) {
+            fields[i] = batch.pos[i];
+            fields[static_cast<size_t>(n_ubatch_) + i] = batch.seq[i];
+            fields[2 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].region;
+            fields[3 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].slot;
+        }
+        check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words(n_ubatch_) * sizeof(int32_t), cudaMemcpyHostToDevice,
+                              stream_),
+              "a copy of the batch");
+        if (cache.cells_version() != cells_version_) {
+            cells_version_ = cache.cells_version();
+            for (int r = 0; r < cache.n_regions(); r++) {
+                const Cells& cells = cache.cells(r);
+                const auto end = static_cast<size_t>(cells.end());
+                const auto index = static_cast<size_t>(r);
+                check(cudaMemcpyAsync(pos_[index].as<void>(), cells.pos_data(), end * sizeof(int32_t),
+                                      cudaMemcpyHostToDevice, stream_),
+                      "a copy of positions");
+                check(cudaMemcpyAsync(seq_[index].as<void>(), cells.seq_data(), end * sizeof(uint64_t),
+                                      cudaMemcpyHostToDevice, stream_),
+                      "a copy of sequences");
+            }
+        } else {
+            cuda::ClaimArgs claim{};
+            claim.q_pos = q_pos();
+            claim.q_seq = q_seq();
+            claim.region = region();
+            claim.slot = slot();
+            for (size_t r = 0; r < pos_.size(); r++) {
+                claim.pos[r] = pos_[r].as<int32_t>();
+                claim.seq[r] = seq_[r].as<uint64_t>();
+            }
+            check(cuda::claim_slots(claim, static_cast<int>(n), stream_), "claiming slots");
+        }
+    }
+
+    void prepare(const Graph& graph) override {
+        drop_recording();
+        const ggml_backend_dev_t device = ggml_backend_get_device(inner_.get());
+        for (int i = 0; i < ggml_graph_n_nodes(graph.nodes); i++) {
+            const ggml_tensor* const node = ggml_graph_node(graph.nodes, i);
+            if (node->op != GGML_OP_CUSTOM && !ggml_backend_dev_supports_op(device, node)) {
+                fail("gpu", "expected ", ggml_op_name(node->op), " of ", node->name,
+                     " on the GPU; got ggml-cuda without it", "; use -ngl 0");
+            }
+        }
+        size_t partial = 0;
+        size_t partial_ml = 0;
+        for (const AttentionNode& node : graph.attention) {
+            if (node.params.n_tokens == 0) continue;  // the last layer of a graph without outputs only stores
+            const cuda::AttnArgs& args = plan(node);
+            partial = std::max(partial, cuda::partial_floats(args));
+            partial_ml = std::max(partial_ml, cuda::partial_ml_floats(args));
+        }
+        if (partial * sizeof(float) > partial_.bytes() || partial_ml * sizeof(float) > partial_ml_.bytes()) {
+            check(cudaStreamSynchronize(stream_), "the stream");
+            partial_ = DeviceMemory(partial * sizeof(float));
+            partial_ml_ = DeviceMemory(partial_ml * sizeof(float));
+        }
+        recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= longest_recorded_batch;
+    }
+
+    void move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) override {
+        std::vector<int32_t> columns;
+        for (const auto& pair : slots) columns.push_back(pair.first);
+        for (const auto& pair : slots) columns.push_back(pair.second);
+        const DeviceMemory list = DeviceMemory::of(columns);
+        for (size_t il = 0; il < layers_.size(); il++) {
+            const Layer& layer = layers_[il];
+            cuda::MoveArgs args{};
+            args.from = layer.targets[from];
+            args.to = layer.targets[to];
+            args.from_slot = list.as<int32_t>();
+            args.to_slot = list.as<int32_t>() + slots.size();
+            args.k_width = cache.k_layout(from, static_cast<int>(il)).width;
+            args.v_width = cache.v_layout(from, static_cast<int>(il)).width;
+            check(cuda::move_rows(args, static_cast<int>(slots.size()), stream_), "moving rows");
+        }
+        check(cudaStreamSynchronize(stream_), "moving rows");
+    }
+
+private:
+    struct Layer {
+        cuda::RowTarget targets[cuda::max_regions] = {};
+        cuda::RegionArgs regions[cuda::max_regions] = {};
+        cuda::AttnArgs constant{};  // pointers that no batch changes
+        std::vector<DeviceMemory> memory;
+        std::map<int, cuda::AttnArgs> plans;  // by number of tokens
+    };
+
+    static size_t batch_words(int n_ubatch) { return cuda::max_regions + 4 * static_cast<size_t>(n_ubatch); }
+    const int32_t* n_slots() const { return batch_.as<int32_t>(); }
+    const int32_t* q_pos() const { return batch_.as<int32_t>() + cuda::max_regions; }
+    const int32_t* q_seq() const { return q_pos() + n_ubatch_; }
+    const int32_t* region() const { return q_pos() + 2 * n_ubatch_; }
+    const int32_t* slot() const { return q_pos() + 3 * n_ubatch_; }
+
+    template <class T>
+    static const T* keep(Layer& layer, const std::vector<T>& host) {
+        layer.memory.push_back(DeviceMemory::of(host));
+        return layer.memory.back().template as<T>();
+    }
+
+    static const SegmentLayout* keep_segments(Layer& layer, const RowLayout& row, int32_t& n) {
+        n = 0;
+        for (int g = 0; g < row.n_groups; g++) n += row.groups[g].n_segments;
+        return keep(layer, std::vector<SegmentLayout>(row.segments, row.segments + n));
+    }
+
+    void attach_layer(const Model& model, const KvCache& cache, int il) {
+        const HParams& h = model.hparams();
+        const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
+        Layer& layer = layers_[static_cast<size_t>(il)];
+        LatentAttnParams p{};
+        p.n_regions = cache.n_regions();
+        for (int r = 0; r < p.n_regions; r++) p.regions[r] = cache.view(r, il);
+        const int k_blocks = cuda::side_blocks(p, &RegionView::k);
+        const int v_blocks = cuda::side_blocks(p, &RegionView::v);
+        for (int r = 0; r < p.n_regions; r++) {
+            const RegionView& view = p.regions[r];
+            const cuda::RegionTables tables = cuda::region_tables(view.k, view.v, k_blocks, v_blocks);
+            const auto index = static_cast<size_t>(r);
+            layer.regions[r] = {view.k_rows,
+                                view.v_rows,
+                                pos_[index].as<int32_t>(),
+                                seq_[index].as<uint64_t>(),
+                                keep(layer, tables.k_groups),
+                                keep(layer, tables.v_groups),
+                                keep(layer, tables.chunks),
+                                static_cast<uint32_t>(view.k.row_bytes),
+                                static_cast<uint32_t>(view.v.row_bytes)};
+            cuda::RowTarget& target = layer.targets[r];
+            target.k_rows = const_cast<uint8_t*>(view.k_rows);
+            target.v_rows = const_cast<uint8_t*>(view.v_rows);
+            target.k_segments = keep_segments(layer, view.k, target.n_k_segments);
+            target.v_segments = keep_segments(layer, view.v, target.n_v_segments);
+            target.k_row_bytes = view.k.row_bytes;
+            target.v_row_bytes = view.v.row_bytes;
+        }
+        cuda::AttnArgs& a = layer.constant;
+        if (!weights.k_b.empty()) {
+            const int rank = model.cache_spec().layers[static_cast<size_t>(il)].k.rank_max();
+            a.k_b = keep(layer, cuda::pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, k_blocks));
+            a.k_bias = weights.k_bias.empty() ? nullptr : keep(layer, weights.k_bias);
+            a.k_norm = weights.k_norm.empty() ? nullptr : keep(layer, weights.k_norm);
+            a.phases = phases_.as<uint64_t>();
+        }
+        if (!weights.v_b.empty()) a.v_b = keep(layer, cuda::pack_v_b(weights.v_b.data(), weights.v_b.size()));
+        a.alibi_slopes = slopes_.as<float>();
+    }
+
+    const cuda::AttnArgs& plan(const AttentionNode& node) {
+        Layer& layer = layers_[static_cast<size_t>(node.layer)];
+        const auto found = layer.plans.find(node.params.n_tokens);
+        if (found != layer.plans.end()) return found->second;
+        cuda::AttnArgs args = layer.constant;
+        try {
+            cuda::plan_attention(node.params, capacity_, n_multiprocessors_, shared_bytes_, args);
+        } catch (const std::invalid_argument& e) {
+            throw Error(e.what());
+        }
+        std::copy_n(layer.regions, cuda::max_regions, args.regions);
+        args.n_slots = n_slots();
+        args.q_pos = q_pos();
+        args.q_seq = q_seq();
+        return layer.plans.emplace(node.params.n_tokens, args).first->second;
+    }
+
+    cudaError_t run_store(const ggml_tensor* dst, const AttentionNode& node) {
+        const ggml_tensor* const k = dst->src[0];
+        const ggml_tensor* const v = dst->src[1];
+        cuda::StoreArgs args{};
+        args.k = static_cast<const float*>(k->data);
+        args.v = static_cast<const float*>(v->data);
+        args.k_stride = static_cast<int64_t>(k->nb[1] / sizeof(float));
+        args.v_stride = static_cast<int64_t>(v->nb[1] / sizeof(float));
+        args.region = region();
+        args.slot = slot();
+        std::copy_n(layers_[static_cast<size_t>(node.layer)].targets, cuda::max_regions, args.targets);
+        return cuda::store_rows(args, static_cast<int>(k->ne[1]), stream_);
+    }
+
+    cudaError_t run_attention(const ggml_tensor* dst, const AttentionNode& node) {
+        cuda::AttnArgs args = plan(node);
+        args.q = static_cast<const float*>(dst->src[0]->data);
+        args.out = static_cast<float*>(dst->data);
+        if (args.n_split > 1 || args.v_b != nullptr) {
+            args.partial = partial_.as<float>();
+            args.partial_ml = partial_ml_.as<float>();
+        }
+        return cuda::attend(args, stream_);
+    }
+
+    // C calls this: errors are logged and returned, never thrown.
+    ggml_status enqueue(ggml_cgraph* graph) {
+        const int n = ggml_graph_n_nodes(graph);
+        const auto ordinary = [&](int first, int end) {
+            if (first == end) return GGML_STATUS_SUCCESS;
+            ggml_cgraph view = ggml_graph_view(graph, first, end);
+            return ggml_backend_graph_compute_async(inner_.get(), &view);
+        };
+        int first = 0;
+        for (int i = 0; i < n; i++) {
+            ggml_tensor* const node = ggml_graph_node(graph, i);
+            if (node->op != GGML_OP_CUSTOM) continue;
+            const ggml_status status = ordinary(first, i);
+            if (status != GGML_STATUS_SUCCESS) return status;
+            first = i + 1;
+            ggml_custom_op_params params;
+            std::memcpy(&params, node->op_params, sizeof params);
+            const auto& attention = *static_cast<const AttentionNode*>(params.userdata);
+            const cudaError_t error =
+                params.fun == gpu_store_node ? run_store(node, attention) : run_attention(node, attention);
+            if (error != cudaSuccess) {
+                log(LogLevel::error, "[cuda] expected a kernel of layer ", attention.layer, " to start; got ",
+                    cudaGetErrorString(error));
+                return GGML_STATUS_FAILED;
+            }
+        }
+        return ordinary(first, n);
+    }
+
+    ggml_status compute(ggml_cgraph* graph) {
+        if (recording_ != nullptr && recorded_ == graph) {
+            return cudaGraphLaunch(recording_, stream_) == cudaSuccess ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+        }
+        // the first run warms ggml-cuda's pools up: nothing may be allocated while recording
+        if (!recordable_ || seen_ != graph) {
+            seen_ = graph;
+            return enqueue(graph);
+        }
+        if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed) != cudaSuccess) return GGML_STATUS_FAILED;
+        const ggml_status status = enqueue(graph);
+        cudaGraph_t recorded = nullptr;
+        const cudaError_t ended = cudaStreamEndCapture(stream_, &recorded);
+        cudaGraphExec_t exec = nullptr;
+        if (status == GGML_STATUS_SUCCESS && ended == cudaSuccess &&
+            cudaGraphInstantiate(&exec, recorded, 0) == cudaSuccess) {
+            recording_ = exec;
+            recorded_ = graph;
+        }
+        if (recorded != nullptr) cudaGraphDestroy(recorded);
+        if (recording_ == nullptr) {
+            log(LogLevel::warning, "warning: [cuda] expected to record the step; got ",
+                cudaGetErrorString(cudaGetLastError()), "; every step is launched node by node");
+            recordable_ = false;
+            return enqueue(graph);
+        }
+        return cudaGraphLaunch(recording_, stream_) == cudaSuccess ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+    }
+
+    void drop_recording() {
+        if (recording_ != nullptr) cudaGraphExecDestroy(recording_);
+        recording_ = nullptr;
+        recorded_ = nullptr;
+        seen_ = nullptr;
+    }
+
+    ggml_backend_ptr inner_;
+    ggml_backend wrapper_{};
+    cudaStream_t stream_ = nullptr;
+    int n_multiprocessors_ = 0;
+    int shared_bytes_ = 0;
+
+    std::vector<Layer> layers_;
+    std::vector<DeviceMemory> pos_;  // per region
+    std::vector<DeviceMemory> seq_;
+    uint64_t cells_version_ = 0;
+    int capacity_ = 0;
+    DeviceMemory slopes_;
+    DeviceMemory phases_;
+
+    // [n_slots of 3 regions | pos | seq | region | slot], each of the last four n_ubatch long
+    DeviceMemory batch_;
+    std::unique_ptr<PinnedMemory> pinned_[2];
+    int next_pinned_ = 0;
+    int n_ubatch_ = 0;
+
+    DeviceMemory partial_;
+    DeviceMemory partial_ml_;
+
+    bool recordable_ = false;
+    const ggml_cgraph* seen_ = nullptr;
+    const ggml_cgraph* recorded_ = nullptr;
+    cudaGraphExec_t recording_ = nullptr;
+};
+
+}  // namespace
+
+ggml_backend_buffer_type_t gpu_memory(std::string& why) {
+    int n_devices = 0;
+    const cudaError_t error = cudaGetDeviceCount(&n_devices);
+    if (error != cudaSuccess || n_devices == 0) {
+        why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
+        return nullptr;
+    }
+    return ggml_backend_cuda_buffer_type(0);
+}
+
+std::unique_ptr<Gpu> open_gpu() { return std::make_unique<CudaGpu>(); }
+
+}  // namespace lkv

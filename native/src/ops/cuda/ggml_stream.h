@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ggml-backend.h"
+
+namespace lkv::cuda {
+
+// backend: one that ggml_backend_cuda_init made.
+cudaStream_t stream_of(ggml_backend_t backend);
+
+}  // namespace lkv::cuda

@@ -1,0 +1,21 @@
+// The attention kernel's instances; one translation unit per K path, so that they compile side by side.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/args.h"
+
+namespace lkv::cuda {
+
+// Query rows of a thread block (16, 32 or 64) and 64-channel blocks per warp (1, 2 or 4): what fits in registers.
+struct Instance {
+    int rows;
+    int blocks;
+};
+
+constexpr Instance instances[] = {{16, 1}, {32, 1}, {64, 1}, {16, 2}, {32, 2}, {16, 4}};
+
+cudaError_t launch_direct(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
+cudaError_t launch_rebuild(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
+
+}  // namespace lkv::cuda

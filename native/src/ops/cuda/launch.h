@@ -1,0 +1,20 @@
+// The CUDA kernels' entry points. Every call enqueues on the stream and returns the launch's error; nothing synchronises.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/args.h"
+
+namespace lkv::cuda {
+
+cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream);
+cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream);
+cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
+
+// Attention and, where the sequence is split or V is latent, the combination of the parts.
+cudaError_t attend(const AttnArgs& args, cudaStream_t stream);
+
+// A plain copy by a kernel: the ceiling that the others are measured against. bytes: a multiple of 16.
+cudaError_t copy_bytes(void* dst, const void* src, size_t bytes, cudaStream_t stream);
+
+}  // namespace lkv::cuda

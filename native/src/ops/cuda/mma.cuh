@@ -1,0 +1,50 @@
+// The instructions the kernels are made of: f16 tensor-core products, matrix loads, asynchronous copies.
+#pragma once
+
+#include <cstdint>
+
+namespace lkv::cuda {
+
+// c[16 x 8] += a[16 x 16] · b[16 x 8], f16 in, f32 out. Lane 4g + c holds
+//   a: rows g, g+8 · columns 2c, 2c+1, 2c+8, 2c+9    b: rows 2c, 2c+1, 2c+8, 2c+9 · column g    c: rows g, g+8 · columns 2c, 2c+1
+__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// A 16 x 16 f16 matrix from shared memory, rows `pitch` bytes apart, as operand a.
+__device__ inline void load_a(uint32_t (&a)[4], const void* at, int pitch, int lane) {
+    const auto* row = static_cast<const char*>(at) + (lane % 16) * pitch + lane / 16 * 16;
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+template <int n>
+__device__ inline void copy_async(void* dst, const void* src) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
+    if constexpr (n == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(src) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(src), "n"(n) : "memory");
+    }
+}
+
+__device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most n groups of this thread's copies are under way.
+__device__ inline void copies_wait(int n) {
+    if (n >= 2) {
+        asm volatile("cp.async.wait_group 2;" ::: "memory");
+    } else if (n == 1) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,264 @@
+#include "ops/cuda/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "cache/formats.h"
+#include "ops/cuda/shared_plan.h"
+
+namespace lkv::cuda {
+
+namespace {
+
+void require(bool holds, const std::string& expected, const std::string& got) {
+    if (!holds) throw std::invalid_argument("[cuda] expected " + expected + "; got " + got);
+}
+
+uint16_t offset16(int bytes) {
+    require(bytes >= 0 && bytes < 1 << 16, "a K or V group of less than 65536 stored bytes", std::to_string(bytes));
+    return static_cast<uint16_t>(bytes);
+}
+
+// Where chunk i of a segment keeps its codes and its scale, from the segment's first byte.
+struct ChunkPlace {
+    int codes;
+    int affine;
+    int odd;
+};
+
+ChunkPlace place(Format format, int i) {
+    switch (format) {
+        case Format::f16:
+            return {32 * i, 0, 0};
+        case Format::f32:
+            return {64 * i, 0, 0};
+        case Format::q8_0:
+            return {i / 2 * Q8_0::block_bytes + Q8_0::codes_at + i % 2 * chunk_width, i / 2 * Q8_0::block_bytes, 0};
+        case Format::q4_0:
+            return {i / 2 * Q4_0::block_bytes + Q4_0::codes_at, i / 2 * Q4_0::block_bytes, i % 2};
+        default:
+            break;
+    }
+    return with_format(format, [i](auto f) -> ChunkPlace {
+        using F = decltype(f);
+        if constexpr (requires { typename F::Codes; }) {
+            return {F::codes_at + i * F::Codes::chunk_bytes, F::scale_at, 0};
+        } else {
+            throw std::invalid_argument("[cuda] expected a format with bit planes; got another");
+        }
+    });
+}
+
+GroupTable group_table(const RowLayout& row, const GroupLayout& group, int blocks, std::vector<Chunk>& chunks) {
+    GroupTable table{};
+    table.access = row.row_bytes % 16 == 0 ? 16 : 4;
+    table.chunks = static_cast<uint32_t>(chunks.size());
+    int begin = 0;
+    int end = 0;
+    if (group.n_segments > 0) {
+        const SegmentLayout& first = row.segments[group.first_segment];
+        const SegmentLayout& last = row.segments[group.first_segment + group.n_segments - 1];
+        begin = first.offset;
+        end = last.offset + format_bytes(static_cast<Format>(last.format), last.width);
+    }
+    const int access = static_cast<int>(table.access);
+    begin = begin / access * access;
+    end = (end + access - 1) / access * access;
+    table.first = static_cast<uint32_t>(begin);
+    table.bytes = static_cast<uint32_t>(end - begin);
+
+    int channel = 0;
+    for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
+        const SegmentLayout& segment = row.segments[s];
+        const auto format = static_cast<Format>(segment.format);
+        const bool last = s + 1 == group.first_segment + group.n_segments;
+        require(last || segment.width % chunk_width == 0,
+                "segments in multiples of 16 channels, the last of a group excepted", std::to_string(segment.width));
+        for (int i = 0; i * chunk_width < segment.width; i++) {
+            const ChunkPlace at = place(format, i);
+            const int valid = std::min(chunk_width, segment.width - i * chunk_width);
+            Chunk chunk{};
+            chunk.kind = static_cast<uint8_t>(format);
+            chunk.valid = static_cast<uint8_t>(valid);
+            chunk.codes = offset16(segment.offset - begin + at.codes);
+            chunk.affine = offset16(segment.offset - begin + at.affine);
+            chunk.odd = static_cast<uint16_t>(at.odd);
+            if (format == Format::f16 && valid < chunk_width) {
+                chunk.kind = kind_f16_part;
+            } else if (format == Format::f16 && access == 16 && chunk.codes % 16 == 0) {
+                chunk.kind = kind_f16_wide;
+            }
+            chunks.push_back(chunk);
+            channel += valid;
+        }
+    }
+    require(channel <= 64 * blocks, "at most " + std::to_string(64 * blocks) + " channels in a group",
+            std::to_string(channel));
+    chunks.resize(table.chunks + static_cast<size_t>(4 * blocks));
+    return table;
+}
+
+int max_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
+    uint32_t bytes = 0;
+    for (int r = 0; r < p.n_regions; r++) {
+        std::vector<Chunk> chunks;
+        const RowLayout& row = p.regions[r].*side;
+        for (int g = 0; g < row.n_groups; g++) {
+            bytes = std::max(bytes, group_table(row, row.groups[g], blocks, chunks).bytes);
+        }
+    }
+    return static_cast<int>(bytes);
+}
+
+// A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
+int pitch_of(int bytes) { return round_up(std::max(bytes, 16), 16) | 16; }
+
+int row_blocks(const AttnArgs& a, int rows) { return (a.n_tokens * a.unit * (a.n_head / a.n_kv) + rows - 1) / rows; }
+
+}  // namespace
+
+int side_blocks(const LatentAttnParams& params, RowLayout RegionView::* side) {
+    int kept = 1;
+    for (int r = 0; r < params.n_regions; r++) {
+        const RowLayout& row = params.regions[r].*side;
+        for (int g = 0; g < row.n_groups; g++) kept = std::max(kept, row.groups[g].kept);
+    }
+    require(kept <= max_group_width, "at most " + std::to_string(max_group_width) + " stored channels in a group",
+            std::to_string(kept));
+    return (kept + 63) / 64;
+}
+
+RegionTables region_tables(const RowLayout& k, const RowLayout& v, int k_blocks, int v_blocks) {
+    RegionTables tables;
+    for (int g = 0; g < k.n_groups; g++) {
+        tables.k_groups.push_back(group_table(k, k.groups[g], k_blocks, tables.chunks));
+    }
+    for (int g = 0; g < v.n_groups; g++) {
+        tables.v_groups.push_back(group_table(v, v.groups[g], v_blocks, tables.chunks));
+    }
+    return tables;
+}
+
+Instance choose_instance(const AttnArgs& args) {
+    const int q_blocks = args.k_b != nullptr ? (args.head_dim + 63) / 64 : args.k_blocks;
+    const int per_warp = (std::max(q_blocks, args.v_blocks) + 7) / 8;
+    const int rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
+    Instance best{16, per_warp <= 1 ? 1 : (per_warp <= 2 ? 2 : 4)};
+    for (const Instance& i : instances) {
+        if (i.blocks == best.blocks && i.rows > best.rows && i.rows / 2 < rows) best = i;
+    }
+    return best;
+}
+
+void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+    require(p.head_dim % 8 == 0 && p.head_dim <= 256, "a head_dim that is a multiple of 8 and at most 256",
+            std::to_string(p.head_dim));
+    a.n_tokens = p.n_tokens;
+    a.q_width = p.q_width;
+    a.n_head = p.n_head;
+    a.n_kv = p.n_kv;
+    a.head_dim = p.head_dim;
+    a.k_group = p.k_group;
+    a.v_group = p.v_group;
+    a.window = p.window;
+    a.scale = p.scale;
+    a.k_norm_eps = p.k_norm_eps;
+    a.rope_mscale = p.rope_mscale;
+    a.n_rot = p.n_rot;
+    a.rope_neox = p.rope_neox ? 1 : 0;
+    a.v_rank_max = p.v_rank_max;
+    a.n_regions = p.n_regions;
+    const bool rebuild = p.k_b != nullptr;
+    a.unit = rebuild ? 1 : std::gcd(p.k_group, p.v_group);
+    a.k_blocks = side_blocks(p, &RegionView::k);
+    a.v_blocks = side_blocks(p, &RegionView::v);
+    a.k_pitch = pitch_of(max_bytes(p, &RegionView::k, a.k_blocks));
+    a.v_pitch = pitch_of(max_bytes(p, &RegionView::v, a.v_blocks));
+    AttnArgs probe = a;
+    static const uint32_t present = 0;
+    probe.k_b = rebuild ? &present : nullptr;
+    const Instance instance = choose_instance(probe);
+
+    // Enough bytes in flight, and room for a second thread block where registers allow one.
+    const int target = instance.rows == 16 && instance.blocks == 1 ? shared_limit / 2 - 2048 : shared_limit;
+    const auto fits = [&](int tile, int stages, int limit) {
+        probe.tile = tile;
+        probe.stages = stages;
+        return SharedPlan(probe, instance.rows).total(probe, instance.rows) <= limit;
+    };
+    const auto choose = [&](int limit) {
+        for (const int tile : {128, 64, 32, 16}) {
+            // rebuilt tiles wait for their products, not for memory; 64 rows fill the tensor cores' tiles
+            if (tile > (rebuild ? 64 : max_tile(instance.rows))) continue;
+            for (const int stages : {4, 3, 2}) {
+                if (fits(tile, stages, limit)) return true;
+            }
+        }
+        return fits(16, 1, limit);
+    };
+    require(choose(target) || choose(shared_limit),
+            "K and V rows of a group that leave room in " + std::to_string(shared_limit) +
+                " bytes of shared memory; choose a quantized --kv",
+            std::to_string(a.k_pitch) + " and " + std::to_string(a.v_pitch) + " bytes");
+    a.tile = probe.tile;
+    a.stages = probe.stages;
+
+    const int blocks = a.n_kv / a.unit * row_blocks(a, instance.rows);
+    const int resident = n_multiprocessors * (instance.rows == 16 && instance.blocks == 1 ? 2 : 1);
+    const int tiles = std::max(1, capacity / a.tile);
+    a.n_split = std::clamp(resident / blocks, 1, std::min(tiles, 128));
+}
+
+size_t partial_floats(const AttnArgs& a) {
+    return static_cast<size_t>(a.n_split) * static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * 64 *
+           static_cast<size_t>(a.v_blocks);
+}
+
+size_t partial_ml_floats(const AttnArgs& a) {
+    return static_cast<size_t>(a.n_split) * static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * 2;
+}
+
+std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks) {
+    std::vector<uint32_t> out;
+    out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * 64 * static_cast<size_t>(head_dim) / 2);
+    const auto pair_base = [](int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; };
+    for (int j = 0; j < n_kv; j++) {
+        const auto at = [&](int channel, int d) {
+            return channel < rank ? half_saturate(k_b[(ptrdiff_t{j} * rank + channel) * head_dim + d]) : uint16_t{0};
+        };
+        for (int b = 0; b < blocks; b++) {
+            for (int t = 0; t < head_dim / 8; t++) {
+                for (int s = 0; s < 4; s++) {
+                    for (int lane = 0; lane < 32; lane++) {
+                        for (int word = 0; word < 2; word++) {
+                            const int channel = 64 * b + 16 * (lane % 4) + pair_base(s + 4 * word);
+                            const int d = 8 * t + lane / 4;
+                            out.push_back(at(channel, d) | static_cast<uint32_t>(at(channel + 2, d)) << 16);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    return out;
+}
+
+std::vector<uint16_t> pack_v_b(const float* v_b, size_t n) {
+    std::vector<uint16_t> out(n);
+    std::transform(v_b, v_b + n, out.begin(), half_saturate);
+    return out;
+}
+
+std::vector<uint64_t> pack_phases(const float* freqs, int n_planes) {
+    std::vector<uint64_t> out;
+    for (int i = 0; i < n_planes; i++) {
+        const double turns = double{freqs[i]} * 0.15915494309189533577;  // 1/2π
+        out.push_back(static_cast<uint64_t>(std::ldexp(turns - std::floor(turns), 64)));
+    }
+    return out;
+}
+
+}  // namespace lkv::cuda

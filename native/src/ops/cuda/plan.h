@@ -1,0 +1,45 @@
+// From the contract's params to what the kernels run: tables of chunks, and how the work is cut.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/cuda/args.h"
+#include "ops/cuda/instances.h"
+#include "ops/latent_attn.h"
+
+namespace lkv::cuda {
+
+// One region's K and V rows of one layer as tables, host side.
+struct RegionTables {
+    std::vector<GroupTable> k_groups;
+    std::vector<GroupTable> v_groups;
+    std::vector<Chunk> chunks;
+};
+
+// 64-channel blocks of the widest group of one side over all regions.
+int side_blocks(const LatentAttnParams& params, RowLayout RegionView::* side);
+
+// Rows start on multiples of 16 bytes when row_bytes does; storage itself is aligned.
+RegionTables region_tables(const RowLayout& k, const RowLayout& v, int k_blocks, int v_blocks);
+
+// Fills the shape and the plan of `args` from params' shapes and layouts; no pointer is read or set.
+// capacity: slots of all regions. shared_limit: bytes of shared memory a thread block may have.
+// Throws std::invalid_argument, "[cuda] expected …; got …", for shapes the kernels do not take.
+void plan_attention(const LatentAttnParams& params, int capacity, int n_multiprocessors, int shared_limit,
+                    AttnArgs& args);
+
+Instance choose_instance(const AttnArgs& args);
+
+size_t partial_floats(const AttnArgs& args);
+size_t partial_ml_floats(const AttnArgs& args);
+
+// [n_kv, rank, head_dim] f32 -> f16 in the order of mma's operand b, 64·blocks channels deep:
+// [n_kv][blocks][head_dim / 8][4 steps][32 lanes][2 words].
+std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks);
+std::vector<uint16_t> pack_v_b(const float* v_b, size_t n);
+
+// Turns per position of each rotated plane, as 64-bit fractions.
+std::vector<uint64_t> pack_phases(const float* freqs, int n_planes);
+
+}  // namespace lkv::cuda

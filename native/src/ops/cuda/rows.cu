@@ -1,0 +1,102 @@
+#include "ops/cuda/rows.cuh"
+
+#include "ops/cuda/launch.h"
+
+namespace lkv::cuda {
+
+namespace {
+
+// grid: tokens x {K, V}
+__global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constant__ StoreArgs p) {
+    const int token = blockIdx.x;
+    const RowTarget& to = p.targets[p.region[token]];
+    const int64_t slot = p.slot[token];
+    if (blockIdx.y == 0) {
+        write_row_shared(to.k_segments, to.n_k_segments, p.k + token * p.k_stride, to.k_rows + slot * to.k_row_bytes);
+    } else {
+        write_row_shared(to.v_segments, to.n_v_segments, p.v + token * p.v_stride, to.v_rows + slot * to.v_row_bytes);
+    }
+}
+
+__device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
+                         uint8_t* dst, int width, float* x) {
+    for (int i = threadIdx.x; i < width; i += row_threads) x[i] = 0.0f;
+    __syncthreads();
+    for (int s = 0; s < n_from; s++) {
+        const SegmentLayout segment = from[s];
+        for (int i = threadIdx.x; i < segment.width; i += row_threads) {
+            x[segment.column + i] = value_at(segment.format, src + segment.offset, i);
+        }
+    }
+    __syncthreads();
+    write_row_shared(to, n_to, x, dst);
+}
+
+// grid: rows x {K, V}. Source rows hold f16 in every segment (sink, recent), so requantizing an unchanged segment gives its bytes back.
+__global__ void __launch_bounds__(row_threads) move_kernel(const __grid_constant__ MoveArgs p) {
+    extern __shared__ float x[];
+    const int64_t a = p.from_slot[blockIdx.x];
+    const int64_t b = p.to_slot[blockIdx.x];
+    if (blockIdx.y == 0) {
+        move_row(p.from.k_segments, p.from.n_k_segments, p.from.k_rows + a * p.from.k_row_bytes, p.to.k_segments,
+                 p.to.n_k_segments, p.to.k_rows + b * p.to.k_row_bytes, p.k_width, x);
+    } else {
+        move_row(p.from.v_segments, p.from.n_v_segments, p.from.v_rows + a * p.from.v_row_bytes, p.to.v_segments,
+                 p.to.n_v_segments, p.to.v_rows + b * p.to.v_row_bytes, p.v_width, x);
+    }
+}
+
+__global__ void claim_kernel(const __grid_constant__ ClaimArgs p, int n_tokens) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n_tokens) return;
+    p.pos[p.region[i]][p.slot[i]] = p.q_pos[i];
+    p.seq[p.region[i]][p.slot[i]] = uint64_t{1} << p.q_seq[i];
+}
+
+__global__ void __launch_bounds__(512) copy_kernel(uint4* dst, const uint4* src, size_t n) {
+    constexpr int unroll = 4;
+    const size_t step = size_t{512} * unroll;
+    const size_t first = blockIdx.x * step + threadIdx.x;
+    uint4 x[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; i++) {
+        if (first + i * 512 < n) x[i] = __ldcs(src + first + i * 512);
+    }
+#pragma unroll
+    for (int i = 0; i < unroll; i++) {
+        if (first + i * 512 < n) __stcs(dst + first + i * 512, x[i]);
+    }
+}
+
+}  // namespace
+
+cudaError_t copy_bytes(void* dst, const void* src, size_t bytes, cudaStream_t stream) {
+    const size_t n = bytes / 16;
+    copy_kernel<<<static_cast<unsigned>((n + 2047) / 2048), 512, 0, stream>>>(static_cast<uint4*>(dst),
+                                                                              static_cast<const uint4*>(src), n);
+    return cudaGetLastError();
+}
+
+cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream) {
+    claim_kernel<<<(n_tokens + 127) / 128, 128, 0, stream>>>(args, n_tokens);
+    return cudaGetLastError();
+}
+
+cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream) {
+    store_kernel<<<dim3(n_tokens, 2), row_threads, 0, stream>>>(args);
+    return cudaGetLastError();
+}
+
+cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream) {
+    const int width = args.k_width > args.v_width ? args.k_width : args.v_width;
+    const size_t bytes = static_cast<size_t>(width) * sizeof(float);
+    if (bytes > 48 * 1024) {
+        const cudaError_t error =
+            cudaFuncSetAttribute(move_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+        if (error != cudaSuccess) return error;
+    }
+    move_kernel<<<dim3(n_rows, 2), row_threads, bytes, stream>>>(args);
+    return cudaGetLastError();
+}
+
+}  // namespace lkv::cuda

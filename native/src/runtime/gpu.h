@@ -1,0 +1,35 @@
+// Running whole graphs on a GPU. One implementation in a CUDA build (ops/cuda/executor.cpp), none otherwise (no_gpu.cpp).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cache/storage.h"
+#include "ggml-backend.h"
+#include "model/graph.h"
+
+namespace lkv {
+
+// What a session on the GPU needs: memory for rows, the layers' tables and factors there, and a way to run a graph.
+class Gpu : public CacheDevice {
+public:
+    virtual std::string name() const = 0;
+    // A ggml backend whose graph_compute runs our nodes with our kernels and hands the rest to ggml's own backend, all on
+    // one stream. It does not wait: ggml_backend_synchronize does.
+    virtual ggml_backend_t backend() = 0;
+    // Copies factors, tables and cells of this cache's layers to the device. Call once, before the first graph.
+    // Errors: Error for shapes the kernels do not take.
+    virtual void attach(const Model& model, const KvCache& cache, const Rope& rope,
+                        const GraphConstants& constants) = 0;
+    // Before each run: positions, sequences and slots of this batch, after the cache claimed them.
+    virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;
+    // A graph was built; what was recorded for the last one is dropped. Errors: Error when ggml's backend lacks one of its ops.
+    virtual void prepare(const Graph& graph) = 0;
+};
+
+// Whether this build has a GPU at all, and its memory type; null without one. why: the reason, for a message.
+ggml_backend_buffer_type_t gpu_memory(std::string& why);
+
+std::unique_ptr<Gpu> open_gpu();
+
+}  // namespace lkv

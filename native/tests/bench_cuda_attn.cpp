@@ -1,0 +1,295 @@
+// Speed of the CUDA kernels alone, as JSON on standard output: microseconds a layer, GB/s of stored rows, share of the copy
+// bandwidth measured first.   bench_cuda_attn [depth …]
+//
+// Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
+// the store kernel from normal values. Times: median of 5 replays of one captured graph over all layers.
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+
+#include "check.h"
+#include "cuda_case.h"
+
+namespace {
+
+using lkv::Format;
+using lkv::LatentAttnParams;
+using lkv::RowLayout;
+using lkv::RowPlan;
+using lkv::test::cuda_check;
+using lkv::test::DeviceBuffer;
+using lkv::test::DeviceLimits;
+
+struct Shape {
+    const char* model;
+    const char* path;
+    int n_head, n_kv;
+    int k_group, k_rank;  // rank 0: full
+    int v_group, v_rank;
+    bool rebuild;
+};
+
+constexpr int head_dim = 128;
+constexpr Shape shapes[] = {
+    {"8B", "full/full", 32, 8, 1, 0, 1, 0, false},
+    {"8B", "rotated 64/latent 64 per head", 32, 8, 1, 64, 1, 64, false},
+    {"8B", "rotated 512/latent 512 joint", 32, 8, 8, 512, 8, 512, false},
+    {"8B", "rebuild 64/latent 64 per head", 32, 8, 1, 64, 1, 64, true},
+    {"8B", "rebuild 256/latent 256 of 4 heads", 32, 8, 4, 256, 4, 256, true},
+    {"7B", "full/full", 32, 32, 1, 0, 1, 0, false},
+    {"7B", "rotated 64/latent 64 per head", 32, 32, 1, 64, 1, 64, false},
+    {"7B", "rotated 1024/latent 1024 joint", 32, 32, 32, 1024, 32, 1024, false},
+    {"7B", "rotated 2048/latent 2048 joint", 32, 32, 32, 2048, 32, 2048, false},
+    {"7B", "rebuild 64/latent 64 per head", 32, 32, 1, 64, 1, 64, true},
+};
+
+std::vector<float> normals(size_t n, float deviation) {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal(0.0f, deviation);
+    std::vector<float> x(n);
+    for (float& v : x) v = normal(random);
+    return x;
+}
+
+// Seconds of one pass of `work`, which enqueues on the stream.
+double graph_seconds(cudaStream_t stream, const std::function<void()>& work) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a capture");
+    work();
+    cuda_check(cudaStreamEndCapture(stream, &graph), "a capture");
+    cuda_check(cudaGraphInstantiate(&exec, graph, 0), "a graph");
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    std::vector<float> ms;
+    for (int i = 0; i < 7; i++) {
+        cudaEventRecord(begin, stream);
+        cuda_check(cudaGraphLaunch(exec, stream), "a replay");
+        cudaEventRecord(end, stream);
+        cuda_check(cudaEventSynchronize(end), "a replay");
+        float t = 0;
+        cudaEventElapsedTime(&t, begin, end);
+        if (i >= 2) ms.push_back(t);
+    }
+    std::sort(ms.begin(), ms.end());
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    return ms[ms.size() / 2] * 1e-3;
+}
+
+double copy_bandwidth(cudaStream_t stream) {
+    constexpr size_t bytes = size_t{4} << 30;
+    const DeviceBuffer a(bytes);
+    const DeviceBuffer b(bytes);
+    cuda_check(cudaMemset(a.as<void>(), 0x5a, bytes), "a memset");
+    const double s = graph_seconds(stream, [&] {
+        for (int i = 0; i < 4; i++) {
+            cuda_check(lkv::cuda::copy_bytes(b.as<void>(), a.as<void>(), bytes, stream), "a copy");
+        }
+    });
+    return 4 * 2.0 * bytes / s;
+}
+
+class Bench {
+public:
+    Bench(const Shape& shape, Format format, int depth, int n_tokens, cudaStream_t stream)
+        : shape_(shape), n_slots_(depth), n_tokens_(n_tokens), stream_(stream) {
+        LatentAttnParams p{};
+        p.n_tokens = n_tokens;
+        p.n_head = shape.n_head;
+        p.n_kv = shape.n_kv;
+        p.head_dim = head_dim;
+        p.k_group = shape.k_group;
+        p.v_group = shape.v_group;
+        p.scale = 0.088388f;
+        const int k_width = shape.k_rank > 0 ? shape.k_rank : head_dim;
+        const int v_width = shape.v_rank > 0 ? shape.v_rank : head_dim;
+        p.q_width = shape.rebuild ? head_dim : k_width;
+        const RowPlan k_plan = RowPlan::uniform(shape.n_kv / shape.k_group, k_width, format);
+        const RowPlan v_plan = RowPlan::uniform(shape.n_kv / shape.v_group, v_width, format);
+        const RowLayout k = k_plan.view();
+        const RowLayout v = v_plan.view();
+        layer_bytes_ = static_cast<size_t>(depth) * static_cast<size_t>(k.row_bytes + v.row_bytes);
+        n_layers_ = static_cast<int>(std::clamp<size_t>((size_t{400} << 20) / layer_bytes_ + 1, 2, 64));
+        p.n_regions = 1;
+        p.regions[0].n_slots = depth;
+        p.regions[0].k = k;
+        p.regions[0].v = v;
+
+        std::vector<float> factor;
+        lkv::cuda::AttnArgs args{};
+        if (shape.rebuild) {
+            factor = normals(static_cast<size_t>(shape.n_kv * k_width * head_dim), 0.1f);
+            p.k_b = factor.data();
+            p.k_rank_max = k_width;
+            p.n_rot = head_dim;
+            p.rope_mscale = 1.0f;
+            p.rope_neox = true;
+        }
+        p.v_rank_max = shape.v_rank;
+        const DeviceLimits limits;
+        lkv::cuda::plan_attention(p, depth, limits.n_multiprocessors, limits.shared_bytes, args);
+        args.q = keep(normals(static_cast<size_t>(n_tokens * p.n_head * p.q_width), 1.0f));
+        std::vector<int32_t> q_pos;
+        for (int i = 0; i < n_tokens; i++) q_pos.push_back(depth - n_tokens + i);
+        args.q_pos = keep(q_pos);
+        args.q_seq = keep(std::vector<int32_t>(static_cast<size_t>(n_tokens), 0));
+        args.n_slots = keep(std::vector<int32_t>{depth});
+        if (shape.rebuild) {
+            args.k_b = keep(lkv::cuda::pack_k_b(factor.data(), p.n_kv, k_width, head_dim, args.k_blocks));
+            std::vector<float> freqs;
+            for (int i = 0; i < head_dim / 2; i++) {
+                freqs.push_back(static_cast<float>(std::pow(500000.0, -2.0 * i / head_dim)));
+            }
+            args.phases = keep(lkv::cuda::pack_phases(freqs.data(), head_dim / 2));
+        }
+        if (shape.v_rank > 0) {
+            const auto n = static_cast<size_t>(shape.n_kv) * static_cast<size_t>(v_width * head_dim);
+            args.v_b = keep(lkv::cuda::pack_v_b(normals(n, 0.1f).data(), n));
+        }
+        std::vector<int32_t> pos(static_cast<size_t>(depth));
+        std::iota(pos.begin(), pos.end(), 0);
+        const int32_t* const pos_data = keep(pos);
+        const uint64_t* const seq_data = keep(std::vector<uint64_t>(static_cast<size_t>(depth), 1));
+        const lkv::cuda::RegionTables tables = lkv::cuda::region_tables(k, v, args.k_blocks, args.v_blocks);
+        const auto* const k_groups = keep(tables.k_groups);
+        const auto* const v_groups = keep(tables.v_groups);
+        const auto* const chunks = keep(tables.chunks);
+        args.out = space(static_cast<size_t>(n_tokens * p.n_head * head_dim) * 4).as<float>();
+        if (args.n_split > 1 || args.v_b != nullptr) {
+            args.partial = space(lkv::cuda::partial_floats(args) * 4).as<float>();
+            args.partial_ml = space(lkv::cuda::partial_ml_floats(args) * 4).as<float>();
+        }
+        k_segments_ = keep(std::vector<lkv::SegmentLayout>(k.segments, k.segments + k.n_groups));
+        v_segments_ = keep(std::vector<lkv::SegmentLayout>(v.segments, v.segments + v.n_groups));
+        const int width = std::max(k.width, v.width);
+        constexpr int batch = 2048;
+        const float* const values = keep(normals(static_cast<size_t>(batch * width), 1.0f));
+        const int32_t* const region = keep(std::vector<int32_t>(static_cast<size_t>(depth), 0));
+        const int32_t* const slot = pos_data;
+        for (int l = 0; l < n_layers_; l++) {
+            args.regions[0] = {space(static_cast<size_t>(depth) * static_cast<size_t>(k.row_bytes)).as<uint8_t>(),
+                               space(static_cast<size_t>(depth) * static_cast<size_t>(v.row_bytes)).as<uint8_t>(),
+                               pos_data,
+                               seq_data,
+                               k_groups,
+                               v_groups,
+                               chunks,
+                               static_cast<uint32_t>(k.row_bytes),
+                               static_cast<uint32_t>(v.row_bytes)};
+            layers_.push_back(args);
+            lkv::cuda::StoreArgs store{};
+            store.k = store.v = values;
+            store.k_stride = store.v_stride = width;
+            store.targets[0] = {const_cast<uint8_t*>(args.regions[0].k_rows),
+                                const_cast<uint8_t*>(args.regions[0].v_rows),
+                                k_segments_,
+                                v_segments_,
+                                k.row_bytes,
+                                v.row_bytes,
+                                k.n_groups,
+                                v.n_groups};
+            for (int first = 0; first < depth; first += batch) {
+                store.region = region + first;
+                store.slot = slot + first;
+                cuda_check(lkv::cuda::store_rows(store, std::min(batch, depth - first), stream), "store_rows");
+            }
+            store.region = region;
+            store.slot = slot;
+            stores_.push_back(store);
+        }
+        cuda_check(cudaStreamSynchronize(stream), "storing");
+    }
+
+    double attention_us() {
+        return 1e6 / n_layers_ * graph_seconds(stream_, [&] {
+                   for (const auto& args : layers_) cuda_check(lkv::cuda::attend(args, stream_), "attend");
+               });
+    }
+    double store_us() {
+        return 1e6 / n_layers_ * graph_seconds(stream_, [&] {
+                   for (const auto& args : stores_)
+                       cuda_check(lkv::cuda::store_rows(args, n_tokens_, stream_), "store");
+               });
+    }
+    size_t layer_bytes() const { return layer_bytes_; }
+    const lkv::cuda::AttnArgs& args() const { return layers_.front(); }
+
+private:
+    template <class T>
+    T* keep(const std::vector<T>& host) {
+        kept_.emplace_back(host);
+        return kept_.back().template as<T>();
+    }
+    const DeviceBuffer& space(size_t bytes) {
+        kept_.emplace_back(bytes);
+        return kept_.back();
+    }
+
+    Shape shape_;
+    int n_slots_;
+    int n_tokens_;
+    cudaStream_t stream_;
+    size_t layer_bytes_ = 0;
+    int n_layers_ = 0;
+    std::vector<DeviceBuffer> kept_;
+    std::vector<lkv::cuda::AttnArgs> layers_;
+    std::vector<lkv::cuda::StoreArgs> stores_;
+    const lkv::SegmentLayout* k_segments_ = nullptr;
+    const lkv::SegmentLayout* v_segments_ = nullptr;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::vector<int> depths;
+    for (int i = 1; i < argc; i++) depths.push_back(std::atoi(argv[i]));
+    if (depths.empty()) depths = {4096, 16384, 65536};
+    cudaStream_t stream = nullptr;
+    cuda_check(cudaStreamCreate(&stream), "a stream");
+    cudaDeviceProp properties{};
+    cuda_check(cudaGetDeviceProperties(&properties, 0), "a device");
+    const double copy = copy_bandwidth(stream);
+    std::printf("{\n  \"device\": \"%s\",\n  \"copy_gb_per_s\": %.0f,\n  \"rows\": [", properties.name, copy / 1e9);
+    std::fprintf(stderr, "%s, copy %.0f GB/s\n", properties.name, copy / 1e9);
+    const char* separator = "\n";
+    for (const int n_tokens : {1, 512}) {
+        for (const Shape& shape : shapes) {
+            for (const int depth : depths) {
+                if (n_tokens > 1 && depth != 16384) continue;
+                for (const Format format : {Format::f16, Format::q8, Format::q4, Format::g4}) {
+                    if (n_tokens > 1 && format != Format::f16 && format != Format::q4) continue;
+                    try {
+                        Bench bench(shape, format, depth, n_tokens, stream);
+                        const double us = bench.attention_us();
+                        const double store = bench.store_us();
+                        const double floor = static_cast<double>(bench.layer_bytes()) / copy * 1e6;
+                        const auto& a = bench.args();
+                        std::printf(
+                            "%s    {\"model\": \"%s\", \"path\": \"%s\", \"format\": \"%s\", \"tokens\": %d, "
+                            "\"depth\": %d, \"attention_us\": %.2f, \"store_us\": %.2f, \"row_bytes_floor_us\": %.2f, "
+                            "\"gb_per_s\": %.0f, \"share_of_copy\": %.3f, \"tile\": %d, \"stages\": %d, \"parts\": %d}",
+                            separator, shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, store,
+                            floor, static_cast<double>(bench.layer_bytes()) / us * 1e-3, floor / us, a.tile, a.stages,
+                            a.n_split);
+                        std::fprintf(
+                            stderr,
+                            "%-3s %-34s %-4s %4d tok %6d  %9.1f us  floor %7.1f  %5.1f %%  store %6.1f  t%d s%d p%d\n",
+                            shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, floor,
+                            100 * floor / us, store, a.tile, a.stages, a.n_split);
+                        separator = ",\n";
+                    } catch (const std::invalid_argument& e) {
+                        std::fprintf(stderr, "%-3s %-34s %-4s: %s\n", shape.model, shape.path, lkv::format_name(format),
+                                     e.what());
+                    }
+                }
+            }
+        }
+    }
+    std::printf("\n  ]\n}\n");
+    return 0;
+}

@@ -1,0 +1,152 @@
+// A case of attn_case.h on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attn_case.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/plan.h"
+
+namespace lkv::test {
+
+inline void cuda_check(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) {
+        throw std::runtime_error(std::string("[cuda] expected ") + what + " to work; got " + cudaGetErrorString(error));
+    }
+}
+
+class DeviceBuffer {
+public:
+    DeviceBuffer() = default;
+    explicit DeviceBuffer(size_t bytes) : bytes_(bytes) {
+        cuda_check(cudaMalloc(&data_, bytes == 0 ? 16 : bytes), "cudaMalloc");
+    }
+    template <class T>
+    explicit DeviceBuffer(const std::vector<T>& host) : DeviceBuffer(host.size() * sizeof(T)) {
+        upload(host.data(), bytes_);
+    }
+    DeviceBuffer(DeviceBuffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+    DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~DeviceBuffer() { cudaFree(data_); }
+
+    void upload(const void* host, size_t bytes) {
+        cuda_check(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice), "an upload");
+    }
+    template <class T>
+    std::vector<T> download() const {
+        std::vector<T> host(bytes_ / sizeof(T));
+        cuda_check(cudaMemcpy(host.data(), data_, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "a download");
+        return host;
+    }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+    size_t bytes() const { return bytes_; }
+
+private:
+    void* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+struct DeviceLimits {
+    int n_multiprocessors = 0;
+    int shared_bytes = 0;
+
+    DeviceLimits() {
+        cuda_check(cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, 0), "a device");
+        cuda_check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "a device");
+    }
+};
+
+// Everything of a case but its plan; memory lives as long as this.
+class DeviceCase {
+public:
+    cuda::AttnArgs args{};
+
+    explicit DeviceCase(const LatentAttnParams& p) {
+        const DeviceLimits limits;
+        int capacity = 0;
+        for (int r = 0; r < p.n_regions; r++) capacity += p.regions[r].n_slots;
+        cuda::plan_attention(p, capacity, limits.n_multiprocessors, limits.shared_bytes, args);
+        args.q = keep(p.q, static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.q_width));
+        args.q_pos = keep(p.q_pos, static_cast<size_t>(p.n_tokens));
+        args.q_seq = keep(p.q_seq, static_cast<size_t>(p.n_tokens));
+        args.alibi_slopes = keep(p.alibi_slopes, static_cast<size_t>(p.n_head));
+        if (p.k_b != nullptr) {
+            args.k_b = keep(cuda::pack_k_b(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks));
+            args.k_bias = keep(p.k_bias, static_cast<size_t>(p.n_kv * p.head_dim));
+            args.k_norm = keep(p.k_norm, static_cast<size_t>(p.head_dim));
+            if (p.rope_freqs != nullptr) args.phases = keep(cuda::pack_phases(p.rope_freqs, p.n_rot / 2));
+        }
+        if (p.v_b != nullptr) {
+            const auto n = static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.v_rank_max * p.head_dim);
+            args.v_b = keep(cuda::pack_v_b(p.v_b, n));
+        }
+        std::vector<int32_t> n_slots;
+        for (int r = 0; r < p.n_regions; r++) {
+            const RegionView& from = p.regions[r];
+            const auto n = static_cast<size_t>(from.n_slots);
+            cuda::RegionArgs& to = args.regions[r];
+            to.k_rows = keep(from.k_rows, n * static_cast<size_t>(from.k.row_bytes));
+            to.v_rows = keep(from.v_rows, n * static_cast<size_t>(from.v.row_bytes));
+            to.pos = keep(from.pos, n);
+            to.seq = keep(from.seq, n);
+            to.k_row_bytes = static_cast<uint32_t>(from.k.row_bytes);
+            to.v_row_bytes = static_cast<uint32_t>(from.v.row_bytes);
+            const cuda::RegionTables tables = cuda::region_tables(from.k, from.v, args.k_blocks, args.v_blocks);
+            to.k_groups = keep(tables.k_groups);
+            to.v_groups = keep(tables.v_groups);
+            to.chunks = keep(tables.chunks);
+            n_slots.push_back(from.n_slots);
+        }
+        args.n_slots = keep(n_slots);
+        out_ =
+            DeviceBuffer(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.head_dim) * sizeof(float));
+        args.out = out_.as<float>();
+    }
+
+    // Poisoned first: what the kernels do not write stays NaN.
+    std::vector<float> run() {
+        const bool parts = args.n_split > 1 || args.v_b != nullptr;
+        if (parts) {
+            partial_ = DeviceBuffer(cuda::partial_floats(args) * sizeof(float));
+            partial_ml_ = DeviceBuffer(cuda::partial_ml_floats(args) * sizeof(float));
+            cuda_check(cudaMemset(partial_.as<void>(), 0xff, partial_.bytes()), "a memset");
+            cuda_check(cudaMemset(partial_ml_.as<void>(), 0xff, partial_ml_.bytes()), "a memset");
+        }
+        args.partial = parts ? partial_.as<float>() : nullptr;
+        args.partial_ml = parts ? partial_ml_.as<float>() : nullptr;
+        cuda_check(cudaMemset(out_.as<void>(), 0xff, out_.bytes()), "a memset");
+        cuda_check(cuda::attend(args, nullptr), "attend");
+        cuda_check(cudaDeviceSynchronize(), "attention");
+        return out_.download<float>();
+    }
+
+    template <class T>
+    T* keep(const std::vector<T>& host) {
+        kept_.emplace_back(host);
+        return kept_.back().template as<T>();
+    }
+    template <class T>
+    const T* keep(const T* host, size_t n) {
+        return host == nullptr ? nullptr : keep(std::vector<T>(host, host + n));
+    }
+
+private:
+    std::vector<DeviceBuffer> kept_;
+    DeviceBuffer out_;
+    DeviceBuffer partial_;
+    DeviceBuffer partial_ml_;
+};
+
+}  // namespace lkv::test

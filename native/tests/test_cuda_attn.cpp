@@ -1,0 +1,269 @@
+// The CUDA kernels on the CPU's cases, against the contract in double; rows against the CPU's bytes.
+#include <map>
+
+#include "attn_matrix.h"
+#include "check.h"
+#include "cuda_case.h"
+
+namespace {
+
+using lkv::Format;
+using lkv::RowLayout;
+using lkv::RowPlan;
+using lkv::test::AttnCase;
+using lkv::test::AttnShape;
+using lkv::test::cuda_check;
+using lkv::test::DeviceBuffer;
+using lkv::test::DeviceCase;
+using lkv::test::Perturb;
+using lkv::test::relative_error;
+
+// f16 rows enter the products as they are; other rows are rounded to f16 once, rebuilt keys twice more.
+constexpr double exact_tolerance = 1e-3;
+constexpr double rounded_tolerance = 2e-3;
+
+std::map<std::string, double> largest;
+
+double tolerance_of(const AttnShape& s) {
+    bool f16 = !s.k_rebuild && !s.v_latent;
+    for (const Format f : s.k_formats) f16 = f16 && f == Format::f16;
+    for (const Format f : s.v_formats) f16 = f16 && f == Format::f16;
+    return f16 ? exact_tolerance : rounded_tolerance;
+}
+
+struct Cut {
+    const char* name;
+    int tile;  // 0: as planned
+    int stages;
+    int n_split;
+};
+
+constexpr Cut cuts[] = {
+    {"planned", 0, 0, 0}, {"tiles of 16, one stage, 3 parts", 16, 1, 3}, {"tiles of 32, 2 parts", 32, 2, 2}};
+
+void compare(const AttnShape& shape) {
+    AttnCase c(shape);
+    const std::vector<double> want = c.oracle();
+    const double tolerance = tolerance_of(shape);
+    for (const Cut& cut : cuts) {
+        DeviceCase device(c.params);
+        if (cut.tile > 0) {
+            device.args.tile = std::min(cut.tile, device.args.tile);
+            device.args.stages = std::min(cut.stages, device.args.stages);
+            device.args.n_split = cut.n_split;
+        }
+        std::vector<float> got;
+        try {
+            got = device.run();
+        } catch (const std::exception& e) {
+            CHECK_MSG(false, shape.name + ", " + cut.name + ": " + e.what());
+            continue;
+        }
+        const double error = relative_error(got, want);
+        double& seen = largest[tolerance == exact_tolerance ? "f16 rows, direct" : "other rows and paths"];
+        seen = std::max(seen, error);
+        CHECK_MSG(error <= tolerance, shape.name + ", " + cut.name + ": relative error " + std::to_string(error));
+        if (cut.tile == 0) {
+            CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance,
+                      shape.name + ": scores 1 % off go unseen");
+        }
+    }
+}
+
+// Shapes of the models this is for: head_dim 128, grouped queries, wide joint latents.
+void wide() {
+    struct Wide {
+        const char* name;
+        int n_kv, rep, k_rank, v_rank, k_group, v_group;
+        bool rebuild;
+    };
+    constexpr Wide cases[] = {
+        {"8B full", 8, 4, 0, 0, 1, 1, false},
+        {"8B joint rotated", 8, 4, 512, 512, 8, 8, false},
+        {"8B joint rotated, wide", 8, 4, 1024, 768, 8, 8, false},
+        {"8B rebuild", 8, 4, 256, 256, 4, 4, true},
+        {"7B joint rotated", 16, 1, 1280, 2048, 16, 16, false},
+        {"7B rebuild joint", 8, 1, 1024, 1024, 8, 8, true},
+    };
+    for (const Wide& w : cases) {
+        for (const Format f : {Format::f16, Format::q4}) {
+            for (const int n_tokens : {1, 20}) {
+                AttnShape s;
+                s.name = std::string(w.name) + ", " + lkv::format_name(f) + ", " + std::to_string(n_tokens) + " tokens";
+                s.head_dim = 128;
+                s.n_kv = w.n_kv;
+                s.rep = w.rep;
+                s.k_rebuild = w.rebuild;
+                s.k_group = w.k_group;
+                s.v_group = w.v_group;
+                if (w.k_rank > 0) s.k_ranks.assign(static_cast<size_t>(w.n_kv / w.k_group), w.k_rank);
+                if (w.v_rank > 0) s.v_ranks.assign(static_cast<size_t>(w.n_kv / w.v_group), w.v_rank);
+                s.v_latent = w.v_rank > 0;
+                s.k_formats = s.v_formats = {f};
+                s.n_past = 70;
+                s.n_tokens = n_tokens;
+                compare(s);
+            }
+        }
+    }
+}
+
+void nothing_visible() {
+    for (const int n_tokens : {1, 140}) {
+        AttnShape s;
+        s.n_tokens = n_tokens;
+        AttnCase c(s);
+        std::vector<int32_t> other(static_cast<size_t>(c.params.n_tokens), 5);
+        c.params.q_seq = other.data();
+        DeviceCase device(c.params);
+        for (const float x : device.run()) CHECK(x == 0.0f);
+    }
+}
+
+// A deeper cache than the plan was shown: the number of slots is read on the device.
+void grows() {
+    AttnShape s;
+    s.name = "growing cache";
+    s.n_past = 1000;
+    AttnCase c(s);
+    DeviceCase device(c.params);
+    CHECK_MSG(device.args.n_split > 1, "a long cache is split");
+    CHECK_MSG(relative_error(device.run(), c.oracle()) <= exact_tolerance, s.name);
+    const int32_t fewer = 37;
+    device.args.n_slots = device.keep(std::vector<int32_t>{fewer});
+    c.params.regions[0].n_slots = fewer;
+    CHECK_MSG(relative_error(device.run(), c.oracle()) <= exact_tolerance, s.name + ", seen early");
+}
+
+struct DevicePlan {
+    DeviceBuffer segments;
+    int n = 0;
+
+    explicit DevicePlan(const RowLayout& row) {
+        for (int g = 0; g < row.n_groups; g++) n += row.groups[g].n_segments;
+        segments = DeviceBuffer(std::vector<lkv::SegmentLayout>(row.segments, row.segments + n));
+    }
+};
+
+lkv::cuda::RowTarget target(const RowLayout& row, const DevicePlan& plan, const DeviceBuffer& k,
+                            const DeviceBuffer& v) {
+    const auto* segments = plan.segments.as<lkv::SegmentLayout>();
+    return {k.as<uint8_t>(), v.as<uint8_t>(), segments, segments, row.row_bytes, row.row_bytes, plan.n, plan.n};
+}
+
+// Values as caches hold them: channels of different spread, outliers, offsets, an all-zero and a constant row.
+std::vector<float> rows_of_values(int n, int width, std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    std::vector<float> x(static_cast<size_t>(n * width));
+    for (int i = 0; i < n; i++) {
+        for (int d = 0; d < width; d++) {
+            const float spread = std::exp(1.5f * std::sin(static_cast<float>(d)));
+            float v = normal(random) * spread * (d % 37 == 5 ? 20.0f : 1.0f) + (d % 64 == 3 ? 4.0f : 0.0f);
+            if (i == 0) v = 0.0f;
+            if (i == 1) v = -2.75f;
+            if (i == 2) v *= 1e-7f;
+            if (i == 3) v *= 1e5f;
+            x[static_cast<size_t>(i * width + d)] = v;
+        }
+    }
+    return x;
+}
+
+void rows() {
+    std::mt19937 random(11);
+    constexpr int n = 64;
+    int64_t differing = 0;
+    int64_t total = 0;
+    for (int f = 1; f < lkv::n_formats; f++) {
+        const auto format = static_cast<Format>(f);
+        const RowPlan plan({{{Format::q8, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
+        const RowLayout row = plan.view();
+        const std::vector<float> x = rows_of_values(n, row.width, random);
+        const auto row_bytes = static_cast<size_t>(row.row_bytes);
+        std::vector<uint8_t> want(n * row_bytes, 0xee);
+        for (int i = 0; i < n; i++) {
+            lkv::write_row(row, &x[static_cast<size_t>(i * row.width)],
+                           &want[static_cast<size_t>(n - 1 - i) * row_bytes]);
+        }
+        const DevicePlan device_plan(row);
+        const DeviceBuffer values(x);
+        const DeviceBuffer k(n * row_bytes);
+        const DeviceBuffer v(n * row_bytes);
+        std::vector<int32_t> slots;
+        for (int i = 0; i < n; i++) slots.push_back(n - 1 - i);
+        const DeviceBuffer slot(slots);
+        const DeviceBuffer region(std::vector<int32_t>(n, 0));
+        lkv::cuda::StoreArgs args{};
+        args.k = args.v = values.as<float>();
+        args.k_stride = args.v_stride = row.width;
+        args.region = region.as<int32_t>();
+        args.slot = slot.as<int32_t>();
+        args.targets[0] = target(row, device_plan, k, v);
+        cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+        cuda_check(cudaDeviceSynchronize(), "storing");
+        for (const DeviceBuffer* side : {&k, &v}) {
+            const auto got = side->download<uint8_t>();
+            int64_t wrong = 0;
+            for (size_t i = 0; i < want.size(); i++) {
+                if (got[i] != want[i] && wrong < 3) {
+                    std::printf("%s: row %zu byte %zu: %02x instead of %02x\n", lkv::format_name(format),
+                                n - 1 - i / row_bytes, i % row_bytes, got[i], want[i]);
+                }
+                wrong += got[i] != want[i];
+            }
+            differing += wrong;
+            total += static_cast<int64_t>(want.size());
+            CHECK_MSG(wrong == 0, std::string("rows of ") + lkv::format_name(format) + ": " + std::to_string(wrong) +
+                                      " bytes of " + std::to_string(want.size()) + " differ from the CPU's");
+        }
+
+        // requantized from an exact region
+        const RowPlan exact({{{Format::f16, 160}, {Format::f16, 32}}, {{Format::f16, 64}}, {{Format::f16, 256}}});
+        const RowLayout from = exact.view();
+        std::vector<uint8_t> source(n * static_cast<size_t>(from.row_bytes));
+        for (int i = 0; i < n; i++) {
+            lkv::write_row(from, &x[static_cast<size_t>(i * row.width)],
+                           &source[static_cast<size_t>(i * from.row_bytes)]);
+        }
+        lkv::move_rows(from, source.data(), row, want.data(), n);
+        const DevicePlan from_plan(from);
+        const DeviceBuffer source_rows(source);
+        std::vector<int32_t> same(n);
+        std::iota(same.begin(), same.end(), 0);
+        const DeviceBuffer index(same);
+        lkv::cuda::MoveArgs move{};
+        move.from = target(from, from_plan, source_rows, source_rows);
+        move.to = target(row, device_plan, k, v);
+        move.from_slot = move.to_slot = index.as<int32_t>();
+        move.k_width = move.v_width = row.width;
+        cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows");
+        cuda_check(cudaDeviceSynchronize(), "moving");
+        const auto moved = v.download<uint8_t>();
+        CHECK_MSG(moved == want, std::string("moved rows of ") + lkv::format_name(format) + " differ from the CPU's");
+    }
+    std::printf("row bytes that differ from the CPU's: %lld of %lld\n", static_cast<long long>(differing),
+                static_cast<long long>(total));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
+        std::printf("cuda_attn: skipped: no CUDA device\n");
+        return 77;
+    }
+    const bool small = argc > 1 && std::string(argv[1]) == "small";  // for compute-sanitizer
+    rows();
+    nothing_visible();
+    grows();
+    lkv::test::formats(compare);
+    if (!small) {
+        lkv::test::regions(compare);
+        lkv::test::masks(compare);
+        lkv::test::paths_and_shapes(compare);
+        wide();
+    }
+    for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
+    return lkv::test::report("cuda_attn");
+}
