@@ -78,8 +78,8 @@ class Weights:
         return (self.random.standard_normal(shape, dtype=np.float32) * scale).astype(np.float16)
 
 
-def write(shape: Shape, path: Path, cache: str, seed: int) -> None:
-    """Write the file; `cache` is K/V as in `full/full` or `rotated:512:8/latent:512:8`."""
+def write(shape: Shape, path: Path, cache: str, seed: int, *, exact: bool = False) -> None:
+    """Write the file; `cache` is K/V as in `full/full` or `rotated:512:8/latent:512:8`; exact: f32."""
     k_text, v_text = cache.split("/")
     k, v = Side.parse(k_text, shape), Side.parse(v_text, shape)
     weights = Weights(seed)
@@ -107,6 +107,9 @@ def write(shape: Shape, path: Path, cache: str, seed: int) -> None:
             out.add_array(f"latentkv.{name}.ranks", [side.rank] * (n_groups * shape.n_layer))
 
     def q4(name: str, n_out: int, n_in: int) -> None:
+        if exact:
+            out.add_tensor(name, weights.f16(n_out, n_in, scale=1.0 / math.sqrt(n_in)).astype(np.float32))
+            return
         out.add_tensor(name, weights.q4_0(n_out, n_in), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
 
     def ones(name: str) -> None:
@@ -156,8 +159,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--cache", default="full/full", help="K path/V path (default: full/full)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--exact", action="store_true", help="f32 weights, to compare implementations with")
     args = parser.parse_args()
-    write(SHAPES[args.shape], args.out, args.cache, args.seed)
+    write(SHAPES[args.shape], args.out, args.cache, args.seed, exact=args.exact)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 # latentkv_cuda: the CUDA kernels, which know no ggml; and, where ggml is built, the executor that launches them inside it.
 find_package(CUDAToolkit REQUIRED)
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90)
-endif()
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)
 
@@ -20,10 +17,11 @@ set_target_properties(latentkv_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
 # ggml-cuda's private headers: the type of its backend's context, which owns the stream.
 set(ggml_src ${LATENTKV_LLAMA_CPP_DIR}/ggml/src)
-add_library(latentkv_ggml_cuda STATIC ${cuda_dir}/ggml_stream.cu ${cuda_dir}/executor.cpp)
+add_library(latentkv_ggml_cuda STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/ggml_stream.cu ${cuda_dir}/executor.cpp)
 target_include_directories(latentkv_ggml_cuda SYSTEM PRIVATE ${ggml_src})
 target_include_directories(latentkv_ggml_cuda PRIVATE ${CMAKE_CURRENT_LIST_DIR}/src ${generated})
 target_compile_features(latentkv_ggml_cuda PRIVATE cxx_std_20)
 target_link_libraries(latentkv_ggml_cuda PUBLIC latentkv_cuda ggml llama)
 set_target_properties(latentkv_ggml_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_link_libraries(latentkv_native PUBLIC latentkv_ggml_cuda)
+target_compile_definitions(latentkv_native PUBLIC LATENTKV_CUDA_BUILD)

@@ -15,9 +15,9 @@
 #include "ggml-cuda.h"
 #include "ggml-impl.h"
 #include "ops/cuda/device_memory.h"
-#include "ops/cuda/ggml_stream.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
+#include "runtime/ggml_stream.h"
 #include "runtime/gpu.h"
 
 namespace lkv {

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constan
 }
 
 __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
-                         uint8_t* dst, int width, float* x) {
+                         uint8_t* dst, int row_bytes, int width, float* x) {
     for (int i = threadIdx.x; i < width; i += row_threads) x[i] = 0.0f;
     __syncthreads();
     for (int s = 0; s < n_from; s++) {
@@ -29,20 +29,38 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
         }
     }
     __syncthreads();
-    write_row_shared(to, n_to, x, dst);
+    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes.
+    for (int s = threadIdx.x / writers_per_segment; s < n_to; s += row_threads / writers_per_segment) {
+        const SegmentLayout segment = to[s];
+        const uint8_t* same = nullptr;
+        for (int i = 0; i < n_from; i++) {
+            const SegmentLayout other = from[i];
+            if (other.column == segment.column && other.width == segment.width && other.format == segment.format) {
+                same = src + other.offset;
+            }
+        }
+        if (same == nullptr) {
+            write_segment_shared(segment.format, x + segment.column, segment.width, dst + segment.offset);
+            continue;
+        }
+        const int end = s + 1 < n_to ? to[s + 1].offset : row_bytes;
+        for (int i = threadIdx.x % writers_per_segment; i < end - segment.offset; i += writers_per_segment) {
+            dst[segment.offset + i] = same[i];
+        }
+    }
 }
 
-// grid: rows x {K, V}. Source rows hold f16 in every segment (sink, recent), so requantizing an unchanged segment gives its bytes back.
+// grid: rows x {K, V}
 __global__ void __launch_bounds__(row_threads) move_kernel(const __grid_constant__ MoveArgs p) {
     extern __shared__ float x[];
     const int64_t a = p.from_slot[blockIdx.x];
     const int64_t b = p.to_slot[blockIdx.x];
     if (blockIdx.y == 0) {
         move_row(p.from.k_segments, p.from.n_k_segments, p.from.k_rows + a * p.from.k_row_bytes, p.to.k_segments,
-                 p.to.n_k_segments, p.to.k_rows + b * p.to.k_row_bytes, p.k_width, x);
+                 p.to.n_k_segments, p.to.k_rows + b * p.to.k_row_bytes, p.to.k_row_bytes, p.k_width, x);
     } else {
         move_row(p.from.v_segments, p.from.n_v_segments, p.from.v_rows + a * p.from.v_row_bytes, p.to.v_segments,
-                 p.to.n_v_segments, p.to.v_rows + b * p.to.v_row_bytes, p.v_width, x);
+                 p.to.n_v_segments, p.to.v_rows + b * p.to.v_row_bytes, p.to.v_row_bytes, p.v_width, x);
     }
 }
 

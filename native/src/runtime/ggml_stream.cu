@@ -1,5 +1,5 @@
 // The one line that needs ggml-cuda's private header: the stream its backend works on.
-#include "ops/cuda/ggml_stream.h"
+#include "runtime/ggml_stream.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-cuda/common.cuh"
