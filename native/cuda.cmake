@@ -17,7 +17,7 @@ set_target_properties(latentkv_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
 # ggml-cuda's private headers: the type of its backend's context, which owns the stream.
 set(ggml_src ${LATENTKV_LLAMA_CPP_DIR}/ggml/src)
-add_library(latentkv_ggml_cuda STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/ggml_stream.cu ${cuda_dir}/executor.cpp)
+add_library(latentkv_ggml_cuda STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/ggml_stream.cu ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda_executor.cpp)
 target_include_directories(latentkv_ggml_cuda SYSTEM PRIVATE ${ggml_src})
 target_include_directories(latentkv_ggml_cuda PRIVATE ${CMAKE_CURRENT_LIST_DIR}/src ${generated})
 target_compile_features(latentkv_ggml_cuda PRIVATE cxx_std_20)
