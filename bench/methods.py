@@ -90,14 +90,12 @@ def convert(file: File, args: argparse.Namespace) -> tuple[Path, str]:
     return path, lines[-1] if done.returncode else ""
 
 
-def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
-    from latentkv import _core
+def decoded(model: Any, kv: str, reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
+    """The text scored token by token through a cache, against the reference's logits."""
     from latentkv.perplexity import Cache, perplexity
 
-    model = _core.Model(str(path))
-    cache = Cache(model, {"kv": kv, "n_threads": args.threads})
     result = perplexity(
-        cache,
+        Cache(model, {"kv": kv, "n_threads": args.threads}),
         args.text.read_text(encoding="utf-8"),
         n_ctx=args.ctx_size,
         chunks=args.chunks,
@@ -106,6 +104,14 @@ def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace)
         against=reference,  # type: ignore[arg-type]
     )
     reference.keep()
+    return result
+
+
+def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
+    from latentkv import _core
+
+    model = _core.Model(str(path))
+    result = decoded(model, kv, reference, args)
     used = model.forecast(args.ctx_size, kv=kv)["total"] / args.ctx_size  # regions of exact tokens included
     row = {
         "bytes": used,

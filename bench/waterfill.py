@@ -58,19 +58,9 @@ def convert(prefer: str, budget: str, args: argparse.Namespace) -> Path:
 
 def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
     from latentkv import _core
-    from latentkv.perplexity import Cache, perplexity
 
     model = _core.Model(str(path))
-    result = perplexity(
-        Cache(model, {"kv": kv, "n_threads": args.threads}),
-        args.text.read_text(encoding="utf-8"),
-        n_ctx=args.ctx_size,
-        chunks=args.chunks,
-        decode=True,
-        parallel=args.parallel,
-        against=reference,  # type: ignore[arg-type]
-    )
-    reference.keep()
+    result = methods.decoded(model, kv, reference, args)
     size = model.forecast(SERVED, kv=kv)["total"]
     full = model.forecast(SERVED, kv="f16", sink=0, recent=0)
     return {
