@@ -90,12 +90,14 @@ def convert(file: File, args: argparse.Namespace) -> tuple[Path, str]:
     return path, lines[-1] if done.returncode else ""
 
 
-def decoded(model: Any, kv: str, reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
-    """The text scored token by token through a cache, against the reference's logits."""
+def decoded(
+    model: Any, options: dict[str, Any], reference: Reference, args: argparse.Namespace
+) -> dict[str, Any]:
+    """The text scored token by token through a cache of these options, against the reference's logits."""
     from latentkv.perplexity import Cache, perplexity
 
     result = perplexity(
-        Cache(model, {"kv": kv, "n_threads": args.threads}),
+        Cache(model, {**options, "n_threads": args.threads}),
         args.text.read_text(encoding="utf-8"),
         n_ctx=args.ctx_size,
         chunks=args.chunks,
@@ -111,7 +113,7 @@ def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace)
     from latentkv import _core
 
     model = _core.Model(str(path))
-    result = decoded(model, kv, reference, args)
+    result = decoded(model, {"kv": kv}, reference, args)
     used = model.forecast(args.ctx_size, kv=kv)["total"] / args.ctx_size  # regions of exact tokens included
     row = {
         "bytes": used,
@@ -123,10 +125,15 @@ def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace)
         "tokens": result["tokens"],
     }
     if args.needles:
-        lines = args.needles.read_text(encoding="utf-8").splitlines()[: args.needles_limit]
         how = argparse.Namespace(ctx=0, sink=-1, recent=-1, threads=args.threads, generate=False)
-        row["found"] = needles.run_gguf(str(path), kv, [json.loads(line) for line in lines], how)["accuracy"]
+        row["found"] = needles.run_gguf(str(path), kv, questions(args), how)["accuracy"]
     return row
+
+
+def questions(args: argparse.Namespace) -> list[needles.Sample]:
+    lines = args.needles.read_text(encoding="utf-8").splitlines()
+    samples: list[needles.Sample] = [json.loads(line) for line in lines]
+    return [sample for sample in samples if sample["length"] <= args.needles_length]
 
 
 def empty(why: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -202,7 +209,7 @@ def command_line(args: argparse.Namespace) -> str:
     words += ["--convert", args.convert] if args.convert else []
     if args.needles:
         words += ["--needles", shown(args.needles)]
-        words += [] if args.needles_limit is None else ["--needles-limit", str(args.needles_limit)]
+        words += ["--needles-length", str(args.needles_length)]
     return shlex.join(words)
 
 
@@ -245,7 +252,13 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=8, help="windows (default 8)")
     parser.add_argument("--parallel", type=int, default=8, help="windows that decode together (default 8)")
     parser.add_argument("--needles", type=Path, help="also count numbers found (bench/needles.py)")
-    parser.add_argument("--needles-limit", type=int, metavar="N", help="only the first N questions")
+    parser.add_argument(
+        "--needles-length",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="only texts of up to N tokens (default 1000)",
+    )
     parser.add_argument("-t", "--threads", type=int, default=0)
     parser.add_argument("--keep-files", action="store_true", help="do not delete measured GGUF files")
     parser.add_argument("--restart", action="store_true", help="forget finished rows")

@@ -28,7 +28,7 @@ def arguments(**changes: Any) -> argparse.Namespace:
         "plan": ["palu --keep 0.4"],
         "convert": "",
         "needles": None,
-        "needles_limit": None,
+        "needles_length": 1000,
         "threads": 1,
     }
     return argparse.Namespace(**(given | changes))
