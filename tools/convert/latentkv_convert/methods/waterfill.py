@@ -69,6 +69,25 @@ def add_arguments(parser: Any) -> None:
         help="KV heads that share a K latent (default all)",
     )
     parser.add_argument(
+        "--group-v",
+        type=parse_group,
+        default=None,
+        metavar="N|all",
+        help="KV heads that share a V latent (default all)",
+    )
+    parser.add_argument(
+        "--weight",
+        choices=("fisher", "energy"),
+        default="fisher",
+        help="what an error costs by its direction (default), or the same in every direction of a tensor",
+    )
+    parser.add_argument(
+        "--balance",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="scale channels by the fourth root of their variance (default)",
+    )
+    parser.add_argument(
         "--segment",
         type=int,
         choices=(16, *SEGMENT_WIDTHS),
@@ -87,7 +106,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     """Raises:
     ConvertError: a group, context or budget that does not fit the model.
     """
-    groups = {"k": group_size(options["group"], spec.n_kv), "v": spec.n_kv}
+    groups = {side: group_size(options[name], spec.n_kv) for side, name in (("k", "group"), ("v", "group_v"))}
     for group in groups.values():
         if group * spec.head_dim % RANK_PAD:
             raise ConvertError(
@@ -108,6 +127,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         sink=sink,
         recent=recent,
         widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
+        weight=options["weight"],
+        balance=options["balance"],
     )
 
 
@@ -120,6 +141,8 @@ class Waterfill:
     sink: int
     recent: int
     widths: tuple[int, ...]
+    weight: str = "fisher"
+    balance: bool = True
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -132,11 +155,16 @@ class Waterfill:
         blocks = [slice(begin, begin + width) for begin in range(0, work.spec.kv_width, width)]
         where = f"layer {layer} {side}"
         return tuple(
-            weighted(cached.moment[block, block], cached.fisher[block, block], where) for block in blocks
+            weighted(cached.moment[block, block], cached.fisher[block, block], where, self.balance)
+            for block in blocks
         )
 
     def cached(self, work: Work, layer: int, side: str) -> cached_rows.CachedRows:
-        return cached_rows.of(work, layer, side, self.paths[side], self.context)
+        found = cached_rows.of(work, layer, side, self.paths[side], self.context)
+        if self.weight == "fisher":
+            return found
+        width = len(found.fisher)
+        return replace(found, fisher=np.eye(width) * (np.trace(found.fisher) / width))
 
     def plan(self, work: Work) -> Plan:
         spec = work.spec
@@ -178,8 +206,9 @@ class Waterfill:
         return replace(self._side(spec, side, widths), formats=formats)
 
 
-def weighted(moment: F64, fisher: F64, where: str) -> Basis:
+def weighted(moment: F64, fisher: F64, where: str, balance: bool = True) -> Basis:
     """down = R U Λ^(-1/4), up = Λ^(1/4) Uᵀ R⁻¹, with R = F^(1/2) and R M R = U Λ Uᵀ; sigma = Λ^(1/2).
+    Without balance Λ^(1/4) is left out.
 
     Raises:
         ConvertError: no query read a cached copy, or a moment is not finite.
@@ -192,7 +221,7 @@ def weighted(moment: F64, fisher: F64, where: str) -> Basis:
     root = np.maximum(root, np.sqrt(FISHER_FLOOR) * root[0])
     forward, backward = (axes * root) @ axes.T, (axes / root) @ axes.T
     sigma, directions = eigenbasis(forward @ moment @ forward, where)
-    scale = np.sqrt(np.maximum(sigma, 1e-6 * sigma[0]))
+    scale = np.sqrt(np.maximum(sigma, 1e-6 * sigma[0])) if balance else np.ones_like(sigma)
     return Basis(sigma, forward @ directions / scale, scale[:, None] * (directions.T @ backward))
 
 
