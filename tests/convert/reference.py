@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from latentkv_convert.calibrate.block_error import product
-from latentkv_convert.ir import F64, SIDES, Plan
+from latentkv_convert.fuse import center
+from latentkv_convert.ir import F32, F64, SIDES, Plan
 from latentkv_convert.work import Work
 
 
@@ -30,7 +31,8 @@ def compressed(model: Any, work: Work, plan: Plan) -> Iterator[Any]:
             if chosen.path == "rotated" and work.spec.block.position == "rope":
                 after[index] = torch.from_numpy(projector(work, index, chosen.ranks)).float()
             elif chosen.kept:  # a bias of K adds the same to all scores of a query, projected or not
-                replace(model, work, index, side, product(work, index, side, chosen.kept))
+                added = bias(work, index, side, chosen.kept)
+                replace(model, work, index, side, product(work, index, side, chosen.kept), added)
     if not after:
         yield model
         return
@@ -39,12 +41,32 @@ def compressed(model: Any, work: Work, plan: Plan) -> Iterator[Any]:
         yield model
 
 
-def replace(model: Any, work: Work, layer: int, side: str, new: np.ndarray) -> None:
+def replace(
+    model: Any, work: Work, layer: int, side: str, new: np.ndarray, bias: np.ndarray | None = None
+) -> None:
     projection = work.spec.projections[side]
-    weight = model.get_submodule(f"{work.spec.layers}.{layer}.{projection.module}").weight
+    module = model.get_submodule(f"{work.spec.layers}.{layer}.{projection.module}")
     rows = slice(None) if projection.rows is None else torch.from_numpy(projection.rows)
     with torch.no_grad():
-        weight[rows] = torch.from_numpy(new)
+        module.weight[rows] = torch.from_numpy(new)
+        if bias is None:
+            return
+        if module.bias is None:
+            module.bias = torch.nn.Parameter(torch.zeros(module.weight.shape[0]))
+        module.bias[rows] = torch.from_numpy(bias).float()
+
+
+def mean(work: Work, layer: int, side: str) -> F64:
+    """[w] that rows are centred by, 0 where they are not."""
+    mu = center.mean(work, layer, side)
+    return np.zeros(work.spec.kv_width) if mu is None else mu
+
+
+def bias(work: Work, layer: int, side: str, ranks: tuple[int, ...]) -> F32:
+    """[w]: of the projection, and the part of the mean that the factors cut."""
+    own, mu = work.bias(layer, side), mean(work, layer, side)
+    lost = mu - mu @ projector(work, layer, ranks, side)
+    return np.asarray(lost if own is None else lost + own, dtype=np.float32)
 
 
 def projector(work: Work, layer: int, ranks: tuple[int, ...], side: str = "k") -> F64:
@@ -110,8 +132,9 @@ def regional(model: Any, work: Work, plan: Plan, whole: np.ndarray) -> Iterator[
 
     def attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
         batch, heads, tokens, size = value.shape
-        bias = work.bias(layer.layer_idx, "v")  # added once, never cut
-        offset = torch.zeros(heads * size) if bias is None else torch.from_numpy(bias)
+        bias = work.bias(layer.layer_idx, "v")  # added once, never cut, as is the mean
+        offset = torch.from_numpy(mean(work, layer.layer_idx, "v")).float()
+        offset = offset if bias is None else offset + torch.from_numpy(bias)
         flat = value.transpose(1, 2).reshape(batch, tokens, -1) - offset
         cut = (flat @ kept[layer.layer_idx] + offset).reshape(batch, tokens, heads, size).transpose(1, 2)
         out, weights = stock(layer, query, key, value, mask, **kwargs)

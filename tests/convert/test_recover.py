@@ -74,7 +74,11 @@ def install_trained(model: Any, work: Work, trained: factored.Trained) -> None:
     for (layer, side), bases in trained.items():
         products = [basis.up.T @ basis.rows for basis in bases if basis.rows is not None]
         assert len(products) == len(bases)
-        reference.replace(model, work, layer, side, np.concatenate(products).astype(np.float32))
+        mu, own = reference.mean(work, layer, side), work.bias(layer, side)
+        stored = [part @ b.down @ b.up for b, part in zip(bases, np.split(mu, len(bases)), strict=True)]
+        bias = mu - np.concatenate(stored) + (0 if own is None else own)
+        new = np.concatenate(products).astype(np.float32)
+        reference.replace(model, work, layer, side, new, bias)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "phi3", "opt"])

@@ -1,9 +1,9 @@
 """What a layer's cache holds before it is compressed: moments, Fisher moments and real rows, from
 calibrate/copies.py.
 
-Which rows depends on the path: v and a k that is rebuilt or absorbed are kept as projected, without bias; a
-rotated k after bias, norm and RoPE, which turns its moments over every position of the served context
-(served.py).
+Which rows depends on the path: v and a k that is rebuilt or absorbed are kept as projected, without bias, or
+about their mean (fuse/center.py); a rotated k after bias, norm and RoPE, which turns its moments over every
+position of the served context (served.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import served
+from .fuse import center
 from .ir import F32, F64, SIDES, Array
 from .work import Work
 
@@ -38,11 +39,11 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
         return np.asarray(stats[f"{name}_{key}"])
 
     moment, weighted, fisher, rows = (array(key) for key in ("moment", "weighted", "fisher", "rows"))
-    bias = work.bias(layer, "k") if path == "rotated" and name == "k" else None
-    if bias is not None:
-        moment = _shifted(moment, array("mean"), bias.astype(np.float64))
-        weighted = _shifted(weighted, array("weighted_mean"), bias.astype(np.float64))
-        rows = rows + bias
+    by = _offset(work, layer, side, path, name)
+    if by is not None:
+        moment = _shifted(moment, array("mean"), by.astype(np.float64))
+        weighted = _shifted(weighted, array("weighted_mean"), by.astype(np.float64))
+        rows = rows + by.astype(np.float32)
     moment = WEIGHTED_SHARE * weighted + (1 - WEIGHTED_SHARE) * moment
     if path == "rotated" and context is not None:
         head_dim = work.spec.head_dim
@@ -51,6 +52,14 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
         rows = served.turned(rows, freqs, head_dim, rng.integers(0, context, len(rows)).astype(np.float64))
     return CachedRows(moment, fisher, rows, array("energy").astype(np.float64))
+
+
+def _offset(work: Work, layer: int, side: str, path: str, name: str) -> Array | None:
+    """[w] from the projection's output without bias to what is cached."""
+    if path == "rotated":
+        return work.bias(layer, "k") if name == "k" else None
+    mu = center.mean(work, layer, side)
+    return None if mu is None else -mu
 
 
 def _shifted(moment: F64, mean: F64, by: F64) -> F64:

@@ -83,6 +83,12 @@ def build_parser(method: str, prog: str) -> Parser:
         default=True,
         help="spread a latent's energy over its channels (Hadamard, fused; default on)",
     )
+    parser.add_argument(
+        "--center",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="store rows about their mean, where that is a large part of them (default on; nothing is lost)",
+    )
     parser.add_argument("--seed", type=_natural, default=0, help="seed of sampling and rotation (default 0)")
     text = parser.add_argument_group("calibration")
     text.add_argument("--calib", type=Path, metavar="FILE", help="text to calibrate on (UTF-8)")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .fuse import center
 from .ir import F64, SIDES, Basis, Plan, Projection
 from .work import Work
 
@@ -18,7 +19,8 @@ Trained = Mapping[tuple[int, str], tuple[Basis, ...]]  # (layer, side) -> a Basi
 
 
 class Factors(nn.Module):
-    """One side of one layer: latent_a x [..., Σr], split over the groups, each through its own latent_b."""
+    """One side of one layer: latent_a x [..., Σr], split over the groups, each through its own latent_b, plus
+    the mean where rows are centred."""
 
     def __init__(self, work: Work, layer: int, side: str, ranks: tuple[int, ...]) -> None:
         super().__init__()
@@ -27,12 +29,16 @@ class Factors(nn.Module):
         self.bases = [basis.truncated(r) for basis, r in zip(work.bases(layer, side), ranks, strict=True)]
         width = self.bases[0].down.shape[0]
         rows = [basis.down.T @ weight[i * width : (i + 1) * width] for i, basis in enumerate(self.bases)]
-        self.latent_a = linear(np.concatenate(rows))
+        mean, mu = center.latent_mean(work, layer, side, tuple(self.bases)), center.mean(work, layer, side)
+        self.latent_a = linear(np.concatenate(rows), None if mean is None else -mean)
+        self.mean: Tensor | None
+        self.register_buffer("mean", None if mu is None else torch.from_numpy(mu).float())
         self.latent_b = nn.ModuleList(linear(basis.up.T) for basis in self.bases)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.latent_a(x).split(self.ranks, dim=-1)
-        return torch.cat([up(part) for up, part in zip(self.latent_b, parts, strict=True)], dim=-1)
+        y = torch.cat([up(part) for up, part in zip(self.latent_b, parts, strict=True)], dim=-1)
+        return y if self.mean is None else y + self.mean
 
     def trained(self) -> tuple[Basis, ...]:
         a = numpy(self.latent_a).T  # [n_embd, Σr]
@@ -85,10 +91,12 @@ def install(model: Any, work: Work, plan: Plan) -> dict[tuple[int, str], Factors
     return installed
 
 
-def linear(weight: F64) -> nn.Linear:
-    """A Linear without bias, f32, from [out, in]."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+def linear(weight: F64, bias: F64 | None = None) -> nn.Linear:
+    """A frozen Linear, f32, from [out, in]."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     made.weight = nn.Parameter(torch.from_numpy(np.ascontiguousarray(weight)).float(), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(torch.from_numpy(bias).float(), requires_grad=False)
     return made
 
 

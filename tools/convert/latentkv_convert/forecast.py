@@ -13,6 +13,7 @@ import numpy as np
 
 from . import progress, quantizer
 from .errors import warn
+from .fuse import center
 from .fuse.finish import finished
 from .ir import F32, SIDES, Basis, Forecast, Plan, SidePlan
 from .work import Work
@@ -83,10 +84,13 @@ class Replaced:
     def __init__(self, work: Work, plan: SidePlan, layer: int, side: str) -> None:
         self.plan = plan
         self.factors: tuple[Basis, ...] = finished(work, plan, layer, side)
+        self.mean = center.mean(work, layer, side) if center.centred(work, layer, side, plan.path) else None
 
     def __call__(self, x: F32) -> F32:
         """[n, w] -> [n, w]: the projection's output without bias, or a rotated k."""
         assert self.plan.formats is not None
+        mean = np.float32(0) if self.mean is None else self.mean.astype(np.float32)
+        x = x - mean
         result = np.empty_like(x)
         width = x.shape[1] // len(self.factors)
         for group, basis in enumerate(self.factors):
@@ -97,7 +101,7 @@ class Replaced:
                 latent[:, begin : begin + n] = quantizer.stored(latent[:, begin : begin + n], fmt)
                 begin += n
             result[:, block] = latent @ basis.up
-        return result
+        return result + mean
 
 
 class Substitute:

@@ -79,6 +79,15 @@ class ModelSpec:
         return self.n_head * self.head_dim
 
     @property
+    def before_scores(self) -> str:
+        """What stands between a projected key and its scores that is not linear, or ""."""
+        if self.block.position == "rope":
+            return "RoPE"
+        if any(role.target == "attn_k_norm.weight" for role in self.layer_tensors):
+            return "a per-head norm"
+        return "a clamp" if "attention.clamp_kqv" in self.keys else ""
+
+    @property
     def kv_width(self) -> int:
         return self.n_kv * self.head_dim
 

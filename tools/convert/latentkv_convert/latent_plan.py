@@ -40,19 +40,11 @@ def k_path(options: Mapping[str, Any], spec: ModelSpec, rotary: str) -> str:
     Raises:
         ConvertError: absorbed with RoPE, a per-head norm or a clamp of K.
     """
-    why = _not_linear(spec)
+    why = spec.before_scores
     chosen: str = options["k_path"] or (rotary if why else "absorbed")
     if chosen == "absorbed" and why:
         raise ConvertError("--k-path", f"{rotary}, as keys go through {why}", "absorbed")
     return chosen
-
-
-def _not_linear(spec: ModelSpec) -> str:
-    if spec.block.position == "rope":
-        return "RoPE"
-    if any(role.target == "attn_k_norm.weight" for role in spec.layer_tensors):
-        return "a per-head norm"
-    return "a clamp" if "attention.clamp_kqv" in spec.keys else ""
 
 
 def problem(work: Work, group: int, keep: float, full_layers: frozenset[int] = frozenset()) -> RankProblem:

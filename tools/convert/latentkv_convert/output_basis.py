@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .fuse import center
 from .ir import Basis
 from .linalg import balanced, eigenbasis
 from .work import Work
@@ -24,9 +25,9 @@ def add_basis(parser: Any) -> None:
 
 def output_bases(work: Work, layer: int, side: str, group: int, basis: str) -> tuple[Basis, ...]:
     """One balanced basis per group of `group` KV heads, from the diagonal blocks of the output moment
-    M = Wᵀ C W (or of W Wᵀ for the plain basis)."""
+    M = Wᵀ C W, about the mean where rows are centred (or of W Wᵀ for the plain basis)."""
     if basis == "whitened":
-        moment = np.asarray(work.stats["moments"][layer][side], dtype=np.float64)
+        moment = center.covariance(work, layer, side)
     else:
         weight = work.weight(layer, side).astype(np.float64)
         moment = weight @ weight.T

@@ -40,7 +40,17 @@ def convert(recipe: Recipe) -> report.Report:
     check_shapes(checkpoint, spec)
     vocabulary = tokenizer.keys(checkpoint.directory, checkpoint.config, spec.n_vocab, recipe.pre)
     stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
-    work = Work(spec, checkpoint, stats, recipe.seed, method.decompose, sample, recipe.device, recipe.rotate)
+    work = Work(
+        spec,
+        checkpoint,
+        stats,
+        recipe.seed,
+        method.decompose,
+        sample,
+        recipe.device,
+        recipe.rotate,
+        recipe.center,
+    )
     plan = method.plan(work)
     check_plan(plan, spec)
     trained, recovery = finetuned(recipe, work, plan)

@@ -27,6 +27,7 @@ class Recipe:
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, by argparse name
     rotate: bool = True
+    center: bool = True
     seed: int = 0
     outtype: str = "f16"
     calib: Path | None = None
@@ -42,6 +43,8 @@ class Recipe:
     def text(self) -> str:
         """The choices that shape the cache, as JSON: the `latentkv.source.recipe` key."""
         chosen = {"method": self.method, "rotate": self.rotate, "seed": self.seed, **self.options}
+        if not self.center:
+            chosen["center"] = False
         if self.finetune is not None:
             chosen["finetune"] = {**asdict(self.finetune), "text": self.finetune.text.name}
         return json.dumps(chosen, sort_keys=True, default=str)

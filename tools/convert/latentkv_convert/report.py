@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from . import rows
 from .errors import ConvertError, need
+from .fuse import center
 from .gguf_write import replacing
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .recipe import Recipe
@@ -34,6 +36,7 @@ class Report:
     file_bytes: int
     files: tuple[Path, ...]
     recovery: Recovery | None = None
+    centred: Mapping[str, Sequence[int]] = field(default_factory=dict)  # side -> layers
 
     @property
     def keep(self) -> float:
@@ -82,6 +85,8 @@ class Report:
                     "kept": list(chosen.kept),
                     "energy": self.energy[side][index],
                 }
+                if index in self.centred.get(side, ()):
+                    entry[side]["centred"] = True
                 if chosen.formats is not None:
                     entry[side] |= {"segments": chosen.segments, "formats": chosen.formats}
             layers.append(entry)
@@ -122,7 +127,8 @@ class Report:
         kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
         tail = ["", self._summary()] if self.planned else []
         trained = [] if self.recovery is None else [_recovered(self.recovery), ""]
-        return "\n".join([text, "", kept, "", *trained, _align(sizes), *tail])
+        means = [f"about their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
+        return "\n".join([text, "", kept, "", *means, *trained, _align(sizes), *tail])
 
     def _summary(self) -> str:
         cache = self.cache()
@@ -146,6 +152,10 @@ def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
     return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
 
 
+def _layers(sides: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{side.upper()} of layer {' '.join(map(str, at))}" for side, at in sides.items() if at)
+
+
 def _recovered(recovery: Recovery) -> str:
     return (
         f"finetuned: perplexity {recovery.before:.3f} before, {recovery.after:.3f} after "
@@ -167,7 +177,9 @@ def finish(
     drawn = recipe.plot and not plan.is_full
     files = (recipe.output, data, picture) if drawn else (recipe.output, data)
     shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
-    report = Report(recipe, work.spec, plan, shares, calibration_tokens, file_bytes, files, recovery)
+    layers = list(enumerate(plan.layers))
+    centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
+    report = Report(recipe, work.spec, plan, shares, calibration_tokens, file_bytes, files, recovery, centred)
     with replacing(data) as partial:
         partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     if drawn:

@@ -24,6 +24,7 @@ class Work:
     sample: Sample | None = None  # the largest that was read, for methods that measure while they plan
     device: str = "cpu"
     rotate: bool = True
+    center: bool = True
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
     _bytes: int = 0

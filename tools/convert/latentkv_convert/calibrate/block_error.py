@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConvertError
+from ..fuse import center
 from ..ir import F32, SIDES
 from .stream import LayerStream
 
@@ -75,12 +76,28 @@ def product(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32:
     return np.concatenate(parts).astype(np.float32)
 
 
+def bias(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32 | None:
+    """[w] beside `product`: the projection's own, and mu - P mu, what the factors cut of the mean."""
+    own, mu = work.bias(layer, side), center.mean(work, layer, side)
+    if mu is None:
+        return own
+    parts = np.split(mu, len(ranks))
+    cuts = [basis.truncated(rank) for basis, rank in zip(work.bases(layer, side), ranks, strict=True)]
+    lost = np.concatenate([x - (x @ cut.down) @ cut.up for x, cut in zip(parts, cuts, strict=True)])
+    return (lost if own is None else lost + own).astype(np.float32)
+
+
 def _replace(work: Work, live: nn.Module, layer: int, side: str, ranks: Sequence[int]) -> None:
     projection = work.spec.projections[side]
-    weight = live.get_submodule(projection.module).weight
+    module = live.get_submodule(projection.module)
+    weight = module.weight
     assert isinstance(weight, Tensor)
-    new = torch.from_numpy(product(work, layer, side, ranks)).to(weight)
-    if projection.rows is None:
-        weight.copy_(new)
-    else:
-        weight[torch.from_numpy(projection.rows).to(weight.device)] = new
+    rows = slice(None) if projection.rows is None else torch.from_numpy(projection.rows).to(weight.device)
+    weight[rows] = torch.from_numpy(product(work, layer, side, ranks)).to(weight)
+    added = bias(work, layer, side, ranks)
+    if added is None:
+        return
+    if module.bias is None:
+        module.bias = nn.Parameter(torch.zeros_like(weight[:, 0]), requires_grad=False)
+    assert isinstance(module.bias, Tensor)
+    module.bias[rows] = torch.from_numpy(added).to(weight)

@@ -24,6 +24,7 @@ import numpy as np
 
 from .. import allocate, latent_plan, search
 from ..allocate import Ranks
+from ..fuse import center
 from ..ir import F64, SIDES, Basis, ModelSpec, Plan
 from ..linalg import balanced, eigenbasis, tied
 from ..schema import RANK_PAD
@@ -120,12 +121,11 @@ class Eigen:
     def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
         where, spec = f"layer {layer} {side}", work.spec
         if side == "k" and self.k_path == "absorbed":
-            stats = work.stats["heads"][layer]
-            queries = np.asarray(stats["q"], dtype=np.float64)
-            keys = head_blocks(np.asarray(stats["k"], dtype=np.float64), spec.head_dim)
+            queries = np.asarray(work.stats["heads"][layer]["q"], dtype=np.float64)
+            keys = head_blocks(center.key_covariance(work, layer), spec.head_dim)
             pairs = zip(keys, queries, strict=True)
             return tuple(tied(*eigenbasis(k + q, where), k, q) for k, q in pairs)
-        blocks = head_blocks(np.asarray(work.stats["moments"][layer][side], dtype=np.float64), spec.head_dim)
+        blocks = head_blocks(center.covariance(work, layer, side), spec.head_dim)
         if side == "k" and self.shared:
             return (balanced(*eigenbasis(np.sum(blocks, axis=0), where)),) * spec.n_kv
         return tuple(balanced(*eigenbasis(block, where)) for block in blocks)

@@ -19,6 +19,7 @@ import numpy as np
 
 from .. import allocate, latent_plan, served
 from ..errors import ConvertError
+from ..fuse import center
 from ..ir import F64, Basis, ModelSpec, Plan
 from ..linalg import eigenbasis, tied, untied
 from ..work import Work
@@ -113,9 +114,10 @@ class ZACK:
     def moments_k(self, work: Work, layer: int) -> tuple[F64, F64]:
         """k [w, w] and its queries [n_kv, head_dim, head_dim] as they meet in the scores."""
         stats, spec = work.stats["heads"][layer], work.spec
-        k, q = (np.asarray(stats[name], dtype=np.float64) for name in ("k", "q"))
+        q = np.asarray(stats["q"], dtype=np.float64)
         if self.context is None:
-            return k, q
+            return center.key_covariance(work, layer), q
+        k = np.asarray(stats["k"], dtype=np.float64)
         freqs = served.frequencies(work.checkpoint.config, spec, self.context)
         turned = [served.after_rope(head, freqs, spec.head_dim, self.context) for head in q]
         return served.after_rope(k, freqs, spec.head_dim, self.context), np.stack(turned)
@@ -132,7 +134,7 @@ def moments_v(work: Work, layer: int) -> tuple[F64, F64]:
     heads = work.output_weight(layer).astype(np.float64).reshape(spec.n_embd, spec.n_head, spec.head_dim)
     squares = np.einsum("dhi,dhj->hij", heads, heads, optimize=True)
     read = squares.reshape(spec.n_kv, -1, spec.head_dim, spec.head_dim).sum(1)
-    return np.asarray(work.stats["moments"][layer]["v"], dtype=np.float64), read
+    return center.covariance(work, layer, "v"), read
 
 
 def block_diagonal(blocks: F64) -> F64:

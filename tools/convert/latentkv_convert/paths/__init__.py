@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fuse import center
 from ..fuse.rope_rows import paired_rows
 from ..gguf_write import OutTensor
 from ..ir import F32, Basis, ModelSpec, SidePlan
@@ -44,9 +45,8 @@ class SideJob:
     def in_file_order(self, array: F32) -> F32:
         return array if self.rows is None else array[self.rows]
 
-    def bias(self) -> list[OutTensor]:
-        """The projection's own bias, added after the path has produced k or v."""
-        bias = self.work.bias(self.layer, self.side)
+    def bias(self, bias: F32 | None) -> list[OutTensor]:
+        """[w], added after the path has produced k or v."""
         if bias is None:
             return []
         stock = f"blk.{self.layer}.attn_{self.side}.bias"
@@ -80,6 +80,19 @@ def down(job: SideJob) -> OutTensor:
         return np.concatenate(parts).astype(np.float32)
 
     return OutTensor(job.name("attn_{side}_a"), (rank, job.spec.n_embd), "weight", load)
+
+
+def offset(job: SideJob) -> list[OutTensor]:
+    """[Σr]: minus the latent's mean, added to z."""
+    if center.mean(job.work, job.layer, job.side) is None:
+        return []
+
+    def load() -> F32:
+        mean = center.latent_mean(job.work, job.layer, job.side, job.factors())
+        assert mean is not None
+        return (-mean).astype(np.float32)
+
+    return [OutTensor(job.name("attn_{side}_a_bias"), (sum(job.plan.ranks),), "vector", load)]
 
 
 def up(job: SideJob) -> OutTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..fuse import center
 from ..gguf_write import OutTensor
 from . import SideJob
 
@@ -14,4 +15,4 @@ def tensors(job: SideJob) -> list[OutTensor]:
         "weight",
         lambda: job.in_file_order(job.work.weight(job.layer, job.side)),
     )
-    return [weight, *job.bias()]
+    return [weight, *job.bias(center.whole_bias(job.work, job.layer, job.side))]

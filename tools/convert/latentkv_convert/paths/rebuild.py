@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ..fuse import center
 from ..gguf_write import OutTensor
-from . import SideJob, down, up
+from . import SideJob, down, offset, up
 
 
 def tensors(job: SideJob) -> list[OutTensor]:
-    return [down(job), up(job), *job.bias()]
+    bias = center.output_bias(job.work, job.layer, job.side)
+    return [down(job), *offset(job), up(job), *job.bias(bias)]
