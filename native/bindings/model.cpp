@@ -1,6 +1,9 @@
 #include "model/model.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+
+#include <algorithm>
 
 #include "base/log.h"
 #include "bindings.h"
@@ -87,14 +90,65 @@ py::list layers(const Model& model) {
     return out;
 }
 
+// [segments, formats]: bytes of a token, and nats per token.
+py::dict side_tables(const lkv::CacheSpec& spec, lkv::TensorSpec lkv::LayerCacheSpec::* tensor,
+                     const std::vector<float>& distortions) {
+    const std::vector<lkv::Format>& formats = spec.master->formats;
+    const std::vector<int> widths = spec.widths(tensor);
+    const auto shape = {static_cast<py::ssize_t>(widths.size()), static_cast<py::ssize_t>(formats.size())};
+    py::array_t<int64_t> bytes(shape);
+    int64_t* out = bytes.mutable_data();
+    for (const int width : widths) {
+        for (const lkv::Format format : formats) {
+            *out++ = lkv::format_bytes(format, width);
+        }
+    }
+    py::array_t<double> nats(shape);
+    std::copy(distortions.begin(), distortions.end(), nats.mutable_data());
+    py::list counts;
+    for (const lkv::LayerCacheSpec& layer : spec.layers) {
+        for (const auto& group : (layer.*tensor).segments) {
+            counts.append(group.size());
+        }
+    }
+    py::dict side;
+    side["segments"] = counts;
+    side["bytes"] = bytes;
+    side["distortion"] = nats;
+    return side;
+}
+
+py::object master(const Model& model) {
+    const lkv::CacheSpec& spec = model.cache_spec();
+    if (!spec.master) {
+        return py::none();
+    }
+    py::list formats;
+    for (const lkv::Format format : spec.master->formats) {
+        formats.append(lkv::format_name(format));
+    }
+    py::dict out;
+    out["formats"] = formats;
+    out["context"] = spec.master->context;
+    out["drop_penalty"] = spec.master->drop_penalty;
+    out["predicted"] = spec.master->predicted;
+    out["kld"] = spec.master->kld;
+    out["k"] = side_tables(spec, &lkv::LayerCacheSpec::k, spec.master->k);
+    out["v"] = side_tables(spec, &lkv::LayerCacheSpec::v, spec.master->v);
+    return out;
+}
+
 py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const std::string& kv_k,
-                  const std::string& kv_v, const std::string& kv_sink, const std::string& kv_recent, int sink,
-                  int recent, double recent_ratio, const std::string& prefill, int n_seq_max, int n_ubatch) {
+                  const std::string& kv_v, const std::vector<std::string>& k_plan,
+                  const std::vector<std::string>& v_plan, const std::string& kv_sink, const std::string& kv_recent,
+                  int sink, int recent, double recent_ratio, const std::string& prefill, int n_seq_max, int n_ubatch) {
     lkv::SessionOptions options;
     options.n_ctx = n_ctx;
     options.kv = kv;
     options.kv_k = kv_k;
     options.kv_v = kv_v;
+    options.k_plan = k_plan;
+    options.v_plan = v_plan;
     options.kv_sink = kv_sink;
     options.kv_recent = kv_recent;
     options.sink = sink;
@@ -159,6 +213,7 @@ void bind_model(py::module_& module) {
         .def_property_readonly("size_bytes", &Model::size_bytes)
         .def_property_readonly("is_plain", [](const Model& m) { return m.cache_spec().plain; })
         .def_property_readonly("layers", &layers)
+        .def_property_readonly("master", &master)
         .def_property_readonly("regions",
                                [](const Model& m) {
                                    py::dict out;
@@ -179,9 +234,10 @@ void bind_model(py::module_& module) {
                                    return text(*m.vocab().chat_template());
                                })
         .def("forecast", &forecast, py::arg("n_ctx"), py::kw_only(), py::arg("kv") = "", py::arg("kv_k") = "",
-             py::arg("kv_v") = "", py::arg("kv_sink") = "", py::arg("kv_recent") = "", py::arg("sink") = -1,
-             py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("prefill") = "", py::arg("n_seq_max") = 1,
-             py::arg("n_ubatch") = 512)
+             py::arg("kv_v") = "", py::arg("k_plan") = std::vector<std::string>(),
+             py::arg("v_plan") = std::vector<std::string>(), py::arg("kv_sink") = "", py::arg("kv_recent") = "",
+             py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("prefill") = "",
+             py::arg("n_seq_max") = 1, py::arg("n_ubatch") = 512)
         .def(
             "tokenize",
             [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {

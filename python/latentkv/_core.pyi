@@ -55,6 +55,11 @@ class Model:
         """Per layer {"k": t, "v": t}; t = {"path", "group", "ranks": [...], "segments": [[widths], ...],
         "formats": [[...], ...] or None, "energy": float or None}."""
     @property
+    def master(self) -> dict[str, Any] | None:
+        """None, or what another plan is chosen from: {"formats": [n_formats], "context", "drop_penalty",
+        "predicted": [n], "kld": [n], "k": s, "v": s}; s = {"segments": their number per layer and group,
+        "bytes": int64 [segments, n_formats] per token, "distortion": float64, same shape, nats per token}."""
+    @property
     def regions(self) -> dict[str, Any]:
         """Defaults the file asks for: {"sink": 0, "recent": 0, "recent_ratio": 0.0, "sink_format": "f16",
         "recent_format": "f16", "prefill": "eager"}."""
@@ -67,6 +72,8 @@ class Model:
         kv: str = "",
         kv_k: str = "",
         kv_v: str = "",
+        k_plan: Sequence[str] = (),
+        v_plan: Sequence[str] = (),
         kv_sink: str = "",
         kv_recent: str = "",
         sink: int = -1,
@@ -105,6 +112,8 @@ class Session:
         kv: str = "",
         kv_k: str = "",
         kv_v: str = "",
+        k_plan: Sequence[str] = (),
+        v_plan: Sequence[str] = (),
         kv_sink: str = "",
         kv_recent: str = "",
         kv_rotate: bool = True,
@@ -116,8 +125,10 @@ class Session:
         require_fused: bool = False,
     ) -> None:
         """kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
-        What the file's plan drops stays dropped. kv_sink/kv_recent: the same for the tokens of sink and
-        recent, which keep every segment ("" = the file's, else f16, and never coarser than kv).
+        What the file's plan drops stays dropped. k_plan/v_plan: a row format for every segment, layers and
+        groups in the file's order, in place of the file's plan. kv_sink/kv_recent: the same as kv for the
+        tokens of sink and recent, which keep every segment ("" = the file's, else f16, and never coarser than
+        kv).
         kv_rotate: Hadamard-rotate q, k, v of `full` tensors with a quantized format, as llama.cpp does.
         sink/recent: tokens that keep every segment; recent_ratio: recent tokens as a share of the sequence
         behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the

@@ -12,6 +12,7 @@ import numpy as np
 
 from latentkv import _core
 from latentkv.formats import split_pair
+from latentkv.master import planned
 
 SEQ = 0
 
@@ -59,11 +60,12 @@ def measure(
     """Fills a fresh cache to `depth` through prefill, then times each test from there; a rewind follows each
     run.
 
-    `kv` is a row format or K/V, as in q8/q4; `options` are Session's other keywords. One warm-up run per
-    test.
+    `kv` is a row format or K/V, as in q8/q4; `options` are Session's other keywords, and kv_budget. One
+    warm-up run per test.
     """
     both, k, v = split_pair(kv)
-    session = _core.Session(model, n_ctx=depth + max(prefill, decode, 1), kv=both, kv_k=k, kv_v=v, **options)
+    options = planned(model, options | {"kv": both, "kv_k": k, "kv_v": v})
+    session = _core.Session(model, n_ctx=depth + max(prefill, decode, 1), **options)
     tokens = np.random.default_rng(0).integers(0, model.n_vocab, depth + max(prefill, decode)).tolist()
     if depth:
         note(f"filling {depth} tokens, {kv}")

@@ -17,6 +17,7 @@ from latentkv.errors import expected
 from latentkv.evaluator import Evaluator, Window
 from latentkv.formats import format_name
 from latentkv.generation import generate, sample
+from latentkv.master import planned
 from latentkv.sampling import RANDOM_SEED
 from latentkv.state import load_state, save_state
 from latentkv.template import ChatTemplate, template_of
@@ -29,7 +30,8 @@ class Llama(Evaluator):
     `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to native
     code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V ("" =
     the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are llama-cpp-python's names
-    for the same, as format names or ggml type numbers; `sink`/`recent` count tokens that keep every segment,
+    for the same, as format names or ggml type numbers; `kv_budget` plans a master file anew ("14%" of the f16
+    cache, or "2.5GiB@131072": bytes at a context); `sink`/`recent` count tokens that keep every segment,
     `recent_ratio` is recent as a share of the sequence (-1 = the file's default), `kv_sink`/`kv_recent` are
     their formats ("" = the file's, else f16); `prefill` "lazy" lets a prompt that starts the cache attend to
     exact K and V, "eager" to the compressed past ("" = the file's default); `require_fused` turns a slower
@@ -62,6 +64,7 @@ class Llama(Evaluator):
         kv: str = "",
         kv_k: str = "",
         kv_v: str = "",
+        kv_budget: str = "",
         kv_sink: str = "",
         kv_recent: str = "",
         kv_rotate: bool = True,
@@ -93,8 +96,7 @@ class Llama(Evaluator):
         self._template_choice = (chat_format, chat_template)
         session = None
         if not vocab_only:
-            session = _core.Session(
-                self._model,
+            options = dict(
                 n_ctx=n_ctx,
                 n_ubatch=min(n_ubatch, n_batch),
                 n_seq_max=n_seq_max,
@@ -103,6 +105,7 @@ class Llama(Evaluator):
                 kv=kv,
                 kv_k=compat.one_of("kv_k", kv_k, "type_k", format_name(type_k, "type_k")),
                 kv_v=compat.one_of("kv_v", kv_v, "type_v", format_name(type_v, "type_v")),
+                kv_budget=kv_budget,
                 kv_sink=kv_sink,
                 kv_recent=kv_recent,
                 kv_rotate=kv_rotate,
@@ -113,6 +116,7 @@ class Llama(Evaluator):
                 implementation=implementation,
                 require_fused=require_fused,
             )
+            session = _core.Session(self._model, **planned(self._model, options))
         window = Window.of({} if vocab_only else self._model.regions, recent, recent_ratio)
         super().__init__(session, n_batch, logits_all, window)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from latentkv import _core
 from latentkv.divergence import Scores, by_depth, concatenate, score, summary
 from latentkv.errors import expected
+from latentkv.master import planned
 from latentkv.windows import WINDOWS, Windows
 
 _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies
@@ -20,7 +21,7 @@ _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for la
 
 @dataclass(frozen=True)
 class Cache:
-    """A model with cache options (Session's keywords: kv, kv_k, kv_v, sink, recent, …).
+    """A model with cache options (Session's keywords: kv, kv_k, kv_v, sink, recent, …; and kv_budget).
 
     Prefill is eager unless they ask for lazy, whatever the file says: a lazily prefilled token is scored as
     without compression.
@@ -34,7 +35,7 @@ class Cache:
         return self.options.get("prefill") or "eager"
 
     def session(self, windows: int, n_ctx: int, n_ubatch: int) -> _core.Session:
-        options = self.options | {"prefill": self.prefill}
+        options = planned(self.model, self.options) | {"prefill": self.prefill}
         return _core.Session(
             self.model, n_ctx=windows * n_ctx, n_seq_max=windows, n_ubatch=n_ubatch, **options
         )

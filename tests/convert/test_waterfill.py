@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latentkv.errors import LatentKVError
 from latentkv_convert import (
     archs,
     cached_rows,
@@ -24,7 +25,6 @@ from latentkv_convert import (
 )
 from latentkv_convert.check import check_plan
 from latentkv_convert.checkpoint import Checkpoint
-from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import Plan
 from latentkv_convert.methods import waterfill
 from latentkv_convert.recipe import Recipe
@@ -42,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "segment": None,
     "weight": "fisher",
     "balance": True,
+    "master": False,
 }
 
 
@@ -241,7 +242,7 @@ def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) ->
     spec = dataclasses.replace(archs.model_spec(archs.tiny("llama")), n_layer=8, n_kv=2, head_dim=32)
     exact, n_slots = 64 + 256, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
     full = 8 * 2 * 64 * 2
-    got = kv_budget.parse(text).per_token(spec, 4096, 4, 64)
+    got = kv_budget.per_token(kv_budget.parse(text), spec, 4096, 4, 64)
     total = exact * full + n_slots * got + (exact + n_slots) * 12
     assert n_bytes - n_slots < total <= n_bytes
 
@@ -254,5 +255,5 @@ def test_a_budget_is_a_share_or_bytes_at_a_context(text: str) -> None:
 
 def test_a_budget_that_exact_tokens_eat_is_refused() -> None:
     spec = archs.model_spec(archs.tiny("llama"))
-    with pytest.raises(ConvertError, match=r"\[--kv-budget\] expected more than .* bytes .384 exact slots"):
-        kv_budget.parse("1%").per_token(spec, 4096, 4, 128)
+    with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than .* bytes .384 exact slots"):
+        kv_budget.per_token(kv_budget.parse("1%"), spec, 4096, 4, 128)

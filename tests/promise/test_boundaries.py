@@ -37,8 +37,8 @@ RULES = [
     (
         re.compile(r"\blatentkv\._core\b|from latentkv\b"),
         ["tools/convert"],
-        {"tools/convert/latentkv_convert/quantize.py"},
-        "the converter needs no runtime, except to quantize weights as ggml does",
+        {f"tools/convert/latentkv_convert/{name}.py" for name in ("quantize", "kv_budget", "cli")},
+        "the converter needs no runtime, except to quantize weights as ggml does and to allocate a budget",
     ),
 ]
 

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(
+    str(Path(__file__).parents[2] / "python")
+)  # what is installed comes first: it has native code
 
 from latentkv_convert.cli import main
 

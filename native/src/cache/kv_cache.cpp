@@ -54,9 +54,16 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
 
 }  // namespace
 
-KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate,
+KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCacheOptions& options, bool allocate,
                  CacheDevice* device)
     : options_(options), device_(device) {
+    CacheSpec spec = file_spec;
+    if (!options_.k_plan.empty()) {
+        spec.set_formats(&LayerCacheSpec::k, options_.k_plan, "k_plan");
+    }
+    if (!options_.v_plan.empty()) {
+        spec.set_formats(&LayerCacheSpec::v, options_.v_plan, "v_plan");
+    }
     f16_per_token_ = 2.0 * 2.0 * hparams.width_kv() * hparams.n_layer;
     if (options_.sink > 0) {
         add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, allocate);

@@ -41,6 +41,8 @@ struct KvCacheOptions {
     RegionFormat recent_format;
     std::optional<Format> k_format;  // of stored segments; none given: the file's plan, else f16
     std::optional<Format> v_format;
+    std::vector<Format> k_plan;  // a format per segment, all layers and groups in order; empty: the file's plan
+    std::vector<Format> v_plan;
 
     bool keeps_recent() const { return recent > 0 || recent_ratio > 0; }
     int window(int length) const;  // latest tokens that a sequence of `length` tokens keeps out of the middle region

@@ -75,6 +75,17 @@ void check_rank(std::string_view key, int64_t rank, int width) {
     }
 }
 
+// The next segment of a group's plan.
+void check_next_format(std::string_view where, const std::vector<Format>& plan, Format format, int width) {
+    if (!plan.empty() && plan.back() == Format::none && format != Format::none) {
+        fail(where, "expected only trailing segments dropped", "; got ", format_name(format), " after none");
+    }
+    if (width % format_width_multiple(format) != 0) {
+        fail(where, "expected ", format_name(format), " segments in multiples of ", format_width_multiple(format),
+             " channels", "; got ", width);
+    }
+}
+
 // Fills ranks, segments and formats of K or V in every layer; paths are set by the caller.
 void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys, TensorSpec LayerCacheSpec::* tensor,
                  const std::vector<bool>& is_full, std::vector<LayerCacheSpec>& layers) {
@@ -142,14 +153,7 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                         fail(keys.segment_formats, "expected a known row format (docs/gguf.md)", "; got ",
                              quoted(name));
                     }
-                    if (!plan.empty() && plan.back() == Format::none && *format != Format::none) {
-                        fail(keys.segment_formats, "expected only trailing segments dropped", "; got ", name,
-                             " after none");
-                    }
-                    if (segments[s] % format_width_multiple(*format) != 0) {
-                        fail(keys.segment_formats, "expected ", name, " segments in multiples of ",
-                             format_width_multiple(*format), " channels", "; got ", segments[s]);
-                    }
+                    check_next_format(keys.segment_formats, plan, *format, segments[s]);
                     plan.push_back(*format);
                 }
                 spec.formats->push_back(std::move(plan));
@@ -187,6 +191,33 @@ void refuse_unknown_keys(const GgufFile& file) {
 int TensorSpec::rank_sum() const { return std::accumulate(ranks.begin(), ranks.end(), 0); }
 int TensorSpec::rank_max() const { return *std::max_element(ranks.begin(), ranks.end()); }
 
+std::vector<int> CacheSpec::widths(TensorSpec LayerCacheSpec::* tensor) const {
+    std::vector<int> all;
+    for (const LayerCacheSpec& layer : layers) {
+        for (const std::vector<int>& group : (layer.*tensor).segments) {
+            all.insert(all.end(), group.begin(), group.end());
+        }
+    }
+    return all;
+}
+
+void CacheSpec::set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const Format> formats,
+                            std::string_view flag) {
+    expect_length(flag, widths(tensor).size(), formats.size());
+    size_t at = 0;
+    for (LayerCacheSpec& layer : layers) {
+        TensorSpec& spec = layer.*tensor;
+        spec.formats.emplace();
+        for (const std::vector<int>& group : spec.segments) {
+            std::vector<Format>& plan = spec.formats->emplace_back();
+            for (const int width : group) {
+                check_next_format(flag, plan, formats[at], width);
+                plan.push_back(formats[at++]);
+            }
+        }
+    }
+}
+
 std::string_view path_name(KPath path) { return schema::k_path_words[static_cast<size_t>(path)]; }
 std::string_view path_name(VPath path) { return schema::v_path_words[static_cast<size_t>(path)]; }
 
@@ -221,6 +252,7 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
                 tensor->segments.assign(static_cast<size_t>(h.n_kv), {h.head_dim});
             }
         }
+        spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;
     }
     if (!file.find_u32(key::version)) {
@@ -248,6 +280,7 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     }
     read_tensor(file, h, k_keys, &LayerCacheSpec::k, k_full, spec.layers);
     read_tensor(file, h, v_keys, &LayerCacheSpec::v, v_full, spec.layers);
+    spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
     return spec;
 }
 

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "cache/formats.h"
 #include "gguf/reader.h"
 #include "model/hparams.h"
+#include "model/master.h"
 
 namespace lkv {
 
@@ -43,6 +45,13 @@ struct CacheSpec {
     Prefill prefill = Prefill::eager;
     int fitted_context = 0;  // 0 = any
     bool plain = true;       // every layer full/full
+    std::optional<Master> master;
+
+    // One tensor's segments over all layers and groups, in the file's order.
+    std::vector<int> widths(TensorSpec LayerCacheSpec::* tensor) const;
+    // Another plan in place of the file's: a format per segment, in the same order. flag: what messages name.
+    // Errors: Error for another number of formats, a stored segment behind a dropped one, or a width that a format cannot take.
+    void set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const Format> formats, std::string_view flag);
 };
 
 // Errors: every refusal of docs/gguf.md.

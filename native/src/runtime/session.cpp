@@ -28,6 +28,19 @@ std::optional<Format> parse_kv(const char* flag, const std::string& name) {
     return format;
 }
 
+std::vector<Format> parse_plan(const char* flag, const std::vector<std::string>& names) {
+    std::vector<Format> plan;
+    plan.reserve(names.size());
+    for (const std::string& name : names) {
+        const auto format = parse_format(name);
+        if (!format) {
+            fail(flag, "expected known row formats (docs/gguf.md); got ", quoted(name));
+        }
+        plan.push_back(*format);
+    }
+    return plan;
+}
+
 int check_range(const char* flag, int value, int low, int high) {
     if (value < low || value > high) {
         fail(flag, "expected a value from ", low, " to ", high, "; got ", value);
@@ -97,6 +110,8 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     }
     cache.k_format = parse_kv("kv", options.kv_k.empty() ? options.kv : options.kv_k);
     cache.v_format = parse_kv("kv", options.kv_v.empty() ? options.kv : options.kv_v);
+    cache.k_plan = parse_plan("k_plan", options.k_plan);
+    cache.v_plan = parse_plan("v_plan", options.v_plan);
     return cache;
 }
 

@@ -27,6 +27,8 @@ struct SessionOptions {
     std::string kv;           // row format of K and V; empty: the file's plan, else f16
     std::string kv_k;
     std::string kv_v;
+    std::vector<std::string> k_plan;  // a row format per segment in place of the file's plan; empty: the file's
+    std::vector<std::string> v_plan;
     std::string kv_sink;  // row format of a region; empty: the file's, else f16
     std::string kv_recent;
     bool kv_rotate = true;  // Hadamard for quantized `full` rows

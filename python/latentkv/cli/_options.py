@@ -30,6 +30,12 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
             "--kv-v", "-ctv", "--cache-type-v", default="", metavar="FORMAT", help="row format of V alone"
         )
     group.add_argument(
+        "--kv-budget",
+        default="",
+        metavar="SIZE",
+        help="plan a master file for a share of the f16 cache (14%%), or bytes at a context (2.5GiB@131072)",
+    )
+    group.add_argument(
         "--sink", type=int, default=-1, metavar="N", help="first tokens kept whole (default: the file's)"
     )
     group.add_argument(
@@ -113,7 +119,7 @@ def cache_options(args: argparse.Namespace) -> dict[str, Any]:
         "implementation": args.implementation,
         "require_fused": args.require_fused,
     }
-    return options | region_options(args) | format_options(args)
+    return options | {"kv_budget": args.kv_budget} | region_options(args) | format_options(args)
 
 
 def region_options(args: argparse.Namespace) -> dict[str, Any]:

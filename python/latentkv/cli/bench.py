@@ -79,7 +79,7 @@ def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[s
     return [
         [
             name,
-            row.kv or "file",
+            row.kv or args.kv_budget or "file",
             row.name,
             bytes_text(model.size_bytes),
             count_text(model.n_params),

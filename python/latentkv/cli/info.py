@@ -11,10 +11,11 @@ from typing import Any
 from latentkv.cli import _options as options
 from latentkv.cli._errors import Parser
 from latentkv.cli._table import bytes_text, count_text, table
-from latentkv.errors import expected
+from latentkv.errors import LatentKVError, expected
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
+_BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,8 +28,9 @@ def main(argv: Sequence[str]) -> int:
     n_ctx = args.ctx_size or model.n_ctx_train
     report = {
         "file": summary(model, args.model, _core.build_info()["formats"]),
-        "layers": model.layers,
+        "layers": planned_layers(model, args),
         "forecast": forecasts(model, args, n_ctx),
+        "budgets": budgets(model, args),
     }
     print(json.dumps(report, indent=2, default=str) if args.json else text(report, model, n_ctx))
     return 0
@@ -53,15 +55,65 @@ def summary(model: Any, path: str, formats: list[str]) -> dict[str, Any]:
         "chat_template": model.chat_template is not None,
         "recipe": metadata.get("latentkv.source.recipe"),
         "latent": not model.is_plain,
+        "master": model.master is not None,
         "formats": formats,
         "regions": dict(model.regions),
     }
 
 
+def planned_layers(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Model.layers with the formats that --kv-budget chooses; the file's energies are of its own plan."""
+    from latentkv.master import planned
+
+    chosen = planned(model, _cache(args))
+    layers: list[dict[str, Any]] = model.layers
+    for side in ("k", "v"):
+        if f"{side}_plan" in chosen:
+            names = iter(chosen[f"{side}_plan"])
+            for layer in layers:
+                layer[side]["formats"] = [[next(names) for _ in widths] for widths in layer[side]["segments"]]
+                layer[side]["energy"] = None
+    return layers
+
+
+def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What a master file can be planned for, largest first; empty for another file. A budget that the exact
+    tokens alone take is left out."""
+    from latentkv.master import choose
+
+    if model.master is None:
+        return []
+    regions = options.region_options(args)
+    regions.pop("prefill")
+    found = []
+    for text in dict.fromkeys((*([args.kv_budget] if args.kv_budget else []), *_BUDGETS)):
+        try:
+            chosen = choose(model, text, **regions)
+        except LatentKVError:
+            if text == args.kv_budget:
+                raise
+            continue
+        cache = model.forecast(chosen.n_ctx, **chosen.options(), **regions)
+        found.append(
+            {
+                "budget": text,
+                "n_ctx": chosen.n_ctx,
+                "total": cache["total"],
+                "per_token": cache["per_token"],
+                "kld": chosen.kld,
+            }
+        )
+    return sorted(found, key=lambda row: -row["total"])
+
+
 def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str, Any]]:
-    """Bytes for several formats at `n_ctx` and at quarters of it; --kv narrows the formats to one."""
+    """Bytes for several formats at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
+    from latentkv.master import planned
+
     chosen = options.format_options(args)
-    if any(chosen.values()):
+    if args.kv_budget:
+        formats = [(args.kv_budget, planned(model, _cache(args)))]
+    elif any(chosen.values()):
         label = args.kv or f"{args.kv_k or 'f16'}/{args.kv_v or 'f16'}"
         formats = [(label, chosen)]
     else:
@@ -71,10 +123,19 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
     contexts = sorted({max(1, n_ctx // 16), max(1, n_ctx // 4), n_ctx})
     regions = options.region_options(args)
     return [
-        {"kv": label, "n_ctx": count, **model.forecast(count, **wanted, **regions, n_ubatch=args.ubatch_size)}
+        {
+            "kv": label,
+            "n_ctx": count,
+            **model.forecast(count, **(regions | wanted), n_ubatch=args.ubatch_size),
+        }
         for label, wanted in formats
         for count in contexts
     ]
+
+
+def _cache(args: argparse.Namespace) -> dict[str, Any]:
+    """The cache's options, as Session and Model.forecast share them."""
+    return options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
 
 
 def text(report: dict[str, Any], model: Any, n_ctx: int) -> str:
@@ -83,6 +144,7 @@ def text(report: dict[str, Any], model: Any, n_ctx: int) -> str:
         _facts(file),
         _layers(report["layers"], file),
         _memory(report["forecast"]),
+        *([_budgets(report["budgets"])] if file["master"] else []),
     ]
     if n_ctx > model.n_ctx_train:
         blocks.append(f"note: the model was trained for {model.n_ctx_train} tokens; {n_ctx} is beyond that")
@@ -106,12 +168,17 @@ def _facts(file: dict[str, Any]) -> str:
             "chat",
             "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
         ),
-        ("cache", "latent" if file["latent"] else "full K and V"),
+        ("cache", _cache_text(file)),
         ("formats", " ".join(file["formats"])),
         ("regions", _regions(file["regions"])),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in facts)
+
+
+def _cache_text(file: dict[str, Any]) -> str:
+    kind = "latent" if file["latent"] else "full K and V"
+    return f"{kind}, a master file: --kv-budget plans it anew" if file["master"] else kind
 
 
 def _regions(regions: Mapping[str, Any]) -> str:
@@ -219,6 +286,23 @@ def _memory(forecast: list[dict[str, Any]]) -> str:
     caches = [f"cache at {count}" for count in contexts]
     columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return head + "\n" + table(columns, rows)
+
+
+def _budgets(rows: list[dict[str, Any]]) -> str:
+    """One row per budget: the whole cache where it is counted, and the expected divergence."""
+    cells = [
+        [
+            row["budget"],
+            f"{row['per_token']:.1f}",
+            f"{bytes_text(row['total'])} at {row['n_ctx']}",
+            f"{row['kld']:.2g}",
+        ]
+        for row in rows
+    ]
+    head = (
+        "budgets of this master file, exact tokens and bookkeeping included; expected KLD in nats per token"
+    )
+    return head + "\n" + table(["--kv-budget", "bytes/token", "whole cache", "expected KLD"], cells)
 
 
 def _parser() -> argparse.ArgumentParser:

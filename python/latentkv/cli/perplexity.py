@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
         other = _core.Model(path, n_gpu_layers=args.gpu_layers) if path else model
-        against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": ""})
+        against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": "", "kv_budget": ""})
     with ProgressLine() as line:
 
         def show(p: Progress) -> None:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     result |= {
         "model": args.model,
         "text": args.file,
-        "kv": args.kv or "/".join(filter(None, (args.kv_k, args.kv_v))) or "file",
+        "kv": args.kv or "/".join(filter(None, (args.kv_k, args.kv_v))) or args.kv_budget or "file",
         "kld_against": args.kld_against,
         "command": shlex.join(["latentkv", "perplexity", *argv]),
         "version": version(),

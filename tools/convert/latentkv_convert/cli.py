@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from latentkv.errors import LatentKVError
+
 from . import methods
 from .errors import ConvertError
 from .quantize import OUTTYPES
@@ -175,7 +177,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         from .pipeline import convert
 
         report = convert(recipe)
-    except ConvertError as error:
+    except (ConvertError, LatentKVError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except MemoryError:

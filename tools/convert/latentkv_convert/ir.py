@@ -153,6 +153,18 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class Master:
+    """From which a file is planned anew for any byte budget when it is opened."""
+
+    formats: tuple[str, ...]  # candidates of every segment, `none` last
+    context: int  # tokens at which a share of f16 is counted
+    drop_penalty: float  # by which the distortion of dropped segments counts while formats are chosen
+    distortions: Mapping[str, F64]  # side -> [segments of all layers and groups, formats] nats per token
+    predicted: F64  # [n] ascending: summed distortions, penalised, of plans that were measured,
+    kld: F64  # [n] and what they cost in nats per token
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the cache will hold: one LayerPlan per layer, and the regions of a sequence."""
 
@@ -165,6 +177,7 @@ class Plan:
     prefill: str = "eager"
     fitted_context: int | None = None
     forecast: Forecast | None = None
+    master: Master | None = None
 
     @property
     def is_full(self) -> bool:

@@ -15,7 +15,7 @@ from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .fuse.finish import finished
 from .gguf_write import OutTensor
-from .ir import SIDES, ModelSpec, Plan, TensorRole
+from .ir import SIDES, Master, ModelSpec, Plan, TensorRole
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .work import Work
@@ -139,7 +139,19 @@ def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
         keys[KEYS["fitted_context"]] = plan.fitted_context
     if plan.forecast is not None:
         keys[KEYS["predicted_kld"]] = plan.forecast.kld
-    return keys
+    return keys if plan.master is None else keys | master_keys(plan.master)
+
+
+def master_keys(master: Master) -> dict[str, Any]:
+    """latentkv.budget.* and the distortions of segments."""
+    arrays = {f"{side}_segment_distortions": master.distortions[side].ravel() for side in SIDES}
+    arrays |= {"budget_predicted": master.predicted, "budget_kld": master.kld}
+    return {
+        KEYS["budget_formats"]: list(master.formats),
+        KEYS["budget_context"]: master.context,
+        KEYS["budget_drop_penalty"]: master.drop_penalty,
+        **{KEYS[name]: array.astype(np.float32) for name, array in arrays.items()},
+    }
 
 
 def region_keys(plan: Plan) -> dict[str, Any]:

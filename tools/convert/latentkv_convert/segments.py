@@ -7,7 +7,7 @@ import numpy as np
 from . import quantizer, rows
 from .cached_rows import CachedRows
 from .ir import F64, Basis, SidePlan
-from .lagrange import Table
+from .kv_budget import Table
 
 # g formats have no place here: rows are whole 4-byte words, so a segment of 32 or more has room for a minimum
 # as well,
@@ -43,7 +43,10 @@ def tables(cached: CachedRows, bases: tuple[Basis, ...], plan: SidePlan, head_di
             errors = [(exact - quantizer.stored(exact, fmt)).astype(np.float64) for fmt in FORMATS]
             cost.append([rows.segment_bytes(fmt, n) for fmt in FORMATS])
             distortion.append([_nats(error, metric[part, part], weight) for error in errors])
-        found.append(Table(np.array(cost), np.array(distortion)))
+        kept = np.maximum(distortion, 0).astype(
+            np.float32
+        )  # as a master file holds them: the same plan there
+        found.append(Table(np.array(cost), kept.astype(np.float64)))
     return found
 
 

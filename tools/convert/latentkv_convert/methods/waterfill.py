@@ -4,7 +4,7 @@ Per layer and side, with M the second moment of the cached rows and F the Fisher
 cache (calibrate/copies.py): R = F^(1/2), R M R = U Λ Uᵀ, down = R U, up = Uᵀ R⁻¹. These coordinates are
 uncorrelated under M and sorted by their share of the weighted error ½ tr(F E[e eᵀ]); F = I would be PCA. They
 are cut in segments, scaled by Λ^(-1/4) and rotated inside them, and every segment gets the row format that
-one price per byte buys (lagrange.py).
+one price per byte buys (latentkv/allocation.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import cached_rows, forecast, kv_budget, lagrange, latent_plan, progress, segments
+from .. import cached_rows, forecast, kv_budget, latent_plan, master, progress, segments
 from ..errors import ConvertError
 from ..fuse.finish import finished
-from ..ir import F64, SIDES, Basis, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan
 from ..linalg import eigenbasis
 from ..schema import RANK_PAD
 from ..work import Work
@@ -32,6 +32,8 @@ SHARE_CONTEXT = 32768  # tokens at which a share of f16 is counted
 FISHER_FLOOR = 1e-6  # of the largest eigenvalue: F^(-1/2) goes into factors stored in f16
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
+# Compressed bytes at which a master is measured, in its own: from 8 % to 28 % of f16 at the default.
+MEASURED = (0.5, 1.0, 2.2)
 
 
 def add_arguments(parser: Any) -> None:
@@ -41,6 +43,11 @@ def add_arguments(parser: Any) -> None:
         default=kv_budget.parse("14%"),
         metavar="SIZE",
         help="whole cache: a share of the f16 one (default 14%%), or bytes at a context (2.5GiB@131072)",
+    )
+    parser.add_argument(
+        "--master",
+        action="store_true",
+        help="a file that can be planned anew for any --kv-budget when it is opened",
     )
     parser.add_argument(
         "--prefer",
@@ -122,7 +129,9 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     return Waterfill(
         paths={"k": path, "v": "latent"},
         groups=groups,
-        budget=options["kv_budget"].per_token(spec, served or SHARE_CONTEXT, sink, recent),
+        budget=kv_budget.per_token(options["kv_budget"], spec, served or SHARE_CONTEXT, sink, recent),
+        share_context=served or SHARE_CONTEXT,
+        keeps_tables=options["master"],
         context=(served or spec.n_ctx) if rotates else None,
         sink=sink,
         recent=recent,
@@ -137,6 +146,8 @@ class Waterfill:
     paths: Mapping[str, str]
     groups: Mapping[str, int]
     budget: int  # bytes per token of the compressed region, all layers
+    share_context: int
+    keeps_tables: bool  # a master file
     context: int | None  # that a rotated k is fitted for
     sink: int
     recent: int
@@ -169,19 +180,49 @@ class Waterfill:
     def plan(self, work: Work) -> Plan:
         spec = work.spec
         sides = [(layer, side) for layer in range(spec.n_layer) for side in SIDES]
-        groups: list[lagrange.Group] = []
+        groups: list[kv_budget.Group] = []
         with progress.bar(len(sides), "measure formats", "side") as bar:
             for layer, side in sides:
                 groups += self.tables(work, layer, side)
                 bar.update(1)
-        chosen = lagrange.allocate([[_penalised(table) for table in group] for group in groups], self.budget)
-        choices = iter(chosen)
-        plans = {(layer, side): self._chosen(spec, side, choices) for layer, side in sides}
-        layers = tuple(LayerPlan(plans[layer, "k"], plans[layer, "v"]) for layer in range(spec.n_layer))
-        plan = Plan(layers, self.sink, self.recent, fitted_context=self.context)
-        return replace(plan, forecast=forecast.measured(work, plan, lagrange.total(groups, chosen)))
+        free = kv_budget.allocate(groups, self.budget, DROP_PENALTY)
+        cut = Cut(
+            tuple((group[choice.table],) for group, choice in zip(groups, free, strict=True)),
+            tuple(self.widths[choice.table] for choice in free),
+        )
+        plan, chosen = self.planned(spec, cut, self.budget)
+        plan = replace(plan, forecast=forecast.measured(work, plan, kv_budget.total(cut.groups, chosen)))
+        return replace(plan, master=self.tables_of(work, cut, plan)) if self.keeps_tables else plan
 
-    def tables(self, work: Work, layer: int, side: str) -> list[lagrange.Group]:
+    def planned(self, spec: ModelSpec, cut: Cut, budget: int) -> tuple[Plan, list[kv_budget.Choice]]:
+        """The best formats for segments that are cut already."""
+        chosen = kv_budget.allocate(cut.groups, budget, DROP_PENALTY)
+        choices = zip(cut.widths, chosen, strict=True)
+        layers = []
+        for _ in range(spec.n_layer):
+            k, v = (self._chosen(spec, side, choices) for side in SIDES)
+            layers.append(LayerPlan(k, v))
+        return Plan(tuple(layers), self.sink, self.recent, fitted_context=self.context), chosen
+
+    def tables_of(self, work: Work, cut: Cut, own: Plan) -> Master:
+        """What the formats were chosen from, and plans around the file's own, measured to forecast others."""
+        points = {}
+        for multiple in MEASURED:
+            budget = max(int(multiple * self.budget), kv_budget.least(cut.groups))
+            plan, chosen = self.planned(work.spec, cut, budget)
+            predicted = kv_budget.total(cut.groups, chosen, DROP_PENALTY)
+            seen = own.forecast if multiple == 1 else forecast.measured(work, plan, predicted)
+            assert seen is not None
+            points[predicted] = seen.kld
+        rows = iter(group[0].distortion for group in cut.groups)
+        by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
+        for _ in range(work.spec.n_layer):
+            for side in SIDES:
+                by_side[side] += [next(rows) for _ in range(work.spec.n_kv // self.groups[side])]
+        distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
+        return master.of(segments.FORMATS, self.share_context, DROP_PENALTY, distortions, points)
+
+    def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
         """Per group, one table for every width that segments may have."""
         cached = self.cached(work, layer, side)
         cuts = []
@@ -198,12 +239,22 @@ class Waterfill:
     def _side(self, spec: ModelSpec, side: str, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
         return SidePlan(self.paths[side], self.groups[side], tuple(map(sum, widths)), widths)
 
-    def _chosen(self, spec: ModelSpec, side: str, choices: Iterator[lagrange.Choice]) -> SidePlan:
-        """The next choices, one per group of this side, as a plan with formats."""
+    def _chosen(
+        self, spec: ModelSpec, side: str, choices: Iterator[tuple[int, kv_budget.Choice]]
+    ) -> SidePlan:
+        """The next widths and choices, one per group of this side, as a plan with formats."""
         own = [next(choices) for _ in range(spec.n_kv // self.groups[side])]
-        widths = tuple(self._cut(spec, side, self.widths[choice.table]) for choice in own)
-        formats = tuple(tuple(segments.FORMATS[option] for option in choice.formats) for choice in own)
+        widths = tuple(self._cut(spec, side, width) for width, _ in own)
+        formats = tuple(tuple(segments.FORMATS[option] for option in choice.formats) for _, choice in own)
         return replace(self._side(spec, side, widths), formats=formats)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Groups of all layers and sides, each cut in segments one way."""
+
+    groups: tuple[kv_budget.Group, ...]
+    widths: tuple[int, ...]  # of a group's segments
 
 
 def weighted(moment: F64, fisher: F64, where: str, balance: bool = True) -> Basis:
@@ -223,9 +274,3 @@ def weighted(moment: F64, fisher: F64, where: str, balance: bool = True) -> Basi
     sigma, directions = eigenbasis(forward @ moment @ forward, where)
     scale = np.sqrt(np.maximum(sigma, 1e-6 * sigma[0])) if balance else np.ones_like(sigma)
     return Basis(sigma, forward @ directions / scale, scale[:, None] * (directions.T @ backward))
-
-
-def _penalised(table: lagrange.Table) -> lagrange.Table:
-    distortion = table.distortion.copy()
-    distortion[:, -1] *= DROP_PENALTY
-    return lagrange.Table(table.cost, distortion)

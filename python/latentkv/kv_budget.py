@@ -1,0 +1,62 @@
+"""`--kv-budget`: bytes of a whole cache, tokens that are kept exact and bookkeeping included."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from latentkv.errors import expected
+
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB|TiB)?@(\d+)")
+
+
+@dataclass(frozen=True)
+class KvBudget:
+    text: str
+    share: float | None = None  # of the f16 cache
+    size: int = 0  # bytes, at n_ctx
+    n_ctx: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+    def context(self, share_context: int) -> int:
+        """Tokens at which it is counted: its own, or what is given for a share."""
+        return self.n_ctx if self.share is None else share_context
+
+    def row_bytes(self, f16_bytes: int, fixed: int, n_exact: int, n_slots: int) -> int:
+        """Bytes for a token's compressed rows in all layers.
+
+        At context(): bytes of the f16 cache; of `n_exact` exact slots and all bookkeeping; compressed slots.
+
+        Raises:
+            LatentKVError: the exact tokens alone take the budget.
+        """
+        total = self.size if self.share is None else int(self.share * f16_bytes)
+        if total <= fixed:
+            raise expected(
+                "--kv-budget",
+                f"more than {fixed} bytes ({n_exact} exact slots and bookkeeping)",
+                f"{total} bytes",
+                "raise it, or lower --recent or --sink",
+            )
+        return (total - fixed) // n_slots
+
+
+def parse(text: str) -> KvBudget:
+    """`14%` of the f16 cache, or `2.5GiB@131072`, bytes at a context.
+
+    Raises:
+        LatentKVError: anything else.
+    """
+    if match := _SHARE.fullmatch(text):
+        share = float(match[1]) / 100
+        if share > 0:
+            return KvBudget(text, share)
+    elif match := _BYTES.fullmatch(text):
+        size, n_ctx = int(float(match[1]) * _UNITS[match[2] or ""]), int(match[3])
+        if size > 0 and 0 < n_ctx <= 1 << 28:
+            return KvBudget(text, None, size, n_ctx)
+    raise expected("--kv-budget", "a share as 14%, or bytes at a context as 2.5GiB@131072", text)

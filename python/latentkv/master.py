@@ -1,0 +1,106 @@
+"""A master file's plan for a byte budget, chosen when the file is opened.
+
+The file brings the distortion of every segment in every row format (docs/gguf.md); what each takes is known
+here. One allocation over both picks the formats, as at conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latentkv import kv_budget
+from latentkv.allocation import Table, allocate, total
+from latentkv.errors import expected
+
+if TYPE_CHECKING:
+    from latentkv import _core
+
+SIDES = ("k", "v")
+_REGIONS = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A row format for every segment, in the file's order, and what the plan is expected to cost."""
+
+    k_plan: tuple[str, ...]
+    v_plan: tuple[str, ...]
+    n_ctx: int  # at which the budget was counted
+    kld: float  # nats per token
+
+    def options(self) -> dict[str, list[str]]:
+        """The keywords of Session and Model.forecast."""
+        return {"k_plan": list(self.k_plan), "v_plan": list(self.v_plan)}
+
+
+def planned(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of Session (or Model.forecast) without `kv_budget`, which becomes the plan it asks for.
+
+    Raises:
+        LatentKVError: the file is no master, a row format beside the budget, or a budget that is too small.
+    """
+    rest = dict(options)
+    text = rest.pop("kv_budget", "")
+    if not text:
+        return rest
+    if any(rest.get(name) for name in ("kv", "kv_k", "kv_v")):
+        raise expected("--kv-budget", "no --kv beside it", f"--kv-budget {text} and a row format")
+    regions = {name: rest[name] for name in _REGIONS if name in rest}
+    return rest | choose(model, text, **regions).options()
+
+
+def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
+    """The best plan within a budget (`14%`, `2.5GiB@131072`); regions: Session's keywords of sink and recent
+    tokens, which the budget pays for.
+
+    Raises:
+        LatentKVError: the file is no master, or the budget is too small.
+    """
+    budget = kv_budget.parse(text)
+    master = model.master
+    if master is None:
+        name = model.metadata.get("general.name", "the file")
+        got = f"{name}, which is not a master file"
+        raise expected("--kv-budget", "a file to plan anew", got, "convert with --master")
+    n_ctx = budget.context(master["context"])
+    groups = [(table,) for side in SIDES for table in _tables(master[side])]
+    penalty = master["drop_penalty"]
+    chosen = allocate(groups, _row_bytes(model, budget, n_ctx, regions), penalty)
+    formats = [master["formats"][option] for choice in chosen for option in choice.formats]
+    n_k = len(master["k"]["bytes"])
+    kld = forecast(master, total(groups, chosen, penalty))
+    return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), n_ctx, kld)
+
+
+def forecast(master: Mapping[str, Any], predicted: float) -> float:
+    """Nats per token of a plan from its summed distortion, dropped segments penalised: linear in logarithms
+    between the plans that were measured at conversion, beyond them in proportion."""
+    x, y = (np.log(master[name]) for name in ("predicted", "kld"))
+    at = np.log(max(predicted, 1e-30))
+    inside = np.clip(at, x[0], x[-1])
+    return float(np.exp(np.interp(inside, x, y) + at - inside))
+
+
+def _tables(side: Mapping[str, Any]) -> list[Table]:
+    """One per layer and group."""
+    ends = np.cumsum(side["segments"])[:-1]
+    pairs = zip(np.split(side["bytes"], ends), np.split(side["distortion"], ends), strict=True)
+    return [Table(cost, distortion) for cost, distortion in pairs]
+
+
+def _row_bytes(model: _core.Model, budget: kv_budget.KvBudget, n_ctx: int, regions: Mapping[str, Any]) -> int:
+    """What the budget leaves for a token's compressed rows, as the runtime allocates one sequence."""
+    cache = model.forecast(n_ctx, **regions)
+    middle = cache["regions"][-1]
+    n_slots = sum(region["slots"] for region in cache["regions"])
+    cells = cache["cells"] // n_slots
+    return budget.row_bytes(
+        f16_bytes=int(middle["slots"] * (cache["f16_per_token"] + cells)),
+        fixed=cache["total"] - middle["k"] - middle["v"],
+        n_exact=n_slots - middle["slots"],
+        n_slots=middle["slots"],
+    )

@@ -1,0 +1,160 @@
+"""A master file planned at opening is the file that a conversion for that budget would have written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime import SAMPLE, WATERFILL, distance, model, session, tokens
+
+from latentkv import kv_budget
+from latentkv.errors import LatentKVError
+from latentkv.master import choose, planned
+
+CUT = (*WATERFILL, "--segment", "32")
+BUDGETS = ("8.5%", "14%", "28%")
+
+
+@pytest.fixture(scope="module")
+def path(converted: Any) -> Path:
+    found: Path = converted(*CUT, "--master")
+    return found
+
+
+@pytest.fixture(scope="module")
+def master(path: Path) -> Any:
+    return model(path)
+
+
+def formats(m: Any, side: str) -> tuple[str, ...]:
+    return tuple(name for layer in m.layers for group in layer[side]["formats"] for name in group)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_equals_a_conversion_for_that_budget(converted: Any, master: Any, budget: str) -> None:
+    direct = model(converted(*CUT, "--kv-budget", budget))
+    chosen = choose(master, budget)
+    assert chosen.k_plan == formats(direct, "k")
+    assert chosen.v_plan == formats(direct, "v")
+    assert direct.master is None
+    ids = tokens(master, 400)
+    got = session(master, **planned(master, {"kv_budget": budget})).decode(ids, output="all")
+    expected = session(direct).decode(ids, output="all")
+    assert distance(got, expected) < 1e-6
+    if budget != "14%":
+        assert distance(session(master).decode(ids, output="all"), expected) > 1e-4
+
+
+def test_opens_with_its_own_plan(master: Any) -> None:
+    own = choose(master, "14%")
+    assert (own.k_plan, own.v_plan) == (formats(master, "k"), formats(master, "v"))
+    assert own.kld == pytest.approx(master.metadata["latentkv.predicted_kld"], rel=1e-5)
+    assert session(master).kv_bytes() == session(master, **own.options()).kv_bytes()
+
+
+@pytest.mark.parametrize("text", ["6%", "11%", "17.5%", "40%", "30MiB@32768", "4MiB@1024", "120MiB@100000"])
+def test_a_budget_is_met_from_below_within_one_segment(master: Any, text: str) -> None:
+    chosen = choose(master, text)
+    cache = master.forecast(chosen.n_ctx, **chosen.options())
+    n_slots = cache["regions"][-1]["slots"]
+    budget = kv_budget.parse(text)
+    total = budget.size or int(budget.share * n_slots * (cache["f16_per_token"] + 12))
+    assert total - 64 * n_slots < cache["total"] <= total  # 64: f16 instead of none, the largest step
+
+
+def test_exact_tokens_are_paid_from_the_budget(master: Any) -> None:
+    for regions in ({"sink": 0, "recent": 0}, {"recent": 1024}, {"recent_ratio": 0.02}, {"kv_recent": "q8"}):
+        chosen = choose(master, "14%", **regions)
+        cache = master.forecast(chosen.n_ctx, **chosen.options(), **regions)
+        share = cache["total"] / (chosen.n_ctx * (cache["f16_per_token"] + 12))
+        assert 0.1395 < share <= 0.14
+
+
+def test_more_bytes_are_expected_to_cost_less(master: Any) -> None:
+    kld = [
+        choose(master, f"{share}%").kld for share in (5, 6, 8.5, 10, 11, 12, 14, 14.1, 17.5, 20, 28, 50, 90)
+    ]
+    assert all(more < less for less, more in itertools.pairwise(kld))
+    assert kld[0] > 3 * kld[6] > 100 * kld[-1] > 0
+
+
+def test_llama_takes_a_budget(path: Path) -> None:
+    from latentkv import Llama
+
+    sizes = []
+    for budget in ("", "8.5%", "28%"):
+        with Llama(str(path), n_ctx=512, kv_budget=budget) as llama:
+            sizes.append(llama.kv_bytes()["per_token"])
+            assert llama("The", max_tokens=2, temperature=0)["usage"]["completion_tokens"] >= 1
+    assert sizes[1] < sizes[0] < sizes[2]
+
+
+def test_info_lists_budgets(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from latentkv.cli import main
+
+    assert main(["info", str(path), "--kv-budget", "20%", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["budget"] for row in report["budgets"]] == ["28%", "20%", "17.5%", "14%", "11%", "8.5%"]
+    assert report["budgets"][1]["per_token"] == report["forecast"][0]["per_token"]
+    chosen = choose(model(path), "20%")
+    planned_k = [name for layer in report["layers"] for group in layer["k"]["formats"] for name in group]
+    assert tuple(planned_k) == chosen.k_plan
+    assert main(["info", str(path)]) == 0
+    assert "a master file: --kv-budget plans it anew" in capsys.readouterr().out
+
+
+def test_refusals_are_one_line(converted: Any, master: Any) -> None:
+    plain = model(converted("--method", "none", "--outtype", "f32"))
+    for m, options, message in (
+        (plain, {"kv_budget": "14%"}, "got demo, which is not a master file; convert with --master"),
+        (master, {"kv_budget": "14"}, "expected a share as 14%, or bytes at a context"),
+        (master, {"kv_budget": "14%", "kv": "q4"}, "expected no --kv beside it; got --kv-budget 14% and"),
+        (
+            master,
+            {"kv_budget": "1%"},
+            r"more than \d+ bytes \(384 exact slots and bookkeeping\); got \d+ bytes",
+        ),
+        (master, {"kv_budget": "2%"}, r"expected \d+ bytes or more per token for compressed rows; got \d+"),
+    ):
+        with pytest.raises(LatentKVError, match=rf"^\[--kv-budget\] .*{message}"):
+            planned(m, options)
+
+
+def test_bad_budgets_leave_with_status_2(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from latentkv.cli import main
+
+    for command in (["info"], ["bench", "-p", "8"], ["perplexity", "-f", str(SAMPLE)], ["chat", "-p", "x"]):
+        assert main([command[0], str(path), *command[1:], "--kv-budget", "1%"]) == 2
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert said.startswith("error: [--kv-budget] expected more than")
+
+
+def test_a_plan_must_fit_the_file(master: Any) -> None:
+    own = choose(master, "14%").options()
+    for plan, message in (
+        (own["k_plan"][:-1], r"^\[k_plan\] expected an array of \d+ entries"),
+        (["none", *own["k_plan"][1:]], r"^\[k_plan\] expected only trailing segments dropped"),
+        (["q9", *own["k_plan"][1:]], r"^\[k_plan\] expected known row formats .* got 'q9'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            session(master, k_plan=plan)
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0])
+def test_hostile_tables_are_refused(path: Path, tmp_path: Path, value: float) -> None:
+    """The first distortion in the file's bytes."""
+    data = bytearray(path.read_bytes())
+    key = b"latentkv.v.segment_distortions"
+    at = data.index(key) + len(key) + 4 + 4 + 8  # array, element type, count
+    data[at : at + 4] = struct.pack("<f", value)
+    hostile = tmp_path / "hostile.gguf"
+    hostile.write_bytes(data)
+    with pytest.raises(
+        ValueError, match=r"^\[latentkv.v.segment_distortions\] expected finite numbers from 0"
+    ):
+        model(hostile)
