@@ -160,6 +160,7 @@ public:
         const auto* const v_groups = keep(tables.v_groups);
         const auto* const chunks = keep(tables.chunks);
         args.out = space(static_cast<size_t>(n_tokens * p.n_head * head_dim) * 4).as<float>();
+        args.done = keep(std::vector<uint32_t>(static_cast<size_t>(p.n_kv), 0));
         if (args.n_split > 1 || args.v_b != nullptr) {
             args.partial = space(lkv::cuda::partial_floats(args) * 4).as<float>();
             args.partial_ml = space(lkv::cuda::partial_ml_floats(args) * 4).as<float>();

@@ -49,7 +49,9 @@ void compare(const AttnShape& shape) {
         DeviceCase device(c.params);
         if (cut.tile > 0) {
             device.args.tile = std::min(cut.tile, device.args.tile);
-            device.args.stages = std::min(cut.stages, device.args.stages);
+            // the decode kernel always copies a tile ahead
+            device.args.stages = std::min(std::max(cut.stages, device.args.decode != 0 ? 2 : 1), device.args.stages);
+            device.args.least_tiles = 1;
             device.args.n_split = cut.n_split;
         }
         std::vector<float> got;

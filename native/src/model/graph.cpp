@@ -33,6 +33,7 @@ private:
     ggml_tensor* rope(ggml_tensor* x);
     ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard);
     ggml_tensor* clamp(ggml_tensor* x);
+    ggml_tensor* swapped(ggml_tensor* x);
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer);
     ggml_tensor* encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec);
     ggml_tensor* begin();
@@ -93,28 +94,44 @@ ggml_tensor* Builder::clamp(ggml_tensor* x) {
     return h_.clamp_kqv > 0.0F ? ggml_clamp(ctx_, x, -h_.clamp_kqv, h_.clamp_kqv) : x;
 }
 
+// [a, b, c] -> [a, c, b], contiguous; with one token that is the same memory.
+ggml_tensor* Builder::swapped(ggml_tensor* x) {
+    if (x->ne[1] == 1 || x->ne[2] == 1) {
+        return ggml_reshape_3d(ctx_, x, x->ne[0], x->ne[2], x->ne[1]);
+    }
+    return ggml_cont(ctx_, ggml_permute(ctx_, x, 0, 2, 1, 3));
+}
+
 // q' = E_q[j(h)] q: [head_dim, n_head, n_tokens] -> [rank_k max, n_head, n_tokens]
 ggml_tensor* Builder::project(ggml_tensor* q, const LayerWeights& layer) {
-    q = ggml_cont(ctx_, ggml_permute(ctx_, q, 0, 2, 1, 3));  // [head_dim, n_tokens, n_head]
-    q = ggml_mul_mat(ctx_, layer.attn_q_e, q);               // heads of one KV head share its E_q
-    return ggml_cont(ctx_, ggml_permute(ctx_, q, 0, 2, 1, 3));
+    return swapped(ggml_mul_mat(ctx_, layer.attn_q_e, swapped(q)));  // heads of one KV head share its E_q
 }
 
 // z_g = E_k[g] k_g: [head_dim, n_kv, n_tokens] -> [Σ rank_k, n_tokens]
 ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec) {
     const int64_t n_tokens = k->ne[2];
     const int64_t width = static_cast<int64_t>(spec.group) * h_.head_dim;
-    k = ggml_reshape_2d(ctx_, ggml_is_contiguous(k) ? k : ggml_cont(ctx_, k), h_.width_kv(), n_tokens);
+    const auto n_groups = static_cast<int64_t>(spec.ranks.size());
+    const size_t row_bytes = layer.attn_k_e->nb[1];
+    k = ggml_is_contiguous(k) ? k : ggml_cont(ctx_, k);
+    if (std::equal(spec.ranks.begin() + 1, spec.ranks.end(), spec.ranks.begin())) {
+        const int64_t rank = spec.ranks.front();
+        ggml_tensor* const e = ggml_view_3d(ctx_, layer.attn_k_e, width, rank, n_groups, row_bytes,
+                                            static_cast<size_t>(rank) * row_bytes, 0);
+        ggml_tensor* const z =
+            swapped(ggml_mul_mat(ctx_, e, swapped(ggml_reshape_3d(ctx_, k, width, n_groups, n_tokens))));
+        return ggml_reshape_2d(ctx_, z, rank * n_groups, n_tokens);
+    }
+    k = ggml_reshape_2d(ctx_, k, h_.width_kv(), n_tokens);
     ggml_tensor* z = nullptr;
-    int64_t row = 0;
+    size_t row = 0;
     for (size_t g = 0; g < spec.ranks.size(); g++) {
-        ggml_tensor* const e = ggml_view_2d(ctx_, layer.attn_k_e, width, spec.ranks[g], layer.attn_k_e->nb[1],
-                                            static_cast<size_t>(row) * layer.attn_k_e->nb[1]);
+        ggml_tensor* const e = ggml_view_2d(ctx_, layer.attn_k_e, width, spec.ranks[g], row_bytes, row * row_bytes);
         ggml_tensor* const kg =
             ggml_view_2d(ctx_, k, width, n_tokens, k->nb[1], g * static_cast<size_t>(width) * sizeof(float));
         ggml_tensor* const zg = ggml_mul_mat(ctx_, e, kg);
         z = z == nullptr ? zg : ggml_concat(ctx_, z, zg, 0);
-        row += spec.ranks[g];
+        row += static_cast<size_t>(spec.ranks[g]);
     }
     return z;
 }

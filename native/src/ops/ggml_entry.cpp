@@ -95,7 +95,8 @@ ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* k, 
 ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, ggml_tensor* q, ggml_tensor* stored, int n_threads) {
     node.params.n_tokens = static_cast<int32_t>(q->ne[2]);
     if (node.on_gpu) {
-        std::array<ggml_tensor*, 2> args = {q, stored};
+        // the rows' sources live until here: they are stored beside what computes the queries
+        std::array<ggml_tensor*, 4> args = {q, stored, stored->src[0], stored->src[1]};
         return ggml_custom_4d(ctx, GGML_TYPE_F32, node.params.head_dim, node.params.n_head, q->ne[2], 1, args.data(),
                               args.size(), gpu_attend_node, GGML_N_TASKS_MAX, &node);
     }

@@ -21,6 +21,10 @@ public:
     // Errors: Error for shapes the kernels do not take.
     virtual void attach(const Model& model, const KvCache& cache, const Rope& rope,
                         const GraphConstants& constants) = 0;
+    // Copies into an input of the next run, without waiting. Before begin().
+    virtual void set(ggml_tensor* tensor, const void* data, size_t bytes) = 0;
+    // Waits for the run and copies one of its results; null: only waits. Errors: Error when the device failed.
+    virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
     // Before each run: positions, sequences and slots of this batch, after the cache claimed them.
     virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;
     // A graph was built; what was recorded for the last one is dropped. Errors: Error when ggml's backend lacks one of its ops.

@@ -336,7 +336,9 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         }
         throw;
     }
-    if (graph_->logits != nullptr) {
+    if (gpu_ != nullptr) {
+        gpu_->finish(graph_->logits, logits, graph_->logits == nullptr ? 0 : ggml_nbytes(graph_->logits));
+    } else if (graph_->logits != nullptr) {
         ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
     }
     cache_.demote();
@@ -344,19 +346,21 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
 
 void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                       const KvCache& rows, const BatchSlots& batch) {
+    const auto set = [this](ggml_tensor* tensor, const void* data, size_t bytes) {
+        if (tensor != nullptr && gpu_ != nullptr) {
+            gpu_->set(tensor, data, bytes);
+        } else if (tensor != nullptr) {
+            ggml_backend_tensor_set(tensor, data, 0, bytes);
+        }
+    };
     if (graph_->embeddings != nullptr) {
         embeddings_.resize(static_cast<size_t>(ggml_nelements(graph_->embeddings)));
         model_->embed(tokens, embeddings_.data());
-        ggml_backend_tensor_set(graph_->embeddings, embeddings_.data(), 0, embeddings_.size() * sizeof(float));
-    } else if (graph_->tokens != nullptr) {
-        ggml_backend_tensor_set(graph_->tokens, tokens.data(), 0, tokens.size_bytes());
+        set(graph_->embeddings, embeddings_.data(), embeddings_.size() * sizeof(float));
     }
-    if (graph_->positions != nullptr) {
-        ggml_backend_tensor_set(graph_->positions, pos.data(), 0, pos.size_bytes());
-    }
-    if (graph_->out_ids != nullptr) {
-        ggml_backend_tensor_set(graph_->out_ids, out_ids.data(), 0, out_ids.size_bytes());
-    }
+    set(graph_->tokens, tokens.data(), tokens.size_bytes());
+    set(graph_->positions, pos.data(), pos.size_bytes());
+    set(graph_->out_ids, out_ids.data(), out_ids.size_bytes());
     if (!fused_) {
         fill_reference_inputs(rows, batch, model_->hparams(), graph_->reference);
     }
@@ -365,8 +369,9 @@ void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> 
     } else {
         ggml_backend_cpu_set_n_threads(backend_.get(), prepared_shape_.n_threads);
     }
-    const ggml_status status =
-        ggml_backend_graph_compute(gpu_ != nullptr ? gpu_->backend() : backend_.get(), graph_->nodes);
+    // the GPU's run is waited for where its result is wanted
+    const ggml_status status = gpu_ != nullptr ? ggml_backend_graph_compute_async(gpu_->backend(), graph_->nodes)
+                                               : ggml_backend_graph_compute(backend_.get(), graph_->nodes);
     if (status != GGML_STATUS_SUCCESS) {
         fail("compute", "expected the graph to run; got ", ggml_status_to_string(status));
     }

@@ -21,6 +21,7 @@ struct Chunk {
 
 // Chunk kinds: the row formats by number (0 = not stored), and variants that the byte position allows.
 enum ChunkKind : uint8_t { kind_none = 0, kind_f16_wide = 64, kind_f16_part = 65 };
+constexpr int any_kind = -1;
 
 // One group of one side in one region.
 struct GroupTable {
@@ -77,15 +78,20 @@ struct AttnArgs {
     int32_t n_regions;
 
     // the plan
-    int32_t unit;      // KV heads of one work item: they share their K group (direct) and their V group
-    int32_t tile;      // slots of a tile: 16, 32, 64 or 128
-    int32_t stages;    // tiles in flight
-    int32_t n_split;   // parts of the sequence
-    int32_t k_blocks;  // 64-channel blocks of a stored K group
+    int32_t unit;         // KV heads of one work item: they share their K group (direct) and their V group
+    int32_t tile;         // slots of a tile: 16, 32, 64 or 128
+    int32_t stages;       // tiles in flight
+    int32_t n_split;      // parts of the sequence, at most
+    int32_t least_tiles;  // tiles that are worth a part
+    int32_t decode;       // 1: the decode kernel, `tile` slots a warp
+    int32_t kind;         // what every chunk of the decode kernel is, or any_kind
+    int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
+    int32_t k_blocks;     // 64-channel blocks of a stored K group
     int32_t v_blocks;
     int32_t k_pitch;  // bytes of a staged row, a multiple of 16
     int32_t v_pitch;
-    float* partial;     // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised; null: straight to out
+    float* partial;     // [n_split + 1, n_tokens, n_head, 64·v_blocks] sums, not normalised; the last one is scratch
+    uint32_t* done;     // [n_kv] 0 between launches: parts of a work item that have finished
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
 };
 

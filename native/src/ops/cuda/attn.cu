@@ -1,125 +1,222 @@
 #include <cuda_fp16.h>
 
-#include "ops/cuda/attn.cuh"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/instances.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/parts.cuh"
 #include "ops/cuda/plan.h"
 
 namespace lkv::cuda {
 
 namespace {
 
-constexpr int combine_threads = 256;
+constexpr int widest_fused = 128;  // wider latents are merged and multiplied with B_v over the whole device
 
-// grid: heads x tokens / T. The splits' sums meet, are normalised and, for a latent V, multiplied with B_v.
-template <int T>
-__global__ void __launch_bounds__(combine_threads) combine_kernel(const __grid_constant__ AttnArgs p) {
-    extern __shared__ float shared[];
-    const int width = 64 * p.v_blocks;
-    const int head = blockIdx.x;
-    const int first = blockIdx.y * T;
-    const int64_t rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
-    float* const latent = shared;                      // [T, width]
-    float* const split_scale = shared + T * width;     // [T, n_split]
-    float* const parts = split_scale + T * p.n_split;  // [4][T][head_dim]
-
-    for (int t = threadIdx.x / 32; t < T; t += combine_threads / 32) {
-        const int token = first + t;
-        if (token >= p.n_tokens) continue;
-        const int lane = threadIdx.x % 32;
-        const int64_t row = static_cast<int64_t>(token) * p.n_head + head;
-        float top = -INFINITY;
-        for (int s = lane; s < p.n_split; s += 32) top = fmaxf(top, p.partial_ml[2 * (s * rows + row)]);
-        for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-        float total = 0.0f;
-        for (int s = lane; s < p.n_split; s += 32) {
-            const float part = p.partial_ml[2 * (s * rows + row) + 1];
-            const float weight = part > 0.0f ? exp2f(p.partial_ml[2 * (s * rows + row)] - top) : 0.0f;
-            split_scale[t * p.n_split + s] = weight;
-            total += part * weight;
-        }
-        for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
-        const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-        __syncwarp();
-        for (int s = lane; s < p.n_split; s += 32) split_scale[t * p.n_split + s] *= inverse;
+// weight[s] = what part s counts for in one row, normalised. By one warp.
+__device__ void part_weights(const AttnArgs& p, int count, int64_t rows, int64_t row, float* weight) {
+    const int lane = threadIdx.x % 32;
+    const auto* const ml = reinterpret_cast<const float2*>(p.partial_ml) + row;
+    float top = -INFINITY;
+    for (int s = lane; s < count; s += 32) top = fmaxf(top, ml[s * rows].x);
+    for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    float total = 0.0f;
+    for (int s = lane; s < count; s += 32) {
+        const float2 part = ml[s * rows];
+        weight[s] = part.y > 0.0f ? exp2f(part.x - top) : 0.0f;
+        total += part.y * weight[s];
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < T * width; i += combine_threads) {
+    for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    for (int s = lane; s < count; s += 32) weight[s] *= inverse;
+}
+
+// to[t][d]: the parts' sums of channels begin … begin + width - 1, weighted. `slices` threads share an element.
+template <int T, int threads>
+__device__ void merge_parts(const AttnArgs& p, int count, int64_t rows, int64_t row0, int64_t row_step, int n_tokens,
+                            int begin, int width, const float* weight, float* scratch, float* to) {
+    const int all = 64 * p.v_blocks;
+    const int n = T * width;
+    const int slices = max(1, threads / n);
+    for (int i0 = 0; i0 < n; i0 += threads) {
+        const int i = i0 + threadIdx.x % min(n, threads);
+        const int slice = threadIdx.x / min(n, threads);
         const int t = i / width;
-        const int d = i - t * width;
-        const int token = first + t;
         float sum = 0.0f;
-        if (token < p.n_tokens) {
-            const int64_t row = static_cast<int64_t>(token) * p.n_head + head;
-            const float* from = p.partial + row * width + d;
+        if (slice < slices && i < n && t < n_tokens) {
+            const float* const from = p.partial + (row0 + t * row_step) * all + begin + (i - t * width);
 #pragma unroll 8
-            for (int s = 0; s < p.n_split; s++) sum += split_scale[t * p.n_split + s] * from[s * rows * width];
-            if (p.v_b == nullptr && d < p.head_dim) p.out[row * p.head_dim + d] = sum;
+            for (int s = slice; s < count; s += slices) sum += weight[t * p.n_split + s] * from[s * rows * all];
         }
-        latent[i] = sum;
+        if (slices == 1) {
+            if (i < n) to[i] = sum;
+            continue;
+        }
+        scratch[threadIdx.x] = sum;
+        __syncthreads();
+        if (slice == 0) {
+            for (int s = 1; s < slices; s++) sum += scratch[s * n + i];
+            to[i] = sum;
+        }
     }
-    if (p.v_b == nullptr) return;
     __syncthreads();
+}
 
-    // head_dim in pairs of channels; the threads left over share out the latent's channels
-    const int n_pairs = p.head_dim / 2;
-    const int slices = min(4, combine_threads / n_pairs);
+// out[t][d0 … d0 + 2·n_pairs - 1] = z[t] · B_v of one head. The threads left over share out the latent's channels.
+template <int T, int threads>
+__device__ void project(const AttnArgs& p, int head, int first, int n_tokens, int d0, int n_pairs, const float* z,
+                        int z_pitch, float* scratch) {
+    const int row_pairs = p.head_dim / 2;
+    const int rank = min(p.v_rank_max, z_pitch);
+    const int slices = threads / n_pairs;
     const int slice = threadIdx.x / n_pairs;
     const int pair = threadIdx.x % n_pairs;
-    const int rank = min(p.v_rank_max, width);
+    float2 sum[T] = {};
     if (slice < slices) {
         const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
-                                   static_cast<int64_t>(head / (p.n_head / p.n_kv)) * p.v_rank_max * n_pairs + pair;
-        float2 sum[T] = {};
+                                   static_cast<int64_t>(head / (p.n_head / p.n_kv)) * p.v_rank_max * row_pairs +
+                                   d0 / 2 + pair;
 #pragma unroll 8
         for (int ch = slice; ch < rank; ch += slices) {
-            const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
+            const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * row_pairs));
 #pragma unroll
             for (int t = 0; t < T; t++) {
-                const float z = latent[t * width + ch];
-                sum[t].x += z * b.x;
-                sum[t].y += z * b.y;
+                sum[t].x += z[t * z_pitch + ch] * b.x;
+                sum[t].y += z[t * z_pitch + ch] * b.y;
             }
         }
 #pragma unroll
         for (int t = 0; t < T; t++) {
-            float* const to = parts + (slice * T + t) * p.head_dim + 2 * pair;
+            float* const to = scratch + 2 * ((slice * T + t) * n_pairs + pair);
             to[0] = sum[t].x;
             to[1] = sum[t].y;
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < T * p.head_dim; i += combine_threads) {
-        const int token = first + i / p.head_dim;
-        if (token >= p.n_tokens) continue;
-        float sum = 0.0f;
-        for (int s = 0; s < slices; s++) sum += parts[s * T * p.head_dim + i];
-        p.out[(static_cast<int64_t>(token) * p.n_head + head) * p.head_dim + i % p.head_dim] = sum;
+    for (int i = threadIdx.x; i < T * 2 * n_pairs; i += threads) {
+        const int t = i / (2 * n_pairs);
+        if (t >= n_tokens) continue;
+        float total = 0.0f;
+        for (int s = 0; s < slices; s++) total += scratch[s * T * 2 * n_pairs + i];
+        const int64_t row = static_cast<int64_t>(first + t) * p.n_head + head;
+        p.out[row * p.head_dim + d0 + i % (2 * n_pairs)] = total;
     }
 }
 
-template <int T>
-cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
-    const size_t bytes =
-        sizeof(float) * T * (static_cast<size_t>(64 * args.v_blocks) + args.n_split + 4 * args.head_dim);
-    if (bytes > 48 * 1024) {
-        const cudaError_t error = cudaFuncSetAttribute(combine_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                       static_cast<int>(bytes));
-        if (error != cudaSuccess) return error;
+// grid: heads x tokens / T. V as it is, or a latent of at most widest_fused channels.
+template <int T, int threads>
+__global__ void __launch_bounds__(threads) combine_kernel(const __grid_constant__ AttnArgs p) {
+    let_next_start();
+    wait_for_previous();
+    const Parts parts(p);
+    if (parts.count == 1 && p.v_b == nullptr) return;  // the only part wrote the result
+    extern __shared__ float shared[];
+    const int width = 64 * p.v_blocks;
+    const int head = blockIdx.x;
+    const int first = blockIdx.y * T;
+    const int n_tokens = min(T, p.n_tokens - first);
+    const int64_t rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+    const int64_t row0 = static_cast<int64_t>(first) * p.n_head + head;
+    float* const latent = shared;              // [T, width]
+    float* const weight = shared + T * width;  // [T, n_split]
+    float* const scratch = weight + T * p.n_split;
+    for (int t = threadIdx.x / 32; t < n_tokens; t += threads / 32) {
+        part_weights(p, parts.count, rows, row0 + static_cast<int64_t>(t) * p.n_head, weight + t * p.n_split);
     }
-    const dim3 grid(args.n_head, (args.n_tokens + T - 1) / T);
-    combine_kernel<T><<<grid, combine_threads, bytes, stream>>>(args);
-    return cudaGetLastError();
+    __syncthreads();
+    merge_parts<T, threads>(p, parts.count, rows, row0, p.n_head, n_tokens, 0, width, weight, scratch, latent);
+    if (p.v_b != nullptr) {
+        project<T, threads>(p, head, first, n_tokens, 0, p.head_dim / 2, latent, width, scratch);
+        return;
+    }
+    for (int i = threadIdx.x; i < n_tokens * p.head_dim; i += threads) {
+        const int t = i / p.head_dim;
+        const int d = i - t * p.head_dim;
+        p.out[(row0 + static_cast<int64_t>(t) * p.n_head) * p.head_dim + d] = latent[t * width + d];
+    }
+}
+
+constexpr int merge_threads = 512;
+constexpr int merge_channels = 64;
+
+// grid: rows x channels / 64. A wide latent, into the part after the last.
+__global__ void __launch_bounds__(merge_threads) merge_kernel(const __grid_constant__ AttnArgs p) {
+    let_next_start();
+    wait_for_previous();
+    const Parts parts(p);
+    __shared__ float scratch[merge_threads];
+    __shared__ float merged[merge_channels];
+    extern __shared__ float weight[];
+    const int width = 64 * p.v_blocks;
+    const int64_t rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+    const int64_t row = blockIdx.x;
+    const int begin = blockIdx.y * merge_channels;
+    if (threadIdx.x < 32) part_weights(p, parts.count, rows, row, weight);
+    __syncthreads();
+    merge_parts<1, merge_threads>(p, parts.count, rows, row, 0, 1, begin, merge_channels, weight, scratch, merged);
+    if (threadIdx.x < merge_channels) {
+        p.partial[(p.n_split * rows + row) * width + begin + threadIdx.x] = merged[threadIdx.x];
+    }
+}
+
+constexpr int project_threads = 256;
+constexpr int project_pairs = 16;
+
+// grid: heads x dimensions / 32 x tokens / T.
+template <int T>
+__global__ void __launch_bounds__(project_threads) project_kernel(const __grid_constant__ AttnArgs p) {
+    let_next_start();
+    wait_for_previous();
+    extern __shared__ float shared[];
+    const int width = 64 * p.v_blocks;
+    const int head = blockIdx.x;
+    const int d0 = blockIdx.y * 2 * project_pairs;
+    const int first = blockIdx.z * T;
+    const int n_tokens = min(T, p.n_tokens - first);
+    const int64_t rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+    float* const z = shared;  // [T, width]
+    for (int i = threadIdx.x; i < T * width; i += project_threads) {
+        const int t = i / width;
+        const int64_t row = static_cast<int64_t>(first + t) * p.n_head + head;
+        z[i] = t < n_tokens ? p.partial[(p.n_split * rows + row) * width + i - t * width] : 0.0f;
+    }
+    __syncthreads();
+    project<T, project_threads>(p, head, first, n_tokens, d0, min(project_pairs, (p.head_dim - d0) / 2), z, width,
+                                z + T * width);
+}
+
+template <int T, int threads>
+cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
+    const auto width = static_cast<size_t>(64 * args.v_blocks);
+    const auto n_split = static_cast<size_t>(args.n_split);
+    const auto heads = static_cast<unsigned>(args.n_head);
+    const auto tokens = static_cast<unsigned>(args.n_tokens);
+    const unsigned groups = (tokens + T - 1) / T;
+    if (args.v_b == nullptr || width <= widest_fused) {
+        return launch_next(combine_kernel<T, threads>, dim3(heads, groups), threads,
+                           sizeof(float) * (T * (width + n_split) + 2 * T * static_cast<size_t>(threads)), stream,
+                           args);
+    }
+    const cudaError_t error = launch_next(merge_kernel, dim3(heads * tokens, static_cast<unsigned>(args.v_blocks)),
+                                          merge_threads, sizeof(float) * n_split, stream, args);
+    if (error != cudaSuccess) return error;
+    const auto slices = static_cast<unsigned>((args.head_dim + 2 * project_pairs - 1) / (2 * project_pairs));
+    return launch_next(project_kernel<T>, dim3(heads, slices, groups), project_threads,
+                       sizeof(float) * (T * width + 2 * T * static_cast<size_t>(project_threads)), stream, args);
 }
 
 }  // namespace
 
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
-    const Instance instance = choose_instance(args);
-    const cudaError_t error =
-        args.k_b != nullptr ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
-    if (error != cudaSuccess || args.partial == nullptr) return error;
-    return args.n_tokens >= 4 ? combine<4>(args, stream) : combine<1>(args, stream);
+    if (args.decode != 0) return launch_decode(args, stream);
+    cudaError_t error = cudaSuccess;
+    if (args.wide != 0) {
+        error = launch_wide(args, stream);
+    } else {
+        const Instance instance = choose_instance(args);
+        error = args.k_b != nullptr ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
+    }
+    if (error != cudaSuccess || (args.n_split == 1 && args.v_b == nullptr)) return error;
+    return args.n_tokens >= 4 ? combine<4, 256>(args, stream) : combine<1, 1024>(args, stream);
 }
 
 }  // namespace lkv::cuda

@@ -1,4 +1,4 @@
-// The attention kernel. One thread block takes 16·MB query rows (tokens x the query heads that share this K and this V)
+// Attention for prefill, for many query heads on one latent and for a K that is rebuilt. One thread block takes 16·MB query rows (tokens x the query heads that share this K and this V)
 // and one part of the sequence, and walks it in tiles of slots:
 //
 //   copy      the tile's bytes as they are stored, asynchronously, `stages` tiles ahead
@@ -12,72 +12,14 @@
 #pragma once
 
 #include "ops/cuda/args.h"
+#include "ops/cuda/chain.cuh"
+#include "ops/cuda/copy.cuh"
 #include "ops/cuda/dequant.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/parts.cuh"
 #include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
-
-__device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, uint32_t (&out)[8]) {
-    if (!with_chunk(row, chunk, [&](const auto& reader) { reader.all(row + chunk.codes, out); })) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) out[i] = 0;
-    }
-}
-
-__device__ inline void pairs_of_half(const uint8_t* row, const Chunk& chunk, int h, uint32_t (&out)[4]) {
-    if (!with_chunk(row, chunk, [&](const auto& reader) { reader.half(row + chunk.codes, h, out); })) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) out[i] = 0;
-    }
-}
-
-// The same half of two slots' chunk, as weights multiply it: out[2p + e] = channel e of pair p, slots (a, b).
-__device__ inline void slot_pairs(const uint8_t* a, const uint8_t* b, const Chunk& chunk, int h, uint32_t (&out)[8]) {
-    uint32_t x[4];
-    uint32_t y[4];
-    const bool stored = with_chunk(a, chunk, [&](const auto& reader) {
-        using Reader = std::remove_cvref_t<decltype(reader)>;
-        reader.half(a + chunk.codes, h, x);
-        Reader(b, chunk).half(b + chunk.codes, h, y);
-    });
-#pragma unroll
-    for (int p = 0; p < 4; p++) {
-        out[2 * p] = stored ? __byte_perm(x[p], y[p], 0x5410) : 0;
-        out[2 * p + 1] = stored ? __byte_perm(x[p], y[p], 0x7632) : 0;
-    }
-}
-
-// The group's bytes of n rows from slot `first`. dst: [tile, pitch]
-__device__ inline void copy_rows(uint8_t* dst, int pitch, const uint8_t* rows, uint32_t row_bytes,
-                                 const GroupTable& group, int first, int n) {
-    const uint8_t* src = rows + static_cast<int64_t>(first) * row_bytes + group.first;
-    // the threads stand in rows of a power of two, so that a copy costs an addition or two
-    const int access_bits = group.access == 16 ? 4 : 2;
-    const int per_row = static_cast<int>(group.bytes) >> access_bits;
-    const int across_bits = min(32 - __clz(max(per_row, 1) - 1), 8);
-    const int across = 1 << across_bits;
-    const int down = n_threads >> across_bits;
-    const int row0 = static_cast<int>(threadIdx.x) >> across_bits;
-    const int column0 = static_cast<int>(threadIdx.x) & (across - 1);
-    const int64_t from_step = static_cast<int64_t>(down) * row_bytes;
-    for (int column = column0; column < per_row; column += across) {
-        uint8_t* to = dst + row0 * pitch + (column << access_bits);
-        const uint8_t* from = src + static_cast<int64_t>(row0) * row_bytes + (column << access_bits);
-        if (access_bits == 4) {
-            for (int s = row0; s < n; s += down, to += down * pitch, from += from_step) copy_async<16>(to, from);
-        } else {
-            for (int s = row0; s < n; s += down, to += down * pitch, from += from_step) copy_async<4>(to, from);
-        }
-    }
-}
-
-// Two channels of a query row as f16, zero where there are none.
-__device__ inline uint32_t query_pair(const float* row, int width, int channel) {
-    const float x = row != nullptr && channel < width ? row[channel] : 0.0f;
-    const float y = row != nullptr && channel + 2 < width ? row[channel + 2] : 0.0f;
-    return bits(__floats2half2_rn(x, y));
-}
 
 // k tile of one KV head from its latent tile. raw: f32 [tile][head_dim + 4]; out: f16 rows of out_pitch bytes.
 template <class RowAt>
@@ -197,17 +139,13 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     const int split = blockIdx.z;
     const int n_rows = p.n_tokens * unit_heads;
 
-    int tiles_before[max_regions + 1];
-    tiles_before[0] = 0;
-#pragma unroll
-    for (int r = 0; r < max_regions; r++) {
-        const int n = r < p.n_regions ? p.n_slots[r] : 0;
-        tiles_before[r + 1] = tiles_before[r] + (n + tile - 1) / tile;
-    }
-    const int n_tiles = tiles_before[max_regions];
-    const int tile_begin = static_cast<int>(static_cast<int64_t>(n_tiles) * split / p.n_split);
-    const int tile_end = static_cast<int>(static_cast<int64_t>(n_tiles) * (split + 1) / p.n_split);
+    const Parts parts(p);
+    if (split >= parts.count) return;
+    const int tile_begin = parts.begin(split);
+    const int tile_end = parts.begin(split + 1);
 
+    let_next_start();
+    wait_for_previous();
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
     for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += n_threads) {
         const int r = i / chunks_per_region;
@@ -217,17 +155,12 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
                                        : region.chunks[region.v_groups[v_group].chunks + j - 4 * p.k_blocks];
     }
 
-    const auto region_of = [&](int t) {
-        int r = 0;
-        while (r + 1 < p.n_regions && t >= tiles_before[r + 1]) r++;
-        return r;
-    };
     int issue_stage = 0;
     const auto issue = [&](int t) {
         if (t < tile_end) {
-            const int r = region_of(t);
+            const int r = parts.region_of(t);
             const RegionArgs& region = p.regions[r];
-            const int first = (t - tiles_before[r]) * tile;
+            const int first = (t - parts.tiles_before(r)) * tile;
             const int n = min(tile, p.n_slots[r] - first);
             uint8_t* const at = stages + issue_stage * plan.stage;
             issue_stage = issue_stage + 1 == p.stages ? 0 : issue_stage + 1;
@@ -243,9 +176,10 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
                     pos[s] = 0;
                 }
             }
-            copy_rows(at, p.k_pitch, region.k_rows, region.k_row_bytes, region.k_groups[k_group], first, n);
-            copy_rows(at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes, region.v_groups[v_group],
-                      first, n);
+            copy_rows<n_threads>(threadIdx.x, at, p.k_pitch, region.k_rows, region.k_row_bytes,
+                                 region.k_groups[k_group], first, n);
+            copy_rows<n_threads>(threadIdx.x, at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes,
+                                 region.v_groups[v_group], first, n);
         }
         copies_commit();
     };
@@ -315,9 +249,9 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     const int plane_pitch = tile + 8;
 
     int stage = 0;
-    int region = region_of(tile_begin);
+    int region = parts.region_of(tile_begin);
     for (int t = tile_begin; t < tile_end; t++) {
-        if (t >= tiles_before[region + 1]) region = region_of(t);
+        region = parts.region_of(t);
         if (p.stages == 1) {
             __syncthreads();
             issue(t);
@@ -504,7 +438,7 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     if (!row_exists) return;
     const int64_t out_row = static_cast<int64_t>(my_token) * p.n_head + my_head;
     const float* const from = merged + my_row * merged_pitch;
-    if (p.partial == nullptr) {
+    if (parts.count == 1 && p.v_b == nullptr) {
         const float inverse = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
         for (int d = my_part; d < p.head_dim; d += row_threads) p.out[out_row * p.head_dim + d] = from[d] * inverse;
     } else {

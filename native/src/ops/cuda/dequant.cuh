@@ -7,6 +7,8 @@
 
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "cache/formats.h"
 #include "ops/cuda/args.h"
 
@@ -244,9 +246,20 @@ struct ChunkReader<F32> : SlowReader<F32> {
     using SlowReader<F32>::SlowReader;
 };
 
-// Calls f(reader) with the reader of this chunk; false where nothing is stored.
-template <class Use>
+// Calls f(reader) with the reader of this chunk; false where nothing is stored. Kind: what every chunk is, where that is known
+// (one straight path of code instead of thirteen, which are slow to fetch), else any_kind.
+template <int Kind = any_kind, class Use>
 __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& use) {
+    if constexpr (Kind == kind_f16_wide) {
+        use(WideF16Reader(row, chunk));
+        return true;
+    } else if constexpr (Kind == static_cast<int>(Format::q8)) {
+        use(ChunkReader<AffineFormat<8>>(row, chunk));
+        return true;
+    } else if constexpr (Kind == static_cast<int>(Format::q4)) {
+        use(ChunkReader<AffineFormat<4>>(row, chunk));
+        return true;
+    }
     switch (chunk.kind) {
         case kind_f16_wide:
             use(WideF16Reader(row, chunk));
@@ -262,6 +275,74 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
 #undef X
         default:
             return false;
+    }
+}
+
+__device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, uint32_t (&out)[8]) {
+    if (!with_chunk(row, chunk, [&](const auto& reader) { reader.all(row + chunk.codes, out); })) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) out[i] = 0;
+    }
+}
+
+__device__ inline void pairs_of_half(const uint8_t* row, const Chunk& chunk, int h, uint32_t (&out)[4]) {
+    if (!with_chunk(row, chunk, [&](const auto& reader) { reader.half(row + chunk.codes, h, out); })) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[i] = 0;
+    }
+}
+
+// One chunk of two slots.
+template <int Kind = any_kind>
+__device__ inline void two_slots(const uint8_t* a, const uint8_t* b, const Chunk& chunk, uint32_t (&x)[8],
+                                 uint32_t (&y)[8]) {
+    const bool stored = with_chunk<Kind>(a, chunk, [&](const auto& reader) {
+        using Reader = std::remove_cvref_t<decltype(reader)>;
+        reader.all(a + chunk.codes, x);
+        Reader(b, chunk).all(b + chunk.codes, y);
+    });
+    if (!stored) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = y[i] = 0;
+    }
+}
+
+// The same half of two slots' chunk, as weights multiply it: out[2p + e] = channel e of pair p, slots (a, b).
+__device__ inline void slot_pairs(const uint8_t* a, const uint8_t* b, const Chunk& chunk, int h, uint32_t (&out)[8]) {
+    uint32_t x[4];
+    uint32_t y[4];
+    const bool stored = with_chunk(a, chunk, [&](const auto& reader) {
+        using Reader = std::remove_cvref_t<decltype(reader)>;
+        reader.half(a + chunk.codes, h, x);
+        Reader(b, chunk).half(b + chunk.codes, h, y);
+    });
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        out[2 * p] = stored ? __byte_perm(x[p], y[p], 0x5410) : 0;
+        out[2 * p + 1] = stored ? __byte_perm(x[p], y[p], 0x7632) : 0;
+    }
+}
+
+// The same for slots (0, 1) and (8, 9) of rows `pitch` bytes apart.
+template <int Kind = any_kind>
+__device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                  uint32_t (&second)[8]) {
+    uint32_t x[4][4];
+    const bool stored = with_chunk<Kind>(rows, chunk, [&](const auto& reader) {
+        using Reader = std::remove_cvref_t<decltype(reader)>;
+        reader.half(rows + chunk.codes, h, x[0]);
+#pragma unroll
+        for (int i = 1; i < 4; i++) {
+            const uint8_t* const row = rows + (i % 2 + i / 2 * 8) * pitch;
+            Reader(row, chunk).half(row + chunk.codes, h, x[i]);
+        }
+    });
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        first[2 * p] = stored ? __byte_perm(x[0][p], x[1][p], 0x5410) : 0;
+        first[2 * p + 1] = stored ? __byte_perm(x[0][p], x[1][p], 0x7632) : 0;
+        second[2 * p] = stored ? __byte_perm(x[2][p], x[3][p], 0x5410) : 0;
+        second[2 * p + 1] = stored ? __byte_perm(x[2][p], x[3][p], 0x7632) : 0;
     }
 }
 

@@ -11,12 +11,9 @@ cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     constexpr auto kernel = attn_kernel<MB, NB, REBUILD>;
     constexpr int rows = 16 * MB;
     const int bytes = SharedPlan(args, rows).total(args, rows);
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess) return error;
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     const dim3 grid(args.n_kv / args.unit, (n_rows + rows - 1) / rows, args.n_split);
-    kernel<<<grid, n_threads, bytes, stream>>>(args);
-    return cudaGetLastError();
+    return launch_next(kernel, grid, n_threads, static_cast<size_t>(bytes), stream, args);
 }
 
 template <bool REBUILD>

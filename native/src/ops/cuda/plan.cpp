@@ -116,6 +116,65 @@ int max_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int block
 // A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
 int pitch_of(int bytes) { return round_up(std::max(bytes, 16), 16) | 16; }
 
+// What all chunks of all regions are, if they are the same and the decode kernel has a path for it.
+int common_kind(const LatentAttnParams& p, const AttnArgs& a) {
+    int kind = 0;
+    for (int r = 0; r < p.n_regions; r++) {
+        for (const Chunk& chunk : region_tables(p.regions[r].k, p.regions[r].v, a.k_blocks, a.v_blocks).chunks) {
+            if (kind == 0) kind = chunk.kind;
+            if (chunk.kind != kind) return any_kind;
+        }
+    }
+    const bool has_path =
+        kind == kind_f16_wide || kind == static_cast<int>(Format::q8) || kind == static_cast<int>(Format::q4);
+    return has_path ? kind : any_kind;
+}
+
+// Whether the decode kernel takes this shape, and with which tiles. Two thread blocks a multiprocessor where they fit.
+bool plan_decode(bool rebuild, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+    const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
+    const int blocks = std::max(a.k_blocks, a.v_blocks);
+    if (rebuild || rows > decode_rows || blocks > 4) return false;
+    // the kernel's blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind
+    if (a.k_blocks != blocks || a.v_blocks != blocks || blocks > 2) a.kind = any_kind;
+    struct Choice {
+        int tile, stages, resident;
+    };
+    constexpr Choice choices[] = {{32, 3, 2}, {32, 2, 2}, {16, 3, 2}, {16, 2, 2},
+                                  {32, 3, 1}, {16, 4, 1}, {16, 3, 1}, {16, 2, 1}};
+    for (const Choice& choice : choices) {
+        if (choice.resident == 2 && blocks > 2) continue;  // registers of one thread block fill the multiprocessor
+        a.tile = choice.tile;
+        a.stages = choice.stages;
+        if (DecodePlan(a).total(a) > shared_limit / choice.resident - 1024 * (choice.resident - 1)) continue;
+        a.decode = 1;
+        a.least_tiles = 2 * n_warps;
+        const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
+        a.n_split = std::clamp(n_multiprocessors * choice.resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
+        return true;
+    }
+    return false;
+}
+
+// Whether the wide kernel takes this shape, and with which tiles.
+bool plan_wide(bool rebuild, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+    const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
+    if (rebuild || rows > 32) return false;
+    a.wide = rows <= 16 || a.v_blocks > 2 * n_warps ? 16 : 32;
+    for (const auto& [tile, stages] :
+         {std::pair{128, 3}, {128, 2}, {64, 3}, {64, 2}, {32, 3}, {32, 2}, {64, 1}, {32, 1}, {16, 1}}) {
+        a.tile = tile;
+        a.stages = stages;
+        if (WidePlan(a, a.wide).total(a, a.wide) > shared_limit) continue;
+        const int blocks = a.n_kv / a.unit * ((rows + a.wide - 1) / a.wide);
+        const int tiles = std::max(1, capacity / tile + a.n_regions);
+        a.n_split = std::clamp(n_multiprocessors / blocks, 1, std::min(tiles, 132));
+        return true;
+    }
+    a.wide = 0;
+    return false;
+}
+
 int row_blocks(const AttnArgs& a, int rows) { return (a.n_tokens * a.unit * (a.n_head / a.n_kv) + rows - 1) / rows; }
 
 }  // namespace
@@ -177,6 +236,12 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.v_blocks = side_blocks(p, &RegionView::v);
     a.k_pitch = pitch_of(max_bytes(p, &RegionView::k, a.k_blocks));
     a.v_pitch = pitch_of(max_bytes(p, &RegionView::v, a.v_blocks));
+    a.least_tiles = 1;
+    a.decode = 0;
+    a.wide = 0;
+    a.kind = common_kind(p, a);
+    if (plan_decode(rebuild, capacity, n_multiprocessors, shared_limit, a)) return;
+    if (plan_wide(rebuild, capacity, n_multiprocessors, shared_limit, a)) return;
     AttnArgs probe = a;
     static const uint32_t present = 0;
     probe.k_b = rebuild ? &present : nullptr;
@@ -213,7 +278,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
 }
 
 size_t partial_floats(const AttnArgs& a) {
-    return static_cast<size_t>(a.n_split) * static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * 64 *
+    return static_cast<size_t>(a.n_split + 1) * static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * 64 *
            static_cast<size_t>(a.v_blocks);
 }
 

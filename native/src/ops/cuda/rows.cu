@@ -1,5 +1,6 @@
 #include "ops/cuda/rows.cuh"
 
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/launch.h"
 
 namespace lkv::cuda {
@@ -8,6 +9,8 @@ namespace {
 
 // grid: tokens x {K, V}
 __global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constant__ StoreArgs p) {
+    let_next_start();
+    wait_for_previous();
     const int token = blockIdx.x;
     const RowTarget& to = p.targets[p.region[token]];
     const int64_t slot = p.slot[token];
@@ -101,8 +104,7 @@ cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream
 }
 
 cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream) {
-    store_kernel<<<dim3(n_tokens, 2), row_threads, 0, stream>>>(args);
-    return cudaGetLastError();
+    return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), 2), row_threads, 0, stream, args);
 }
 
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream) {

@@ -1,0 +1,427 @@
+// Attention for few query rows: up to 8 (tokens x the query heads that share this K and this V), K as it is stored.
+// Slots are the rows of both products and the queries their 8 columns, so that no row of a tensor-core tile is wasted:
+//
+//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ
+//   sums [16 channels x 8 queries] += Vᵀ [16 channels x 16 slots] · weights
+//
+// Every warp walks slots of its own, with its own copies in flight and its own maximum and sums; nothing waits for another
+// warp until the end of a part. A stored byte is copied once and dequantized once, in registers.
+#pragma once
+
+#include "ops/cuda/args.h"
+#include "ops/cuda/chain.cuh"
+#include "ops/cuda/copy.cuh"
+#include "ops/cuda/dequant.cuh"
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/parts.cuh"
+#include "ops/cuda/shared_plan.h"
+
+namespace lkv::cuda {
+
+// One 8 x 8 f16 matrix, transposed: lane 4g + c gives row g, columns 2c and 2c+1, and gets column g, rows 2c and 2c+1.
+__device__ inline uint32_t transposed(uint32_t x) {
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// z [n_rows][pitch], normalised, to the output; a latent V times B_v first.
+template <class OutRow>
+__device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int n_rows, OutRow&& out_row) {
+    if (p.v_b == nullptr) {
+        for (int i = threadIdx.x; i < n_rows * p.head_dim; i += n_threads) {
+            const int row = i / p.head_dim;
+            p.out[out_row(row) * p.head_dim + i - row * p.head_dim] = z[row * pitch + i - row * p.head_dim];
+        }
+        return;
+    }
+    const int n_pairs = p.head_dim / 2;
+    for (int i = threadIdx.x; i < n_rows * n_pairs; i += n_threads) {
+        const int row = i / n_pairs;
+        const int pair = i - row * n_pairs;
+        const int64_t to = out_row(row);
+        const int head = static_cast<int>(to % p.n_head);
+        const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
+                                   static_cast<int64_t>(head / (p.n_head / p.n_kv)) * p.v_rank_max * n_pairs + pair;
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 8
+        for (int ch = 0; ch < p.v_rank_max; ch++) {
+            const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
+            sum.x += z[row * pitch + ch] * b.x;
+            sum.y += z[row * pitch + ch] * b.y;
+        }
+        *reinterpret_cast<float2*>(p.out + to * p.head_dim + 2 * pair) = sum;
+    }
+}
+
+// KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
+template <int KB, int VB, int MT, int Kind>
+__global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel(const __grid_constant__ AttnArgs p) {
+    constexpr int tile = 16 * MT;
+    constexpr int n_rows_max = decode_rows;
+    extern __shared__ __align__(16) uint8_t shared[];
+    let_next_start();
+    const Parts parts(p);
+    const int split = blockIdx.y;
+    if (split >= parts.count) return;
+    const DecodePlan plan(p);
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int g = lane / 4;
+    const int c = lane % 4;
+
+    const int head_kv = blockIdx.x * p.unit;
+    const int k_group = head_kv / p.k_group;
+    const int v_group = head_kv / p.v_group;
+    const int rep = p.n_head / p.n_kv;
+    const int unit_heads = p.unit * rep;
+    const int n_rows = p.n_tokens * unit_heads;
+    const int tile_begin = parts.begin(split);
+    const int tile_end = parts.begin(split + 1);
+
+    // every region's groups and chunks, once for all warps
+    auto* const groups = reinterpret_cast<GroupTable*>(shared);  // [n_regions][K, V]
+    auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.groups);
+    auto* const queries = reinterpret_cast<uint2*>(shared + plan.groups + plan.chunks);  // [KB][4][32]
+    uint8_t* const stages = shared + plan.groups + plan.chunks + plan.queries + warp * p.stages * plan.stage;
+    constexpr int chunks_per_region = 4 * (KB + VB);
+    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += n_threads) {
+        const int r = i / chunks_per_region;
+        const int j = i - r * chunks_per_region;
+        const bool is_k = j < 4 * KB;
+        const int at = is_k ? j : j - 4 * KB;
+        const int n_chunks = 4 * (is_k ? p.k_blocks : p.v_blocks);
+        const int first = is_k ? k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + v_group * n_chunks;
+        chunks[i] = at < n_chunks ? p.regions[r].chunks[first + at] : Chunk{};
+    }
+    if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
+        const RegionArgs& region = p.regions[threadIdx.x / 2];
+        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[k_group] : region.v_groups[v_group];
+    }
+    __syncthreads();
+    wait_for_previous();
+
+    int issue_stage = 0;
+    const auto issue = [&](int t) {
+        if (t < tile_end) {
+            const int r = parts.region_of(t);
+            const RegionArgs& region = p.regions[r];
+            const int first = (t - parts.tiles_before(r)) * tile;
+            const int n = min(tile, p.n_slots[r] - first);
+            uint8_t* const at = stages + issue_stage * plan.stage;
+            auto* const seq = reinterpret_cast<uint64_t*>(at + tile * (p.k_pitch + p.v_pitch));
+            auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
+            if (lane < tile) {
+                if (lane < n) {
+                    copy_async<8>(seq + lane, region.seq + first + lane);
+                    copy_async<4>(pos + lane, region.pos + first + lane);
+                } else {
+                    seq[lane] = 0;
+                    pos[lane] = 0;
+                }
+            }
+            copy_rows<32>(lane, at, p.k_pitch, region.k_rows, region.k_row_bytes, groups[2 * r], first, n);
+            copy_rows<32>(lane, at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes, groups[2 * r + 1],
+                          first, n);
+        }
+        issue_stage = issue_stage + 1 == p.stages ? 0 : issue_stage + 1;
+        copies_commit();
+    };
+    for (int i = 0; i < p.stages - 1; i++) issue(tile_begin + warp + i * n_warps);
+
+    // the queries: column g of every product; through shared memory, where neighbouring threads read neighbouring channels
+    for (int i = threadIdx.x; i < n_rows_max * KB * 16; i += n_threads) {
+        const int row = i / (KB * 16);
+        const int at = i % (KB * 16);  // (block, chunk, step)
+        const int s = at % 4;
+        const float* const from =
+            row < n_rows
+                ? p.q +
+                      (static_cast<int64_t>(row / unit_heads) * p.n_head + head_kv * rep + row % unit_heads) * p.q_width
+                : nullptr;
+        const int channel = at / 4 * 16;
+        queries[(at / 16 * 4 + s) * 32 + row * 4 + at / 4 % 4] =
+            make_uint2(query_pair(from, p.q_width, channel + pair_channel(s)),
+                       query_pair(from, p.q_width, channel + pair_channel(s + 4)));
+    }
+    __syncthreads();
+    uint32_t q[KB][4][2];
+#pragma unroll
+    for (int b = 0; b < KB; b++) {
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const uint2 of = queries[(b * 4 + s) * 32 + lane];
+            q[b][s][0] = of.x;
+            q[b][s][1] = of.y;
+        }
+    }
+
+    // what this thread knows of query rows 2c and 2c+1
+    constexpr float log2_e = 1.4426950408889634f;
+    const float scale = p.scale * log2_e;
+    int my_pos[2];
+    uint64_t my_seq[2];
+    float slope[2];
+    float row_max[2] = {-INFINITY, -INFINITY};
+    float row_sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = 2 * c + i;
+        const bool exists = row < n_rows;
+        const int token = exists ? row / unit_heads : 0;
+        my_pos[i] = exists ? p.q_pos[token] : -1;
+        my_seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
+        slope[i] =
+            exists && p.alibi_slopes != nullptr ? p.alibi_slopes[head_kv * rep + row % unit_heads] * log2_e : 0.0f;
+    }
+    float acc[VB][4][4] = {};
+
+    int stage = 0;
+    for (int t = tile_begin + warp; t < tile_end; t += n_warps) {
+        copies_wait(p.stages - 2);
+        __syncwarp();
+        uint8_t* const k_rows = stages + stage * plan.stage;
+        uint8_t* const v_rows = k_rows + tile * p.k_pitch;
+        const auto* const seq = reinterpret_cast<const uint64_t*>(v_rows + tile * p.v_pitch);
+        const auto* const pos = reinterpret_cast<const int32_t*>(seq + tile);
+        stage = stage + 1 == p.stages ? 0 : stage + 1;
+        unsigned holes = __ballot_sync(0xffffffffu, lane < tile && seq[lane % tile] == 0);
+        if (holes != 0) {
+            // free slots hold anything, NaN too: zero bytes decode to finite values in every format
+            for (; holes != 0; holes &= holes - 1) {
+                const int s = __ffs(static_cast<int>(holes)) - 1;
+                for (int i = lane; i < p.v_pitch / 16; i += 32) {
+                    reinterpret_cast<uint4*>(v_rows + s * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
+                }
+            }
+            __syncwarp();
+        }
+        issue(t + (p.stages - 1) * n_warps);
+        const Chunk* const k_chunks = chunks + parts.region_of(t) * chunks_per_region;
+        const Chunk* const v_chunks = k_chunks + 4 * KB;
+
+        float s[MT][4] = {};
+#pragma unroll
+        for (int b = 0; b < KB; b++) {
+            const Chunk chunk = k_chunks[4 * b + c];
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                uint32_t x[8];
+                uint32_t y[8];
+                two_slots<Kind>(k_rows + (16 * m + g) * p.k_pitch, k_rows + (16 * m + g + 8) * p.k_pitch, chunk, x, y);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const uint32_t a[4] = {x[i], y[i], x[i + 4], y[i + 4]};
+                    mma(s[m], a, q[b][i][0], q[b][i][1]);
+                }
+            }
+        }
+
+        // s[m]: slots 16m + g and 16m + g + 8 for query rows 2c and 2c+1
+        float tile_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int slot = 16 * m + g + 8 * h;
+                const uint64_t slot_seq = seq[slot];
+                const int slot_pos = pos[slot];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int distance = my_pos[i] - slot_pos;
+                    const bool seen =
+                        (slot_seq & my_seq[i]) != 0 && distance >= 0 && (p.window == 0 || distance < p.window);
+                    float& x = s[m][2 * h + i];
+                    x = seen ? x * scale - slope[i] * static_cast<float>(distance) : -INFINITY;
+                    tile_max[i] = fmaxf(tile_max[i], x);
+                }
+            }
+        }
+        float base[2];
+        bool moved = false;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int o = 4; o < 32; o *= 2)
+                tile_max[i] = fmaxf(tile_max[i], __shfl_xor_sync(0xffffffffu, tile_max[i], o));
+            moved = moved || tile_max[i] > row_max[i];
+        }
+        if (__any_sync(0xffffffffu, moved)) {
+            float rescale[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float old = row_max[i];
+                row_max[i] = fmaxf(old, tile_max[i]);
+                rescale[i] = row_max[i] == -INFINITY ? 1.0f : exp2f(old - row_max[i]);
+                row_sum[i] *= rescale[i];
+            }
+#pragma unroll
+            for (int b = 0; b < VB; b++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) acc[b][j][e] *= rescale[e % 2];
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) base[i] = row_max[i] == -INFINITY ? 0.0f : row_max[i];
+
+        uint32_t w[MT][2];
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const __half2 weight =
+                    __floats2half2_rn(exp2f(s[m][2 * h] - base[0]), exp2f(s[m][2 * h + 1] - base[1]));
+                const float2 as_used = __half22float2(weight);  // the weights as the product sees them
+                row_sum[0] += as_used.x;
+                row_sum[1] += as_used.y;
+                w[m][h] = transposed(bits(weight));
+            }
+        }
+
+#pragma unroll
+        for (int b = 0; b < VB; b++) {
+            const Chunk chunk = v_chunks[4 * b + g / 2];
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                uint32_t first[8];
+                uint32_t second[8];
+                four_slots<Kind>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk, g % 2, first, second);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};
+                    mma(acc[b][j], a, w[m][0], w[m][1]);
+                }
+            }
+        }
+    }
+
+    // the warps' sums meet where the tiles were
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int o = 4; o < 32; o *= 2) row_sum[i] += __shfl_xor_sync(0xffffffffu, row_sum[i], o);
+    }
+    copies_wait(0);
+    __syncthreads();
+    constexpr int width = 64 * VB;
+    auto* const ml = reinterpret_cast<float2*>(shared);             // [n_warps][n_rows_max] maximum, sum
+    auto* const all = ml + n_warps * n_rows_max;                    // [n_rows_max] of all warps
+    auto* const sums = reinterpret_cast<float*>(all + n_rows_max);  // [n_warps][n_rows][width + 8]
+    constexpr int pitch = width + 8;
+    if (g == 0) {
+        ml[warp * n_rows_max + 2 * c] = make_float2(row_max[0], row_sum[0]);
+        ml[warp * n_rows_max + 2 * c + 1] = make_float2(row_max[1], row_sum[1]);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int row = 2 * c + e % 2;
+        if (row < n_rows) {
+            float* const to = sums + (warp * n_rows + row) * pitch;
+#pragma unroll
+            for (int b = 0; b < VB; b++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    // row g of V's tile i = 2j + e/2: chunk g/2, half g%2, pair i/2
+                    const int i = 2 * j + e / 2;
+                    to[64 * b + 16 * (g / 2) + 4 * (g % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2)] = acc[b][j][e];
+                }
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < n_warps * n_rows_max) {
+        // eight neighbours hold a row's maxima and sums of the eight warps
+        const int row = threadIdx.x / n_warps;
+        float2& of = ml[threadIdx.x % n_warps * n_rows_max + row];
+        float top = of.x;
+        for (int o = 1; o < n_warps; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+        const float share = of.x == -INFINITY ? 0.0f : exp2f(of.x - top);
+        float total = share * of.y;
+        for (int o = 1; o < n_warps; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+        of.x = share;
+        if (threadIdx.x % n_warps == 0) all[row] = make_float2(top, total);
+    }
+    __syncthreads();
+    auto* const z = sums;  // [n_rows][width], over the first warp's sums
+    const auto out_row = [&](int row) {
+        return static_cast<int64_t>(row / unit_heads) * p.n_head + head_kv * rep + row % unit_heads;
+    };
+    const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+    for (int i = threadIdx.x; i < n_rows * width; i += n_threads) {
+        const int row = i / width;
+        const int d = i - row * width;
+        const float top = all[row].x;
+        const float total = all[row].y;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < n_warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * n_rows + row) * pitch + d];
+        if (parts.count == 1) {
+            z[row * pitch + d] = total > 0.0f ? sum / total : 0.0f;
+            continue;
+        }
+        const int64_t at = split * all_rows + out_row(row);
+        if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(top, total);
+        if (d < 64 * p.v_blocks) p.partial[at * 64 * p.v_blocks + d] = sum;
+    }
+    if (parts.count > 1) {
+        // the last part to finish adds all of them up
+        __shared__ bool last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) last = atomicInc(p.done + blockIdx.x, parts.count - 1) == parts.count - 1;
+        __syncthreads();
+        if (!last) return;
+        __threadfence();
+        auto* const weight = reinterpret_cast<float*>(shared);  // [n_rows][count], where `ml` was
+        float* const merged = weight + n_rows * parts.count;    // [n_rows][pitch]
+        for (int row = warp; row < n_rows; row += n_warps) {
+            const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + out_row(row);
+            float top = -INFINITY;
+            for (int s = lane; s < parts.count; s += 32) top = fmaxf(top, __ldcg(of + s * all_rows).x);
+            for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+            float total = 0.0f;
+            for (int s = lane; s < parts.count; s += 32) {
+                const float2 part = __ldcg(of + s * all_rows);
+                const float share = part.y > 0.0f ? exp2f(part.x - top) : 0.0f;
+                weight[row * parts.count + s] = share;
+                total += part.y * share;
+            }
+            for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+            const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+            for (int s = lane; s < parts.count; s += 32) weight[row * parts.count + s] *= inverse;
+        }
+        __syncthreads();
+        const int quads = 16 * p.v_blocks;
+        const int64_t step = all_rows * quads;
+        for (int i = threadIdx.x; i < n_rows * quads; i += n_threads) {
+            const int row = i / quads;
+            const auto* const from =
+                reinterpret_cast<const float4*>(p.partial) + out_row(row) * quads + i - row * quads;
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+            for (int s = 0; s < parts.count; s++) {
+                const float4 x = __ldcg(from + s * step);
+                const float share = weight[row * parts.count + s];
+                sum.x += share * x.x;
+                sum.y += share * x.y;
+                sum.z += share * x.z;
+                sum.w += share * x.w;
+            }
+            float* const to = merged + row * pitch + 4 * (i - row * quads);
+            to[0] = sum.x;
+            to[1] = sum.y;
+            to[2] = sum.z;
+            to[3] = sum.w;
+        }
+        __syncthreads();
+        finish(p, merged, pitch, n_rows, [&](int row) { return out_row(row); });
+        return;
+    }
+    __syncthreads();
+    finish(p, z, pitch, n_rows, [&](int row) { return out_row(row); });
+}
+
+}  // namespace lkv::cuda
