@@ -137,3 +137,19 @@ def test_sampled_labels_follow_the_seed() -> None:
         return copies.drawn(logits, torch.Generator().manual_seed(seed)).tolist()
 
     assert draw(1) == draw(1) != draw(2)
+
+
+@pytest.mark.parametrize(("recent", "batch"), [(8, 4), (8, 32), (5, 3)])
+def test_tokens_leave_the_window_in_the_caches_batches(recent: int, batch: int) -> None:
+    """A queue that is cut to `recent` tokens after the token that brings it to recent + batch."""
+    n = 90
+    expected = torch.zeros(n, n, dtype=torch.bool)
+    kept: list[int] = []
+    for query in range(n):
+        expected[query, [key for key in range(SINK, query) if key not in kept]] = True
+        kept += [query] if query >= SINK else []
+        if len(kept) >= recent + batch:
+            kept = kept[-recent:]
+    body = TwoCopies(1, SINK, recent, None, batch).body(0, n, n, torch.device("cpu"))
+    assert expected.any()
+    assert torch.equal(body, expected)

@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
+import torch
+from both import core, run
 
+from conftest import keys
 from latentkv.errors import LatentKVError
 from latentkv_convert import (
     archs,
@@ -100,6 +104,29 @@ def test_more_bytes_cost_less_and_all_of_them_nearly_nothing(demo_plans: Any) ->
     assert seen["99%"].kld < 2e-6
 
 
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+def test_the_forecast_is_what_decoding_the_same_text_measures(
+    prefer: str, demo: Path, calib: Path, tmp_path: Path
+) -> None:
+    """Token by token through the cache, the second half of the held-back window scored."""
+    path = tmp_path / "out.gguf"
+    text = ["--calib", str(calib), "--calib-window", "384"]
+    planned = run(demo, path, "--prefer", prefer, "--segment", "32", "--recent", "48", *text)
+    plain = run(demo, tmp_path / "plain.gguf", "--method", "none")
+    checkpoint = Checkpoint(demo)
+    encoded = calibrate.encode(calib.read_text("utf-8"), checkpoint, archs.model_spec(checkpoint.config))
+    sample = calibrate.Sample.draw(encoded, 32768, 384, 0)
+    seen = []
+    for window in forecast.held_back(sample):
+        logs = []
+        for model, kv in ((plain, {"kv": "f32"}), (planned, {})):
+            live = core.Session(model, n_ctx=384, n_threads=1, n_ubatch=1, **kv)
+            logits = torch.from_numpy(live.decode(window.tolist(), output="all"))
+            logs.append(logits[192:-1].double().log_softmax(-1))
+        seen.append(reference.divergence(*logs))
+    assert abs(np.mean(seen) / keys(path)["latentkv.predicted_kld"] - 1) < 0.05
+
+
 def test_rebuilt_keys_lose_less_than_rotated_ones(demo_plans: Any) -> None:
     assert demo_plans("size", "14%")[1].forecast.kld < demo_plans("speed", "14%")[1].forecast.kld
 
@@ -119,7 +146,7 @@ def test_no_other_format_of_the_same_bytes_is_better(demo_plans: Any) -> None:
         ),
     )
     assert rows.cache_bytes(work.spec, shuffled, 4096) == rows.cache_bytes(work.spec, plan, 4096)
-    held = calibrate.copies.split(len(work.sample.tokens))[1]
+    held = forecast.held_back(work.sample)
     assert np.mean(forecast.divergences(work, shuffled, held)) > 1.3 * plan.forecast.kld
 
 

@@ -2,7 +2,9 @@
 
 Fisher's prediction is of second order and takes errors as independent: right for comparing formats, too low
 as a forecast. So the plan is run as the cache would run it: every layer in turn, later tokens reading
-compressed copies of earlier ones (two_copies.py), against the uncompressed model.
+compressed copies of earlier ones (two_copies.py), against the uncompressed model. As `latentkv perplexity
+--decode` measures it: over the second half of every window, with tokens leaving the recent window in the
+cache's batches.
 """
 
 from __future__ import annotations
@@ -10,22 +12,24 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from . import progress, quantizer
+from . import progress, quantizer, rows
+from .calibrate.sample import Sample
 from .errors import warn
 from .fuse import center
 from .fuse.finish import finished
 from .ir import F32, SIDES, Basis, Forecast, Plan, SidePlan
 from .work import Work
 
+CHECKED = 8  # windows: they differ, and one or two of them are no forecast
+
 
 def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
     """Mean divergence KL(uncompressed ‖ plan) over the held-back windows, with its standard error."""
-    from .calibrate import copies
-
     assert work.sample is not None
-    _, held = copies.split(len(work.sample.tokens))
-    if not held:
+    held = held_back(work.sample)
+    if not len(held):
         warn(
             "--fisher-tokens",
             "two windows or more, one to check the plan on",
@@ -38,19 +42,28 @@ def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
     return Forecast(float(np.mean(per_window)), predicted, error, len(held))
 
 
-def divergences(work: Work, plan: Plan, windows: list[int]) -> list[float]:
-    """Mean KL divergence in nats per token of each of the sample's windows."""
+def held_back(sample: Sample) -> NDArray[np.int64]:
+    """[n, window] that no statistic has seen: the sample's own and, up to CHECKED, spare ones of the text."""
+    from .calibrate import copies
+
+    own = sample.tokens[copies.split(len(sample.tokens))[1]]
+    return np.concatenate([own, sample.spare[: max(0, CHECKED - len(own))]])
+
+
+def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[float]:
+    """Mean KL divergence in nats per token of each window, over its second half."""
     import torch
 
     from .calibrate.copies import Tap, logits
     from .calibrate.stream import LayerStream
     from .calibrate.two_copies import TwoCopies
 
-    assert work.sample is not None
     spec = work.spec
-    stream = LayerStream(work.checkpoint, spec, work.sample.tokens[windows], work.device, "check plan")
+    stream = LayerStream(work.checkpoint, spec, windows, work.device, "check plan")
     exact = stream.embed()
     cached = exact.clone()
+    batch = rows.DEMOTION_BATCH if plan.recent else 1
+    first = exact.shape[1] // 2
     with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
         for index, layer in enumerate(plan.layers):
             replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
@@ -60,18 +73,18 @@ def divergences(work: Work, plan: Plan, windows: list[int]) -> list[float]:
                     Substitute(Tap(stream, copy, side), replaced[side], copy, spec.projections[side].module)
                 for row in range(len(windows)):
                     exact[row] = stream.run(live, index, exact[row : row + 1])[0].cpu()
-                    with TwoCopies(spec.n_kv, plan.sink, plan.recent) as seen:
+                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, None, batch) as seen:
                         stream.run(copy, index, cached[row : row + 1])
                     key, value = seen.found()
                     if rotated:
                         key = _rotated(key, replaced["k"], spec.n_kv)
-                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, (key, value)):
+                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, (key, value), batch):
                         cached[row] = stream.run(live, index, cached[row : row + 1])[0].cpu()
                     bar.update(1)
         result = []
         for row in range(len(windows)):
             p, q = (
-                logits(stream, row, each[row : row + 1].to(stream.device)).log_softmax(-1)
+                logits(stream, row, each[row : row + 1].to(stream.device))[first:-1].log_softmax(-1)
                 for each in (exact, cached)
             )
             result.append(float((p.exp() * (p - q)).sum(-1).double().mean()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..tokenizer import special
 from ..tokenizer.files import TokenizerFiles
 
 MIN_TOKENS = 256
+SPARE = 8
 _MAX_CHARS = 16_000_000  # longer texts are read in evenly spaced pieces of this total
 
 
@@ -31,6 +33,7 @@ class Encoded:
 @dataclass(frozen=True)
 class Sample:
     tokens: NDArray[np.int64]  # [windows, window]
+    spare: NDArray[np.int64]  # [up to SPARE, window] of the rest of the text: nothing is fitted to them
 
     @cached_property
     def digest(self) -> str:
@@ -49,8 +52,14 @@ class Sample:
         rng = np.random.default_rng(seed)
         edges = np.linspace(0, available, wanted + 1).astype(np.int64)
         picks = [int(rng.integers(low, high)) for low, high in itertools.pairwise(edges)]
-        rows = [np.concatenate([bos, ids[pick * body : (pick + 1) * body]]) for pick in picks]
-        return cls(np.stack(rows).astype(np.int64))
+        rest = np.setdiff1d(np.arange(available), picks)
+        spare = rest[np.linspace(0, len(rest) - 1, min(SPARE, len(rest))).astype(np.int64)]
+
+        def windows(chosen: Sequence[int]) -> NDArray[np.int64]:
+            rows = [np.concatenate([bos, ids[pick * body : (pick + 1) * body]]) for pick in chosen]
+            return np.array(rows, dtype=np.int64).reshape(len(rows), len(bos) + body)
+
+        return cls(windows(picks), windows(spare.tolist()))
 
 
 def read_text(path: Path, option: str = "--calib") -> str:

@@ -21,15 +21,24 @@ _BLOCK = 128  # queries at once: scores of a block stay in the processor's cache
 
 class TwoCopies(TorchFunctionMode):
     """`copy`: what the body copies hold (k after RoPE, v), each [1, n_kv, T, head_dim]; None: the exact
-    values.
+    values. `batch`: how many tokens leave the recent window at once. With more than one the window is the
+    decoding cache's: `recent` tokens stay when a batch goes, and as many join them before the next one does.
 
     After a forward pass `key` and `value` are what the model attended to. After a backward pass through it
     `key_slope` and `value_slope` [1, n_kv, T, head_dim] are the loss's gradients through the body copies
     alone.
     """
 
-    def __init__(self, n_kv: int, sink: int, recent: int, copy: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        n_kv: int,
+        sink: int,
+        recent: int,
+        copy: tuple[Tensor, Tensor] | None = None,
+        batch: int = 1,
+    ) -> None:
         super().__init__()
+        self.batch = batch
         self.n_kv, self.sink, self.recent, self.copy = n_kv, sink, recent, copy
         self.key: Tensor | None = None
         self.value: Tensor | None = None
@@ -78,7 +87,10 @@ class TwoCopies(TorchFunctionMode):
     def body(self, begin: int, end: int, n: int, device: torch.device) -> Tensor:
         """[queries begin … end, n keys]: pairs that meet through the body copy."""
         query, key = torch.arange(begin, end, device=device)[:, None], torch.arange(n, device=device)
-        return (query - key >= self.recent) & (key >= self.sink)
+        oldest = query - self.recent + 1  # of the recent window
+        if self.batch > 1:
+            oldest = self.sink + (query - self.sink - self.recent) // self.batch * self.batch
+        return (key >= self.sink) & (key < oldest)
 
     def per_kv_head(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.n_kv, -1)).sum(2)
