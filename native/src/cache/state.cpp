@@ -75,7 +75,7 @@ template <typename A, typename B>
 void expect_same(const char* what, A expected, B got) {
     if (static_cast<uint64_t>(expected) != static_cast<uint64_t>(got)) {
         fail("state", "expected ", what, ' ', expected, " as in this session; got ", got,
-             "; use the same model, --kv, --sink and --recent");
+             "; use the same model, --kv, --kv-budget, --sink and --recent");
     }
 }
 
