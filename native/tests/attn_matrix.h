@@ -67,6 +67,7 @@ template <class Compare>
 void formats(Compare&& compare) {
     for (int f = 1; f < n_formats; f++) {
         const auto format = static_cast<Format>(f);
+        if (format_in_blocks(format)) continue;
         for (const int n_tokens : {1, 2, 40}) {
             AttnShape s;
             s.name = std::string(format_name(format)) + ", " + std::to_string(n_tokens) + " tokens";
@@ -152,6 +153,52 @@ void masks(Compare&& compare) {
             compare(s);
         }
     }
+}
+
+// K of the last region in blocks of 32 slots: every path, one query row, a few, and enough for a dequantized tile.
+template <class Compare>
+void blocks(Compare&& compare) {
+    unsigned seed = 100;
+    for (const Format format : {Format::c8, Format::c4, Format::c3, Format::c2}) {
+        for (const Path& path : paths) {
+            for (const int n_tokens : {1, 5, 70}) {
+                AttnShape s;
+                s.n_kv = 4;
+                s.rep = seed % 2 == 0 ? 3 : 1;
+                s.head_dim = seed % 3 == 0 ? 80 : 64;
+                s.k_rebuild = path.k_rebuild;
+                s.v_latent = path.v_latent;
+                if (path.k_latent) {
+                    s.k_group = 4;
+                    s.k_ranks = {208};
+                }
+                if (path.v_latent) {
+                    s.v_group = 2;
+                    s.v_ranks = {96, 64};
+                }
+                s.k_formats = {Format::f16, Format::q4, format};
+                s.v_formats = {Format::f16, Format::f16, format_of_rows(format)};
+                s.n_tokens = n_tokens;
+                s.n_past = 230;
+                s.permute = seed % 4 != 0;
+                s.n_seq = seed % 5 == 0 ? 3 : 1;
+                s.window = seed % 7 == 0 ? 100 : 0;
+                s.seed = seed++;
+                s.name = std::string(format_name(format)) + " blocks, " + path.name + ", " + std::to_string(n_tokens) +
+                         " tokens";
+                compare(s);
+            }
+        }
+    }
+    AttnShape wide;  // more channels in a segment than are dequantized at once
+    wide.name = "c2 blocks, a segment of 512 channels";
+    wide.n_kv = 8;
+    wide.k_group = 8;
+    wide.k_ranks = {512};
+    wide.dropped = 16;
+    wide.k_formats = {Format::f16, Format::c2};
+    wide.v_formats = {Format::f16, Format::q2};
+    compare(wide);
 }
 
 }  // namespace lkv::test

@@ -97,10 +97,17 @@ std::vector<AttnShape> shapes(int depth) {
             s.name = tokens + "full " + lkv::format_name(f) + ", 8 heads of 64";
             all.push_back(s);
         }
+        for (const Format f : {Format::g4, Format::c4, Format::c3, Format::c2}) {
+            s.k_formats = {f};
+            s.v_formats = {lkv::format_of_rows(f)};
+            s.name = tokens + "full " + lkv::format_name(f) + ", 8 heads of 64";
+            all.push_back(s);
+        }
         s.n_kv = 4;
         s.rep = 4;
-        for (const Format f : {Format::f16, Format::q8_0}) {
-            s.k_formats = s.v_formats = {f};
+        for (const Format f : {Format::f16, Format::q8_0, Format::q4, Format::c4}) {
+            s.k_formats = {f};
+            s.v_formats = {lkv::format_of_rows(f)};
             s.name = tokens + "full " + lkv::format_name(f) + ", 16/4 heads of 64";
             all.push_back(s);
         }
@@ -113,6 +120,10 @@ std::vector<AttnShape> shapes(int depth) {
         s.k_rebuild = true;
         s.name = tokens + "rebuild 256/latent 256 of 512 q4";
         all.push_back(s);
+        s.k_formats = {Format::c4};
+        s.name = tokens + "rebuild 256/latent 256 of 512 c4";
+        all.push_back(s);
+        s.k_formats = {Format::q4};
         s.k_rebuild = false;
         s.name = tokens + "rotated 256/latent 256 of 512 q4";
         all.push_back(s);

@@ -178,6 +178,7 @@ void rows() {
     int64_t total = 0;
     for (int f = 1; f < lkv::n_formats; f++) {
         const auto format = static_cast<Format>(f);
+        if (lkv::format_in_blocks(format)) continue;  // refused on a GPU
         const RowPlan plan({{{Format::q8, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
         const RowLayout row = plan.view();
         const std::vector<float> x = rows_of_values(n, row.width, random);

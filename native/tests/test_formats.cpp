@@ -301,8 +301,8 @@ void edges() {
 }
 
 void names() {
-    const char* order[] = {"none", "f16", "q8", "q6", "q5", "q4", "q3",   "q2",   "q1", "g8",
-                           "g6",   "g5",  "g4", "g3", "g2", "g1", "q8_0", "q4_0", "f32"};
+    const char* order[] = {"none", "f16", "q8", "q6", "q5",   "q4",   "q3",  "q2", "q1", "g8", "g6", "g5",
+                           "g4",   "g3",  "g2", "g1", "q8_0", "q4_0", "f32", "c8", "c4", "c3", "c2"};
     CHECK(lkv::n_formats == static_cast<int>(std::size(order)));
     for (int i = 0; i < lkv::n_formats; i++) {
         CHECK(lkv::format_name(static_cast<Format>(i)) == std::string(order[i]));
@@ -310,9 +310,19 @@ void names() {
     }
     CHECK(!lkv::parse_format("q7") && !lkv::parse_format(""));
     CHECK(!lkv::format_is_quantized(Format::none) && !lkv::format_is_quantized(Format::f16) &&
-          lkv::format_is_quantized(Format::g1));
+          lkv::format_is_quantized(Format::g1) && lkv::format_is_quantized(Format::c4));
+    CHECK(lkv::format_in_blocks(Format::c8) && lkv::format_in_blocks(Format::c2) &&
+          !lkv::format_in_blocks(Format::f32) && !lkv::format_in_blocks(Format::none));
+    for (const Format f : {Format::c8, Format::c4, Format::c3, Format::c2}) {
+        CHECK(std::string(lkv::format_name(lkv::format_of_rows(f))) ==
+              'q' + std::string(lkv::format_name(f)).substr(1));
+    }
+    CHECK(lkv::format_of_rows(Format::g4) == Format::g4);
     CHECK(lkv::format_bytes(Format::none, 64) == 0 && lkv::format_width_multiple(Format::none) == 1);
-    CHECK_THROWS(lkv::write_segment(Format::none, nullptr, 16, nullptr), "[format] expected a stored format; got 0");
+    CHECK_THROWS(lkv::write_segment(Format::c4, nullptr, 16, nullptr),
+                 "[format] expected a format of single rows; got c4");
+    CHECK_THROWS(lkv::write_segment(Format::none, nullptr, 16, nullptr),
+                 "[format] expected a format of single rows; got none");
 }
 
 #ifdef LATENTKV_TEST_GGML

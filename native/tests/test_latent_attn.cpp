@@ -78,6 +78,10 @@ void refusals() {
     c.params.k_group = 1;
     c.params.q_width = 48;
     CHECK_THROWS(lkv::latent_attn_plan(c.params, 1), "expected at most 48 channels in a group of a K row; got 64");
+    c.params.q_width = 64;
+    const lkv::RowPlan in_blocks = lkv::RowPlan::uniform(2, 64, lkv::Format::c4);
+    c.params.regions[0].v = in_blocks.view();
+    CHECK_THROWS(lkv::latent_attn_plan(c.params, 1), "[latent_attn] expected single rows of V; got blocks");
 }
 
 }  // namespace
@@ -87,6 +91,7 @@ int main() {
     lkv::test::formats(compare);
     lkv::test::regions(compare);
     lkv::test::masks(compare);
+    lkv::test::blocks(compare);
     nothing_visible();
     extreme_scores();
     refusals();

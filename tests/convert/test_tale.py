@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -289,9 +291,62 @@ def test_the_file_and_its_report_say_what_was_planned(checkpoint: Any, room: Pat
     assert report["bytes_per_token"]["plan"] == session(model).kv_bytes()["per_token"] - 12
 
 
+def test_the_middle_may_keep_k_per_channel(checkpoint: Any, room: Path, tmp_path: Path) -> None:
+    """As in KIVI: K in blocks of 32 tokens, V per token in as many bits; a lazy prompt fills them too."""
+    directory, output, ids = checkpoint("llama"), tmp_path / "out.gguf", token_ids(200)
+    options = arguments(room, 0.75, "--kv-middle", "c3", "--group", "all")
+    convert(parse([str(directory), "-o", str(output), "--no-plot", *options], "test"))
+    found = keys(output)
+    assert found["latentkv.k.segment_formats"] == ["c3"] * 6
+    assert found["latentkv.v.segment_formats"] == ["q3", "none"] * 3
+    model = core.Model(str(output))
+    report = json.loads(output.with_suffix(".report.json").read_text(encoding="utf-8"))
+    per_token = session(model).kv_bytes()["per_token"] - 12
+    # the file's ratio is an f32
+    assert report["bytes_per_token"]["plan"] == pytest.approx(per_token, rel=1e-6)
+    exact = logits(load(directory), ids)
+    for prefill in ("lazy", "eager"):
+        live = session(model, prefill=prefill)
+        start = live.decode(ids[:150], output="all")
+        assert (distance(start, exact[:150]) < 5e-5) == (prefill == "lazy")
+        one_by_one(live, ids[150:])
+        held = {region["name"]: region["used"] for region in live.kv_bytes()["regions"]}
+        assert held == {"sink": 4, "recent": 196 - 160, "middle": 160}
+    with pytest.raises(ValueError, match=r"^\[recent\] expected recent tokens, --recent 1 or more"):
+        session(model, recent=0)
+
+
+def test_a_file_with_blocks_where_none_can_be_is_refused(checkpoint: Any, room: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.gguf"
+    run(checkpoint("llama"), output, *arguments(room, 0.75, "--kv-middle", "c3", "--kv-recent", "q4"))
+    good = output.read_bytes()
+    for old, new, message in (
+        (b"q3", b"c3", r"^\[latentkv\.v\.segment_formats\] expected formats of single tokens for V; got c3"),
+        (b"q4", b"c4", r"^\[latentkv\.regions\.recent_format\] expected a row format that stores single"),
+        (b"c3", b"c7", r"^\[latentkv\.k\.segment_formats\] expected a known row format"),
+        (
+            np.float32(0.1).tobytes(),
+            np.float32(0).tobytes(),
+            r"^\[latentkv\.k\.segment_formats\] expected .*recent_ratio above 0 beside blocks .*got c3",
+        ),
+    ):
+        # strings carry their length before them; the ratio follows its key and type
+        before = len(old).to_bytes(8, "little") if old.isalnum() else b"regions.recent_ratio\x06\0\0\0"
+        assert before + old in good
+        output.write_bytes(good.replace(before + old, before + new))
+        with pytest.raises(ValueError, match=message):
+            core.Model(str(output))
+        shown = subprocess.run(
+            [sys.executable, "-m", "latentkv", "info", str(output)], capture_output=True, text=True
+        )
+        assert shown.returncode == 2
+        assert shown.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--kv-middle", "c2", "--recent-ratio", "0"], r"^\[--recent\] expected recent tokens beside c2"),
         (["--keep", "0.5"], r"^\[--keep\] expected at least 0\.75 \(K whole, rank 16 of V\); got 0\.5"),
         (["--group", "3"], r"^\[--group\] expected a divisor"),
     ],

@@ -76,6 +76,21 @@ LKV_INLINE f32x8 load8_half(const uint8_t* p) {
 #endif
 }
 
+// Eight halves that lie in two places, four and four.
+LKV_INLINE f32x8 load4_half_twice(const uint8_t* p, const uint8_t* q) {
+    using u64x2 = uint64_t __attribute__((vector_size(16)));
+    uint64_t a;
+    uint64_t b;
+    memcpy(&a, p, sizeof a);
+    memcpy(&b, q, sizeof b);
+    const u64x2 v = {a, b};
+#if defined(__F16C__)
+    return _mm256_cvtph_ps(std::bit_cast<__m128i>(v));
+#else
+    return load8_half(reinterpret_cast<const uint8_t*>(&v));
+#endif
+}
+
 LKV_INLINE void store8_half(uint8_t* p, f32x8 v) {
 #if defined(__F16C__)
     const __m128i h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

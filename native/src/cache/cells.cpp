@@ -14,7 +14,24 @@ int Cells::claim(int32_t pos, uint64_t seq_mask) {
     return slot;
 }
 
+int Cells::find_block() {
+    int slot = first_free_ / block_ * block_;
+    while (block_used(slot)) {
+        slot += block_;
+    }
+    first_free_ = slot;
+    return slot;
+}
+
+bool Cells::block_used(int slot) const {
+    const auto first = seq_.begin() + slot / block_ * block_;
+    return std::any_of(first, first + block_, [](uint64_t mask) { return mask != 0; });
+}
+
 void Cells::place(int slot, int32_t pos, uint64_t seq_mask) {
+    if (block_ > 1 && !block_used(slot)) {
+        n_blocks_++;
+    }
     pos_[static_cast<size_t>(slot)] = pos;
     seq_[static_cast<size_t>(slot)] = seq_mask;
     end_ = std::max(end_, slot + 1);
@@ -29,6 +46,9 @@ void Cells::release(int slot) {
     seq_[static_cast<size_t>(slot)] = 0;
     first_free_ = std::min(first_free_, slot);
     n_used_--;
+    if (block_ > 1 && !block_used(slot)) {
+        n_blocks_--;
+    }
     while (end_ > 0 && !used(end_ - 1)) {
         end_--;
     }
@@ -45,7 +65,7 @@ void Cells::set_seq(int slot, uint64_t mask) {
 void Cells::clear() {
     std::fill(pos_.begin(), pos_.end(), -1);
     std::fill(seq_.begin(), seq_.end(), 0);
-    n_used_ = end_ = first_free_ = 0;
+    n_used_ = n_blocks_ = end_ = first_free_ = 0;
 }
 
 }  // namespace lkv

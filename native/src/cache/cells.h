@@ -1,4 +1,7 @@
 // Which token each slot of a region holds: slot <-> position <-> sequences. Knows nothing of bytes or layers.
+//
+// A region may take tokens in blocks of slots only. A block is claimed whole; tokens leave it one by one, and when the
+// last is gone the block is free again: until then its empty slots are occupied but unused.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +14,17 @@ constexpr int max_sequences = 64;  // one bit each in a slot's mask
 
 class Cells {
 public:
-    explicit Cells(int n_slots) : pos_(static_cast<size_t>(n_slots), -1), seq_(static_cast<size_t>(n_slots), 0) {}
+    // block: slots that are claimed together, 1 = each alone; divides n_slots.
+    explicit Cells(int n_slots, int block = 1)
+        : pos_(static_cast<size_t>(n_slots), -1), seq_(static_cast<size_t>(n_slots), 0), block_(block) {}
 
+    int block() const { return block_; }
     int capacity() const { return static_cast<int>(pos_.size()); }
     int n_used() const { return n_used_; }
-    int n_free() const { return capacity() - n_used_; }
+    int n_occupied() const { return block_ == 1 ? n_used_ : n_blocks_ * block_; }
+    int n_free() const { return capacity() - n_occupied(); }
     int end() const { return end_; }  // one past the highest used slot
+    bool block_used(int slot) const;  // whether a slot of this slot's block is used
     bool used(int slot) const { return seq_[static_cast<size_t>(slot)] != 0; }
 
     const int32_t* pos_data() const { return pos_.data(); }
@@ -25,7 +33,10 @@ public:
     uint64_t seq(int slot) const { return seq_[static_cast<size_t>(slot)]; }
 
     // Lowest free slot, now held by the sequences in `seq_mask` at position `pos`. Precondition: n_free() > 0.
+    // And: block() is 1.
     int claim(int32_t pos, uint64_t seq_mask);
+    // First slot of the lowest free block; its slots are place()d by the caller. Precondition: n_free() > 0.
+    int find_block();
     void place(int slot, int32_t pos, uint64_t seq_mask);  // a given free slot, as claim() would take it
     void release(int slot);
     void set_seq(int slot, uint64_t mask);  // mask 0 releases
@@ -37,9 +48,11 @@ public:
 private:
     std::vector<int32_t> pos_;
     std::vector<uint64_t> seq_;
+    int block_;
+    int n_blocks_ = 0;  // blocks with a used slot; counted where block_ > 1
     int n_used_ = 0;
     int end_ = 0;
-    int first_free_ = 0;  // no free slot lies below
+    int first_free_ = 0;  // no slot that may be claimed lies below
 };
 
 }  // namespace lkv

@@ -8,13 +8,14 @@
 #include <string_view>
 
 #include "cache/formats/affine.h"
+#include "cache/formats/channel.h"
 #include "cache/formats/f16.h"
 #include "cache/formats/f32.h"
 #include "cache/formats/grid.h"
 #include "cache/formats/q4_0.h"
 #include "cache/formats/q8_0.h"
 
-// X(name, type), after `none`
+// X(name, type), after `none`: a token's row stands alone
 #define LKV_STORED_FORMATS(X) \
     X(f16, F16)               \
     X(q8, AffineFormat<8>)    \
@@ -35,14 +36,21 @@
     X(q4_0, Q4_0)             \
     X(f32, F32)
 
+// The same, after those: tokens are written in blocks of 32 that share numbers (formats/channel.h)
+#define LKV_BLOCK_FORMATS(X) \
+    X(c8, ChannelFormat<8>)  \
+    X(c4, ChannelFormat<4>)  \
+    X(c3, ChannelFormat<3>)  \
+    X(c2, ChannelFormat<2>)
+
 namespace lkv {
 
 #define X(name, type) name,
-enum class Format : int32_t { none, LKV_STORED_FORMATS(X) };
+enum class Format : int32_t { none, LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) };
 #undef X
 
 #define X(name, type) +1
-constexpr int n_formats = 1 LKV_STORED_FORMATS(X);
+constexpr int n_formats = 1 LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X);
 #undef X
 
 inline const char* format_name(Format format) {
@@ -53,6 +61,7 @@ inline const char* format_name(Format format) {
     case Format::name: \
         return #name;
             LKV_STORED_FORMATS(X)
+            LKV_BLOCK_FORMATS(X)
 #undef X
     }
     return "?";
@@ -67,32 +76,82 @@ inline std::optional<Format> parse_format(std::string_view name) {
     return std::nullopt;
 }
 
-// Calls f with a value of the format's type. `none` stores nothing and has no type.
+// Whether tokens are stored in blocks of 32 slots: K of the middle region only.
+inline bool format_in_blocks(Format format) {
+    switch (format) {
+#define X(name, type)  \
+    case Format::name: \
+        return true;
+        LKV_BLOCK_FORMATS(X)
+#undef X
+        default:
+            return false;
+    }
+}
+
+// Calls f with a value of the format's type, one that stores single rows. `none` stores nothing and has no type.
 template <class F>
 decltype(auto) with_format(Format format, F&& f) {
     switch (format) {
-        case Format::none:
-            break;
 #define X(name, type)  \
     case Format::name: \
         return f(type{});
-            LKV_STORED_FORMATS(X)
+        LKV_STORED_FORMATS(X)
 #undef X
+        default:
+            break;
     }
-    throw std::invalid_argument("[format] expected a stored format; got " + std::to_string(static_cast<int>(format)));
+    throw std::invalid_argument(std::string("[format] expected a format of single rows; got ") + format_name(format));
+}
+
+// The same for a format of blocks.
+template <class F>
+decltype(auto) with_block_format(Format format, F&& f) {
+    switch (format) {
+#define X(name, type)  \
+    case Format::name: \
+        return f(type{});
+        LKV_BLOCK_FORMATS(X)
+#undef X
+        default:
+            break;
+    }
+    throw std::invalid_argument(std::string("[format] expected a format of blocks; got ") + format_name(format));
+}
+
+template <class F>
+decltype(auto) with_any_format(Format format, F&& f) {
+    return format_in_blocks(format) ? with_block_format(format, f) : with_format(format, f);
 }
 
 inline bool format_is_quantized(Format format) {
-    return format != Format::none && with_format(format, [](auto f) { return decltype(f)::quantized; });
+    return format != Format::none && with_any_format(format, [](auto f) { return decltype(f)::quantized; });
 }
 
 // Widths must be a multiple of this.
 inline int format_width_multiple(Format format) {
-    return format == Format::none ? 1 : with_format(format, [](auto f) { return decltype(f)::width_multiple; });
+    return format == Format::none ? 1 : with_any_format(format, [](auto f) { return decltype(f)::width_multiple; });
 }
 
+// Of a segment in one slot's row.
 inline int format_bytes(Format format, int width) {
-    return format == Format::none ? 0 : with_format(format, [=](auto f) { return decltype(f)::bytes(width); });
+    return format == Format::none ? 0 : with_any_format(format, [=](auto f) { return decltype(f)::bytes(width); });
+}
+
+// The format of single rows that keeps a channel as finely: what sink and recent tokens take beside a format of blocks.
+inline Format format_of_rows(Format format) {
+    switch (format) {
+        case Format::c8:
+            return Format::q8;
+        case Format::c4:
+            return Format::q4;
+        case Format::c3:
+            return Format::q3;
+        case Format::c2:
+            return Format::q2;
+        default:
+            return format;
+    }
 }
 
 #if !defined(__CUDACC__)
@@ -119,6 +178,24 @@ void decode_segment(const uint8_t* src, int width, float* dst) {
     for (int i = n_chunks * chunk_width; i < width; i++) {
         dst[i] = F::code(src, i) * a.scale + a.offset;
     }
+}
+
+// A format of blocks. block: the segment in the row of the block's first slot, rows `stride` bytes apart; src: the segment in
+// the slot's own row -> dst: [width]
+inline void read_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,
+                               float* dst) {
+    with_block_format(format, [=](auto f) {
+        using F = decltype(f);
+        for (int chunk = 0; chunk < width / chunk_width; chunk++) {
+            float scale[chunk_width];
+            float minimum[chunk_width];
+            F::affine(block, stride, width, chunk * chunk_width, chunk_width, scale, minimum);
+            const f32x16 code = F::codes(src, chunk);
+            float* const out = dst + chunk * chunk_width;
+            store8(out, fma8(code.lo, load8(scale), load8(minimum)));
+            store8(out + lanes, fma8(code.hi, load8(scale + lanes), load8(minimum + lanes)));
+        }
+    });
 }
 
 // x: [width] -> dst: [format_bytes(format, width)]

@@ -22,9 +22,11 @@ std::optional<Format> whole_format(std::optional<RegionFormat> region, std::opti
         return std::nullopt;
     }
     constexpr int width = 256;  // any that every format can hold
-    const bool raise =
-        !region->asked_for && chosen && format_bytes(*chosen, width) > format_bytes(region->format, width);
-    return raise ? *chosen : region->format;
+    if (region->asked_for || !chosen) {
+        return region->format;
+    }
+    const Format rows = format_of_rows(*chosen);
+    return format_bytes(rows, width) > format_bytes(region->format, width) ? rows : region->format;
 }
 
 // The row of one tensor: every segment in `whole` where given. Else the file's plan (f16 without one), with another
@@ -44,6 +46,16 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
                 fail(std::string("kv ") + side, "expected segments in multiples of ", format_width_multiple(format),
                      " channels for ", format_name(format), " rows; choose another --kv",
                      whole ? "-" + region : std::string(), "; got ", width);
+            }
+            if (format_in_blocks(format)) {
+                if (whole) {
+                    fail("kv_" + region, "expected a format of single tokens, as ", format_name(format_of_rows(format)),
+                         ": blocks of 32 are the middle's; got ", format_name(format));
+                }
+                if (side == std::string_view("v")) {
+                    fail("kv v", "expected a format of single tokens for V; choose --kv ", format_name(format), '/',
+                         format_name(format_of_rows(format)), "; got ", format_name(format));
+                }
             }
             segments.push_back({format, width});
         }
@@ -78,15 +90,11 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
     add_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, allocate);
 }
 
-int KvCacheOptions::window(int length) const {
-    // files hold the ratio in f32: 0.1 of 100 tokens are 10, not 11
-    return std::max(recent, static_cast<int>(std::ceil((recent_ratio - 1e-7) * std::max(0, length - sink))));
-}
-
 void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
                          std::optional<RegionFormat> format, bool allocate) {
     n_slots = round_up(n_slots, slot_tile);
     Region region{std::move(name), Cells(n_slots), {}, nullptr, 0, 0};
+    bool blocks = false;
     size_t offset = 0;
     for (int il = 0; il < hparams.n_layer; il++) {
         const LayerCacheSpec& layer_spec = spec.layers[static_cast<size_t>(il)];
@@ -97,6 +105,7 @@ void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::str
             plan_row(region.name, "v", layer_spec.v, whole_format(format, options_.v_format), options_.v_format);
         layer.k = layer.k_plan.view();
         layer.v = layer.v_plan.view();
+        blocks = blocks || lkv::in_blocks(layer.k);
         const size_t k_bytes = static_cast<size_t>(layer.k.row_bytes) * static_cast<size_t>(n_slots);
         const size_t v_bytes = static_cast<size_t>(layer.v.row_bytes) * static_cast<size_t>(n_slots);
         layer.k_offset = offset;
@@ -105,6 +114,17 @@ void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::str
         region.k_bytes += k_bytes;
         region.v_bytes += v_bytes;
         region.layers.push_back(std::move(layer));
+    }
+    if (blocks) {
+        const char* const format = "rows of K in blocks of 32 tokens (c8 … c2)";
+        if (!options_.keeps_recent()) {
+            fail("recent", "expected recent tokens, --recent 1 or more, beside ", format,
+                 ", as a block waits there until it is full; got none");
+        }
+        if (device_ != nullptr) {
+            fail("kv k", "expected a format of single tokens on a GPU; choose --kv q8 … q2 or -ngl 0; got ", format);
+        }
+        region.cells = Cells(n_slots, block_slots);
     }
     if (allocate) {
         region.storage = device_ != nullptr ? device_->allocate(offset) : std::make_unique<HostStorage>(offset);
@@ -125,6 +145,14 @@ int KvCache::n_used() const {
     int n = 0;
     for (const Region& region : regions_) {
         n += region.cells.n_used();
+    }
+    return n;
+}
+
+int KvCache::n_occupied() const {
+    int n = 0;
+    for (const Region& region : regions_) {
+        n += region.cells.n_occupied();
     }
     return n;
 }
@@ -175,115 +203,6 @@ uint8_t* KvCache::v_row(int region, int layer, int slot) {
     const Region& r = regions_[static_cast<size_t>(region)];
     const Layer& l = r.layers[static_cast<size_t>(layer)];
     return r.storage->data() + l.v_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
-}
-
-void KvCache::check_room(size_t n) const {
-    if (n_used() + static_cast<int>(n) > options_.n_ctx) {
-        fail("context", "expected at most ", options_.n_ctx, " cells; raise -c / n_ctx", "; got ",
-             n_used() + static_cast<int>(n));
-    }
-}
-
-std::vector<SlotRef> KvCache::claim_settled(std::span<const int32_t> pos, std::span<const int32_t> seq) {
-    check_room(pos.size());
-    const int sink = region_index("sink");
-    const int recent = region_index("recent");
-    std::vector<int32_t> first_recent(max_sequences, 0);
-    for (size_t i = 0; i < pos.size(); i++) {
-        int32_t& first = first_recent[static_cast<size_t>(seq[i])];
-        first = std::max(first, pos[i] + 1 - options_.window(pos[i] + 1));
-    }
-    std::vector<SlotRef> slots;
-    slots.reserve(pos.size());
-    const auto fits = [this](int region) {
-        return region >= 0 && regions_[static_cast<size_t>(region)].cells.n_free() > 0;
-    };
-    for (size_t i = 0; i < pos.size(); i++) {
-        int target = region_index("middle");
-        if (pos[i] < options_.sink && fits(sink)) {
-            target = sink;
-        } else if (pos[i] >= first_recent[static_cast<size_t>(seq[i])] && fits(recent)) {
-            target = recent;
-        }
-        slots.push_back({target, regions_[static_cast<size_t>(target)].cells.claim(pos[i], bit(seq[i]))});
-    }
-    return slots;
-}
-
-std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<const int32_t> seq) {
-    check_room(pos.size());
-    const int sink = region_index("sink");
-    const int recent = region_index("recent");
-    const int middle = region_index("middle");
-    std::vector<SlotRef> slots;
-    slots.reserve(pos.size());
-    for (size_t i = 0; i < pos.size(); i++) {
-        int target = middle;
-        if (sink >= 0 && pos[i] < options_.sink && regions_[static_cast<size_t>(sink)].cells.n_free() > 0) {
-            target = sink;
-        } else if (recent >= 0 && regions_[static_cast<size_t>(recent)].cells.n_free() > 0) {
-            target = recent;
-        }
-        slots.push_back({target, regions_[static_cast<size_t>(target)].cells.claim(pos[i], bit(seq[i]))});
-    }
-    return slots;
-}
-
-void KvCache::demote() {
-    const int recent_index = region_index("recent");
-    if (recent_index < 0) {
-        return;
-    }
-    Region& recent = regions_[static_cast<size_t>(recent_index)];
-    Region& middle = regions_.back();
-    // a slot may leave once every sequence that holds it has a whole window of newer tokens
-    std::vector<int32_t> newest(max_sequences, -1);
-    std::vector<int> count(max_sequences, 0);
-    for (int slot = 0; slot < recent.cells.end(); slot++) {
-        for (int s = 0; s < options_.n_seq_max; s++) {
-            if ((recent.cells.seq(slot) & bit(s)) != 0) {
-                newest[static_cast<size_t>(s)] = std::max(newest[static_cast<size_t>(s)], recent.cells.pos(slot));
-                count[static_cast<size_t>(s)]++;
-            }
-        }
-    }
-    std::vector<int> window(max_sequences, 0);
-    bool due = false;
-    for (size_t s = 0; s < window.size(); s++) {
-        window[s] = options_.window(newest[s] + 1);
-        due = due || count[s] >= window[s] + demotion_batch;
-    }
-    if (!due) {
-        return;
-    }
-    const int middle_index = static_cast<int>(regions_.size()) - 1;
-    std::vector<std::pair<int, int>> moved;
-    for (int slot = 0; slot < recent.cells.end(); slot++) {
-        bool old = recent.cells.used(slot) && middle.cells.n_free() > 0;
-        for (int s = 0; old && s < options_.n_seq_max; s++) {
-            if ((recent.cells.seq(slot) & bit(s)) != 0) {
-                old = recent.cells.pos(slot) <= newest[static_cast<size_t>(s)] - window[static_cast<size_t>(s)];
-            }
-        }
-        if (!old) {
-            continue;
-        }
-        const int to = middle.cells.claim(recent.cells.pos(slot), recent.cells.seq(slot));
-        moved.emplace_back(slot, to);
-        for (int il = 0; device_ == nullptr && il < static_cast<int>(recent.layers.size()); il++) {
-            move_rows(k_layout(recent_index, il), k_row(recent_index, il, slot), k_layout(middle_index, il),
-                      k_row(middle_index, il, to));
-            move_rows(v_layout(recent_index, il), v_row(recent_index, il, slot), v_layout(middle_index, il),
-                      v_row(middle_index, il, to));
-        }
-    }
-    if (device_ != nullptr && !moved.empty()) {
-        device_->move_rows(*this, recent_index, middle_index, moved);
-    }
-    for (const auto& [slot, to] : moved) {
-        recent.cells.release(slot);
-    }
-    cells_version_++;
 }
 
 template <typename F>

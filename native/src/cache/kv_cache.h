@@ -6,7 +6,8 @@
 //   middle   all others                        the plan: kept segments, quantized
 //
 // A token lives in exactly one region. New tokens enter sink or recent (middle when the cache keeps no recent tokens) and
-// are demoted from recent to middle in batches.
+// are demoted from recent to middle in batches. Where a row of the middle is stored in blocks (formats/channel.h), a batch
+// is 32 tokens of one sequence, and fewer wait in recent.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +84,9 @@ public:
     const KvCacheOptions& options() const { return options_; }
     int n_regions() const { return static_cast<int>(regions_.size()); }
     int n_used() const;
+    int n_occupied()
+        const;  // cells that no new token can take: n_used(), and what is left of the middle's broken blocks
+    bool in_blocks() const { return regions_.back().cells.block() > 1; }  // K of the middle, in some layer
     KvBytes bytes() const;
 
     // The kernel's view of one layer; stays valid until slots change.
@@ -93,9 +97,11 @@ public:
     const RowLayout& v_layout(int region, int layer) const;
     const Cells& cells(int region) const { return regions_[static_cast<size_t>(region)].cells; }
 
-    // Slots for new tokens (positions must be new in their sequence). Errors: Error when fewer than pos.size() cells are free.
+    // Slots for new tokens (positions must be new in their sequence). Errors: Error when fewer than pos.size() cells are free,
+    // in recent where the middle takes blocks only.
     std::vector<SlotRef> claim(std::span<const int32_t> pos, std::span<const int32_t> seq);
-    // The same for whole sequences that are not in the cache yet: every token goes where it is when the last has come.
+    // The same for whole sequences that are not in the cache yet: every token goes where it is when the last has come. Tokens
+    // that go to a block lie in it in the order of their positions.
     std::vector<SlotRef> claim_settled(std::span<const int32_t> pos, std::span<const int32_t> seq);
     void release(SlotRef at) {
         regions_[static_cast<size_t>(at.region)].cells.release(at.slot);
@@ -136,6 +142,15 @@ private:
         size_t k_bytes = 0;
         size_t v_bytes = 0;
     };
+
+    // What is no longer recent, once a sequence has a batch more than its window: slots of which every sequence that holds
+    // them has a whole window of newer tokens.
+    std::vector<int> old_slots() const;
+    // Both move recent slots to middle, in every layer: (from, to) of what was moved.
+    std::vector<std::pair<int, int>> demote_rows(std::span<const int> old);
+    std::vector<std::pair<int, int>> demote_blocks(std::span<const int> old);
+    // Gives back what a claim has taken so far.
+    [[noreturn]] void refuse_recent(std::span<const SlotRef> claimed, size_t wanted);
 
     // `format`: of every segment; none given: the middle's plan.
     void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,

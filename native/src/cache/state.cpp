@@ -3,6 +3,9 @@
 //   u32 magic · u32 version · u32 n_regions
 //   per region: u32 n_layers · u32 n_used · per layer u32 k_row_bytes, v_row_bytes, u64 hash of both layouts
 //               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer
+//
+// Where tokens lie in blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
+// pos −1 and seq 0.
 #include <algorithm>
 #include <cstring>
 
@@ -90,14 +93,14 @@ std::vector<uint8_t> KvCache::save() const {
         std::vector<uint8_t> copy;
         const uint8_t* const rows = region.storage->load(copy);
         out.put(static_cast<uint32_t>(region.layers.size()));
-        out.put(static_cast<uint32_t>(region.cells.n_used()));
+        out.put(static_cast<uint32_t>(region.cells.n_occupied()));
         for (const Layer& layer : region.layers) {
             out.put(static_cast<uint32_t>(layer.k.row_bytes));
             out.put(static_cast<uint32_t>(layer.v.row_bytes));
             out.put(layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v));
         }
-        for (int slot = 0; slot < region.cells.end(); slot++) {
-            if (!region.cells.used(slot)) {
+        for (int slot = 0; slot < region.cells.capacity(); slot++) {
+            if (!region.cells.block_used(slot)) {
                 continue;
             }
             out.put(static_cast<int32_t>(slot));
@@ -132,6 +135,11 @@ void KvCache::restore(std::span<const uint8_t> state) {
                 expect_same("row layout", layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v),
                             in.get<uint64_t>());
             }
+            const auto block = static_cast<uint32_t>(region.cells.block());
+            if (n_used % block != 0) {
+                fail("state", "expected whole blocks of ", block, " slots; got ", n_used, " slots");
+            }
+            int first = 0;  // slot of the block that is being read
             for (uint32_t i = 0; i < n_used; i++) {
                 // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
                 const auto slot = in.get<int32_t>();
@@ -141,11 +149,21 @@ void KvCache::restore(std::span<const uint8_t> state) {
                     fail("state", "expected slots below ", region.cells.capacity(), " in region ", region.name,
                          "; got ", slot, "; raise -c / n_ctx");
                 }
-                if (pos < 0 || seq == 0 || region.cells.used(slot)) {
+                if (i % block == 0) {
+                    first = slot;
+                }
+                if (static_cast<uint32_t>(first) % block != 0 || slot != first + static_cast<int>(i % block)) {
+                    fail("state", "expected whole blocks of ", block, " slots; got slot ", slot, " after block ",
+                         first);
+                }
+                const bool empty = block > 1 && pos == -1 && seq == 0;
+                if ((!empty && (pos < 0 || seq == 0)) || region.cells.used(slot)) {
                     fail("state", "expected each slot once, with a position and a sequence; got slot ", slot,
                          ", position ", pos, ", sequences ", seq);
                 }
-                region.cells.place(slot, pos, seq);
+                if (!empty) {
+                    region.cells.place(slot, pos, seq);
+                }
                 for (const Layer& layer : region.layers) {
                     const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
                     const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
@@ -158,8 +176,8 @@ void KvCache::restore(std::span<const uint8_t> state) {
         if (!in.done()) {
             fail("state", "expected the end of the state; got more bytes");
         }
-        if (n_used() > options_.n_ctx) {
-            fail("state", "expected at most ", options_.n_ctx, " cells; got ", n_used(), "; raise -c / n_ctx");
+        if (n_occupied() > options_.n_ctx) {
+            fail("state", "expected at most ", options_.n_ctx, " cells; got ", n_occupied(), "; raise -c / n_ctx");
         }
     } catch (...) {
         clear();

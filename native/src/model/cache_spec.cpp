@@ -11,7 +11,7 @@ namespace lkv {
 namespace {
 
 static_assert(static_cast<size_t>(n_formats) == schema::format_words.size() &&
-                  static_cast<int>(Format::f32) == static_cast<int>(schema::Format::f32),
+                  static_cast<int>(Format::c2) == static_cast<int>(schema::Format::c2),
               "cache/formats.h lists the schema's formats in the schema's order");
 
 struct TensorKeys {
@@ -153,6 +153,9 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                         fail(keys.segment_formats, "expected a known row format (docs/gguf.md)", "; got ",
                              quoted(name));
                     }
+                    if (tensor == &LayerCacheSpec::v && format_in_blocks(*format)) {
+                        fail(keys.segment_formats, "expected formats of single tokens for V; got ", name);
+                    }
                     check_next_format(keys.segment_formats, plan, *format, segments[s]);
                     plan.push_back(*format);
                 }
@@ -171,10 +174,24 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
 Format read_region_format(const GgufFile& file, std::string_view key) {
     const std::string name(file.find_string(key).value_or("f16"));
     const auto format = parse_format(name);
-    if (!format || *format == Format::none) {
-        fail(key, "expected a row format that stores (docs/gguf.md); got ", quoted(name));
+    if (!format || *format == Format::none || format_in_blocks(*format)) {
+        fail(key, "expected a row format that stores single tokens (docs/gguf.md); got ", quoted(name));
     }
     return *format;
+}
+
+void refuse_blocks(const CacheSpec& spec) {
+    for (const LayerCacheSpec& layer : spec.layers) {
+        for (const std::vector<Format>& group : layer.k.formats.value_or(std::vector<std::vector<Format>>{})) {
+            for (const Format format : group) {
+                if (format_in_blocks(format)) {
+                    fail(key::k_segment_formats, "expected ", key::recent, " or ", key::recent_ratio,
+                         " above 0 beside blocks of 32 tokens, which wait there until they are full; got ",
+                         format_name(format));
+                }
+            }
+        }
+    }
 }
 
 void refuse_unknown_keys(const GgufFile& file) {
@@ -280,6 +297,9 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     }
     read_tensor(file, h, k_keys, &LayerCacheSpec::k, k_full, spec.layers);
     read_tensor(file, h, v_keys, &LayerCacheSpec::v, v_full, spec.layers);
+    if (spec.recent == 0 && spec.recent_ratio == 0.0F) {
+        refuse_blocks(spec);
+    }
     spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
     return spec;
 }

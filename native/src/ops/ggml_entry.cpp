@@ -1,5 +1,6 @@
 #include "ops/ggml_entry.h"
 
+#include <algorithm>
 #include <array>
 
 namespace lkv {
@@ -24,9 +25,10 @@ void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
         if (value) {
             write_row(node.cache->v_layout(to.region, node.row_layer), row,
                       node.cache->v_row(to.region, node.row_layer, to.slot));
+        } else if (const RowLayout& layout = node.cache->k_layout(to.region, node.row_layer); in_blocks(layout)) {
+            std::copy_n(row, layout.width, batch.k_staged + int64_t{token} * layout.width);
         } else {
-            write_row(node.cache->k_layout(to.region, node.row_layer), row,
-                      node.cache->k_row(to.region, node.row_layer, to.slot));
+            write_row(layout, row, node.cache->k_row(to.region, node.row_layer, to.slot));
         }
     }
 }
@@ -71,9 +73,9 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
             auto* const row =
                 reinterpret_cast<float*>(static_cast<char*>(dst->data) + out * static_cast<int64_t>(dst->nb[1]));
             const uint8_t* const bytes =
-                value_side ? node.cache->v_row(r, node.row_layer, slot) : node.cache->k_row(r, node.row_layer, slot);
+                value_side ? node.cache->v_row(r, node.row_layer, 0) : node.cache->k_row(r, node.row_layer, 0);
             if (node.cache->cells(r).used(slot)) {
-                read_row(layout, bytes, row);
+                read_slot(layout, bytes, slot, row);
             } else {
                 std::fill(row, row + layout.width, 0.0F);
             }

@@ -1,7 +1,7 @@
 // latent_attn: attention over a cache whose rows are quantized, possibly low-rank, K and V. The contract of every
 // implementation (reference expression, CPU, CUDA); no ggml here.
 //
-//   z(t)   = read_row(rows, t)                                    the stored vector of slot t, group g of KV head j
+//   z(t)   = read_slot(rows, t)                                   the stored vector of slot t, group g of KV head j
 //   k(t)   = z                                        direct      (full, rotated, absorbed: q already lives in z's space)
 //          = rope(norm(B_k[j]ᵀ z + b_k[j]), pos(t))   rebuild
 //   p(t)   = softmax over visible t of (scale · q·k(t) − slope · (pos(q) − pos(t)))     all regions in one softmax
@@ -21,7 +21,7 @@ namespace lkv {
 
 // One region of the cache, one layer. Slots are rows; a slot's bytes mean nothing unless its seq bits say so.
 struct RegionView {
-    const uint8_t* k_rows;  // [n_slots, k.row_bytes]
+    const uint8_t* k_rows;  // [n_slots, k.row_bytes]; in blocks: n_slots rounded up to whole ones
     const uint8_t* v_rows;  // [n_slots, v.row_bytes]
     const int32_t* pos;     // [n_slots] position, -1 = free
     const uint64_t* seq;    // [n_slots] bit s: slot belongs to sequence s

@@ -1,6 +1,7 @@
 #include "runtime/lazy_prefill.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "runtime/session.h"
@@ -22,6 +23,11 @@ TensorSpec uncut(TensorSpec spec) {
 
 size_t hidden_bytes(const Model& model, size_t n_tokens) {
     return n_tokens * static_cast<size_t>(model.hparams().n_embd) * sizeof(float);
+}
+
+size_t staged_bytes(const KvCache& cache, int layer, size_t n_tokens) {
+    const RowLayout& layout = cache.k_layout(cache.n_regions() - 1, layer);
+    return in_blocks(layout) ? n_tokens * static_cast<size_t>(layout.width) * sizeof(float) : 0;
 }
 
 }  // namespace
@@ -68,12 +74,41 @@ KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens
     return KvCache(one_layer, file, options, allocate);
 }
 
-size_t lazy_prefill_bytes(const Model& model, int n_tokens) {
+size_t lazy_prefill_bytes(const Model& model, const KvCache& cache) {
+    const int n_tokens = cache.options().n_ctx;
     size_t rows = 0;
     for (int il = 0; il < model.hparams().n_layer; il++) {
-        rows = std::max(rows, exact_cache(model, exact_layer_spec(model, il), n_tokens, false).bytes().total());
+        const size_t exact = exact_cache(model, exact_layer_spec(model, il), n_tokens, false).bytes().total();
+        rows = std::max(rows, exact + staged_bytes(cache, il, static_cast<size_t>(n_tokens)));
     }
     return rows + hidden_bytes(model, static_cast<size_t>(n_tokens));
+}
+
+std::vector<float> stage_k_rows(const KvCache& cache, int layer, size_t n_tokens) {
+    return std::vector<float>(staged_bytes(cache, layer, n_tokens) / sizeof(float));
+}
+
+void write_staged_blocks(KvCache& cache, int layer, std::span<const SlotRef> targets, std::span<const float> staged) {
+    const int middle = cache.n_regions() - 1;
+    const RowLayout& layout = cache.k_layout(middle, layer);
+    const auto width = static_cast<size_t>(layout.width);
+    std::unordered_map<int, std::vector<size_t>> blocks;  // first slot -> its tokens, by slot: sequences may interleave
+    for (size_t i = 0; i < targets.size() && !staged.empty(); i++) {
+        if (targets[i].region == middle) {
+            const int at = targets[i].slot % block_slots;
+            std::vector<size_t>& tokens = blocks[targets[i].slot - at];
+            tokens.resize(block_slots);
+            tokens[static_cast<size_t>(at)] = i;
+        }
+    }
+    std::vector<float> rows(block_slots * width);
+    for (const auto& [first, tokens] : blocks) {
+        for (size_t n = 0; n < tokens.size(); n++) {
+            std::copy_n(staged.begin() + static_cast<ptrdiff_t>(tokens[n] * width), width,
+                        rows.begin() + static_cast<ptrdiff_t>(n * width));
+        }
+        write_block(layout, rows.data(), cache.k_row(middle, layer, first));
+    }
 }
 
 bool Session::starts_sequences(std::span<const int32_t> seq) const {
@@ -105,7 +140,10 @@ void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const in
             const std::vector<SlotRef> slots = rows.claim(pos, seq);
             exact.cache = &rows;
             exact.batch = &batch;
-            prefill_bytes_ = std::max(prefill_bytes_, rows.bytes().total() + hidden_bytes(*model_, tokens.size()));
+            std::vector<float> staged = stage_k_rows(cache_, il, tokens.size());
+            const size_t k_width = staged.size() / tokens.size();
+            prefill_bytes_ = std::max(prefill_bytes_, rows.bytes().total() + hidden_bytes(*model_, tokens.size()) +
+                                                          staged.size() * sizeof(float));
             graph_.reset();  // it would read the rows of the layer before
             for (size_t first = 0; first < tokens.size(); first += n_ubatch) {
                 const size_t n = std::min(n_ubatch, tokens.size() - first);
@@ -114,6 +152,7 @@ void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const in
                 batch_.pos.assign(pos.begin() + from, pos.begin() + end);
                 batch_.seq.assign(seq.begin() + from, seq.begin() + end);
                 batch_.slots.assign(targets.begin() + from, targets.begin() + end);
+                batch_.k_staged = staged.empty() ? nullptr : staged.data() + first * k_width;
                 batch = batch_;
                 batch.slots.assign(slots.begin() + from, slots.begin() + end);
                 const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
@@ -138,6 +177,7 @@ void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const in
                 }
             }
             graph_.reset();
+            write_staged_blocks(cache_, il, targets, staged);
         }
     } catch (...) {
         // no layer, no token: half a prompt would be a cache that no one can use

@@ -53,10 +53,12 @@ int thread_count(const char* flag, int wanted) {
     return wanted == 0 ? cores : check_range(flag, wanted, 1, 512);
 }
 
-bool quantized(const RowLayout& row) {
+// A row's stored formats for which `holds` does.
+template <typename Holds>
+bool any_format(const RowLayout& row, Holds holds) {
     for (int g = 0; g < row.n_groups; g++) {
         for (int s = 0; s < row.groups[g].n_segments; s++) {
-            if (format_is_quantized(static_cast<Format>(row.segments[row.groups[g].first_segment + s].format))) {
+            if (holds(static_cast<Format>(row.segments[row.groups[g].first_segment + s].format))) {
                 return true;
             }
         }
@@ -64,18 +66,22 @@ bool quantized(const RowLayout& row) {
     return false;
 }
 
-// Whether any `full` tensor of this side has quantized rows.
-bool quantized_full(const Model& model, const KvCache& cache, bool value_side) {
+// Whether `full` rows of this side are stored rotated: they are quantized, and no scale belongs to a channel alone. There a
+// rotation would hand every channel the spread of the widest ones.
+bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
+    bool quantized = false;
     for (int il = 0; il < model.hparams().n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
         for (int r = 0; full && r < cache.n_regions(); r++) {
-            if (quantized(value_side ? cache.v_layout(r, il) : cache.k_layout(r, il))) {
-                return true;
+            const RowLayout& row = value_side ? cache.v_layout(r, il) : cache.k_layout(r, il);
+            if (in_blocks(row)) {
+                return false;
             }
+            quantized = quantized || any_format(row, format_is_quantized);
         }
     }
-    return false;
+    return quantized;
 }
 
 // Where this model's graphs live.
@@ -134,7 +140,11 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
 
 size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options) {
     const bool lazy = prefill_option(model, options) == Prefill::lazy;
-    return lazy ? lazy_prefill_bytes(model, cache_options(model, options).n_ctx) : 0;
+    if (!lazy) {
+        return 0;
+    }
+    return lazy_prefill_bytes(model,
+                              KvCache(model.hparams(), model.cache_spec(), cache_options(model, options), false));
 }
 
 size_t forecast_compute_bytes(const Model& model, const SessionOptions& options) {
@@ -142,8 +152,8 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
     KvCache cache(model.hparams(), model.cache_spec(), kv, false);
     const Rope rope = read_rope(model.file(), model.hparams(), kv.n_ctx);
     const GraphConstants constants =
-        make_graph_constants(model.hparams(), rope, quantized_full(model, cache, false),
-                             quantized_full(model, cache, true), ggml_backend_cpu_buffer_type());
+        make_graph_constants(model.hparams(), rope, rotates_full(model, cache, false), rotates_full(model, cache, true),
+                             ggml_backend_cpu_buffer_type());
     const BatchSlots batch;
     GraphShape shape;
     shape.n_tokens = kv.n_ubatch;
@@ -179,8 +189,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
       cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options), true, gpu_.get()),
       rope_(read_rope(model_->file(), model_->hparams(), cache_.options().n_ctx)),
       constants_(make_graph_constants(model_->hparams(), rope_,
-                                      options.kv_rotate && quantized_full(*model_, cache_, false),
-                                      options.kv_rotate && quantized_full(*model_, cache_, true), memory(*model_))) {
+                                      options.kv_rotate && rotates_full(*model_, cache_, false),
+                                      options.kv_rotate && rotates_full(*model_, cache_, true), memory(*model_))) {
     const CacheSpec& spec = model_->cache_spec();
     const int n_ctx = cache_.options().n_ctx;
     if (spec.fitted_context > 0 && n_ctx > spec.fitted_context) {
@@ -258,7 +268,7 @@ void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32
         }
         previous = pos[i];
     }
-    const int needed = cache_.n_used() + static_cast<int>(tokens.size());
+    const int needed = cache_.n_occupied() + static_cast<int>(tokens.size());
     if (needed > cache_.options().n_ctx) {
         fail("context", "expected at most ", cache_.options().n_ctx, " cells; got ", needed, "; raise -c / n_ctx");
     }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .errors import ConvertError
 from .ir import SIDES, ModelSpec, Plan, SidePlan
+from .rows import in_blocks
 from .schema import ENUMS, RANK_PAD
 
 
@@ -33,11 +34,22 @@ def check_plan(plan: Plan, spec: ModelSpec) -> None:
     if not 0 <= plan.recent_ratio <= 1:
         raise ConvertError("plan", "a recent_ratio from 0 to 1", f"{plan.recent_ratio:g}")
     for name in (plan.sink_format, plan.recent_format):
-        if name == "none" or name not in ENUMS["format"]:
-            raise ConvertError("plan", f"region formats of {', '.join(ENUMS['format'][1:])}", name)
+        known = [word for word in ENUMS["format"][1:] if not in_blocks(word)]
+        if name not in known:
+            raise ConvertError("plan", f"region formats of {', '.join(known)}", name)
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
             _check_side(f"layer {index} {side}", side, layer.side(side), spec)
+            _check_blocks(f"layer {index} {side}", side, layer.side(side), plan)
+
+
+def _check_blocks(where: str, side: str, side_plan: SidePlan, plan: Plan) -> None:
+    """Formats of blocks are K's, and their tokens wait among the recent ones."""
+    for name in (name for group in side_plan.formats or () for name in group if in_blocks(name)):
+        if side == "v":
+            raise ConvertError(where, "formats of single tokens for V", name)
+        if plan.recent == 0 and plan.recent_ratio == 0:
+            raise ConvertError("--recent", f"recent tokens beside {name}, whose blocks of 32 wait there", "0")
 
 
 def _check_side(where: str, side: str, plan: SidePlan, spec: ModelSpec) -> None:

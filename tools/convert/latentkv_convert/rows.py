@@ -14,14 +14,22 @@ CELL_BYTES = 12  # a slot's position and sequences, once for all layers
 EXACT_UBATCH = 128  # the largest ubatch of a cache with an exact window
 
 
+def in_blocks(fmt: str) -> bool:
+    """Whether tokens are stored in blocks of 32 with a scale and a minimum per channel: K of old tokens."""
+    return fmt[0] == "c"
+
+
 def segment_bytes(fmt: str, width: int) -> int:
     """fN: N bits per channel. qN: scale and minimum in f16, then N bits per channel in 16s. gN: one f16
-    scale, rounded up."""
+    scale, rounded up. cN: N bits per channel, and its share of the two f16 numbers that a channel has for 32
+    tokens."""
     if fmt == "none":
         return 0
     if fmt[0] == "f":
         return int(fmt[1:]) // 8 * width
     bits = int(fmt[1:])
+    if in_blocks(fmt):
+        return _up4(2 * (bits + 1) * -(-width // 16))
     return _up4((4 if fmt[0] == "q" else 2) + 2 * bits * -(-width // 16))
 
 

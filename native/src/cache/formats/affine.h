@@ -30,6 +30,29 @@ struct AffineFormat {
         return round_up_to_word(codes_at + width / chunk_width * Codes::chunk_bytes);
     }
 
+    struct Stored {
+        uint16_t scale;
+        uint16_t minimum;
+    };
+
+    // x: [width], width a multiple of 16
+    LKV_HD static Stored choose(const float* x, int width) {
+        if constexpr (Bits <= max_fitted_bits) {
+            const Step step = StepFit<Bits, true>::fit(x, width);
+            const float minimum = fmaf(-Codes::levels * 0.5f, step.scale, step.centre);
+            // Rounding the minimum to half moves it by up to |minimum| / 2048: only while that is a small part of a step.
+            if (fabsf(minimum) < 64.0f * step.scale && step.scale > 1e-6f) {
+                return {half_saturate(step.scale), half_saturate(minimum)};
+            }
+        }
+        float low = x[0];
+        float high = x[0];
+        extremes(x, width, low, high);
+        const uint16_t minimum = half_floor(low);
+        const float range = high - half_to_float(minimum);
+        return {range > 0.0f ? half_ceil(range / Codes::levels) : uint16_t{0}, minimum};
+    }
+
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
         const Stored stored = choose(x, width);
         const float minimum = half_to_float(stored.minimum);
@@ -66,29 +89,6 @@ struct AffineFormat {
         return Codes::unpack(src + codes_at + chunk * Codes::chunk_bytes);
     }
 #endif
-
-private:
-    struct Stored {
-        uint16_t scale;
-        uint16_t minimum;
-    };
-
-    LKV_HD static Stored choose(const float* x, int width) {
-        if constexpr (Bits <= max_fitted_bits) {
-            const Step step = StepFit<Bits, true>::fit(x, width);
-            const float minimum = fmaf(-Codes::levels * 0.5f, step.scale, step.centre);
-            // Rounding the minimum to half moves it by up to |minimum| / 2048: only while that is a small part of a step.
-            if (fabsf(minimum) < 64.0f * step.scale && step.scale > 1e-6f) {
-                return {half_saturate(step.scale), half_saturate(minimum)};
-            }
-        }
-        float low = x[0];
-        float high = x[0];
-        extremes(x, width, low, high);
-        const uint16_t minimum = half_floor(low);
-        const float range = high - half_to_float(minimum);
-        return {range > 0.0f ? half_ceil(range / Codes::levels) : uint16_t{0}, minimum};
-    }
 };
 
 }  // namespace lkv

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cache/formats.h"
-#include "ops/cpu/tile.h"
 
 namespace lkv {
 
@@ -30,14 +29,14 @@ LKV_INLINE f32x8 row_sums(const f32x8 (&v)[8]) {
 }
 
 struct Segment {
-    const uint8_t* const* rows;  // [64] first byte of a row
-    int offset;                  // of the segment in a row
+    const TileRows& rows;
+    int offset;  // of the segment in a row
     int width;
     int first;  // channel of the group
 
     ReadAhead& ahead;
 
-    const uint8_t* at(int slot) const { return rows[slot] + offset; }
+    const uint8_t* at(int slot) const { return rows.slot[slot] + offset; }
 };
 
 // Scale and offset of one block of channels, for the slots of the tile.
@@ -133,6 +132,49 @@ void segment_scores(const Segment& segment, const float* const* q, float* const*
             for (int r = 0; r < R; r++) {
                 for (int s = 0; s < tile_slots; s += lanes) {
                     store8(scores[r] + s, load8(scores[r] + s) + load8(product[r] + s));
+                }
+            }
+        }
+    }
+}
+
+// For a format of blocks: scale and minimum belong to the channels, so they go to the queries, once per block.
+template <class F, int R>
+void block_scores(const Segment& segment, int64_t stride, const float* const* q, float* const* scores) {
+    constexpr int S = n_accumulators / R;
+    constexpr int span = 128;  // channels at a time
+    for (int b = 0; b < tile_slots / block_slots; b++) {
+        if (segment.rows.block[b] == nullptr) continue;
+        for (int first = 0; first < segment.width; first += span) {
+            const int n = std::min(span, segment.width - first);
+            float scale[span];
+            float minimum[span];
+            F::affine(segment.rows.block[b] + segment.offset, stride, segment.width, first, n, scale, minimum);
+            float scaled[R][span];
+            float constant[R];
+            const float* x[R];
+            for (int r = 0; r < R; r++) {
+                const float* const qr = q[r] + segment.first + first;
+                f32x8 total{};
+                for (int c = 0; c < n; c += lanes) {
+                    const f32x8 v = load8(qr + c);
+                    store8(scaled[r] + c, v * load8(scale + c));
+                    total = fma8(v, load8(minimum + c), total);
+                }
+                constant[r] = lkv::sum(total);
+                x[r] = scaled[r];
+            }
+            float product[R][block_slots];
+            for (int s = 0; s < block_slots; s += S) {
+                float products[n_accumulators];
+                store8(products,
+                       code_products<F, R>(segment, b * block_slots + s, first / chunk_width, n / chunk_width, x));
+                for (int r = 0; r < R; r++) memcpy(&product[r][s], &products[r * S], S * sizeof(float));
+            }
+            for (int r = 0; r < R; r++) {
+                float* const out = scores[r] + b * block_slots;
+                for (int s = 0; s < block_slots; s += lanes) {
+                    store8(out + s, load8(out + s) + load8(product[r] + s) + splat(constant[r]));
                 }
             }
         }
@@ -240,34 +282,45 @@ void for_row_blocks(int n_rows, Call call) {
 }
 
 template <class Call>
-void for_segments(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, ReadAhead& ahead,
+void for_segments(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                   Call call) {
     for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
         const SegmentLayout& s = layout.segments[i];
-        const Segment segment{rows, s.offset, s.width, s.column - group.column, ahead};
-        with_format(static_cast<Format>(s.format), [&](auto f) { call(f, segment); });
+        call(static_cast<Format>(s.format), Segment{rows, s.offset, s.width, s.column - group.column, ahead});
     }
 }
 
 }  // namespace
 
-void direct_scores(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, ReadAhead& ahead,
+void direct_scores(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                    int n_rows, const float* const* q, float* const* scores) {
     for (int r = 0; r < n_rows; r++) {
         for (int s = 0; s < tile_slots; s++) scores[r][s] = 0.0f;
     }
-    for_segments(layout, group, rows, ahead, [&](auto f, const Segment& segment) {
-        for_row_blocks(n_rows, [&](auto n, int r) {
-            segment_scores<decltype(f), decltype(n)::value>(segment, q + r, scores + r);
+    for_segments(layout, group, rows, ahead, [&](Format format, const Segment& segment) {
+        if (format_in_blocks(format)) {
+            with_block_format(format, [&](auto f) {
+                for_row_blocks(n_rows, [&](auto n, int r) {
+                    block_scores<decltype(f), decltype(n)::value>(segment, layout.row_bytes, q + r, scores + r);
+                });
+            });
+            return;
+        }
+        with_format(format, [&](auto f) {
+            for_row_blocks(n_rows, [&](auto n, int r) {
+                segment_scores<decltype(f), decltype(n)::value>(segment, q + r, scores + r);
+            });
         });
     });
 }
 
-void direct_values(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, ReadAhead& ahead,
+void direct_values(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,
                    int n_rows, const float* const* weights, float* const* out) {
-    for_segments(layout, group, rows, ahead, [&](auto f, const Segment& segment) {
-        for_row_blocks(n_rows, [&](auto n, int r) {
-            segment_values<decltype(f), decltype(n)::value>(segment, weights + r, out + r);
+    for_segments(layout, group, rows, ahead, [&](Format format, const Segment& segment) {
+        with_format(format, [&](auto f) {
+            for_row_blocks(n_rows, [&](auto n, int r) {
+                segment_values<decltype(f), decltype(n)::value>(segment, weights + r, out + r);
+            });
         });
     });
 }

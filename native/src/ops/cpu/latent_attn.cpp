@@ -62,8 +62,13 @@ private:
         positions_ = visibility.positions();
         for (int s = 0; s < tile_slots; s++) {
             const bool use = seen >> s & 1;
-            k_rows_[s] = use ? region.k_rows + int64_t{first + s} * region.k.row_bytes : tmp_.zero_row;
-            v_rows_[s] = use ? region.v_rows + int64_t{first + s} * region.v.row_bytes : tmp_.zero_row;
+            k_rows_.slot[s] = use ? region.k_rows + int64_t{first + s} * region.k.row_bytes : tmp_.zero_row;
+            v_rows_.slot[s] = use ? region.v_rows + int64_t{first + s} * region.v.row_bytes : tmp_.zero_row;
+        }
+        for (int b = 0; b < tile_slots / block_slots; b++) {
+            const int s = b * block_slots;
+            const bool use = seen >> s & ((uint64_t{1} << block_slots) - 1);
+            k_rows_.block[b] = use ? region.k_rows + int64_t{first + s} * region.k.row_bytes : nullptr;
         }
         const int next = first + plan_.n_split * tile_slots;
         const int n_next = std::clamp(region.n_slots - next, 0, tile_slots);
@@ -220,8 +225,8 @@ private:
     int split_ = 0;
     const RegionView* region_ = nullptr;
     const int32_t* positions_ = nullptr;  // [64] of the tile
-    const uint8_t* k_rows_[tile_slots];
-    const uint8_t* v_rows_[tile_slots];
+    TileRows k_rows_{};
+    TileRows v_rows_{};  // without blocks
     ReadAhead k_ahead_;
     ReadAhead v_ahead_;
     const int32_t* tokens_ = nullptr;  // the block

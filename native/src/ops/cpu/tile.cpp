@@ -101,35 +101,77 @@ void segment_by_slot(const uint8_t* const* segments, int width, int first, float
     }
 }
 
-template <class PerSegment>
-void for_segments(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows,
-                  PerSegment per_segment) {
-    const uint8_t* segments[tile_slots];
-    for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
-        const SegmentLayout& segment = layout.segments[i];
-        for (int s = 0; s < tile_slots; s++) segments[s] = rows[s] + segment.offset;
-        with_format(static_cast<Format>(segment.format),
-                    [&](auto f) { per_segment(f, segments, segment.width, segment.column - group.column); });
+// The same for a format of blocks. offset: of the segment in a row.
+template <class F>
+void block_by_channel(const TileRows& rows, int offset, int width, int64_t stride, float* dst, ptrdiff_t panel) {
+    constexpr int span = 128;  // channels whose scale and minimum are at hand
+    for (int b = 0; b < tile_slots / block_slots; b++) {
+        for (int first = 0; first < width; first += span) {
+            const int n = std::min(span, width - first);
+            float scale[span] = {};
+            float minimum[span] = {};
+            if (rows.block[b] != nullptr) {
+                F::affine(rows.block[b] + offset, stride, width, first, n, scale, minimum);
+            }
+            for (int s0 = b * block_slots; s0 < (b + 1) * block_slots; s0 += lanes) {
+                float* out = dst + s0 / panel_width * panel + s0 % panel_width + first * panel_width;
+                for (int c0 = 0; c0 < n; c0 += chunk_width) {
+                    f32x8 lo[lanes];
+                    f32x8 hi[lanes];
+                    for (int s = 0; s < lanes; s++) {
+                        const f32x16 code = F::codes(rows.slot[s0 + s] + offset, (first + c0) / chunk_width);
+                        lo[s] = fma8(code.lo, load8(scale + c0), load8(minimum + c0));
+                        hi[s] = fma8(code.hi, load8(scale + c0 + lanes), load8(minimum + c0 + lanes));
+                    }
+                    transpose8(lo);
+                    transpose8(hi);
+                    for (int c = 0; c < lanes; c++) {
+                        store8(out + (c0 + c) * panel_width, lo[c]);
+                        store8(out + (c0 + lanes + c) * panel_width, hi[c]);
+                    }
+                }
+            }
+        }
     }
+}
+
+template <class PerSegment>
+void for_row_segment(const TileRows& rows, const SegmentLayout& segment, PerSegment per_segment) {
+    const uint8_t* segments[tile_slots];
+    for (int s = 0; s < tile_slots; s++) segments[s] = rows.slot[s] + segment.offset;
+    with_format(static_cast<Format>(segment.format), [&](auto f) { per_segment(f, segments); });
 }
 
 }  // namespace
 
-void load_by_channel(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, float* dst) {
+void load_by_channel(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, float* dst) {
     const ptrdiff_t panel = ptrdiff_t{group.kept} * panel_width;
-    for_segments(layout, group, rows, [&](auto f, const uint8_t* const* segments, int width, int first) {
-        segment_by_channel<decltype(f)>(segments, width, dst + first * panel_width, panel);
-    });
+    for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
+        const SegmentLayout& segment = layout.segments[i];
+        float* const out = dst + (segment.column - group.column) * panel_width;
+        if (format_in_blocks(static_cast<Format>(segment.format))) {
+            with_block_format(static_cast<Format>(segment.format), [&](auto f) {
+                block_by_channel<decltype(f)>(rows, segment.offset, segment.width, layout.row_bytes, out, panel);
+            });
+            continue;
+        }
+        for_row_segment(rows, segment, [&](auto f, const uint8_t* const* segments) {
+            segment_by_channel<decltype(f)>(segments, segment.width, out, panel);
+        });
+    }
 }
 
-void load_by_slot(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, float* dst) {
+void load_by_slot(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, float* dst) {
     if (group.kept % panel_width != 0) {
         constexpr int panel = tile_slots * panel_width;
         std::fill_n(dst + group.kept / panel_width * panel, panel, 0.0f);
     }
-    for_segments(layout, group, rows, [&](auto f, const uint8_t* const* segments, int width, int first) {
-        segment_by_slot<decltype(f)>(segments, width, first, dst);
-    });
+    for (int i = group.first_segment; i < group.first_segment + group.n_segments; i++) {
+        const SegmentLayout& segment = layout.segments[i];
+        for_row_segment(rows, segment, [&](auto f, const uint8_t* const* segments) {
+            segment_by_slot<decltype(f)>(segments, segment.width, segment.column - group.column, dst);
+        });
+    }
 }
 
 }  // namespace lkv

@@ -5,17 +5,24 @@
 
 #include <cstdint>
 
+#include "cache/formats/channel.h"
 #include "cache/row.h"
 
 namespace lkv {
 
 constexpr int tile_slots = 64;
 
-// rows[i]: the row of slot i of the tile; slots without one point at a row of zero bytes, which every format reads as
-// finite values. dst: [4][kept][16].
-void load_by_channel(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, float* dst);
+// Where a tile's slots lie in one region's rows.
+struct TileRows {
+    const uint8_t* slot[tile_slots];  // slots without a token point at a row of zero bytes, which every format reads as
+                                      // finite values
+    const uint8_t* block[tile_slots / block_slots];  // first row of each block; null where no slot of it holds a token
+};
 
-// dst: [ceil(kept / 16)][64][16].
-void load_by_slot(const RowLayout& layout, const GroupLayout& group, const uint8_t* const* rows, float* dst);
+// dst: [4][kept][16].
+void load_by_channel(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, float* dst);
+
+// dst: [ceil(kept / 16)][64][16]. Not for formats of blocks.
+void load_by_slot(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, float* dst);
 
 }  // namespace lkv

@@ -2,7 +2,8 @@
 
 V of each group of KV heads is written in the principal axes of its outputs, all of them (a lossless change of
 basis), with sigma split evenly over the two factors. Sink and recent tokens keep every column; a token that
-leaves the recent window keeps the first r_0. K is never low-rank and follows the bits of the regions alone.
+leaves the recent window keeps the first r_0. K is never low-rank and follows the bits of the regions alone,
+per token or, in old tokens, per channel.
 The rotation stays inside [0, r_0) and inside the rest, so that the cut stays legal.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import latent_plan
+from .. import latent_plan, rows
 from ..budget import split_groups, water_fill
 from ..errors import ConvertError
 from ..ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
@@ -26,6 +27,7 @@ from . import group_size, parse_group
 
 SUMMARY = "TALE: K whole, V truncated in old tokens only, bits by region"
 FORMATS = ("f32", "f16", "q8", "q6", "q5", "q4", "q3", "q2", "q1")
+BLOCK_FORMATS = ("c8", "c4", "c3", "c2")
 
 
 def add_arguments(parser: Any) -> None:
@@ -60,7 +62,11 @@ def add_arguments(parser: Any) -> None:
         "--kv-recent", choices=FORMATS, default="q4", help="row format of recent tokens (default q4)"
     )
     parser.add_argument(
-        "--kv-middle", choices=FORMATS, default="q2", help="row format of all others (default q2)"
+        "--kv-middle",
+        choices=FORMATS + BLOCK_FORMATS,
+        default="q2",
+        help="row format of all others (default q2); c8 c4 c3 c2: K per channel in blocks of 32 tokens "
+        "(KIVI), V per token in as many bits",
     )
     parser.add_argument(
         "--prefill",
@@ -100,6 +106,9 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Tale:
             f"{options['keep']:g}",
             "or a larger --group",
         )
+    middle = options["kv_middle"]
+    if rows.in_blocks(middle) and options["recent"] == 0 and options["recent_ratio"] == 0:
+        raise ConvertError("--recent", f"recent tokens beside {middle}, whose blocks of 32 wait there", "0")
     regions = (options["sink"], options["recent"], options["recent_ratio"])
     formats = (options["kv_recent"], options["kv_middle"])
     return Tale(group, options["keep"], options["basis"], *regions, *formats, options["prefill"])
@@ -157,5 +166,6 @@ class Tale:
         width = self.group * work.spec.head_dim
         whole = (width,) * len(kept)
         segments = tuple((rank, width - rank) if rank < width else (width,) for rank in kept)
-        formats = tuple((self.kv_middle, "none")[: len(widths)] for widths in segments)
+        per_token = self.kv_middle.replace("c", "q")
+        formats = tuple((per_token, "none")[: len(widths)] for widths in segments)
         return SidePlan("latent", self.group, whole, segments, formats)

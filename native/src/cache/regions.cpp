@@ -1,0 +1,217 @@
+// In which region a token lives: where new ones enter, and what leaves the recent window when.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "base/error.h"
+#include "cache/kv_cache.h"
+
+namespace lkv {
+namespace {
+
+uint64_t bit(int seq) { return uint64_t{1} << seq; }
+
+}  // namespace
+
+int KvCacheOptions::window(int length) const {
+    // files hold the ratio in f32: 0.1 of 100 tokens are 10, not 11
+    return std::max(recent, static_cast<int>(std::ceil((recent_ratio - 1e-7) * std::max(0, length - sink))));
+}
+
+void KvCache::check_room(size_t n) const {
+    if (n_occupied() + static_cast<int>(n) > options_.n_ctx) {
+        fail("context", "expected at most ", options_.n_ctx, " cells; raise -c / n_ctx", "; got ",
+             n_occupied() + static_cast<int>(n));
+    }
+}
+
+void KvCache::refuse_recent(std::span<const SlotRef> claimed, size_t wanted) {
+    for (const SlotRef& to : claimed) {
+        if (to.region >= 0) {
+            release(to);
+        }
+    }
+    const Cells& recent = regions_[static_cast<size_t>(region_index("recent"))].cells;
+    fail("recent", "expected room for ", wanted, " tokens among the recent ones, where they wait for a block of ",
+         block_slots, "; raise --recent or n_seq_max; got ", recent.n_free());
+}
+
+std::vector<SlotRef> KvCache::claim_settled(std::span<const int32_t> pos, std::span<const int32_t> seq) {
+    check_room(pos.size());
+    const int sink = region_index("sink");
+    const int recent = region_index("recent");
+    const int middle = region_index("middle");
+    std::vector<int32_t> first_recent(max_sequences, 0);
+    for (size_t i = 0; i < pos.size(); i++) {
+        int32_t& first = first_recent[static_cast<size_t>(seq[i])];
+        first = std::max(first, pos[i] + 1 - options_.window(pos[i] + 1));
+    }
+    std::vector<SlotRef> slots(pos.size(), SlotRef{-1, -1});
+    const auto fits = [this](int region) {
+        return region >= 0 && regions_[static_cast<size_t>(region)].cells.n_free() > 0;
+    };
+    const auto take = [&](int region, size_t i) {
+        slots[i] = {region, regions_[static_cast<size_t>(region)].cells.claim(pos[i], bit(seq[i]))};
+    };
+    std::vector<std::vector<size_t>> waiting(max_sequences);  // tokens of each sequence that go to blocks
+    for (size_t i = 0; i < pos.size(); i++) {
+        if (pos[i] < options_.sink && fits(sink)) {
+            take(sink, i);
+        } else if (pos[i] >= first_recent[static_cast<size_t>(seq[i])] && fits(recent)) {
+            take(recent, i);
+        } else if (in_blocks()) {
+            waiting[static_cast<size_t>(seq[i])].push_back(i);
+        } else {
+            take(middle, i);
+        }
+    }
+    Cells& cells = regions_.back().cells;
+    for (const std::vector<size_t>& tokens : waiting) {
+        const size_t whole = tokens.size() / block_slots * block_slots;
+        for (size_t n = 0; n < tokens.size(); n++) {
+            const size_t i = tokens[n];
+            if (n < whole) {
+                const int slot = n % block_slots == 0 ? cells.find_block() : slots[tokens[n - 1]].slot + 1;
+                cells.place(slot, pos[i], bit(seq[i]));
+                slots[i] = {middle, slot};
+            } else if (fits(recent)) {
+                take(recent, i);
+            } else {
+                refuse_recent(slots, tokens.size() - n);
+            }
+        }
+    }
+    return slots;
+}
+
+std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<const int32_t> seq) {
+    check_room(pos.size());
+    const int sink = region_index("sink");
+    const int recent = region_index("recent");
+    const int middle = region_index("middle");
+    std::vector<SlotRef> slots;
+    slots.reserve(pos.size());
+    for (size_t i = 0; i < pos.size(); i++) {
+        int target = middle;
+        if (sink >= 0 && pos[i] < options_.sink && regions_[static_cast<size_t>(sink)].cells.n_free() > 0) {
+            target = sink;
+        } else if (recent >= 0 && regions_[static_cast<size_t>(recent)].cells.n_free() > 0) {
+            target = recent;
+        } else if (in_blocks()) {
+            refuse_recent(slots, pos.size() - i);
+        }
+        slots.push_back({target, regions_[static_cast<size_t>(target)].cells.claim(pos[i], bit(seq[i]))});
+    }
+    return slots;
+}
+
+std::vector<int> KvCache::old_slots() const {
+    const Cells& cells = regions_[static_cast<size_t>(region_index("recent"))].cells;
+    std::vector<int32_t> newest(max_sequences, -1);
+    std::vector<int> count(max_sequences, 0);
+    for (int slot = 0; slot < cells.end(); slot++) {
+        for (int s = 0; s < options_.n_seq_max; s++) {
+            if ((cells.seq(slot) & bit(s)) != 0) {
+                newest[static_cast<size_t>(s)] = std::max(newest[static_cast<size_t>(s)], cells.pos(slot));
+                count[static_cast<size_t>(s)]++;
+            }
+        }
+    }
+    std::vector<int> window(max_sequences, 0);
+    bool due = false;
+    for (size_t s = 0; s < window.size(); s++) {
+        window[s] = options_.window(newest[s] + 1);
+        due = due || count[s] >= window[s] + demotion_batch;
+    }
+    std::vector<int> slots;
+    for (int slot = 0; due && slot < cells.end(); slot++) {
+        bool old = cells.used(slot);
+        for (int s = 0; old && s < options_.n_seq_max; s++) {
+            if ((cells.seq(slot) & bit(s)) != 0) {
+                old = cells.pos(slot) <= newest[static_cast<size_t>(s)] - window[static_cast<size_t>(s)];
+            }
+        }
+        if (old) {
+            slots.push_back(slot);
+        }
+    }
+    return slots;
+}
+
+void KvCache::demote() {
+    const int recent = region_index("recent");
+    if (recent < 0) {
+        return;
+    }
+    const std::vector<int> old = old_slots();
+    if (old.empty()) {
+        return;
+    }
+    const std::vector<std::pair<int, int>> moved = in_blocks() ? demote_blocks(old) : demote_rows(old);
+    for (const auto& [slot, to] : moved) {
+        regions_[static_cast<size_t>(recent)].cells.release(slot);
+    }
+    cells_version_++;
+}
+
+std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) {
+    const int from = region_index("recent");
+    const int to = region_index("middle");
+    const Region& recent = regions_[static_cast<size_t>(from)];
+    Cells& middle = regions_.back().cells;
+    std::vector<std::pair<int, int>> moved;
+    for (const int slot : old) {
+        if (middle.n_free() == 0) {
+            break;
+        }
+        const int target = middle.claim(recent.cells.pos(slot), recent.cells.seq(slot));
+        moved.emplace_back(slot, target);
+        for (int il = 0; device_ == nullptr && il < static_cast<int>(recent.layers.size()); il++) {
+            move_rows(k_layout(from, il), k_row(from, il, slot), k_layout(to, il), k_row(to, il, target));
+            move_rows(v_layout(from, il), v_row(from, il, slot), v_layout(to, il), v_row(to, il, target));
+        }
+    }
+    if (device_ != nullptr && !moved.empty()) {
+        device_->move_rows(*this, from, to, moved);
+    }
+    return moved;
+}
+
+std::vector<std::pair<int, int>> KvCache::demote_blocks(std::span<const int> old) {
+    const int from = region_index("recent");
+    const int to = region_index("middle");
+    const Region& recent = regions_[static_cast<size_t>(from)];
+    Cells& middle = regions_.back().cells;
+    // by the first sequence that holds them: tokens that several share fill blocks with that one's own
+    std::vector<std::vector<int>> owned(max_sequences);
+    for (const int slot : old) {
+        owned[static_cast<size_t>(std::countr_zero(recent.cells.seq(slot)))].push_back(slot);
+    }
+    std::vector<std::pair<int, int>> moved;
+    for (std::vector<int>& slots : owned) {
+        std::sort(slots.begin(), slots.end(), [&](int a, int b) { return recent.cells.pos(a) < recent.cells.pos(b); });
+        for (size_t first = 0; first + block_slots <= slots.size() && middle.n_free() > 0; first += block_slots) {
+            const int target = middle.find_block();
+            for (int i = 0; i < block_slots; i++) {
+                const int slot = slots[first + static_cast<size_t>(i)];
+                middle.place(target + i, recent.cells.pos(slot), recent.cells.seq(slot));
+                moved.emplace_back(slot, target + i);
+            }
+            for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
+                std::array<const uint8_t*, block_slots> rows;
+                for (size_t i = 0; i < rows.size(); i++) {
+                    rows[i] = k_row(from, il, slots[first + i]);
+                }
+                move_block(k_layout(from, il), rows.data(), k_layout(to, il), k_row(to, il, target));
+                for (int i = 0; i < block_slots; i++) {
+                    move_rows(v_layout(from, il), v_row(from, il, slots[first + static_cast<size_t>(i)]),
+                              v_layout(to, il), v_row(to, il, target + i));
+                }
+            }
+        }
+    }
+    return moved;
+}
+
+}  // namespace lkv
