@@ -294,7 +294,7 @@ def test_the_file_and_its_report_say_what_was_planned(checkpoint: Any, room: Pat
 def test_the_middle_may_keep_k_per_channel(checkpoint: Any, room: Path, tmp_path: Path) -> None:
     """As in KIVI: K in blocks of 32 tokens, V per token in as many bits; a lazy prompt fills them too."""
     directory, output, ids = checkpoint("llama"), tmp_path / "out.gguf", token_ids(200)
-    options = arguments(room, 0.75, "--kv-middle", "c3", "--group", "all")
+    options = arguments(room, 0.75, "--kv-middle", "c3", "--group", "all", "--outtype", "f32")
     convert(parse([str(directory), "-o", str(output), "--no-plot", *options], "test"))
     found = keys(output)
     assert found["latentkv.k.segment_formats"] == ["c3"] * 6
