@@ -193,7 +193,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
                                       options.kv_rotate && rotates_full(*model_, cache_, true), memory(*model_))) {
     const CacheSpec& spec = model_->cache_spec();
     const int n_ctx = cache_.options().n_ctx;
-    if (spec.fitted_context > 0 && n_ctx > spec.fitted_context) {
+    // sequences of one cache share its context
+    if (spec.fitted_context > 0 && n_ctx / cache_.options().n_seq_max > spec.fitted_context) {
         log(LogLevel::warning, "warning: [context] expected at most ", spec.fitted_context,
             " positions, the context this file's K basis was fitted for; got n_ctx ", n_ctx);
     }
