@@ -49,7 +49,7 @@ def replace(
     rows = slice(None) if projection.rows is None else torch.from_numpy(projection.rows)
     with torch.no_grad():
         module.weight[rows] = torch.from_numpy(new)
-        if bias is None:
+        if bias is None or (module.bias is None and not bias.any()):
             return
         if module.bias is None:
             module.bias = torch.nn.Parameter(torch.zeros(module.weight.shape[0]))
