@@ -195,7 +195,12 @@ def test_report_counts_true_bytes(tiny: Tiny, tmp_path: Path, calib: Path) -> No
         assert 0 < layer["v"]["energy"] <= 1
 
 
-def test_rank_map_is_drawn(tiny: Tiny, tmp_path: Path, calib: Path) -> None:
-    arguments = [str(tiny()), "-o", str(tmp_path / "out.gguf"), "--calib", str(calib), "--group", "1"]
-    assert main([*arguments, *PALU[:-1]]) == 0
+METHODS = ("palu", "zack", "lorc", "eigen", "tale", "waterfill")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_picture_of_the_plan_is_drawn(tiny: Tiny, tmp_path: Path, calib: Path, method: str) -> None:
+    amount = ["--kv-budget", "40%", "--recent", "32"] if method == "waterfill" else ["--keep", "0.75"]
+    arguments = [str(tiny()), "-o", str(tmp_path / "out.gguf"), "--calib", str(calib), "--method", method]
+    assert main([*arguments, *amount, *PALU[2:-1]]) == 0
     assert (tmp_path / "out.ranks.png").read_bytes().startswith(b"\x89PNG")

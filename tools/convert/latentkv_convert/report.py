@@ -212,7 +212,9 @@ def bits_map(report: Report, path: Path) -> None:
         bits = np.zeros((spec.n_layer, spec.kv_width))
         for index, layer in enumerate(report.plan.layers):
             chosen, row = layer.side(side), []
-            for widths, names in zip(chosen.segments, chosen.formats or (), strict=True):
+            segments = chosen.segments or ((spec.head_dim,),) * spec.n_kv  # `full`: every head is one
+            formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
+            for widths, names in zip(segments, formats, strict=True):
                 row += [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
             bits[index] = row
         image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
@@ -228,7 +230,7 @@ def bits_map(report: Report, path: Path) -> None:
 
 
 def _bits(fmt: str) -> int:
-    return 0 if fmt == "none" else int(fmt[1:])
+    return 0 if fmt == "none" else int(fmt[1:].split("_")[0])  # q4_0 too
 
 
 def rank_map(report: Report, path: Path) -> None:
