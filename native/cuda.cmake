@@ -7,9 +7,11 @@ set(cuda_dir ${CMAKE_CURRENT_LIST_DIR}/src/ops/cuda)
 add_library(latentkv_cuda STATIC
     ${cuda_dir}/attn.cu
     ${cuda_dir}/attn_decode.cu
+    ${cuda_dir}/attn_decode_rebuild.cu
     ${cuda_dir}/attn_direct.cu
     ${cuda_dir}/attn_rebuild.cu
     ${cuda_dir}/attn_wide.cu
+    ${cuda_dir}/product.cu
     ${cuda_dir}/rows.cu
     ${cuda_dir}/plan.cpp)
 target_include_directories(latentkv_cuda PUBLIC ${CMAKE_CURRENT_LIST_DIR}/src)

@@ -121,9 +121,14 @@ public:
         p.regions[0].v = v;
 
         std::vector<float> factor;
+        std::vector<float> freqs;
         lkv::cuda::AttnArgs args{};
         if (shape.rebuild) {
             factor = normals(static_cast<size_t>(shape.n_kv * k_width * head_dim), 0.1f);
+            for (int i = 0; i < head_dim / 2; i++) {
+                freqs.push_back(static_cast<float>(std::pow(500000.0, -2.0 * i / head_dim)));
+            }
+            p.rope_freqs = freqs.data();
             p.k_b = factor.data();
             p.k_rank_max = k_width;
             p.n_rot = head_dim;
@@ -140,11 +145,11 @@ public:
         args.q_seq = keep(std::vector<int32_t>(static_cast<size_t>(n_tokens), 0));
         args.n_slots = keep(std::vector<int32_t>{depth});
         if (shape.rebuild) {
-            args.k_b = keep(lkv::cuda::pack_k_b(factor.data(), p.n_kv, k_width, head_dim, args.k_blocks));
-            std::vector<float> freqs;
-            for (int i = 0; i < head_dim / 2; i++) {
-                freqs.push_back(static_cast<float>(std::pow(500000.0, -2.0 * i / head_dim)));
-            }
+            const auto pack = [&](const std::vector<int>& dims) {
+                return keep(lkv::cuda::pack_k_b(factor.data(), p.n_kv, k_width, head_dim, args.k_blocks, dims));
+            };
+            args.k_b = pack(lkv::cuda::dims_in_order(head_dim));
+            args.k_b_planes = pack(lkv::cuda::dims_by_plane(head_dim, args.n_rot, true));
             args.phases = keep(lkv::cuda::pack_phases(freqs.data(), head_dim / 2));
         }
         if (shape.v_rank > 0) {

@@ -83,7 +83,11 @@ public:
         args.q_seq = keep(p.q_seq, static_cast<size_t>(p.n_tokens));
         args.alibi_slopes = keep(p.alibi_slopes, static_cast<size_t>(p.n_head));
         if (p.k_b != nullptr) {
-            args.k_b = keep(cuda::pack_k_b(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks));
+            const auto pack = [&](const std::vector<int>& dims) {
+                return keep(cuda::pack_k_b(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks, dims));
+            };
+            args.k_b = pack(cuda::dims_in_order(p.head_dim));
+            args.k_b_planes = pack(cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox));
             args.k_bias = keep(p.k_bias, static_cast<size_t>(p.n_kv * p.head_dim));
             args.k_norm = keep(p.k_norm, static_cast<size_t>(p.head_dim));
             if (p.rope_freqs != nullptr) args.phases = keep(cuda::pack_phases(p.rope_freqs, p.n_rot / 2));

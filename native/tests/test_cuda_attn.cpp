@@ -4,6 +4,7 @@
 #include "attn_matrix.h"
 #include "check.h"
 #include "cuda_case.h"
+#include "ops/cuda/product.h"
 
 namespace {
 
@@ -107,6 +108,83 @@ void wide() {
                 compare(s);
             }
         }
+    }
+}
+
+// y = W x for many small matrices, in double.
+void products() {
+    struct Shape {
+        int n_in, n_out, n_matrices, n_columns;
+    };
+    for (const Shape& of : {Shape{128, 512, 8, 4}, Shape{1024, 512, 1, 1}, Shape{64, 48, 8, 1}, Shape{96, 33, 2, 3},
+                            Shape{80, 16, 5, 8}, Shape{4096, 1000, 1, 2}, Shape{128, 2048, 32, 1}}) {
+        const int n_vectors = of.n_matrices * of.n_columns;
+        std::mt19937 random(7);
+        std::normal_distribution<float> normal;
+        std::vector<uint16_t> w(static_cast<size_t>(of.n_matrices) * static_cast<size_t>(of.n_out * of.n_in));
+        std::vector<float> x(static_cast<size_t>(n_vectors * of.n_in));
+        for (uint16_t& v : w) v = lkv::half_from_float(normal(random));
+        for (float& v : x) v = normal(random);
+        const DeviceBuffer device_w(w);
+        const DeviceBuffer device_x(x);
+        const DeviceBuffer y(static_cast<size_t>(n_vectors * of.n_out) * sizeof(float));
+        cuda_check(cudaMemset(y.as<void>(), 0xff, y.bytes()), "a memset");
+        lkv::cuda::ProductArgs args{};
+        args.w = device_w.as<uint16_t>();
+        args.x = device_x.as<float>();
+        args.y = y.as<float>();
+        args.w_row = of.n_in;
+        args.w_matrix = int64_t{of.n_in} * of.n_out;
+        args.n_in = of.n_in;
+        args.n_out = of.n_out;
+        args.n_matrices = of.n_matrices;
+        args.n_columns = of.n_columns;
+        cuda_check(lkv::cuda::multiply(args, nullptr), "multiply");
+        cuda_check(cudaDeviceSynchronize(), "products");
+        std::vector<double> want;
+        for (int i = 0; i < n_vectors; i++) {
+            const uint16_t* const matrix = w.data() + args.w_matrix * (i / of.n_columns);
+            for (int r = 0; r < of.n_out; r++) {
+                double sum = 0;
+                for (int d = 0; d < of.n_in; d++) {
+                    sum += double{lkv::half_to_float(matrix[r * of.n_in + d])} *
+                           double{x[static_cast<size_t>(i * of.n_in + d)]};
+                }
+                want.push_back(sum);
+            }
+        }
+        const double error = relative_error(y.download<float>(), want);
+        CHECK_MSG(error < 1e-5, "products of " + std::to_string(of.n_in) + " channels: " + std::to_string(error));
+    }
+}
+
+// Positions that no span of the angle table covers: a K that is rebuilt takes several passes over a tile.
+void scattered_positions() {
+    for (const int stride : {2, 7, 1000}) {
+        AttnShape s;
+        s.name = "rebuild, positions " + std::to_string(stride) + " apart";
+        s.k_rebuild = true;
+        s.head_dim = 64;
+        s.n_kv = 2;
+        s.rep = 2;
+        s.k_ranks.assign(2, 48);
+        s.n_past = 90;
+        s.n_tokens = 1;
+        AttnCase c(s);
+        std::vector<std::vector<int32_t>> moved;
+        for (int r = 0; r < c.params.n_regions; r++) {
+            lkv::RegionView& region = c.params.regions[r];
+            moved.emplace_back(region.pos, region.pos + region.n_slots);
+            // slots far apart swap places with their neighbours too
+            for (int32_t& pos : moved.back()) pos = pos < 0 ? pos : (pos ^ 5) * stride;
+        }
+        for (int r = 0; r < c.params.n_regions; r++) c.params.regions[r].pos = moved[static_cast<size_t>(r)].data();
+        const std::vector<int32_t> q_pos(1, 100 * stride);
+        c.params.q_pos = q_pos.data();
+        DeviceCase device(c.params);
+        CHECK(device.args.decode == 1);
+        const double error = relative_error(device.run(), c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
     }
 }
 
@@ -258,6 +336,8 @@ int main(int argc, char** argv) {
     }
     const bool small = argc > 1 && std::string(argv[1]) == "small";  // for compute-sanitizer
     rows();
+    products();
+    scattered_positions();
     nothing_visible();
     grows();
     lkv::test::formats(compare);

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "ops/cuda/device_memory.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
+#include "ops/cuda/product.h"
 #include "runtime/ggml_stream.h"
 #include "runtime/gpu.h"
 
@@ -131,7 +134,7 @@ public:
         }
         done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(h.n_kv), 0));
         layers_.resize(static_cast<size_t>(h.n_layer));
-        for (int il = 0; il < h.n_layer; il++) attach_layer(model, cache, il);
+        for (int il = 0; il < h.n_layer; il++) attach_layer(model, cache, rope, il);
     }
 
     void set(ggml_tensor* tensor, const void* data, size_t bytes) override {
@@ -275,7 +278,7 @@ private:
         return keep(layer, std::vector<SegmentLayout>(row.segments, row.segments + n));
     }
 
-    void attach_layer(const Model& model, const KvCache& cache, int il) {
+    void attach_layer(const Model& model, const KvCache& cache, const Rope& rope, int il) {
         const HParams& h = model.hparams();
         const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
         Layer& layer = layers_[static_cast<size_t>(il)];
@@ -305,10 +308,16 @@ private:
             target.k_row_bytes = view.k.row_bytes;
             target.v_row_bytes = view.v.row_bytes;
         }
+        factors_.insert({weights.attn_k_e, weights.attn_q_e});
         cuda::AttnArgs& a = layer.constant;
         if (!weights.k_b.empty()) {
             const int rank = model.cache_spec().layers[static_cast<size_t>(il)].k.rank_max();
-            a.k_b = keep(layer, cuda::pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, k_blocks));
+            const auto pack = [&](const std::vector<int>& dims) {
+                return keep(layer, cuda::pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, k_blocks, dims));
+            };
+            a.k_b = pack(cuda::dims_in_order(h.head_dim));
+            a.k_b_planes = pack(cuda::dims_by_plane(h.head_dim, rope.freqs.empty() ? 0 : h.n_rot,
+                                                    h.block.rope_pairing == RopePairing::neox));
             a.k_bias = weights.k_bias.empty() ? nullptr : keep(layer, weights.k_bias);
             a.k_norm = weights.k_norm.empty() ? nullptr : keep(layer, weights.k_norm);
             a.phases = phases_.as<uint64_t>();
@@ -374,6 +383,31 @@ private:
         return cuda::attend(args, stream_);
     }
 
+    // The latents' factors E_k and E_q times a few tokens; everything else is ggml-cuda's.
+    std::optional<cuda::ProductArgs> product_of(const ggml_tensor* node) const {
+        if (node->op != GGML_OP_MUL_MAT) return std::nullopt;
+        const ggml_tensor* const w = node->src[0];
+        const ggml_tensor* const x = node->src[1];
+        if (!factors_.contains(w->view_src != nullptr ? w->view_src : w)) return std::nullopt;
+        const int64_t columns = x->ne[1] * x->ne[2] / w->ne[2];
+        const bool taken = w->type == GGML_TYPE_F16 && x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
+                           ggml_is_contiguous(node) && x->ne[3] == 1 && w->ne[0] % 8 == 0 && w->nb[1] % 16 == 0 &&
+                           w->nb[2] % 16 == 0 && reinterpret_cast<uintptr_t>(w->data) % 16 == 0 &&
+                           reinterpret_cast<uintptr_t>(x->data) % 16 == 0 && columns <= cuda::product_columns;
+        if (!taken) return std::nullopt;
+        cuda::ProductArgs args{};
+        args.w = static_cast<const uint16_t*>(w->data);
+        args.x = static_cast<const float*>(x->data);
+        args.y = static_cast<float*>(node->data);
+        args.w_row = static_cast<int64_t>(w->nb[1] / sizeof(uint16_t));
+        args.w_matrix = static_cast<int64_t>(w->nb[2] / sizeof(uint16_t));
+        args.n_in = static_cast<int32_t>(w->ne[0]);
+        args.n_out = static_cast<int32_t>(w->ne[1]);
+        args.n_matrices = static_cast<int32_t>(w->ne[2]);
+        args.n_columns = static_cast<int32_t>(columns);
+        return args;
+    }
+
     // C calls this: errors are logged and returned, never thrown.
     ggml_status enqueue(ggml_cgraph* graph) {
         const int n = ggml_graph_n_nodes(graph);
@@ -385,10 +419,18 @@ private:
         int first = 0;
         for (int i = 0; i < n; i++) {
             ggml_tensor* const node = ggml_graph_node(graph, i);
-            if (node->op != GGML_OP_CUSTOM) continue;
+            const std::optional<cuda::ProductArgs> product = product_of(node);
+            if (node->op != GGML_OP_CUSTOM && !product) continue;
             const ggml_status status = ordinary(first, i);
             if (status != GGML_STATUS_SUCCESS) return status;
             first = i + 1;
+            if (product) {
+                const cudaError_t error = cuda::multiply(*product, stream_);
+                if (error == cudaSuccess) continue;
+                log(LogLevel::error, "[cuda] expected the product ", node->name, " to start; got ",
+                    cudaGetErrorString(error));
+                return GGML_STATUS_FAILED;
+            }
             ggml_custom_op_params params;
             std::memcpy(&params, node->op_params, sizeof params);
             const auto& attention = *static_cast<const AttentionNode*>(params.userdata);
@@ -451,7 +493,8 @@ private:
     int shared_bytes_ = 0;
 
     std::vector<Layer> layers_;
-    std::vector<DeviceMemory> pos_;  // per region
+    std::set<const ggml_tensor*> factors_;  // E_k and E_q
+    std::vector<DeviceMemory> pos_;         // per region
     std::vector<DeviceMemory> seq_;
     uint64_t cells_version_ = 0;
     int capacity_ = 0;

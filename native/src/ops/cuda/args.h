@@ -62,13 +62,14 @@ struct AttnArgs {
     float scale;
 
     // rebuild; k_b null: direct
-    const uint32_t* k_b;     // f16 pairs in the order of mma fragments, see pack_k_b
-    const float* k_bias;     // [n_kv, head_dim]
-    const float* k_norm;     // [head_dim]
-    const uint64_t* phases;  // [n_rot/2] turns per position, 64-bit fraction
+    const uint32_t* k_b;         // f16 pairs in the order of mma fragments, see pack_k_b; dimensions in their order
+    const uint32_t* k_b_planes;  // the same, dimensions in the order of plane_dim
+    const float* k_bias;         // [n_kv, head_dim]
+    const float* k_norm;         // [head_dim]
+    const uint64_t* phases;      // [n_rot/2] turns per position, 64-bit fraction
     float k_norm_eps;
     float rope_mscale;
-    int32_t n_rot;
+    int32_t n_rot;  // rotated dimensions, 0 without RoPE
     int32_t rope_neox;
 
     const uint16_t* v_b;  // [n_kv, v_rank_max, head_dim] f16, or null
@@ -83,6 +84,7 @@ struct AttnArgs {
     int32_t stages;       // tiles in flight
     int32_t n_split;      // parts of the sequence, at most
     int32_t least_tiles;  // tiles that are worth a part
+    int32_t rebuild;      // 1: K is rebuilt from its latent
     int32_t decode;       // 1: the decode kernel, `tile` slots a warp
     int32_t kind;         // what every chunk of the decode kernel is, or any_kind
     int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
@@ -90,8 +92,8 @@ struct AttnArgs {
     int32_t v_blocks;
     int32_t k_pitch;  // bytes of a staged row, a multiple of 16
     int32_t v_pitch;
-    float* partial;     // [n_split + 1, n_tokens, n_head, 64·v_blocks] sums, not normalised; the last one is scratch
-    uint32_t* done;     // [n_kv] 0 between launches: parts of a work item that have finished
+    float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and scratch, see partial_floats
+    uint32_t* done;  // [n_kv] 0 between launches: parts of a work item that have finished
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
 };
 

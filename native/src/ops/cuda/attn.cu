@@ -10,7 +10,8 @@ namespace lkv::cuda {
 
 namespace {
 
-constexpr int widest_fused = 128;  // wider latents are merged and multiplied with B_v over the whole device
+constexpr int widest_fused =
+    128;  // wider latents are merged and multiplied with B_v by more than one thread block a head
 
 // weight[s] = what part s counts for in one row, normalised. By one warp.
 __device__ void part_weights(const AttnArgs& p, int count, int64_t rows, int64_t row, float* weight) {
@@ -184,6 +185,130 @@ __global__ void __launch_bounds__(project_threads) project_kernel(const __grid_c
                                 z + T * width);
 }
 
+constexpr int wide_threads = 256;
+constexpr int wide_rows = 4;  // query rows that share one reading of B_v
+
+// A wide latent V, few query rows: both in one launch. grid: KV heads x 64-channel blocks. Every thread block merges the parts of its channels and multiplies
+// them with their rows of B_v; the last one of a head adds the blocks up, in their order.
+__global__ void __launch_bounds__(wide_threads) combine_wide_kernel(const __grid_constant__ AttnArgs p) {
+    let_next_start();
+    extern __shared__ __align__(16) float weight[];  // [wide_rows][n_split]
+    __shared__ float4 slices[wide_threads];
+    __shared__ float4 z[wide_rows][16];  // 64 channels
+    __shared__ float2 sums[wide_rows][wide_threads];
+    __shared__ bool last;
+    const int n_pairs = p.head_dim / 2;
+    const int pair = threadIdx.x % n_pairs;
+    const int slice = threadIdx.x / n_pairs;
+    const int n_slices = wide_threads / n_pairs;
+    const int per_slice = (64 + n_slices - 1) / n_slices;
+    const int first_channel = 64 * blockIdx.y + slice * per_slice;
+    const int channels =
+        slice < n_slices ? max(0, min(min(per_slice, 64 - slice * per_slice), p.v_rank_max - first_channel)) : 0;
+    const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
+                               (static_cast<int64_t>(blockIdx.x) * p.v_rank_max + first_channel) * n_pairs + pair;
+    wait_for_previous();
+    const Parts parts(p);
+    const int rep = p.n_head / p.n_kv;
+    const int n_rows = p.n_tokens * rep;  // of this KV head
+    const int width = 64 * p.v_blocks;
+    const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+    const auto row_at = [&](int row) -> int64_t { return row / rep * p.n_head + blockIdx.x * rep + row % rep; };
+    float* const scratch = p.partial + p.n_split * all_rows * width;  // [v_blocks][all_rows][head_dim]
+
+#pragma unroll 1
+    for (int row0 = 0; row0 < n_rows; row0 += wide_rows) {
+        const int rows = min(wide_rows, n_rows - row0);
+        if (threadIdx.x / 32 < rows) {
+            const int row = threadIdx.x / 32;
+            part_weights(p, parts.count, all_rows, row_at(row0 + row), weight + row * p.n_split);
+        }
+        __syncthreads();
+        {
+            // 16 quads of channels x wide_rows rows; four threads share an element's parts
+            const int quad = threadIdx.x % 16;
+            const int row = threadIdx.x / 16 % wide_rows;
+            const int turn = threadIdx.x / (16 * wide_rows);
+            constexpr int turns = wide_threads / (16 * wide_rows);
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (row < rows) {
+                const auto* const from =
+                    reinterpret_cast<const float4*>(p.partial + row_at(row0 + row) * width + 64 * blockIdx.y) + quad;
+                const int64_t step = all_rows * width / 4;
+#pragma unroll 4
+                for (int s = turn; s < parts.count; s += turns) {
+                    const float4 x = __ldcg(from + s * step);
+                    const float share = weight[row * p.n_split + s];
+                    sum.x += share * x.x;
+                    sum.y += share * x.y;
+                    sum.z += share * x.z;
+                    sum.w += share * x.w;
+                }
+            }
+            slices[threadIdx.x] = sum;
+            __syncthreads();
+            if (turn == 0) {
+#pragma unroll 1
+                for (int k = 1; k < turns; k++) {
+                    const float4 x = slices[threadIdx.x + k * 16 * wide_rows];
+                    sum.x += x.x;
+                    sum.y += x.y;
+                    sum.z += x.z;
+                    sum.w += x.w;
+                }
+                z[row][quad] = sum;
+            }
+            __syncthreads();
+        }
+        float2 sum[wide_rows] = {};
+#pragma unroll 8
+        for (int ch = 0; ch < channels; ch++) {
+            const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
+#pragma unroll
+            for (int row = 0; row < wide_rows; row++) {
+                const float x = reinterpret_cast<const float*>(z[row])[slice * per_slice + ch];
+                sum[row].x += x * b.x;
+                sum[row].y += x * b.y;
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < wide_rows; row++) sums[row][threadIdx.x] = sum[row];
+        __syncthreads();
+#pragma unroll 1
+        for (int i = threadIdx.x; i < rows * n_pairs; i += wide_threads) {
+            const int row = i / n_pairs;
+            const int at = i - row * n_pairs;
+            float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+            for (int k = 0; k < n_slices; k++) {
+                total.x += sums[row][k * n_pairs + at].x;
+                total.y += sums[row][k * n_pairs + at].y;
+            }
+            reinterpret_cast<float2*>(scratch + (blockIdx.y * all_rows + row_at(row0 + row)) * p.head_dim)[at] = total;
+        }
+        __syncthreads();
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(p.done + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n_rows * n_pairs; i += wide_threads) {
+        const int row = i / n_pairs;
+        const int64_t to = row_at(row) * n_pairs + i - row * n_pairs;
+        float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll 4
+        for (int b = 0; b < static_cast<int>(gridDim.y); b++) {
+            const float2 x = __ldcg(reinterpret_cast<const float2*>(scratch) + b * all_rows * n_pairs + to);
+            total.x += x.x;
+            total.y += x.y;
+        }
+        reinterpret_cast<float2*>(p.out)[to] = total;
+    }
+}
+
 template <int T, int threads>
 cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
     const auto width = static_cast<size_t>(64 * args.v_blocks);
@@ -196,6 +321,11 @@ cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
                            sizeof(float) * (T * (width + n_split) + 2 * T * static_cast<size_t>(threads)), stream,
                            args);
     }
+    if (args.wide != 0) {
+        return launch_next(combine_wide_kernel,
+                           dim3(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(args.v_blocks)), wide_threads,
+                           sizeof(float) * wide_rows * n_split, stream, args);
+    }
     const cudaError_t error = launch_next(merge_kernel, dim3(heads * tokens, static_cast<unsigned>(args.v_blocks)),
                                           merge_threads, sizeof(float) * n_split, stream, args);
     if (error != cudaSuccess) return error;
@@ -207,13 +337,13 @@ cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
-    if (args.decode != 0) return launch_decode(args, stream);
+    if (args.decode != 0) return args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
     cudaError_t error = cudaSuccess;
     if (args.wide != 0) {
         error = launch_wide(args, stream);
     } else {
         const Instance instance = choose_instance(args);
-        error = args.k_b != nullptr ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
+        error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
     if (error != cudaSuccess || (args.n_split == 1 && args.v_b == nullptr)) return error;
     return args.n_tokens >= 4 ? combine<4, 256>(args, stream) : combine<1, 1024>(args, stream);

@@ -1,42 +1,7 @@
-#include "ops/cuda/decode.cuh"
-#include "ops/cuda/instances.h"
+#include "ops/cuda/launch_decode.cuh"
 
 namespace lkv::cuda {
 
-namespace {
-
-template <int B, int MT, int Kind>
-cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
-    const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
-    return launch_next(decode_kernel<B, B, MT, Kind>, grid, n_threads,
-                       static_cast<size_t>(DecodePlan(args).total(args)), stream, args);
-}
-
-template <int B, int Kind>
-cudaError_t launch_tile(const AttnArgs& args, cudaStream_t stream) {
-    return args.tile == 32 ? launch_one<B, 2, Kind>(args, stream) : launch_one<B, 1, Kind>(args, stream);
-}
-
-template <int B>
-cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
-    switch (args.kind) {
-        case kind_f16_wide:
-            return launch_tile<B, kind_f16_wide>(args, stream);
-        case static_cast<int>(Format::q8):
-            return launch_tile<B, static_cast<int>(Format::q8)>(args, stream);
-        case static_cast<int>(Format::q4):
-            return launch_tile<B, static_cast<int>(Format::q4)>(args, stream);
-        default:
-            return launch_tile<B, any_kind>(args, stream);
-    }
-}
-
-}  // namespace
-
-cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream) {
-    const int blocks = args.k_blocks > args.v_blocks ? args.k_blocks : args.v_blocks;
-    if (blocks > 2) return launch_tile<4, any_kind>(args, stream);
-    return blocks == 2 ? launch_kind<2>(args, stream) : launch_kind<1>(args, stream);
-}
+cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream) { return launch_blocks<false>(args, stream); }
 
 }  // namespace lkv::cuda

@@ -11,8 +11,8 @@ cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>((n_rows + rows - 1) / rows),
                     static_cast<unsigned>(args.n_split));
-    return launch_next(wide_kernel<NT, NB, Kind>, grid, n_threads,
-                       static_cast<size_t>(WidePlan(args, rows).total(args, rows)), stream, args);
+    return launch_next(wide_kernel<NT, NB, Kind>, grid, n_threads, static_cast<size_t>(WidePlan::total(args, rows)),
+                       stream, args);
 }
 
 template <int Kind>

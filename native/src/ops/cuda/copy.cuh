@@ -24,13 +24,18 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
     const int row0 = thread >> across_bits;
     const int column0 = thread & (across - 1);
     const int64_t from_step = static_cast<int64_t>(down) * row_bytes;
+    // rolled: instructions of a step's kernels come from device memory, where the weights have displaced them
+#pragma unroll 1
     for (int column = column0; column < per_row; column += across) {
         uint8_t* to = dst + row0 * pitch + (column << access_bits);
         const uint8_t* from = src + static_cast<int64_t>(row0) * row_bytes + (column << access_bits);
-        if (access_bits == 4) {
-            for (int s = row0; s < n; s += down, to += down * pitch, from += from_step) copy_async<16>(to, from);
-        } else {
-            for (int s = row0; s < n; s += down, to += down * pitch, from += from_step) copy_async<4>(to, from);
+#pragma unroll 1
+        for (int s = row0; s < n; s += down, to += down * pitch, from += from_step) {
+            if (access_bits == 4) {
+                copy_async<16>(to, from);
+            } else {
+                copy_async<4>(to, from);
+            }
         }
     }
 }

@@ -1,12 +1,14 @@
-// Attention for few query rows: up to 8 (tokens x the query heads that share this K and this V), K as it is stored.
+// Attention for few query rows: up to 8 (tokens x the query heads that share this K and this V).
 // Slots are the rows of both products and the queries their 8 columns, so that no row of a tensor-core tile is wasted:
 //
-//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ
+//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ   (K rebuild: rebuild.cuh makes K first)
 //   sums [16 channels x 8 queries] += Vᵀ [16 channels x 16 slots] · weights
 //
 // Every warp walks slots of its own, with its own copies in flight and its own maximum and sums; nothing waits for another
 // warp until the end of a part. A stored byte is copied once and dequantized once, in registers.
 #pragma once
+
+#include <climits>
 
 #include "ops/cuda/args.h"
 #include "ops/cuda/chain.cuh"
@@ -14,6 +16,7 @@
 #include "ops/cuda/dequant.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/parts.cuh"
+#include "ops/cuda/rebuild.cuh"
 #include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
@@ -25,40 +28,41 @@ __device__ inline uint32_t transposed(uint32_t x) {
     return y;
 }
 
-// z [n_rows][pitch], normalised, to the output; a latent V times B_v first.
-template <class OutRow>
-__device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int n_rows, OutRow&& out_row) {
-    if (p.v_b == nullptr) {
-        for (int i = threadIdx.x; i < n_rows * p.head_dim; i += n_threads) {
-            const int row = i / p.head_dim;
-            p.out[out_row(row) * p.head_dim + i - row * p.head_dim] = z[row * pitch + i - row * p.head_dim];
-        }
-        return;
-    }
+// z [n_rows][pitch], normalised, to the output; a latent V times B_v first. rows_at: where a query row is in the output.
+// The loops that run once are rolled, here and below: their instructions come from device memory, where a step's weights
+// have displaced them, and fetching 16 bytes for each costs more than running them.
+__device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int n_rows, const int32_t* rows_at) {
     const int n_pairs = p.head_dim / 2;
+#pragma unroll 1
     for (int i = threadIdx.x; i < n_rows * n_pairs; i += n_threads) {
         const int row = i / n_pairs;
         const int pair = i - row * n_pairs;
-        const int64_t to = out_row(row);
-        const int head = static_cast<int>(to % p.n_head);
-        const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
-                                   static_cast<int64_t>(head / (p.n_head / p.n_kv)) * p.v_rank_max * n_pairs + pair;
+        const int64_t to = rows_at[row];
         float2 sum = make_float2(0.0f, 0.0f);
+        if (p.v_b == nullptr) {
+            sum = *reinterpret_cast<const float2*>(z + row * pitch + 2 * pair);
+        } else {
+            const int head = static_cast<int>(to % p.n_head);
+            const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
+                                       static_cast<int64_t>(head / (p.n_head / p.n_kv)) * p.v_rank_max * n_pairs + pair;
 #pragma unroll 8
-        for (int ch = 0; ch < p.v_rank_max; ch++) {
-            const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
-            sum.x += z[row * pitch + ch] * b.x;
-            sum.y += z[row * pitch + ch] * b.y;
+            for (int ch = 0; ch < p.v_rank_max; ch++) {
+                const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
+                sum.x += z[row * pitch + ch] * b.x;
+                sum.y += z[row * pitch + ch] * b.y;
+            }
         }
         *reinterpret_cast<float2*>(p.out + to * p.head_dim + 2 * pair) = sum;
     }
 }
 
 // KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
-template <int KB, int VB, int MT, int Kind>
-__global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel(const __grid_constant__ AttnArgs p) {
+template <int KB, int VB, int MT, int Kind, bool REBUILD = false>
+__global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 1)
+    decode_kernel(const __grid_constant__ AttnArgs p) {
     constexpr int tile = 16 * MT;
     constexpr int n_rows_max = decode_rows;
+    constexpr int run = REBUILD ? angle_span / tile : 1;  // neighbouring tiles that a warp takes at once
     extern __shared__ __align__(16) uint8_t shared[];
     let_next_start();
     const Parts parts(p);
@@ -83,8 +87,17 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
     auto* const groups = reinterpret_cast<GroupTable*>(shared);  // [n_regions][K, V]
     auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.groups);
     auto* const queries = reinterpret_cast<uint2*>(shared + plan.groups + plan.chunks);  // [KB][4][32]
-    uint8_t* const stages = shared + plan.groups + plan.chunks + plan.queries + warp * p.stages * plan.stage;
+    const RebuildTables tables(p, shared + plan.groups + plan.chunks, plan);
+    uint8_t* const own = shared + plan.common() + warp * (plan.turned + p.stages * plan.stage);
+    auto* const turned = reinterpret_cast<uint2*>(own);  // [plane tiles][32]
+    uint8_t* const stages = own + plan.turned;
+    __shared__ int32_t rows_at[n_rows_max];  // of a query row: which of [n_tokens, n_head] it is
+    if (static_cast<int>(threadIdx.x) < n_rows) {
+        const int token = threadIdx.x / unit_heads;
+        rows_at[threadIdx.x] = token * p.n_head + head_kv * rep + threadIdx.x - token * unit_heads;
+    }
     constexpr int chunks_per_region = 4 * (KB + VB);
+#pragma unroll 1
     for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += n_threads) {
         const int r = i / chunks_per_region;
         const int j = i - r * chunks_per_region;
@@ -98,9 +111,11 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
         const RegionArgs& region = p.regions[threadIdx.x / 2];
         groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[k_group] : region.v_groups[v_group];
     }
+    if constexpr (REBUILD) tables.fill(p, head_kv);
     __syncthreads();
     wait_for_previous();
 
+    const auto tile_at = [&](int i) { return tile_begin + (i / run * n_warps + warp) * run + i % run; };
     int issue_stage = 0;
     const auto issue = [&](int t) {
         if (t < tile_end) {
@@ -127,34 +142,30 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
         issue_stage = issue_stage + 1 == p.stages ? 0 : issue_stage + 1;
         copies_commit();
     };
-    for (int i = 0; i < p.stages - 1; i++) issue(tile_begin + warp + i * n_warps);
-
     // the queries: column g of every product; through shared memory, where neighbouring threads read neighbouring channels
-    for (int i = threadIdx.x; i < n_rows_max * KB * 16; i += n_threads) {
-        const int row = i / (KB * 16);
-        const int at = i % (KB * 16);  // (block, chunk, step)
-        const int s = at % 4;
-        const float* const from =
-            row < n_rows
-                ? p.q +
-                      (static_cast<int64_t>(row / unit_heads) * p.n_head + head_kv * rep + row % unit_heads) * p.q_width
-                : nullptr;
-        const int channel = at / 4 * 16;
-        queries[(at / 16 * 4 + s) * 32 + row * 4 + at / 4 % 4] =
-            make_uint2(query_pair(from, p.q_width, channel + pair_channel(s)),
-                       query_pair(from, p.q_width, channel + pair_channel(s + 4)));
-    }
-    __syncthreads();
-    uint32_t q[KB][4][2];
-#pragma unroll
-    for (int b = 0; b < KB; b++) {
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
-            const uint2 of = queries[(b * 4 + s) * 32 + lane];
-            q[b][s][0] = of.x;
-            q[b][s][1] = of.y;
+    const auto query_row = [&](int row) -> const float* {
+        return row < n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
+    };
+    const auto fill_queries = [&] {
+        if constexpr (REBUILD) {
+            tables.fill_queries(p, query_row);
+            copies_wait(1);  // the factor; the first tile may be under way
+        } else {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < n_rows_max * KB * 16; i += n_threads) {
+                const int row = i / (KB * 16);
+                const int at = i % (KB * 16);  // (block, chunk, step)
+                const int s = at % 4;
+                const float* const from = query_row(row);
+                const int channel = at / 4 * 16;
+                queries[(at / 16 * 4 + s) * 32 + row * 4 + at / 4 % 4] =
+                    make_uint2(query_pair(from, p.q_width, channel + pair_channel(s)),
+                               query_pair(from, p.q_width, channel + pair_channel(s + 4)));
+            }
         }
-    }
+        __syncthreads();
+    };
+    uint32_t q[KB][4][2] = {};
 
     // what this thread knows of query rows 2c and 2c+1
     constexpr float log2_e = 1.4426950408889634f;
@@ -168,17 +179,40 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
     for (int i = 0; i < 2; i++) {
         const int row = 2 * c + i;
         const bool exists = row < n_rows;
-        const int token = exists ? row / unit_heads : 0;
+        const int at = exists ? rows_at[row] : 0;
+        const int token = at / p.n_head;
         my_pos[i] = exists ? p.q_pos[token] : -1;
         my_seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
-        slope[i] =
-            exists && p.alibi_slopes != nullptr ? p.alibi_slopes[head_kv * rep + row % unit_heads] * log2_e : 0.0f;
+        slope[i] = exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
     }
     float acc[VB][4][4] = {};
 
+    int turned_to = INT_MAX;  // the position that the queries are turned back by
     int stage = 0;
-    for (int t = tile_begin + warp; t < tile_end; t += n_warps) {
-        copies_wait(p.stages - 2);
+    // steps before the first tile only issue copies: one place in the code for them, which is fetched once
+    const int ahead = p.stages - 1;
+#pragma unroll 1
+    for (int step = -ahead; step < 0 || tile_at(step) < tile_end; step++) {
+        __syncwarp();
+        issue(tile_at(step + ahead));
+        if (step < 0) {
+            if (step > -ahead) continue;
+            fill_queries();  // while the first tile is under way
+            if constexpr (!REBUILD) {
+#pragma unroll
+                for (int b = 0; b < KB; b++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const uint2 of = queries[(b * 4 + i) * 32 + lane];
+                        q[b][i][0] = of.x;
+                        q[b][i][1] = of.y;
+                    }
+                }
+            }
+            continue;
+        }
+        const int t = tile_at(step);
+        copies_wait(ahead);
         __syncwarp();
         uint8_t* const k_rows = stages + stage * plan.stage;
         uint8_t* const v_rows = k_rows + tile * p.k_pitch;
@@ -196,11 +230,11 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
             }
             __syncwarp();
         }
-        issue(t + (p.stages - 1) * n_warps);
         const Chunk* const k_chunks = chunks + parts.region_of(t) * chunks_per_region;
         const Chunk* const v_chunks = k_chunks + 4 * KB;
 
         float s[MT][4] = {};
+        [[maybe_unused]] uint32_t latents[KB][MT][4][4];
 #pragma unroll
         for (int b = 0; b < KB; b++) {
             const Chunk chunk = k_chunks[4 * b + c];
@@ -210,10 +244,47 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
                 uint32_t y[8];
                 two_slots<Kind>(k_rows + (16 * m + g) * p.k_pitch, k_rows + (16 * m + g + 8) * p.k_pitch, chunk, x, y);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const uint32_t a[4] = {x[i], y[i], x[i + 4], y[i + 4]};
-                    mma(s[m], a, q[b][i][0], q[b][i][1]);
+                for (int j = 0; j < 4; j++) {
+                    const uint32_t a[4] = {x[j], y[j], x[j + 4], y[j + 4]};
+                    if constexpr (REBUILD) {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) latents[b][m][j][e] = a[e];
+                    } else {
+                        mma(s[m], a, q[b][j][0], q[b][j][1]);
+                    }
                 }
+            }
+        }
+        if constexpr (REBUILD) {
+            // slots in the order of their positions, as almost always, are within one span; others take several passes
+            const bool used = lane < tile && seq[lane % tile] != 0;
+            const int mine = pos[lane % tile];
+            int lowest = __reduce_min_sync(0xffffffffu, used ? mine : INT_MAX);
+            const int highest = __reduce_max_sync(0xffffffffu, used ? mine : -1);
+            while (lowest <= highest) {
+                if (lowest < turned_to || highest - turned_to >= angle_span) {
+                    turned_to = lowest;
+                    tables.turn(p, turned_to, turned);
+                }
+                int delta[MT][2];
+                bool within[MT][2];
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        const int past = pos[16 * m + g + 8 * h] - turned_to;
+                        delta[m][h] = min(max(past, 0), angle_span - 1);
+                        within[m][h] = past == delta[m][h];
+                    }
+                }
+                float part[MT][4];
+                tables.scores<KB, MT>(p, latents, delta, turned, part);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) s[m][e] = within[m][e / 2] ? part[m][e] : s[m][e];
+                }
+                lowest = __reduce_min_sync(0xffffffffu, used && mine - turned_to >= angle_span ? mine : INT_MAX);
             }
         }
 
@@ -337,19 +408,19 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
         const int row = threadIdx.x / n_warps;
         float2& of = ml[threadIdx.x % n_warps * n_rows_max + row];
         float top = of.x;
+#pragma unroll 1
         for (int o = 1; o < n_warps; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
         const float share = of.x == -INFINITY ? 0.0f : exp2f(of.x - top);
         float total = share * of.y;
+#pragma unroll 1
         for (int o = 1; o < n_warps; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
         of.x = share;
         if (threadIdx.x % n_warps == 0) all[row] = make_float2(top, total);
     }
     __syncthreads();
-    auto* const z = sums;  // [n_rows][width], over the first warp's sums
-    const auto out_row = [&](int row) {
-        return static_cast<int64_t>(row / unit_heads) * p.n_head + head_kv * rep + row % unit_heads;
-    };
+    float* z = sums;  // [n_rows][width], over the first warp's sums
     const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+#pragma unroll 1
     for (int i = threadIdx.x; i < n_rows * width; i += n_threads) {
         const int row = i / width;
         const int d = i - row * width;
@@ -362,7 +433,7 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
             z[row * pitch + d] = total > 0.0f ? sum / total : 0.0f;
             continue;
         }
-        const int64_t at = split * all_rows + out_row(row);
+        const int64_t at = split * all_rows + rows_at[row];
         if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(top, total);
         if (d < 64 * p.v_blocks) p.partial[at * 64 * p.v_blocks + d] = sum;
     }
@@ -375,31 +446,38 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
         __syncthreads();
         if (!last) return;
         __threadfence();
-        auto* const weight = reinterpret_cast<float*>(shared);  // [n_rows][count], where `ml` was
-        float* const merged = weight + n_rows * parts.count;    // [n_rows][pitch]
+        auto* const weight = reinterpret_cast<float*>(shared);             // [n_rows][count], where `ml` was
+        float* const merged = weight + round_up(n_rows * parts.count, 4);  // [n_rows][pitch]
+#pragma unroll 1
         for (int row = warp; row < n_rows; row += n_warps) {
-            const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + out_row(row);
+            const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + rows_at[row];
             float top = -INFINITY;
+#pragma unroll 1
             for (int s = lane; s < parts.count; s += 32) top = fmaxf(top, __ldcg(of + s * all_rows).x);
+#pragma unroll 1
             for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
             float total = 0.0f;
+#pragma unroll 1
             for (int s = lane; s < parts.count; s += 32) {
                 const float2 part = __ldcg(of + s * all_rows);
                 const float share = part.y > 0.0f ? exp2f(part.x - top) : 0.0f;
                 weight[row * parts.count + s] = share;
                 total += part.y * share;
             }
+#pragma unroll 1
             for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
             const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+#pragma unroll 1
             for (int s = lane; s < parts.count; s += 32) weight[row * parts.count + s] *= inverse;
         }
         __syncthreads();
         const int quads = 16 * p.v_blocks;
         const int64_t step = all_rows * quads;
+#pragma unroll 1
         for (int i = threadIdx.x; i < n_rows * quads; i += n_threads) {
             const int row = i / quads;
             const auto* const from =
-                reinterpret_cast<const float4*>(p.partial) + out_row(row) * quads + i - row * quads;
+                reinterpret_cast<const float4*>(p.partial) + rows_at[row] * quads + i - row * quads;
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8
             for (int s = 0; s < parts.count; s++) {
@@ -410,18 +488,12 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= 4 ? 2 : 1) decode_kernel
                 sum.z += share * x.z;
                 sum.w += share * x.w;
             }
-            float* const to = merged + row * pitch + 4 * (i - row * quads);
-            to[0] = sum.x;
-            to[1] = sum.y;
-            to[2] = sum.z;
-            to[3] = sum.w;
+            *reinterpret_cast<float4*>(merged + row * pitch + 4 * (i - row * quads)) = sum;
         }
-        __syncthreads();
-        finish(p, merged, pitch, n_rows, [&](int row) { return out_row(row); });
-        return;
+        z = merged;
     }
     __syncthreads();
-    finish(p, z, pitch, n_rows, [&](int row) { return out_row(row); });
+    finish(p, z, pitch, n_rows, rows_at);
 }
 
 }  // namespace lkv::cuda

@@ -38,7 +38,9 @@ __device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" :
 
 // Until at most n groups of this thread's copies are under way.
 __device__ inline void copies_wait(int n) {
-    if (n >= 2) {
+    if (n >= 3) {
+        asm volatile("cp.async.wait_group 3;" ::: "memory");
+    } else if (n == 2) {
         asm volatile("cp.async.wait_group 2;" ::: "memory");
     } else if (n == 1) {
         asm volatile("cp.async.wait_group 1;" ::: "memory");

@@ -3,24 +3,36 @@
 #pragma once
 
 #include "ops/cuda/args.h"
+#include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
 
 struct Parts {
     int before_1, before_2,
         n_tiles;  // tiles before regions 1 and 2, and all; not an array, which would leave the registers
+    int tile;     // slots of a tile: the plan's, or fewer in the wide kernel
     int count;    // parts with work, 1 … n_split
 
-    __device__ explicit Parts(const AttnArgs& p) {
+    __device__ explicit Parts(const AttnArgs& p) : tile(p.tile) {
         static_assert(max_regions == 3);
-        const auto tiles = [&](int r) { return r < p.n_regions ? (p.n_slots[r] + p.tile - 1) / p.tile : 0; };
+        const auto n_slots = [&](int r) { return r < p.n_regions ? p.n_slots[r] : 0; };
+        if (p.wide != 0) {
+            const int all = n_slots(0) + n_slots(1) + n_slots(2);
+            while (tile > least_wide_tile && all <= tile / 2 * enough_wide_parts) tile /= 2;
+        }
+        const int tile_bits = __ffs(tile) - 1;
+        const auto tiles = [&](int r) { return (n_slots(r) + tile - 1) >> tile_bits; };
         before_1 = tiles(0);
         before_2 = before_1 + tiles(1);
         n_tiles = before_2 + tiles(2);
         count = max(1, min(p.n_split, (n_tiles + p.least_tiles - 1) / p.least_tiles));
     }
-    __device__ int begin(int part) const { return static_cast<int>(static_cast<int64_t>(n_tiles) * part / count); }
-    __device__ int region_of(int tile) const { return (tile >= before_1 ? 1 : 0) + (tile >= before_2 ? 1 : 0); }
+    // 32 bits: at most 2^20 tiles and 132 parts
+    __device__ int begin(int part) const {
+        return static_cast<int>(static_cast<uint32_t>(n_tiles) * static_cast<uint32_t>(part) /
+                                static_cast<uint32_t>(count));
+    }
+    __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
 };
 

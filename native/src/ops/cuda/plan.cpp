@@ -131,10 +131,10 @@ int common_kind(const LatentAttnParams& p, const AttnArgs& a) {
 }
 
 // Whether the decode kernel takes this shape, and with which tiles. Two thread blocks a multiprocessor where they fit.
-bool plan_decode(bool rebuild, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+bool plan_decode(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
     const int blocks = std::max(a.k_blocks, a.v_blocks);
-    if (rebuild || rows > decode_rows || blocks > 4) return false;
+    if (rows > decode_rows || blocks > 4) return false;
     // the kernel's blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind
     if (a.k_blocks != blocks || a.v_blocks != blocks || blocks > 2) a.kind = any_kind;
     struct Choice {
@@ -143,7 +143,9 @@ bool plan_decode(bool rebuild, int capacity, int n_multiprocessors, int shared_l
     constexpr Choice choices[] = {{32, 3, 2}, {32, 2, 2}, {16, 3, 2}, {16, 2, 2},
                                   {32, 3, 1}, {16, 4, 1}, {16, 3, 1}, {16, 2, 1}};
     for (const Choice& choice : choices) {
-        if (choice.resident == 2 && blocks > 2) continue;  // registers of one thread block fill the multiprocessor
+        // registers of one thread block fill the multiprocessor
+        if (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) continue;
+        if (choice.tile == 32 && a.rebuild != 0 && blocks > 2) continue;
         a.tile = choice.tile;
         a.stages = choice.stages;
         if (DecodePlan(a).total(a) > shared_limit / choice.resident - 1024 * (choice.resident - 1)) continue;
@@ -157,17 +159,17 @@ bool plan_decode(bool rebuild, int capacity, int n_multiprocessors, int shared_l
 }
 
 // Whether the wide kernel takes this shape, and with which tiles.
-bool plan_wide(bool rebuild, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+bool plan_wide(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
-    if (rebuild || rows > 32) return false;
+    if (a.rebuild != 0 || rows > 32) return false;
     a.wide = rows <= 16 || a.v_blocks > 2 * n_warps ? 16 : 32;
     for (const auto& [tile, stages] :
          {std::pair{128, 3}, {128, 2}, {64, 3}, {64, 2}, {32, 3}, {32, 2}, {64, 1}, {32, 1}, {16, 1}}) {
         a.tile = tile;
         a.stages = stages;
-        if (WidePlan(a, a.wide).total(a, a.wide) > shared_limit) continue;
+        if (WidePlan::total(a, a.wide) > shared_limit) continue;
         const int blocks = a.n_kv / a.unit * ((rows + a.wide - 1) / a.wide);
-        const int tiles = std::max(1, capacity / tile + a.n_regions);
+        const int tiles = std::max(1, capacity / std::min(tile, least_wide_tile) + a.n_regions);
         a.n_split = std::clamp(n_multiprocessors / blocks, 1, std::min(tiles, 132));
         return true;
     }
@@ -202,7 +204,7 @@ RegionTables region_tables(const RowLayout& k, const RowLayout& v, int k_blocks,
 }
 
 Instance choose_instance(const AttnArgs& args) {
-    const int q_blocks = args.k_b != nullptr ? (args.head_dim + 63) / 64 : args.k_blocks;
+    const int q_blocks = args.rebuild != 0 ? (args.head_dim + 63) / 64 : args.k_blocks;
     const int per_warp = (std::max(q_blocks, args.v_blocks) + 7) / 8;
     const int rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     Instance best{16, per_warp <= 1 ? 1 : (per_warp <= 2 ? 2 : 4)};
@@ -226,11 +228,12 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.scale = p.scale;
     a.k_norm_eps = p.k_norm_eps;
     a.rope_mscale = p.rope_mscale;
-    a.n_rot = p.n_rot;
+    a.n_rot = p.rope_freqs != nullptr ? p.n_rot : 0;
     a.rope_neox = p.rope_neox ? 1 : 0;
     a.v_rank_max = p.v_rank_max;
     a.n_regions = p.n_regions;
     const bool rebuild = p.k_b != nullptr;
+    a.rebuild = rebuild ? 1 : 0;
     a.unit = rebuild ? 1 : std::gcd(p.k_group, p.v_group);
     a.k_blocks = side_blocks(p, &RegionView::k);
     a.v_blocks = side_blocks(p, &RegionView::v);
@@ -240,11 +243,9 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.decode = 0;
     a.wide = 0;
     a.kind = common_kind(p, a);
-    if (plan_decode(rebuild, capacity, n_multiprocessors, shared_limit, a)) return;
-    if (plan_wide(rebuild, capacity, n_multiprocessors, shared_limit, a)) return;
+    if (plan_decode(capacity, n_multiprocessors, shared_limit, a)) return;
+    if (plan_wide(capacity, n_multiprocessors, shared_limit, a)) return;
     AttnArgs probe = a;
-    static const uint32_t present = 0;
-    probe.k_b = rebuild ? &present : nullptr;
     const Instance instance = choose_instance(probe);
 
     // Enough bytes in flight, and room for a second thread block where registers allow one.
@@ -278,29 +279,44 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
 }
 
 size_t partial_floats(const AttnArgs& a) {
-    return static_cast<size_t>(a.n_split + 1) * static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * 64 *
-           static_cast<size_t>(a.v_blocks);
+    const size_t rows =
+        static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * static_cast<size_t>(a.v_blocks);
+    return rows * (static_cast<size_t>(a.n_split) * 64 + static_cast<size_t>(a.wide != 0 ? a.head_dim : 64));
 }
 
 size_t partial_ml_floats(const AttnArgs& a) {
     return static_cast<size_t>(a.n_split) * static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * 2;
 }
 
-std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks) {
+std::vector<int> dims_in_order(int head_dim) {
+    std::vector<int> dims(static_cast<size_t>(head_dim));
+    std::iota(dims.begin(), dims.end(), 0);
+    return dims;
+}
+
+std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox) {
+    std::vector<int> dims;
+    for (int i = 0; i < 16 * plane_tiles(head_dim, n_rot); i++) dims.push_back(plane_dim(head_dim, n_rot, neox, i));
+    return dims;
+}
+
+std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
+                               const std::vector<int>& dims) {
     std::vector<uint32_t> out;
-    out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * 64 * static_cast<size_t>(head_dim) / 2);
+    out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * 64 * dims.size() / 2);
     const auto pair_base = [](int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; };
     for (int j = 0; j < n_kv; j++) {
         const auto at = [&](int channel, int d) {
-            return channel < rank ? half_saturate(k_b[(ptrdiff_t{j} * rank + channel) * head_dim + d]) : uint16_t{0};
+            return channel < rank && d >= 0 ? half_saturate(k_b[(ptrdiff_t{j} * rank + channel) * head_dim + d])
+                                            : uint16_t{0};
         };
         for (int b = 0; b < blocks; b++) {
-            for (int t = 0; t < head_dim / 8; t++) {
+            for (size_t t = 0; t < dims.size() / 8; t++) {
                 for (int s = 0; s < 4; s++) {
                     for (int lane = 0; lane < 32; lane++) {
                         for (int word = 0; word < 2; word++) {
                             const int channel = 64 * b + 16 * (lane % 4) + pair_base(s + 4 * word);
-                            const int d = 8 * t + lane / 4;
+                            const int d = dims[8 * t + static_cast<size_t>(lane / 4)];
                             out.push_back(at(channel, d) | static_cast<uint32_t>(at(channel + 2, d)) << 16);
                         }
                     }

@@ -31,12 +31,18 @@ void plan_attention(const LatentAttnParams& params, int capacity, int n_multipro
 
 Instance choose_instance(const AttnArgs& args);
 
+// Sums of all parts, then what merging needs: of the wide kernel [v_blocks, n_tokens, n_head, head_dim], else one part's sums.
 size_t partial_floats(const AttnArgs& args);
 size_t partial_ml_floats(const AttnArgs& args);
 
+// A head's dimensions as they are, and as plane_dim orders them (-1: none).
+std::vector<int> dims_in_order(int head_dim);
+std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox);
+
 // [n_kv, rank, head_dim] f32 -> f16 in the order of mma's operand b, 64·blocks channels deep:
-// [n_kv][blocks][head_dim / 8][4 steps][32 lanes][2 words].
-std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks);
+// [n_kv][blocks][dims / 8][4 steps][32 lanes][2 words].
+std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
+                               const std::vector<int>& dims);
 std::vector<uint16_t> pack_v_b(const float* v_b, size_t n);
 
 // Turns per position of each rotated plane, as 64-bit fractions.

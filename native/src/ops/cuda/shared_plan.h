@@ -26,14 +26,14 @@ struct SharedPlan {
     int raw;      // f32 [tile][head_dim + 4]
 
     LKV_HD SharedPlan(const AttnArgs& p, int rows) {
-        const int k_blocks = p.k_b != nullptr ? (p.head_dim + 63) / 64 : p.k_blocks;
+        const int k_blocks = p.rebuild != 0 ? (p.head_dim + 63) / 64 : p.k_blocks;
         stage = p.tile * (p.k_pitch + p.v_pitch + 12);
         chunks = p.n_regions * 4 * (p.k_blocks + p.v_blocks) * static_cast<int>(sizeof(Chunk));
         planes = channel_warps(k_blocks) * rows * (p.tile + 8) * 4;
         weights = rows * (p.tile + 8) * 2;
         scales = rows * 4;
-        rebuilt = p.k_b != nullptr ? p.tile * (k_blocks * 128 + 16) : 0;
-        raw = p.k_b != nullptr ? p.tile * (p.head_dim + 4) * 4 : 0;
+        rebuilt = p.rebuild != 0 ? p.tile * (k_blocks * 128 + 16) : 0;
+        raw = p.rebuild != 0 ? p.tile * (p.head_dim + 4) * 4 : 0;
     }
     // The sums of the warps that share channels meet where the tiles were.
     LKV_HD int total(const AttnArgs& p, int rows) const {
@@ -43,7 +43,8 @@ struct SharedPlan {
     }
 };
 
-constexpr int widest_tile = 128;  // slots of a tile of the wide kernel
+constexpr int least_wide_tile = 32;    // slots of a tile of the wide kernel, where the plan has more
+constexpr int enough_wide_parts = 64;  // below so many parts its tiles shrink: a part is one thread block
 
 // Shared memory of the wide kernel, in this order. Sizes in bytes, multiples of 16.
 struct WidePlan {
@@ -55,31 +56,61 @@ struct WidePlan {
     int weights;  // f16 [rows][tile + 8]
     int scales;   // f32 [rows]
 
-    LKV_HD WidePlan(const AttnArgs& p, int rows) {
+    LKV_HD WidePlan(const AttnArgs& p, int rows, int tile) {
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         chunks = round_up(p.n_regions * 4 * (p.k_blocks + p.v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
         queries = p.k_blocks * 64 * rows * 2;
-        stage = p.tile * (p.k_pitch + p.v_pitch + 12);
-        planes = n_warps / (p.tile / 16) * rows * (p.tile + 8) * 4;
-        weights = rows * (p.tile + 8) * 2;
+        stage = tile * (p.k_pitch + p.v_pitch + 12);
+        planes = n_warps / (tile / 16) * rows * (tile + 8) * 4;
+        weights = rows * (tile + 8) * 2;
         scales = rows * 4;
     }
     // The sums of the warps that share channels meet where the tiles were.
-    LKV_HD int total(const AttnArgs& p, int rows) const {
+    LKV_HD int size(const AttnArgs& p, int rows) const {
         const int before = groups + chunks + queries;
         const int all = before + p.stages * stage + planes + weights + scales;
         const int merge = before + rows * (64 * p.v_blocks + 4) * 4;
         return all > merge ? all : merge;
     }
+    // For every tile that the kernel may choose, see Parts.
+    LKV_HD static int total(const AttnArgs& p, int rows) {
+        int most = 0;
+        for (int tile = p.tile; tile == p.tile || tile >= least_wide_tile; tile /= 2) {
+            const int bytes = WidePlan(p, rows, tile).size(p, rows);
+            most = bytes > most ? bytes : most;
+        }
+        return most;
+    }
 };
 
+// A head's dimensions in tiles of 16: column n < 8 of a tile is the first dimension of a RoPE plane, column n + 8 the second,
+// so that both come to the same thread. Dimensions that are not rotated follow; -1 pads.
+LKV_HD inline int plane_tiles(int head_dim, int n_rot) { return (n_rot / 2 + 7) / 8 + (head_dim - n_rot + 15) / 16; }
+LKV_HD inline int plane_dim(int head_dim, int n_rot, bool neox, int column) {
+    const int rotated_tiles = (n_rot / 2 + 7) / 8;
+    const int tile = column / 16;
+    if (tile >= rotated_tiles) {
+        const int dim = n_rot + column - 16 * rotated_tiles;
+        return dim < head_dim ? dim : -1;
+    }
+    const int plane = 8 * tile + column % 8;
+    if (plane >= n_rot / 2) return -1;
+    const int second = column % 16 / 8;
+    return neox ? plane + second * (n_rot / 2) : 2 * plane + second;
+}
+
+constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
 constexpr int decode_rows = 8;  // query rows of the decode kernel: the columns of a tensor-core tile
 
 // Shared memory of the decode kernel, in this order. Sizes in bytes, multiples of 16.
 struct DecodePlan {
     int groups;   // GroupTable of K and V per region
     int chunks;   // descriptors of K, then V, per region
-    int queries;  // f16 [8][64·k_blocks]
+    int queries;  // f16 [8][64·k_blocks]; K rebuild: f32 [plane tiles][8][16]
+    int factor;   // K rebuild: f16 [64·k_blocks][16·plane tiles]
+    int extras;   // K rebuild: bias and norm weight, f32 [2][16·plane tiles]
+    int angles;   // K rebuild: f16 [angle_span][plane tiles][8][cosine, sine], rows 32 bytes apart
+    int turned;   // K rebuild: a warp's queries, f16 [plane tiles][8][16]
     int stage;    // one warp's tile: K rows, V rows, sequences, positions
 
     LKV_HD explicit DecodePlan(const AttnArgs& p) {
@@ -87,15 +118,26 @@ struct DecodePlan {
         const int blocks = p.k_blocks > p.v_blocks ? p.k_blocks : p.v_blocks;
         chunks = p.n_regions * 8 * round_up_power(blocks) * static_cast<int>(sizeof(Chunk));
         queries = decode_rows * 64 * round_up_power(blocks) * 2;
+        factor = extras = angles = turned = 0;
+        if (p.rebuild != 0) {
+            const int tiles = plane_tiles(p.head_dim, p.n_rot);
+            queries = tiles * 16 * decode_rows * 4;
+            factor = p.k_blocks * 64 * 16 * tiles * 2;
+            extras = 2 * 16 * tiles * 4;
+            angles = angle_span * (32 * tiles + 32);
+            turned = tiles * 16 * decode_rows * 2;
+        }
         stage = p.tile * (p.k_pitch + p.v_pitch + 12);
     }
+    // bytes before the warps' own memory
+    LKV_HD int common() const { return groups + chunks + queries + factor + extras + angles; }
     LKV_HD int total(const AttnArgs& p) const {
-        const int all = groups + chunks + queries + n_warps * p.stages * stage;
+        const int all = common() + n_warps * (turned + p.stages * stage);
         const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
         const int blocks = p.k_blocks > p.v_blocks ? p.k_blocks : p.v_blocks;
         const int pitch = (64 * round_up_power(blocks) + 8) * 4;
         const int merge = (n_warps + 1) * decode_rows * 8 + n_warps * rows * pitch;
-        const int parts = rows * (p.n_split * 4 + pitch);
+        const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
         const int most = merge > parts ? merge : parts;
         return all > most ? all : most;
     }

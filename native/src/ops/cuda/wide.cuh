@@ -26,12 +26,12 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
     const Parts parts(p);
     const int split = blockIdx.z;
     if (split >= parts.count) return;
-    const WidePlan plan(p, R);
+    const int tile = parts.tile;
+    const WidePlan plan(p, R, tile);
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int g = lane / 4;
     const int c = lane % 4;
-    const int tile = p.tile;
     const int tile_begin = parts.begin(split);
     const int tile_end = parts.begin(split + 1);
 
@@ -51,7 +51,14 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
     const int first_row = blockIdx.y * R;
     const int n_rows = p.n_tokens * unit_heads;
 
+    __shared__ int32_t rows_at[R];  // of a query row: which of [n_tokens, n_head] it is
+    if (static_cast<int>(threadIdx.x) < min(R, n_rows - first_row)) {
+        const int row = first_row + threadIdx.x;
+        const int token = row / unit_heads;
+        rows_at[threadIdx.x] = token * p.n_head + head_kv * rep + row - token * unit_heads;
+    }
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
+#pragma unroll 1
     for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += n_threads) {
         const int r = i / chunks_per_region;
         const int j = i - r * chunks_per_region;
@@ -95,36 +102,32 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
         issue_stage = issue_stage + 1 == p.stages ? 0 : issue_stage + 1;
         copies_commit();
     };
-    for (int i = 0; i < p.stages - 1; i++) issue(tile_begin + i);
-
     // queries [row][channel] f32 -> operand b of the products: lane 4g + c holds row g, channels of pair s and s + 4 of chunk c
-#pragma unroll 8
-    for (int i = threadIdx.x; i < p.k_blocks * 4 * NT * 32; i += n_threads) {
-        // neighbouring threads read neighbouring channels of one row
-        const int s = i % 4;
-        const int chunk = i / 4 % 4;
-        const int row_in = i / 16 % R;
-        const int b = i / 16 / R;
-        const int row = first_row + row_in;
-        const float* const from =
-            row < n_rows
-                ? p.q +
-                      (static_cast<int64_t>(row / unit_heads) * p.n_head + head_kv * rep + row % unit_heads) * p.q_width
-                : nullptr;
-        const int channel = 64 * b + 16 * chunk;
-        queries[((b * 4 + s) * NT + row_in / 8) * 32 + row_in % 8 * 4 + chunk] =
-            make_uint2(query_pair(from, p.q_width, channel + pair_channel(s)),
-                       query_pair(from, p.q_width, channel + pair_channel(s + 4)));
-    }
+    const auto fill_queries = [&] {
+#pragma unroll 2
+        for (int i = threadIdx.x; i < p.k_blocks * 4 * NT * 32; i += n_threads) {
+            // neighbouring threads read neighbouring channels of one row
+            const int s = i % 4;
+            const int chunk = i / 4 % 4;
+            const int row_in = i / 16 % R;
+            const int b = i / 16 / R;
+            const float* const from =
+                first_row + row_in < n_rows ? p.q + static_cast<int64_t>(rows_at[row_in]) * p.q_width : nullptr;
+            const int channel = 64 * b + 16 * chunk;
+            queries[((b * 4 + s) * NT + row_in / 8) * 32 + row_in % 8 * 4 + chunk] =
+                make_uint2(query_pair(from, p.q_width, channel + pair_channel(s)),
+                           query_pair(from, p.q_width, channel + pair_channel(s + 4)));
+        }
+    };
 
     // what this thread knows of the row whose softmax it shares
     constexpr int row_threads = n_threads / R;
     const int my_row = threadIdx.x / row_threads;
     const int my_part = threadIdx.x % row_threads;
-    const int my_global = first_row + my_row;
-    const bool row_exists = my_global < n_rows;
-    const int my_token = row_exists ? my_global / unit_heads : 0;
-    const int my_head = head_kv * rep + my_global % unit_heads;
+    const bool row_exists = first_row + my_row < n_rows;
+    const int out_row = row_exists ? rows_at[my_row] : 0;
+    const int my_token = out_row / p.n_head;
+    const int my_head = out_row - my_token * p.n_head;
     const int my_pos = row_exists ? p.q_pos[my_token] : -1;
     const uint64_t my_seq = row_exists ? uint64_t{1} << p.q_seq[my_token] : 0;
     constexpr float log2_e = 1.4426950408889634f;
@@ -145,12 +148,15 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
     const int plane_pitch = tile + 8;
 
     int stage = 0;
-    for (int t = tile_begin; t < tile_end; t++) {
-        if (p.stages == 1) {
-            __syncthreads();
-            issue(t);
-        }
-        copies_wait(p.stages == 1 ? 0 : p.stages - 2);
+    // iterations before the first tile only issue copies: one place in the code for them, which is fetched once
+    const int ahead = p.stages - 1;
+#pragma unroll 1
+    for (int t = tile_begin - ahead; t < tile_end; t++) {
+        __syncthreads();
+        issue(t + ahead);
+        if (t == tile_begin - ahead) fill_queries();  // while the first tile is under way
+        if (t < tile_begin) continue;
+        copies_wait(ahead);
         uint8_t* const k_rows = stages + stage * plan.stage;
         stage = stage + 1 == p.stages ? 0 : stage + 1;
         uint8_t* const v_rows = k_rows + tile * p.k_pitch;
@@ -166,13 +172,13 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
                 }
             }
         }
-        if (p.stages > 1) issue(t + p.stages - 1);
         const Chunk* const k_chunks = chunks + parts.region_of(t) * chunks_per_region;
         const Chunk* const v_chunks = k_chunks + 4 * p.k_blocks;
 
         {
             float sum[NT][4] = {};
             const uint8_t* const upper = k_rows + (k_slot + g) * p.k_pitch;
+#pragma unroll 1
             for (int b = k_channel; b < p.k_blocks; b += k_side) {
                 uint32_t x[8];
                 uint32_t y[8];
@@ -199,22 +205,18 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
         __syncthreads();
 
         {
-            constexpr int max_columns = widest_tile / row_threads;
-            float x[max_columns];
+            float* const score_of = planes + my_row * plane_pitch;
             float tile_max = -INFINITY;
-#pragma unroll
-            for (int i = 0; i < max_columns; i++) {
-                const int s = my_part + row_threads * i;
-                x[i] = -INFINITY;
-                if (s < tile) {
-                    float score = 0.0f;
-                    for (int w = 0; w < k_side; w++) score += planes[(w * R + my_row) * plane_pitch + s];
-                    const int distance = my_pos - pos[s];
-                    if ((seq[s] & my_seq) != 0 && distance >= 0 && (p.window == 0 || distance < p.window)) {
-                        x[i] = score * scale - slope * static_cast<float>(distance);
-                    }
-                    tile_max = fmaxf(tile_max, x[i]);
-                }
+#pragma unroll 2
+            for (int s = my_part; s < tile; s += row_threads) {
+                float score = score_of[s];
+#pragma unroll 1
+                for (int w = 1; w < k_side; w++) score += score_of[w * R * plane_pitch + s];
+                const int distance = my_pos - pos[s];
+                const bool seen = (seq[s] & my_seq) != 0 && distance >= 0 && (p.window == 0 || distance < p.window);
+                score = seen ? score * scale - slope * static_cast<float>(distance) : -INFINITY;
+                score_of[s] = score;
+                tile_max = fmaxf(tile_max, score);
             }
 #pragma unroll
             for (int o = row_threads / 2; o > 0; o /= 2) {
@@ -226,14 +228,11 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
             row_sum *= rescale;
             row_max = new_max;
             if (my_part == 0) row_scale[my_row] = rescale;
-#pragma unroll
-            for (int i = 0; i < max_columns; i++) {
-                const int s = my_part + row_threads * i;
-                if (s < tile) {
-                    const __half w = __float2half_rn(exp2f(x[i] - base));
-                    weights[my_row * plane_pitch + s] = w;
-                    row_sum += __half2float(w);  // the weights as the product sees them
-                }
+#pragma unroll 2
+            for (int s = my_part; s < tile; s += row_threads) {
+                const __half w = __float2half_rn(exp2f(score_of[s] - base));
+                weights[my_row * plane_pitch + s] = w;
+                row_sum += __half2float(w);  // the weights as the product sees them
             }
         }
         __syncthreads();
@@ -252,6 +251,7 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
                 }
             }
         }
+#pragma unroll 1
         for (int k16 = v_slot; k16 < tile / 16; k16 += v_slots) {
             uint32_t w[NT][2];
 #pragma unroll
@@ -290,6 +290,7 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
     auto* const merged = reinterpret_cast<float*>(stages);  // [R][64·v_blocks + 4]
     const int width = 64 * p.v_blocks;
     const int merged_pitch = width + 4;
+#pragma unroll 1
     for (int turn = 0; turn < v_slots; turn++) {
         if (v_slot == turn) {
 #pragma unroll
@@ -318,14 +319,17 @@ __global__ void __launch_bounds__(n_threads, 1) wide_kernel(const __grid_constan
     }
 
     if (!row_exists) return;
-    const int64_t out_row = static_cast<int64_t>(my_token) * p.n_head + my_head;
     const float* const from = merged + my_row * merged_pitch;
     if (parts.count == 1 && p.v_b == nullptr) {
         const float inverse = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
-        for (int d = my_part; d < p.head_dim; d += row_threads) p.out[out_row * p.head_dim + d] = from[d] * inverse;
+#pragma unroll 2
+        for (int d = my_part; d < p.head_dim; d += row_threads) {
+            p.out[int64_t{out_row} * p.head_dim + d] = from[d] * inverse;
+        }
     } else {
         const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
         if (my_part == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max, row_sum);
+#pragma unroll 2
         for (int d = 4 * my_part; d < width; d += 4 * row_threads) {
             *reinterpret_cast<float4*>(p.partial + at * width + d) = *reinterpret_cast<const float4*>(from + d);
         }
