@@ -41,15 +41,15 @@ FOUND = Column("found", "numbers found")
 SERVED = 32768  # tokens at which whole caches are compared
 # a method with its options, a colon, the rows it is read with; `+N`: the last N tokens and the first 4 exact
 PUBLISHED = (
-    "palu --group all --keep 0.7:q4 q3 q4+128 q3+128",
-    "palu --group all --keep 0.5:q8_0 q4 q3 q4+128",
+    "palu --group all --keep 0.7:q4 q4+128",
+    "palu --group all --keep 0.5:q4 q4+128",
     "palu --group all --keep 0.3:q4",
     "eigen --keep 0.7:q4",
     "eigen --keep 0.5:q4",
     "zack --group all --basis kq-svd --keep 0.7:q4",
     "zack --group all --basis kq-svd --keep 0.5:q4",
     "lorc --keep 0.7:q4",
-    "tale --keep 0.75 --kv-recent f16:q4 q3",
+    "tale --keep 0.75 --kv-recent f16:q4",
 )
 
 
