@@ -14,6 +14,7 @@ from latentkv.generation import LogitsProcessor, StoppingCriteria, TokenLoop
 from latentkv.logprobs import TokenScore, best, log_softmax
 from latentkv.sampling import SamplingOptions
 from latentkv.text import StopMatcher, Utf8Stream
+from latentkv.turns import step_by_step
 
 if TYPE_CHECKING:
     from latentkv.llama import Llama
@@ -76,6 +77,9 @@ class Answer:
         return scores
 
     def __iter__(self) -> Iterator[Piece]:
+        return step_by_step(self._llama, self._pieces())
+
+    def _pieces(self) -> Iterator[Piece]:
         self._loop.start(self._prompt)
         while True:
             token = self._loop.next()

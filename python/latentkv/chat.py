@@ -95,7 +95,10 @@ def create_chat_completion(
         ),
     )
     shape = _Shape(model or self.model_path, with_logprobs=bool(logprobs or top_logprobs))
-    return shape.stream(answer) if stream else shape.whole(list(answer), answer)
+    if stream:
+        return shape.stream(answer)
+    with self.lock:
+        return shape.whole(list(answer), answer)
 
 
 def chat_prompt(

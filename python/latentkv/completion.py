@@ -91,7 +91,10 @@ def create_completion(
     text = prompt if isinstance(prompt, str) else self.detokenize(tokens).decode("utf-8", errors="replace")
     shape = _Shape(model or self.model_path, text, echo, logprobs is not None)
     pieces = _with_echo(answer, text, scored=logprobs is not None) if echo else iter(answer)
-    return shape.stream(pieces) if stream else shape.whole(list(pieces), answer)
+    if stream:
+        return shape.stream(pieces)
+    with self.lock:
+        return shape.whole(list(pieces), answer)
 
 
 def _prompt_tokens(llama: Llama, prompt: str | Sequence[int]) -> list[int]:

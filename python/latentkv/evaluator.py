@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
+from latentkv.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -41,9 +43,10 @@ class Window:
 
 class Evaluator:
     """Tokens behind one another in sequence 0 of a session. The cache is the truth: after an interrupted or
-    failed call the token list is what the cache says."""
+    failed call the token list is what the cache says. Threads take turns, a call each."""
 
     def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool, window: Window) -> None:
+        self.lock = threading.RLock()
         self.n_batch = n_batch
         # Who generates now: an older stream must not go on in a newer one's cache.
         self.running: object = None
@@ -110,6 +113,7 @@ class Evaluator:
         rows: list[list[float]] = (self.scores if self._logits_all else self.logits[np.newaxis]).tolist()
         return rows
 
+    @in_turn
     def eval(self, tokens: Sequence[int]) -> None:
         """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
@@ -127,6 +131,7 @@ class Evaluator:
             if last:
                 self._logits = np.array(logits[-1])
 
+    @in_turn
     def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
         self.require_room(len(tokens))
@@ -150,6 +155,7 @@ class Evaluator:
             # The cache knows how far an interrupted or failed batch came.
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
 
+    @in_turn
     def reuse_prefix(self, tokens: Sequence[int]) -> int:
         """Forgets what `tokens` do not begin with; returns how many of them the cache holds.
 
@@ -175,12 +181,14 @@ class Evaluator:
             self.truncate(0 if lazy else max(0, keep - self._window.tokens(keep)))
         return len(self._tokens)
 
+    @in_turn
     def mark_prompt(self) -> None:
         """Keeps the logits at the prompt's end. The same prompt again then starts from the same numbers:
         computed anew they would differ in the last bits, as its tokens go through in other pieces, and a
         coarse cache amplifies that."""
         self._mark = (len(self._tokens), self.logits)
 
+    @in_turn
     def truncate(self, count: int) -> None:
         """Keeps the first `count` cached tokens; a cache that cannot forget a part forgets all."""
         if count == len(self._tokens):
@@ -193,6 +201,7 @@ class Evaluator:
         if self._mark is not None and count < self._mark[0]:
             self._mark = None
 
+    @in_turn
     def restore(self, state: LlamaState) -> None:
         """Replaces the cache by a saved one."""
         self._tokens, self._logits, self._mark = [], None, None
@@ -221,6 +230,7 @@ class Evaluator:
         """Empties the cache."""
         self.truncate(0)
 
+    @in_turn
     def forget_session(self) -> None:
         """Frees the cache and what belongs to it."""
         self._session = None

@@ -13,6 +13,7 @@ from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
 from latentkv.sampling import SamplingOptions, require_tfs_off
 from latentkv.timings import Timings
+from latentkv.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -71,8 +72,7 @@ class TokenLoop:
     def next(self) -> int:
         """Samples after the last evaluated token."""
         llama = self._llama
-        if llama.running is not self:
-            raise expected("stream", "to be the latest call of its Llama", "another call in between")
+        self._require_latest()
         begin = time.perf_counter()
         logits = llama.logits
         if self._processor is not None:
@@ -84,10 +84,15 @@ class TokenLoop:
 
     def push(self, tokens: Sequence[int]) -> None:
         """Evaluates sampled (or given) tokens."""
+        self._require_latest()
         begin = time.perf_counter()
         self._llama.eval(tokens)
         self._llama.timings.predicted_s += time.perf_counter() - begin
         self._llama.timings.predicted_n += len(tokens)
+
+    def _require_latest(self) -> None:
+        if self._llama.running is not self:
+            raise expected("stream", "to be the latest call of its Llama", "another call in between")
 
 
 def generate(
@@ -137,17 +142,23 @@ def generate(
         grammar=grammar,
     )
     loop = TokenLoop(self, options, logits_processor)
-    loop.start(tokens, reset)
+    pending: Sequence[int] | None = None
     while True:
-        token = loop.next()
-        if stopping_criteria is not None:
-            so_far = np.append(self.input_ids, np.intc(token))
-            if stopping_criteria(so_far, self.logits):
-                return
+        with self.lock:
+            if pending is None:
+                loop.start(tokens, reset)
+            else:
+                loop.push(pending)
+            token = loop.next()
+            if stopping_criteria is not None:
+                so_far = np.append(self.input_ids, np.intc(token))
+                if stopping_criteria(so_far, self.logits):
+                    return
         more = yield token
-        loop.push([token, *(more or ())])
+        pending = [token, *(more or ())]
 
 
+@in_turn
 def sample(
     self: Llama,
     top_k: int = 40,

@@ -22,6 +22,7 @@ from latentkv.sampling import RANDOM_SEED
 from latentkv.state import load_state, save_state
 from latentkv.template import ChatTemplate, template_of
 from latentkv.timings import Timings
+from latentkv.turns import in_turn
 
 
 class Llama(Evaluator):
@@ -39,7 +40,9 @@ class Llama(Evaluator):
     without them the file's own is used. Arguments of llama-cpp-python that have no meaning here are accepted
     at their neutral value and refused, with the reason, at any other.
 
-    The cache is reused: a prompt that begins like the tokens already cached computes only the rest.
+    The cache is reused: a prompt that begins like the tokens already cached computes only the rest. Threads
+    may share an object: their calls take turns, whole calls unless they stream; a stream whose turn comes
+    after another call changed the cache is refused.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class Llama(Evaluator):
             raise expected("Llama", "an open model", "a closed one")
         return self._model
 
+    @in_turn
     def close(self) -> None:
         """Frees cache and weights; calling it again does nothing."""
         self._model = None
@@ -202,6 +206,7 @@ class Llama(Evaluator):
         """The GGUF keys, as text."""
         return {key: str(value) for key, value in self.model.metadata.items()}
 
+    @in_turn
     def kv_bytes(self) -> dict[str, Any]:
         """Bytes that the cache allocated: total, k, v, cells, per_token, f16_per_token and the regions."""
         return self.session.kv_bytes()

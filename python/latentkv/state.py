@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
+from latentkv.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv.llama import Llama
@@ -88,6 +89,7 @@ class LlamaState:
         )
 
 
+@in_turn
 def save_state(
     self: Llama, path: str | Path | None = None, extra: dict[str, Any] | None = None
 ) -> LlamaState:
@@ -104,6 +106,7 @@ def save_state(
     return state
 
 
+@in_turn
 def load_state(self: Llama, state: LlamaState | str | Path) -> LlamaState:
     """Goes on from a state (or the file of one) that the same model with the same cache formats saved;
     returns it."""
