@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from conftest import ROOT, TEXT, tensors
-from latentkv_convert import cli, gguf_write
+from latentkv_convert import archs, cli, gguf_write
+from latentkv_convert.errors import ConvertError
 
 Tiny = Callable[..., Path]
 SCRIPT = ROOT / "tools" / "convert" / "convert_lowrank.py"
@@ -84,7 +86,7 @@ def test_bad_options(
         ),
         (["--kv-budget", "1%"], "[--kv-budget] expected more than"),
         (["--prefer", "both"], "[--prefer] expected one of"),
-        (["--sink", "-1"], "[--sink] expected a whole number; got -1"),
+        (["--sink", "-1"], "[--sink] expected a whole number from 0 to 65536; got -1"),
         (
             ["--served-context", "100"],
             "[--served-context] expected more than sink 4 and recent 128 together; got 100",
@@ -95,6 +97,12 @@ def test_bad_options(
         ),
         (["--keep", "0.5"], "[--keep] expected --kv-budget SIZE, or a method that keeps a share"),
         (["--keep=0.5"], "(--method palu); got --method waterfill"),
+        (["--sink", "65537"], "[--sink] expected a whole number from 0 to 65536; got 65537"),
+        (["--recent", "1048577"], "[--recent] expected a whole number from 0 to 1048576; got 1048577"),
+        (
+            ["--served-context", "99999999999"],
+            "[--served-context] expected a whole number from 1 to 268435456",
+        ),
     ],
 )
 def test_bad_budgets(
@@ -107,6 +115,57 @@ def test_bad_budgets(
 ) -> None:
     """Of the default method."""
     assert message in refused(capsys, [str(tiny()), "--calib", str(calib), *options], tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "highest"),
+    [
+        ("tale", "--sink", 1 << 16),
+        ("tale", "--recent", 1 << 20),
+        ("zack", "--served-context", 1 << 28),
+    ],
+)
+def test_numbers_that_no_runtime_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, method: str, option: str, highest: int
+) -> None:
+    arguments = ["checkpoint", "--method", method, option]
+    assert f"to {highest}; got 99999999999" in refused(
+        capsys, [*arguments, "99999999999"], tmp_path / "out.gguf"
+    )
+    name = option.removeprefix("--").replace("-", "_")
+    assert cli.parse([*arguments, str(highest), "-o", "x"], "test").options[name] == highest
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value", "message"),
+    [
+        ("llama", "num_attention_heads", 0, "num_attention_heads from 1 to 4096; got 0"),
+        ("llama", "num_key_value_heads", 0, "num_key_value_heads from 1 to 4096; got 0"),
+        ("llama", "num_hidden_layers", 0, "num_hidden_layers from 1 to 4096; got 0"),
+        ("llama", "hidden_size", 2.5, "hidden_size from 1 to 1048576; got 2.5"),
+        ("llama", "max_position_embeddings", 0, "max_position_embeddings from 1 to 1073741824; got 0"),
+        ("llama", "max_position_embeddings", 99999999999, "from 1 to 1073741824; got 99999999999"),
+        ("llama", "rms_norm_eps", float("nan"), "rms_norm_eps from 0 to 1; got nan"),
+        ("llama", "rms_norm_eps", -1e-5, "rms_norm_eps from 0 to 1; got -1e-05"),
+        ("llama", "head_dim", 31, "RoPE over an even number of a head's 31 dimensions; got 31"),
+        ("llama", "rope_theta", 0, "[rope] expected rope_theta above 0 and finite; got 0"),
+        ("llama", "rope_theta", 1e39, "[rope] expected rope_theta above 0 and finite; got 1e+39"),
+        ("llama", "rope_scaling", {"rope_type": "banana"}, "[rope] expected rope_type default, linear,"),
+        ("llama", "rope_scaling", {"rope_type": "linear", "factor": 0}, "factor above 0 and finite; got 0"),
+        ("mpt", "n_heads", 0, "n_heads from 1 to 4096; got 0"),
+        ("mpt", "d_model", 97, "a width divisible by its 3 query heads; got 97"),
+        ("mpt", "n_layers", 5000, "n_layers from 1 to 4096; got 5000"),
+        ("mpt", "layer_norm_epsilon", -1, "layer_norm_epsilon from 0 to 1; got -1"),
+        ("opt", "max_position_embeddings", 99999999999, "max_position_embeddings from 1 to"),
+        ("falcon", "num_attention_heads", 0, "num_attention_heads from 1 to 4096; got 0"),
+    ],
+)
+def test_config_values_that_no_runtime_takes(model_type: str, field: str, value: Any, message: str) -> None:
+    config = archs.tiny(model_type)
+    archs.model_spec(config)
+    with pytest.raises(ConvertError) as refusal:
+        archs.model_spec(config | {field: value})
+    assert message in str(refusal.value)
 
 
 def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,9 @@ import numpy as np
 
 from .errors import ConvertError
 from .ir import F32
+from .limits import positive
+
+_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")  # "su": first Phi-3 configs
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def original_context(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     got = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-    return int(got or config["max_position_embeddings"])
+    return int(positive("rope", "original_max_position_embeddings", got or config["max_position_embeddings"]))
 
 
 def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
@@ -57,23 +60,24 @@ def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
     """
     rope = parameters(config)
     kind = rope["rope_type"]
-    keys: dict[str, Any] = {"rope.dimension_count": n_rot, "rope.freq_base": float(rope["rope_theta"])}
+    if kind not in _TYPES:
+        raise ConvertError("rope", f"rope_type {', '.join(_TYPES[:-2])} or {_TYPES[-2]}", str(kind))
+    base = positive("rope", "rope_theta", rope["rope_theta"])
+    keys: dict[str, Any] = {"rope.dimension_count": n_rot, "rope.freq_base": base}
     if kind == "default":
         return Rope(keys)
-    if kind in ("longrope", "su"):  # "su" in the first Phi-3 configs
+    if kind in ("longrope", "su"):
         return _longrope(config, rope, keys, n_rot)
     if "factor" not in rope:
         raise ConvertError("rope", f"a factor for rope_type {kind}", f"{sorted(rope)}")
-    factor = float(rope["factor"])
+    factor = positive("rope", "factor", rope["factor"])
     if kind == "linear":
         return Rope(keys | {"rope.scaling.type": "linear", "rope.scaling.factor": factor})
     if kind == "dynamic":
         return Rope(keys, latentkv_keys={"rope_dynamic_factor": factor})
     if kind == "llama3":
         return Rope(keys, freq_factors=llama3_factors(config, rope, n_rot))
-    if kind == "yarn":
-        return Rope(keys | _yarn(config, rope, factor))
-    raise ConvertError("rope", "rope_type default, linear, dynamic, llama3, yarn or longrope", str(kind))
+    return Rope(keys | _yarn(config, rope, factor))
 
 
 def llama3_factors(config: Mapping[str, Any], rope: Mapping[str, Any], n_rot: int) -> F32:
@@ -95,7 +99,7 @@ def _longrope(config: Mapping[str, Any], rope: Mapping[str, Any], keys: dict[str
         factors[name] = np.asarray(rope.get(name) or (), dtype=np.float32)
         if factors[name].shape != (n_rot // 2,):
             raise ConvertError("rope", f"{n_rot // 2} values of {name}", f"{factors[name].size}")
-    factor = float(rope.get("factor") or config["max_position_embeddings"] / original)
+    factor = positive("rope", "factor", rope.get("factor") or config["max_position_embeddings"] / original)
     attention = rope.get("attention_factor")
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

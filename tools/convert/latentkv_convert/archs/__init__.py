@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import limits
 from ..errors import ConvertError
 from ..ir import ModelSpec
 
@@ -46,6 +47,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     model_type = str(config["model_type"])
     if model_type not in names():
         raise ConvertError("architecture", f"a model_type of {', '.join(names())}", model_type)
+    limits.check_config(config)
     try:
         spec: ModelSpec = importlib.import_module(f"{__name__}.{model_type}").model_spec(config)
     except KeyError as error:
@@ -57,6 +59,14 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     if spec.n_kv < 1 or spec.n_head % spec.n_kv:
         raise ConvertError(
             "config.json", "query heads divisible by KV heads", f"{spec.n_head} and {spec.n_kv}"
+        )
+    if spec.head_dim < 1 or ("attention.key_length" not in spec.keys and spec.q_width != spec.n_embd):
+        raise ConvertError(
+            "config.json", f"a width divisible by its {spec.n_head} query heads", str(spec.n_embd)
+        )
+    if spec.block.position == "rope" and (spec.n_rot % 2 or not 2 <= spec.n_rot <= spec.head_dim):
+        raise ConvertError(
+            "config.json", f"RoPE over an even number of a head's {spec.head_dim} dimensions", str(spec.n_rot)
         )
     return spec
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import latent_plan, rows
+from .. import latent_plan, limits, rows
 from ..budget import split_groups, water_fill
 from ..errors import ConvertError
 from ..ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
@@ -42,7 +42,11 @@ def add_arguments(parser: Any) -> None:
     )
     add_basis(parser)
     parser.add_argument(
-        "--sink", type=_count, default=4, metavar="N", help="first tokens kept whole, in f16 (default 4)"
+        "--sink",
+        type=limits.tokens(0, limits.SINK),
+        default=4,
+        metavar="N",
+        help="first tokens kept whole, in f16 (default 4)",
     )
     parser.add_argument(
         "--recent-ratio",
@@ -53,7 +57,7 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument(
         "--recent",
-        type=_count,
+        type=limits.tokens(0, limits.RECENT),
         default=0,
         metavar="N",
         help="latest tokens kept whole at least (default 0)",
@@ -74,12 +78,6 @@ def add_arguments(parser: Any) -> None:
         default="lazy",
         help="a prompt attends to exact K and V, or to the compressed past (default lazy)",
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a number of tokens, or 0; got {text}")
-    return int(text)
 
 
 def _ratio(text: str) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cached_rows, forecast, kv_budget, latent_plan, master, progress, segments
+from .. import cached_rows, forecast, kv_budget, latent_plan, limits, master, progress, segments
 from ..errors import ConvertError
 from ..fuse.finish import finished
 from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan
@@ -57,16 +57,24 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument(
         "--served-context",
-        type=_whole,
+        type=limits.tokens(1, limits.SERVED_CONTEXT),
         default=None,
         metavar="N",
         help="context speed is fitted for (default: the model's) and a share counted at (default 32768)",
     )
     parser.add_argument(
-        "--sink", type=_whole, default=4, metavar="N", help="first tokens kept exact (default 4)"
+        "--sink",
+        type=limits.tokens(0, limits.SINK),
+        default=4,
+        metavar="N",
+        help="first tokens kept exact (default 4)",
     )
     parser.add_argument(
-        "--recent", type=_whole, default=128, metavar="N", help="latest tokens kept exact (default 128)"
+        "--recent",
+        type=limits.tokens(0, limits.RECENT),
+        default=128,
+        metavar="N",
+        help="latest tokens kept exact (default 128)",
     )
     parser.add_argument(
         "--group",
@@ -101,12 +109,6 @@ def add_arguments(parser: Any) -> None:
         default=None,
         help="channels with one format, scale and minimum (default: what serves each tensor best)",
     )
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number; got {text}")
-    return int(text)
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:

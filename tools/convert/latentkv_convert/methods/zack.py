@@ -10,14 +10,13 @@ all positions of the served context.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .. import allocate, latent_plan, served
+from .. import allocate, latent_plan, limits, served
 from ..errors import ConvertError
 from ..fuse import center
 from ..ir import F64, Basis, ModelSpec, Plan
@@ -51,18 +50,12 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument(
         "--served-context",
-        type=_positive,
+        type=limits.tokens(1, limits.SERVED_CONTEXT),
         default=None,
         metavar="N",
         help="positions that the bases of K are fitted for (default: the model's context length)",
     )
     latent_plan.add_k_path(parser, "rotated")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number above 0; got {text}")
-    return int(text)
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> ZACK:

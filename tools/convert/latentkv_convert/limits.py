@@ -1,0 +1,79 @@
+"""Ranges of the numbers that a runtime takes from a file, refused before any work rather than when it is
+opened. The numbers of native/src/model/hparams.cpp, model/master.cpp and runtime/session.cpp."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import ConvertError
+
+SINK = 1 << 16
+RECENT = 1 << 20
+SERVED_CONTEXT = 1 << 28
+
+# Field of config.json, under each name that an architecture here reads it by -> lowest and highest value.
+_WHOLE = {
+    ("num_hidden_layers", "n_layers"): (1, 4096),
+    ("hidden_size", "d_model"): (1, 1 << 20),
+    ("intermediate_size", "ffn_dim", "ffn_hidden_size"): (1, 1 << 22),
+    ("num_attention_heads", "n_heads", "num_key_value_heads", "num_kv_heads", "head_dim"): (1, 4096),
+    ("max_position_embeddings", "max_seq_len", "original_max_position_embeddings"): (1, 1 << 30),
+    ("vocab_size",): (1, (1 << 31) - 1),
+    ("sliding_window",): (0, (1 << 31) - 1),
+}
+_EPSILONS = ("rms_norm_eps", "layer_norm_epsilon")
+_LARGEST_F32 = 3.4028234e38
+
+
+def tokens(low: int, high: int) -> Callable[[str], int]:
+    """argparse type: a number of tokens from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 18 or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"a whole number from {low} to {high}; got {text}")
+        return int(text)
+
+    return parse
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """The sizes and epsilons of a config; a field that is absent or null has its default elsewhere.
+
+    Raises:
+        ConvertError: one that no runtime would take, by the field's name.
+    """
+    for names, (low, high) in _WHOLE.items():
+        for name in names:
+            value = config.get(name)
+            if value is not None and not (_is_whole(value) and low <= value <= high):
+                raise ConvertError("config.json", f"{name} from {low} to {high}", _shown(value))
+    for name in _EPSILONS:
+        value = config.get(name)
+        if value is not None and not (_is_number(value) and 0 <= value <= 1):
+            raise ConvertError("config.json", f"{name} from 0 to 1", _shown(value))
+
+
+def positive(where: str, name: str, value: Any) -> float:
+    """A number above 0 that f32, the type of its key, can hold.
+
+    Raises:
+        ConvertError: any other.
+    """
+    if not _is_number(value) or not 1e-38 < value <= _LARGEST_F32:
+        raise ConvertError(where, f"{name} above 0 and finite", _shown(value))
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == value // 1
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:60]
