@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, TEXT, tensors
-from latentkv_convert import archs, cli, gguf_write
+from latentkv_convert import archs, cli, gguf_write, report
 from latentkv_convert.errors import ConvertError
 
 Tiny = Callable[..., Path]
@@ -57,7 +57,24 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], out: Path)
         (["--outtype", "q3"], "[--outtype] expected one of"),
         (["--seed", "-1"], "[--seed] expected a whole number from 0; got -1"),
         (["--calib-tokens", "0"], "[--calib-tokens] expected a whole number above 0; got 0"),
-        (["--device", "warp"], "[--device] expected a device that torch can use; got warp"),
+        (
+            ["--device", "warp"],
+            "[--device] expected cpu, cuda, mps or xpu, or one of several as cuda:1; got warp",
+        ),
+        (["--device", "cuda:99"], "[--device] expected a device that torch can use; got cuda:99"),
+        (["--method", "lorc", "--device", "meta"], "[--device] expected cpu, cuda, mps or xpu"),
+        (
+            ["--method", "lorc", "--calib", "nofile"],
+            "[--calib] expected a readable text file at nofile; got No",
+        ),
+        (
+            ["--method", "none", "--calib", "."],
+            "[--calib] expected a readable text file at .; got a directory",
+        ),
+        (
+            ["--method", "lorc", "--finetune", "nofile"],
+            "[--finetune] expected a readable text file at nofile; got No",
+        ),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
@@ -243,6 +260,100 @@ def test_output_that_cannot_be_written(
     )
     assert cli.main([directory, "--method", "none", "-o", str(tmp_path)]) == 2
     assert "got the directory" in capsys.readouterr().err
+
+
+def test_output_that_is_read(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its own name, through a link, under a side file's name, or under one that is read."""
+    directory = tiny()
+    inside = {path: path.read_bytes() for path in directory.iterdir()}
+    text = tmp_path / "text.report.json"
+    text.write_text(TEXT, encoding="utf-8")
+    (tmp_path / "soft.gguf").symlink_to(directory / "config.json")
+    (tmp_path / "hard.gguf").hardlink_to(directory / "model.safetensors")
+    (tmp_path / "busy.gguf.partial").symlink_to(directory / "tokenizer.json")
+    refused_names = [
+        *(directory / name for name in ("model.safetensors", "config.json", "tokenizer_config.json")),
+        directory / "pytorch_model.bin",
+        *(tmp_path / name for name in ("soft.gguf", "hard.gguf", "busy.gguf", "text.gguf")),
+    ]
+    capsys.readouterr()
+    for method in ("lorc", "none"):
+        for out in refused_names:
+            arguments = [str(directory), "--method", method, "--calib", str(text), "-o", str(out)]
+            assert cli.main(arguments) == 2
+            read = text if out.name == "text.gguf" else out
+            line = f"error: [--output] expected a file that this conversion does not read; got {read}\n"
+            assert capsys.readouterr().err == line
+    assert {path: path.read_bytes() for path in directory.iterdir()} == inside
+    assert text.read_text(encoding="utf-8") == TEXT
+
+
+def test_output_that_is_no_regular_file(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = str(tiny())
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "side.report.json").mkdir()
+    (tmp_path / "drawn.ranks.png").mkdir()
+    (tmp_path / "busy.gguf.partial").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir())
+    capsys.readouterr()
+    for name, got in {
+        "pipe": f"the pipe {tmp_path}/pipe",
+        "link": f"the pipe {tmp_path}/link",
+        "side.gguf": f"the directory {tmp_path}/side.report.json",
+        "drawn.gguf": f"the directory {tmp_path}/drawn.ranks.png",
+        "busy.gguf": f"the directory {tmp_path}/busy.gguf.partial",
+    }.items():
+        assert cli.main([directory, "--method", "lorc", "-o", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err == f"error: [--output] expected a file name; got {got}\n"
+    assert sorted(tmp_path.iterdir()) == before
+    arguments = [directory, "--method", "lorc", "--no-plot", "-o", str(tmp_path / "drawn.gguf")]
+    assert cli.main(arguments) == 0
+
+
+def test_output_through_a_link(tiny: Tiny, tmp_path: Path) -> None:
+    """The link stays; what it leads to becomes the file."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out.gguf").symlink_to(tmp_path / "elsewhere" / "real.gguf")
+    assert cli.main([str(tiny()), "--method", "none", "-o", str(tmp_path / "out.gguf")]) == 0
+    assert (tmp_path / "out.gguf").is_symlink()
+    assert "blk.2.attn_k.weight" in tensors(tmp_path / "elsewhere" / "real.gguf")
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("rank_map", "out.gguf and out.report.json are complete, out.ranks.png is not written"),
+        ("Report", "out.gguf is complete, out.report.json and out.ranks.png are not written"),
+    ],
+)
+def test_ctrl_c_names_what_is_complete(
+    tiny: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: str,
+    said: str,
+) -> None:
+    def stop(*arguments: object) -> None:
+        raise stopped
+
+    directory = tiny()
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"what was there before")
+    monkeypatch.setattr(report, step, stop)
+    arguments = [str(directory), "--method", "lorc", "-o", str(out)]
+    capsys.readouterr()
+    stopped: BaseException = KeyboardInterrupt()
+    assert cli.main(arguments) == 130
+    assert capsys.readouterr().err == f"error: [convert] interrupted; {said}\n"
+    assert "blk.2.attn_k_a.weight" in tensors(out)
+    stopped = OSError(28, "No space left on device")
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.endswith("No space left on device; " + said + "\n")
+    assert len(list(tmp_path.glob("out*"))) == len(said.split(" complete")[0].split(" and "))
 
 
 def limited(size: int) -> Callable[[], None]:

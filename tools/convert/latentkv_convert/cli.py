@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from latentkv.errors import LatentKVError
 
 from . import methods
 from .errors import ConvertError
+from .files import Progress
 from .quantize import OUTTYPES
 from .recipe import Finetune, Recipe
 
@@ -107,7 +109,9 @@ def build_parser(method: str, prog: str) -> Parser:
         metavar="N",
         help="tokens to take gradients on (default 32768)",
     )
-    text.add_argument("--device", default="cpu", help="where the model runs: cpu (default) or cuda")
+    text.add_argument(
+        "--device", type=_device, default="cpu", help="where the model runs: cpu (default) or cuda"
+    )
     text.add_argument(
         "--no-cache", dest="cache", action="store_false", help="neither read nor keep calibration results"
     )
@@ -131,6 +135,13 @@ def _add_finetune(group: Any) -> None:
     group.add_argument(
         "--lora-on", choices=("a", "ab"), help="adapt A alone, or A and the up-projections (default ab)"
     )
+
+
+def _device(text: str) -> str:
+    """Its form alone; whether torch has the device shows when torch is needed."""
+    if not re.fullmatch(r"(cpu|cuda|mps|xpu)(:[0-9]{1,2})?", text):
+        raise argparse.ArgumentTypeError(f"cpu, cuda, mps or xpu, or one of several as cuda:1; got {text}")
+    return text
 
 
 def _rate(text: str) -> float:
@@ -172,31 +183,35 @@ def parse(argv: Sequence[str], prog: str) -> Recipe:
 
 def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> int:
     """Exit status: 0 done, 2 bad input, 130 interrupted."""
+    progress = Progress(())
     try:
         recipe = parse(sys.argv[1:] if argv is None else argv, prog)
+        progress = Progress(recipe.outputs)
         from .pipeline import convert
 
         report = convert(recipe)
     except (ConvertError, LatentKVError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _failed(str(error), progress)
     except MemoryError:
-        print("error: [memory] expected room for one layer; got none; lower --calib-tokens", file=sys.stderr)
-        return 2
+        return _failed("[memory] expected room for one layer; got none; lower --calib-tokens", progress)
     except OSError as error:
         where, why = error.filename or "files", error.strerror or str(error)
-        print(f"error: [files] expected to read and write {where}; got {why}", file=sys.stderr)
-        return 2
+        return _failed(f"[files] expected to read and write {where}; got {why}", progress)
     except RuntimeError as error:
         if "out of memory" not in str(error):  # torch's own class needs torch to be named
             raise
-        print(f"error: [memory] expected room on --device; got {str(error).splitlines()[0]}", file=sys.stderr)
-        return 2
+        return _failed(f"[memory] expected room on --device; got {str(error).splitlines()[0]}", progress)
     except KeyboardInterrupt:
-        print("error: [convert] interrupted; nothing written", file=sys.stderr)
+        print(f"error: [convert] interrupted; {str(progress) or 'nothing written'}", file=sys.stderr)
         return 130
     print(report.table())
     print()
     for path in report.files:
         print(f"wrote {path} ({path.stat().st_size} bytes)")
     return 0
+
+
+def _failed(message: str, progress: Progress) -> int:
+    """One line that names what is complete all the same."""
+    print("; ".join(part for part in (f"error: {message}", str(progress)) if part), file=sys.stderr)
+    return 2

@@ -83,14 +83,19 @@ def write(
     return path.stat().st_size
 
 
+def partial_of(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`, renamed to it on success and removed on any failure, Ctrl-C
-    included."""
-    partial = path.with_name(path.name + ".partial")
+    included. A link stays one: what it leads to is replaced."""
+    target = Path(os.path.realpath(path))
+    partial = partial_of(target)
     try:
         yield partial
-        os.replace(partial, path)
+        os.replace(partial, target)
     except OSError as error:
         raise ConvertError("output", f"to write {path}", error.strerror or str(error)) from None
     finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import archs, calibrate, gguf_write, methods, packed, paths, progress, report, tokenizer
+from . import archs, calibrate, files, gguf_write, methods, packed, paths, progress, report, tokenizer
 from .check import check_linear, check_plan
 from .checkpoint import Checkpoint
 from .errors import ConvertError
@@ -29,9 +29,11 @@ def convert(recipe: Recipe) -> report.Report:
     """Converts a checkpoint and writes OUT.gguf, OUT.report.json and OUT.ranks.png.
 
     Raises:
-        ConvertError: any input that does not fit; nothing is left behind.
+        ConvertError: any input that does not fit; no file is left unless it is complete.
     """
-    check_output(recipe)
+    files.check(recipe)
+    if recipe.draws:
+        report.check_plot()
     checkpoint = Checkpoint(recipe.checkpoint)
     spec = archs.model_spec(checkpoint.config)
     if recipe.method != "none":
@@ -65,15 +67,6 @@ def convert(recipe: Recipe) -> report.Report:
         )
     n_tokens = 0 if sample is None else int(sample.tokens.size)
     return report.finish(recipe, work, plan, size, n_tokens, recovery)
-
-
-def check_output(recipe: Recipe) -> None:
-    """Refuses before the long work what could not be written after it."""
-    parent = recipe.output.parent
-    if not parent.is_dir():
-        raise ConvertError("--output", f"an existing directory {parent}", "no such directory")
-    if recipe.output.is_dir():
-        raise ConvertError("--output", "a file name", f"the directory {recipe.output}")
 
 
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:

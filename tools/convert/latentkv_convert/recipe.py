@@ -40,6 +40,26 @@ class Recipe:
     plot: bool = True
     finetune: Finetune | None = None
 
+    @property
+    def report(self) -> Path:
+        """OUT.report.json of OUT.gguf."""
+        return self.output.parent / f"{self.output.stem}.report.json"
+
+    @property
+    def picture(self) -> Path:
+        """OUT.ranks.png of OUT.gguf."""
+        return self.output.parent / f"{self.output.stem}.ranks.png"
+
+    @property
+    def draws(self) -> bool:
+        """A picture, if there are ranks to see in it."""
+        return self.plot and self.method != "none"
+
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """Every file that may be written, in that order."""
+        return (self.output, self.report, *((self.picture,) if self.draws else ()))
+
     def text(self) -> str:
         """The choices that shape the cache, as JSON: the `latentkv.source.recipe` key."""
         chosen = {"method": self.method, "rotate": self.rotate, "seed": self.seed, **self.options}

@@ -172,32 +172,34 @@ def finish(
     recovery: Recovery | None = None,
 ) -> Report:
     """Builds the report and writes its JSON and picture beside the output."""
-    data = recipe.output.with_suffix(".report.json")
-    picture = recipe.output.with_suffix(".ranks.png")
-    drawn = recipe.plot and not plan.is_full
-    files = (recipe.output, data, picture) if drawn else (recipe.output, data)
+    drawn = recipe.draws and not plan.is_full
+    files = recipe.outputs[: 3 if drawn else 2]
     shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
     layers = list(enumerate(plan.layers))
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
     report = Report(recipe, work.spec, plan, shares, calibration_tokens, file_bytes, files, recovery, centred)
-    with replacing(data) as partial:
+    with replacing(recipe.report) as partial:
         partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     if drawn:
-        with replacing(picture) as partial:
+        with replacing(recipe.picture) as partial:
             (bits_map if report.planned else rank_map)(report, partial)
     return report
 
 
-def _pyplot() -> Any:
+def check_plot() -> None:
     """Raises:
     ConvertError: matplotlib is not installed.
     """
     try:
-        need("matplotlib").use("Agg")
+        need("matplotlib")
     except ConvertError as error:
         raise ConvertError(
             "plot", "matplotlib for the map", str(error), "install it or pass --no-plot"
         ) from None
+
+
+def _pyplot() -> Any:
+    need("matplotlib").use("Agg")
     return need("matplotlib.pyplot")
 
 

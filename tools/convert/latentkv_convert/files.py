@@ -1,0 +1,126 @@
+"""The files of a conversion: which names it refuses before any work, and which it has finished when it
+stops."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .errors import ConvertError
+from .gguf_write import partial_of
+from .recipe import Recipe
+
+_READ_SUFFIXES = (".safetensors", ".bin", ".model", ".index.json", ".jinja")
+_READ_NAMES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.json",
+)
+_KINDS = {
+    stat.S_IFDIR: "the directory",
+    stat.S_IFCHR: "the device",
+    stat.S_IFBLK: "the device",
+    stat.S_IFIFO: "the pipe",
+    stat.S_IFSOCK: "the socket",
+}
+
+
+def check(recipe: Recipe) -> None:
+    """Refuses before the long work what could not be read in it or written after it.
+
+    Raises:
+        ConvertError: a text that is not there; an output that is no regular file, or that is read.
+    """
+    texts = {} if recipe.calib is None else {"--calib": recipe.calib}
+    if recipe.finetune is not None:
+        texts["--finetune"] = recipe.finetune.text
+    for option, text in texts.items():
+        _check_text(option, text)
+    for path in recipe.outputs:
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise ConvertError("--output", f"an existing directory {target.parent}", "no such directory")
+        for each in (target, partial_of(target)):
+            kind = _kind(each)
+            if kind not in (None, stat.S_IFREG):
+                shown = path if each == target else each
+                raise ConvertError(
+                    "--output", "a file name", f"{_KINDS.get(kind, 'the special file')} {shown}"
+                )
+            if _is_read(recipe.checkpoint, each) or _is_one_of(each, texts.values()):
+                raise ConvertError("--output", "a file that this conversion does not read", str(path))
+
+
+def _check_text(option: str, path: Path) -> None:
+    expected = f"a readable text file at {path}"
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        raise ConvertError(option, expected, error.strerror or str(error)) from None
+    if is_directory or not os.access(path, os.R_OK):
+        raise ConvertError(option, expected, "a directory" if is_directory else "no permission to read it")
+
+
+def _kind(path: Path) -> int | None:
+    """The type bits of a file's mode; None where there is no file."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConvertError("--output", f"to write {path}", error.strerror or str(error)) from None
+
+
+def _is_read(checkpoint: Path, path: Path) -> bool:
+    """`path`, there or not, is one of the files that make up the checkpoint, by name or through a link."""
+    if not checkpoint.is_dir():
+        return False
+    return (_reads(path) and path.parent.samefile(checkpoint)) or _is_one_of(path, _held(checkpoint))
+
+
+def _held(checkpoint: Path) -> Iterator[Path]:
+    yield from (path for path in checkpoint.iterdir() if _reads(path))
+    yield from (checkpoint / "additional_chat_templates").glob("*.jinja")
+
+
+def _reads(path: Path) -> bool:
+    return path.name in _READ_NAMES or path.name.endswith(_READ_SUFFIXES)
+
+
+def _is_one_of(path: Path, others: Iterable[Path]) -> bool:
+    return path.exists() and any(path.samefile(other) for other in others if other.exists())
+
+
+class Progress:
+    """Which outputs are finished. Each is renamed into place when complete, so that its inode tells."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._before = {path: _identity(path) for path in paths}
+
+    def __str__(self) -> str:
+        """`out.gguf is complete, out.report.json is not written`, or "" when nothing is complete."""
+        done = [path.name for path, before in self._before.items() if _identity(path) != before]
+        missing = [path.name for path in self._before if path.name not in done]
+        if not done:
+            return ""
+        return _listed(done, "complete") + (f", {_listed(missing, 'not written')}" if missing else "")
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _listed(names: list[str], what: str) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"
