@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from latentkv.errors import expected
 from latentkv.generation import LogitsProcessor, StoppingCriteria, TokenLoop
 from latentkv.logprobs import TokenScore, best, log_softmax
+from latentkv.ranges import integer
 from latentkv.sampling import SamplingOptions
 from latentkv.text import StopMatcher, Utf8Stream
 from latentkv.turns import step_by_step
@@ -53,7 +54,7 @@ class Answer:
                 "context", f"a prompt of at most {n_ctx - 1} tokens", len(prompt), "raise -c / n_ctx"
             )
         room = n_ctx - len(prompt)
-        asked = options.max_tokens or 0
+        asked = 0 if options.max_tokens is None else integer("max_tokens", options.max_tokens)
         self.limit = min(asked, room) if asked > 0 else room
         self.prompt_tokens = len(prompt)
         self.completion_tokens = 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv import _core, compat
+from latentkv import _core, compat, ranges
 from latentkv.chat import create_chat_completion
 from latentkv.completion import create_completion
 from latentkv.errors import expected
@@ -82,18 +82,20 @@ class Llama(Evaluator):
         **llama_cpp: Any,
     ) -> None:
         compat.check(llama_cpp)
-        if n_ctx < 0:
-            raise expected("n_ctx", "a number of tokens, or 0 for the trained context", n_ctx)
-        if n_batch < 1 or n_ubatch < 1:
-            raise expected("n_batch", "n_batch and n_ubatch of at least 1", f"{n_batch} and {n_ubatch}")
+        n_ctx = ranges.N_CTX.check("n_ctx", n_ctx)
+        n_batch = ranges.N_BATCH.check("n_batch", n_batch)
+        n_ubatch = min(n_batch, ranges.N_BATCH.check("n_ubatch", n_ubatch))
         _core.set_log_level(2 if verbose else 1)
         self.model_path = str(model_path)
-        self.last_n_tokens_size = last_n_tokens_size
+        self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
         self.timings = Timings()
         self._seed = RANDOM_SEED if seed == -1 else seed
         self._model: _core.Model | None = _core.Model(
-            self.model_path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, vocab_only=vocab_only
+            self.model_path,
+            n_gpu_layers=ranges.N_GPU_LAYERS.check("n_gpu_layers", n_gpu_layers),
+            use_mmap=use_mmap,
+            vocab_only=vocab_only,
         )
         self._template: ChatTemplate | None = None
         self._template_choice = (chat_format, chat_template)
@@ -101,10 +103,10 @@ class Llama(Evaluator):
         if not vocab_only:
             options = dict(
                 n_ctx=n_ctx,
-                n_ubatch=min(n_ubatch, n_batch),
-                n_seq_max=n_seq_max,
-                n_threads=n_threads or 0,
-                n_threads_batch=n_threads_batch or n_threads or 0,
+                n_ubatch=ranges.N_UBATCH.check("n_ubatch", n_ubatch),
+                n_seq_max=ranges.N_SEQ_MAX.check("n_seq_max", n_seq_max),
+                n_threads=ranges.N_THREADS.check("n_threads", n_threads or 0),
+                n_threads_batch=ranges.N_THREADS.check("n_threads_batch", n_threads_batch or n_threads or 0),
                 kv=kv,
                 kv_k=compat.one_of("kv_k", kv_k, "type_k", format_name(type_k, "type_k")),
                 kv_v=compat.one_of("kv_v", kv_v, "type_v", format_name(type_v, "type_v")),
@@ -112,9 +114,11 @@ class Llama(Evaluator):
                 kv_sink=kv_sink,
                 kv_recent=kv_recent,
                 kv_rotate=kv_rotate,
-                sink=sink,
-                recent=recent,
-                recent_ratio=recent_ratio,
+                sink=ranges.SINK.check("sink", sink),
+                recent=ranges.RECENT.check("recent", recent),
+                recent_ratio=recent_ratio
+                if recent_ratio == -1
+                else ranges.RATIO.check("recent_ratio", recent_ratio),
                 prefill=prefill,
                 implementation=implementation,
                 require_fused=require_fused,

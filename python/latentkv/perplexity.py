@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv import _core
+from latentkv import _core, ranges
 from latentkv.divergence import Scores, by_depth, concatenate, score, summary
 from latentkv.errors import expected
 from latentkv.master import planned
@@ -86,6 +86,7 @@ def perplexity(
     if against is not None:
         _require_same_vocabulary(cache.model, against.model, text)
     count = len(windows.tokens)
+    parallel = parallel and ranges.N_SEQ_MAX.check("--parallel", parallel)
     parallel = min(count, parallel or (8 if decode else max(1, n_ubatch // n_ctx)))
     slice_tokens = min(n_ubatch, max(1, _LOGITS_BYTES // (4 * cache.model.n_vocab)))
     sessions = [c.session(parallel, n_ctx, n_ubatch) for c in (cache, against) if c is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from latentkv import _core
+from latentkv import _core, ranges
 from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
 
@@ -40,8 +40,11 @@ class SamplingOptions:
             raise expected("mirostat_mode", "0, 1 or 2", self.mirostat_mode)
         if not self.repeat_penalty > 0:
             raise expected("repeat_penalty", "a factor above 0 (1 is off)", self.repeat_penalty)
-        if not -1 <= self.seed <= RANDOM_SEED:
-            raise expected("seed", f"-1 (random) or 0 … {RANDOM_SEED}", self.seed)
+        ranges.SEED.check("seed", self.seed)
+        ranges.TOP_K.check("top_k", self.top_k)
+        ranges.PENALTY_LAST_N.check("penalty_last_n", self.penalty_last_n)
+        for token in self.logit_bias:
+            ranges.TOKEN_ID.check("logit_bias", token)
 
     def sampler(self, model: _core.Model) -> _core.Sampler:
         """A fresh chain: same options and seed, same tokens."""

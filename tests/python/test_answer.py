@@ -210,7 +210,7 @@ def test_chat_shapes(scripted: Build, script: Any, capsys: pytest.CaptureFixture
         (lambda llm: llm("a", suffix="b"), r"\[suffix\] expected None; got 'b'"),
         (lambda llm: llm("a", tfs_z=0.5), r"\[tfs_z\] expected 1.0"),
         (lambda llm: llm("a", top_p=2), r"\[top_p\] expected a probability"),
-        (lambda llm: llm("a", seed=-2), r"\[seed\] expected -1"),
+        (lambda llm: llm("a", seed=-2), r"\[seed\] expected 0 … 4294967295, or -1"),
         (lambda llm: llm("a", logit_bias={"x": 1}), r"\[logit_bias\] expected a map"),
         (lambda llm: llm([1, 999]), r"\[prompt\] expected token ids below 400; got 999"),
         (lambda llm: llm.embed("a"), r"\[embed\] expected a call that generates text"),

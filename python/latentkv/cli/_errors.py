@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from latentkv.errors import LatentKVError
+from latentkv.ranges import Range, RealRange
 
 BAD_INPUT = 2
 ABORTED = 130  # 128 + SIGINT
@@ -33,6 +36,18 @@ def one_line(error: BaseException) -> str | None:
     return None
 
 
+def number(allowed: Range | RealRange) -> Callable[[str], float]:
+    """An argparse type: a number within a range, refused in our words."""
+
+    def convert(text: str) -> float:
+        try:
+            return allowed.read(text)
+        except ValueError:  # LatentKVError is one
+            raise argparse.ArgumentTypeError(f"expected {allowed}; got {text}") from None
+
+    return convert
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints look like all others."""
 
@@ -46,4 +61,6 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        if ours := re.fullmatch(r"argument ([^/:]+)[^:]*: (expected .*)", message, re.DOTALL):
+            raise LatentKVError(f"[{ours[1]}] {ours[2]}")
         raise LatentKVError(f"[{self.prog}] {message}; see {self.prog} --help")

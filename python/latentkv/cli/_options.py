@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from latentkv.errors import expected
+from latentkv import ranges
+from latentkv.cli._errors import number
 from latentkv.formats import split_pair
 
 
@@ -36,14 +37,22 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
         help="plan a master file for a share of the f16 cache (14%%), or bytes at a context (2.5GiB@131072)",
     )
     group.add_argument(
-        "--sink", type=int, default=-1, metavar="N", help="first tokens kept whole (default: the file's)"
+        "--sink",
+        type=number(ranges.SINK.plain()),
+        default=-1,
+        metavar="N",
+        help="first tokens kept whole (default: the file's)",
     )
     group.add_argument(
-        "--recent", type=int, default=-1, metavar="N", help="latest tokens kept whole (default: the file's)"
+        "--recent",
+        type=number(ranges.RECENT.plain()),
+        default=-1,
+        metavar="N",
+        help="latest tokens kept whole (default: the file's)",
     )
     group.add_argument(
         "--recent-ratio",
-        type=float,
+        type=number(ranges.RATIO),
         default=-1.0,
         metavar="P",
         help="latest tokens kept whole, as a share of the sequence behind its sinks",
@@ -74,7 +83,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-t",
         "--threads",
-        type=int,
+        type=number(ranges.N_THREADS),
         default=0,
         metavar="N",
         help="threads for decoding (default: every core)",
@@ -82,16 +91,26 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-tb",
         "--threads-batch",
-        type=int,
+        type=number(ranges.N_THREADS),
         default=0,
         metavar="N",
         help="threads for prefill (default: --threads)",
     )
     group.add_argument(
-        "-ub", "--ubatch-size", type=int, default=512, metavar="N", help="tokens per graph (default: 512)"
+        "-ub",
+        "--ubatch-size",
+        type=number(ranges.N_UBATCH),
+        default=512,
+        metavar="N",
+        help="tokens per graph (default: 512)",
     )
     group.add_argument(
-        "-ngl", "--gpu-layers", type=int, default=0, metavar="N", help="layers on the GPU (default: 0)"
+        "-ngl",
+        "--gpu-layers",
+        type=number(ranges.N_GPU_LAYERS),
+        default=0,
+        metavar="N",
+        help="layers on the GPU (default: 0)",
     )
     group.add_argument(
         "--implementation",
@@ -106,12 +125,6 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
 
 def cache_options(args: argparse.Namespace) -> dict[str, Any]:
     """Session's keywords from add_cache() and add_compute()."""
-    if args.ubatch_size < 1:
-        raise expected("-ub", "at least 1 token", args.ubatch_size)
-    if args.threads < 0 or args.threads_batch < 0:
-        raise expected(
-            "-t", "a number of threads, or 0 for the default", min(args.threads, args.threads_batch)
-        )
     options: dict[str, Any] = {
         "n_threads": args.threads,
         "n_threads_batch": args.threads_batch or args.threads,
@@ -142,26 +155,28 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-s",
         "--seed",
-        type=int,
+        type=number(ranges.SEED),
         default=-1,
         metavar="N",
         help="same seed, same text (default: -1, a new one)",
     )
     group.add_argument(
         "--temp",
-        type=float,
+        type=number(ranges.RealRange(0.0)),
         default=0.8,
         metavar="X",
         help="temperature; 0 always takes the likeliest token (default: 0.8)",
     )
-    group.add_argument("--top-k", type=int, default=40, metavar="N", help="(default: 40, 0 = off)")
+    group.add_argument(
+        "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
+    )
     group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(default: 0.95, 1 = off)")
     group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(default: 0.05, 0 = off)")
     group.add_argument("--typical", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
     group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
     group.add_argument(
         "--repeat-last-n",
-        type=int,
+        type=number(ranges.PENALTY_LAST_N),
         default=64,
         metavar="N",
         help="tokens that penalties look at (default: 64)",

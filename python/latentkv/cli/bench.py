@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser
+from latentkv.cli._errors import Parser, number
 from latentkv.cli._progress import ProgressLine
 from latentkv.cli._table import bytes_text, count_text, markdown, table
 from latentkv.errors import expected
@@ -24,10 +25,9 @@ _EPILOG = """examples:
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     depths = numbers(args.depth, "-d")
-    if args.repetitions < 1:
-        raise expected("-r", "at least 1 repetition", args.repetitions)
-    if args.n_prompt < 0 or args.n_gen < 0 or not args.n_prompt + args.n_gen:
+    if not args.n_prompt + args.n_gen:
         raise expected("-p, -n", "a test with tokens", f"-p {args.n_prompt} -n {args.n_gen}")
+    ranges.N_CTX.plain().check("-d, -p, -n", max(depths) + max(args.n_prompt, args.n_gen))
     from latentkv import _core
     from latentkv.bench import Measurement, measure
     from latentkv.version import version
@@ -97,13 +97,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-p",
         "--n-prompt",
-        type=int,
+        type=number(ranges.TOKENS),
         default=512,
         metavar="N",
         help="prefill N tokens (default: 512, 0 = skip)",
     )
     parser.add_argument(
-        "-n", "--n-gen", type=int, default=32, metavar="N", help="decode N tokens (default: 32, 0 = skip)"
+        "-n",
+        "--n-gen",
+        type=number(ranges.TOKENS),
+        default=32,
+        metavar="N",
+        help="decode N tokens (default: 32, 0 = skip)",
     )
     parser.add_argument(
         "-d", "--depth", default="0", metavar="N,…", help="tokens in the cache before the test (default: 0)"
@@ -117,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-r",
         "--repetitions",
-        type=int,
+        type=number(ranges.POSITIVE),
         default=3,
         metavar="N",
         help="runs per test after a warm-up (default: 3)",
@@ -143,6 +148,4 @@ def numbers(text: str, flag: str) -> list[int]:
         values = [int(part) for part in text.split(",")]
     except ValueError:
         raise expected(flag, "numbers separated by commas", repr(text)) from None
-    if min(values) < 0:
-        raise expected(flag, "numbers of at least 0", min(values))
-    return values
+    return [ranges.TOKENS.check(flag, value) for value in values]

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser
+from latentkv.cli._errors import Parser, number
 from latentkv.errors import expected
 
 _EPILOG = """examples:
@@ -103,14 +104,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=int,
+        type=number(ranges.N_CTX),
         metavar="N",
         help=f"context in tokens (default: {DEFAULT_CONTEXT}, or less if trained on less; 0 = as trained)",
     )
     parser.add_argument(
         "-n",
         "--n-predict",
-        type=int,
+        type=number(ranges.Range(1, special={-1: "until the context is full"})),
         default=-1,
         metavar="N",
         help="at most N tokens per answer (default: -1, until the context is full)",
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-b",
         "--batch-size",
-        type=int,
+        type=number(ranges.N_BATCH),
         default=512,
         metavar="N",
         help="tokens per call of the runtime (default: 512)",

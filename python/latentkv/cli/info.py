@@ -8,10 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser
+from latentkv.cli._errors import Parser, number
 from latentkv.cli._table import bytes_text, count_text, table
-from latentkv.errors import LatentKVError, expected
+from latentkv.errors import LatentKVError
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
@@ -20,8 +21,6 @@ _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    if args.ctx_size < 0:
-        raise expected("-c", "a number of tokens, or 0 for the trained context", args.ctx_size)
     from latentkv import _core
 
     model = _core.Model(args.model)
@@ -311,13 +310,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=int,
+        type=number(ranges.N_CTX),
         default=0,
         metavar="N",
         help="context to forecast (default: the trained one)",
     )
     parser.add_argument(
-        "-ub", "--ubatch-size", type=int, default=512, metavar="N", help="tokens per graph (default: 512)"
+        "-ub",
+        "--ubatch-size",
+        type=number(ranges.N_UBATCH),
+        default=512,
+        metavar="N",
+        help="tokens per graph (default: 512)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser
+from latentkv.cli._errors import Parser, number
 from latentkv.cli._progress import ProgressLine, bar
 from latentkv.cli._table import table
 from latentkv.errors import expected
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=int,
+        type=number(ranges.Range(1, 1 << 28, {0: "the default"})),
         default=0,
         metavar="N",
         help="tokens per window (default: 1024, or less if trained on less)",
@@ -83,13 +84,15 @@ def _parser() -> argparse.ArgumentParser:
         default="llama",
         help="llama: score each window's second half, as llama-perplexity does (default); plain: all of it",
     )
-    parser.add_argument("--chunks", type=int, metavar="N", help="at most N windows (default: all)")
+    parser.add_argument(
+        "--chunks", type=number(ranges.POSITIVE), metavar="N", help="at most N windows (default: all)"
+    )
     parser.add_argument(
         "--decode", action="store_true", help="token by token through the cache, as in generation"
     )
     parser.add_argument(
         "--parallel",
-        type=int,
+        type=number(ranges.N_SEQ_MAX),
         default=0,
         metavar="N",
         help="windows that run together (default: 8 with --decode)",

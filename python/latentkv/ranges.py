@@ -1,0 +1,90 @@
+"""Which numbers an option takes. Native code has the same limits, but no words for what int32 cannot hold."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import SupportsFloat, SupportsIndex
+
+from latentkv.errors import expected
+
+INT32_MAX = 2**31 - 1
+
+
+def integer(where: str, value: SupportsIndex, wanted: str = "an integer") -> int:
+    """The value as an int; LatentKVError for what is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise expected(where, wanted, repr(value)) from None
+
+
+@dataclass(frozen=True)
+class Range:
+    """Integers `low` … `high`, and single values with a meaning of their own."""
+
+    low: int
+    high: int = INT32_MAX
+    special: Mapping[int, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = "".join(f", or {value} ({meaning})" for value, meaning in self.special.items())
+        return f"{self.low} … {self.high}{said}"
+
+    def read(self, text: str) -> int:
+        """Raises ValueError for what is no integer within."""
+        return self.check("", int(text))
+
+    def check(self, where: str, value: SupportsIndex) -> int:
+        """The value as an int. Raises LatentKVError for one outside, and for what is no integer."""
+        number = integer(where, value, f"an integer, {self}")
+        if not self.low <= number <= self.high and number not in self.special:
+            raise expected(where, str(self), number)
+        return number
+
+    def plain(self) -> Range:
+        """Without the values that have a meaning of their own."""
+        return Range(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class RealRange:
+    """Finite numbers from `low` to `high`."""
+
+    low: float
+    high: float = math.inf
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"a finite number of at least {self.low:g}"
+        return f"a number from {self.low:g} to {self.high:g}"
+
+    def read(self, text: str) -> float:
+        """Raises ValueError for what is no number within."""
+        return self.check("", float(text))
+
+    def check(self, where: str, value: SupportsFloat) -> float:
+        """The value as a float. Raises LatentKVError for one outside."""
+        number = float(value)
+        if not (self.low <= number <= self.high and math.isfinite(number)):
+            raise expected(where, str(self), value)
+        return number
+
+
+N_CTX = Range(1, 1 << 28, {0: "as trained"})
+N_BATCH = Range(1)
+N_UBATCH = Range(1, 1 << 16)
+N_SEQ_MAX = Range(1, 64)
+N_THREADS = Range(1, 512, {0: "the default"})
+N_GPU_LAYERS = Range(0, special={-1: "all"})
+SINK = Range(0, 1 << 16, {-1: "the file's"})
+RECENT = Range(0, 1 << 20, {-1: "the file's"})
+RATIO = RealRange(0.0, 1.0)
+SEED = Range(0, 2**32 - 1, {-1: "a new one"})
+TOP_K = Range(1, special={0: "off", -1: "off"})
+PENALTY_LAST_N = Range(0, 1 << 24)
+TOKENS = Range(0, 1 << 28)
+TOKEN_ID = Range(0)
+POSITIVE = Range(1)
