@@ -14,8 +14,8 @@ from latentkv.generation import LogitsProcessor
 from latentkv.grammar import JSON_OBJECT, LlamaGrammar
 from latentkv.logprobs import chat_shape
 from latentkv.sampling import SamplingOptions, require_tfs_off, token_bias
-from latentkv.template import Message
-from latentkv.text import stop_list
+from latentkv.template import Message, content_text
+from latentkv.text import stop_list, utf8
 
 if TYPE_CHECKING:
     from latentkv.llama import Llama
@@ -112,11 +112,13 @@ def chat_prompt(
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message:
             raise expected("messages", 'dicts like {"role": "user", "content": "…"}', repr(message))
+        utf8(content_text(message.get("content")), "prompt")
     if tools and "tools" not in template.source:
         raise expected(
             "tools", "a chat template that takes tools", "one that never mentions them", "pass chat_template"
         )
-    return llama.tokenize(template.render(messages, tools=tools).encode(), add_bos=False, special=True)
+    text = utf8(template.render(messages, tools=tools), "prompt")
+    return llama.tokenize(text, add_bos=False, special=True)
 
 
 def _grammar(grammar: LlamaGrammar | None, response_format: Mapping[str, Any] | None) -> LlamaGrammar | None:

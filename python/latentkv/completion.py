@@ -13,7 +13,7 @@ from latentkv.generation import LogitsProcessor, StoppingCriteria
 from latentkv.grammar import LlamaGrammar
 from latentkv.logprobs import TokenScore, completion_shape
 from latentkv.sampling import SamplingOptions, require_tfs_off, token_bias
-from latentkv.text import stop_list
+from latentkv.text import stop_list, utf8
 
 if TYPE_CHECKING:
     from latentkv.llama import Llama
@@ -99,7 +99,9 @@ def create_completion(
 
 def _prompt_tokens(llama: Llama, prompt: str | Sequence[int]) -> list[int]:
     tokens = (
-        llama.tokenize(prompt.encode(), special=True) if isinstance(prompt, str) else [int(t) for t in prompt]
+        llama.tokenize(utf8(prompt, "prompt"), special=True)
+        if isinstance(prompt, str)
+        else [int(t) for t in prompt]
     )
     if not tokens:  # an empty text in a vocabulary without a start token
         tokens = [llama.token_bos() if llama.token_bos() >= 0 else llama.token_eos()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from latentkv.text import utf8
+
 # RFC 8259, any object at the top. Whitespace is bounded: unbounded whitespace lets a model print blanks for
 # ever.
 JSON_OBJECT = r"""
@@ -24,6 +26,7 @@ class LlamaGrammar:
     """GBNF text with the name of its first rule. Parsed by libllama when a sampler is built."""
 
     def __init__(self, text: str, root: str = "root") -> None:
+        utf8(text, "grammar")
         self.text = text
         self.root = root
 

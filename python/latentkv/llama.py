@@ -21,6 +21,7 @@ from latentkv.master import planned
 from latentkv.sampling import RANDOM_SEED
 from latentkv.state import load_state, save_state
 from latentkv.template import ChatTemplate, template_of
+from latentkv.text import utf8
 from latentkv.timings import Timings
 from latentkv.turns import in_turn
 
@@ -87,6 +88,7 @@ class Llama(Evaluator):
         n_ubatch = min(n_batch, ranges.N_BATCH.check("n_ubatch", n_ubatch))
         _core.set_log_level(2 if verbose else 1)
         self.model_path = str(model_path)
+        utf8(self.model_path, "model_path")
         self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
         self.timings = Timings()

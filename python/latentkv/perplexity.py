@@ -14,6 +14,7 @@ from latentkv import _core, ranges
 from latentkv.divergence import Scores, by_depth, concatenate, score, summary
 from latentkv.errors import expected
 from latentkv.master import planned
+from latentkv.text import utf8
 from latentkv.windows import WINDOWS, Windows
 
 _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies
@@ -125,7 +126,7 @@ def perplexity(
 
 def _windows(model: _core.Model, text: str, n_ctx: int, window: str, chunks: int | None) -> Windows:
     bos = model.token_bos() if model.add_bos() else None
-    windows = WINDOWS[window](model.tokenize(text.encode(), True, False), n_ctx, bos)
+    windows = WINDOWS[window](model.tokenize(utf8(text, "text"), True, False), n_ctx, bos)
     if chunks is None:
         return windows
     if chunks < 1:
@@ -137,7 +138,7 @@ def _require_same_vocabulary(model: _core.Model, reference: _core.Model, text: s
     if reference.n_vocab != model.n_vocab:
         wanted = f"a reference with {model.n_vocab} vocabulary entries"
         raise expected("--kld-against", wanted, reference.n_vocab)
-    sample = text[:4096].encode()
+    sample = utf8(text[:4096], "text")
     if reference.tokenize(sample, True, False) != model.tokenize(sample, True, False):
         raise expected(
             "--kld-against", "a reference with the same tokenizer", "other tokens for the same text"

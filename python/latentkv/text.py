@@ -8,6 +8,21 @@ from collections.abc import Sequence
 from latentkv.errors import expected
 
 
+def utf8(text: str, where: str) -> bytes:
+    """The text's bytes. Raises LatentKVError for a lone surrogate: half a character, or a byte of an argument
+    that was no UTF-8."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise expected(where, "UTF-8", f"{_surrogate(text[error.start])} at offset {error.start}") from None
+
+
+def _surrogate(half: str) -> str:
+    code = ord(half)
+    # Python hands an argument's byte b over as U+DC00 + b (PEP 383).
+    return f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"a lone surrogate U+{code:04X}"
+
+
 class Utf8Stream:
     """Joins token pieces to text; a character that spans tokens appears when its last byte does."""
 

@@ -179,3 +179,23 @@ def test_ctrl_c_during_one_shot(latent_gguf: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
+def test_a_line_that_is_not_utf8_is_refused(
+    latent_gguf: Path, monkeypatch: pytest.MonkeyPatch, locale: str
+) -> None:
+    monkeypatch.setenv("LC_ALL", locale)
+    terminal = Terminal(latent_gguf, "-t", 1, "-c", 256, "-n", 4, "--temp", 0)
+    try:
+        terminal.read_until(b"\n" + PROMPT)
+        for line in (b"a\xff\xfe", b"/system \xff"):
+            terminal.send(line + b"\n")
+            said = terminal.read_until(b"\n" + PROMPT)
+            assert re.search(r"error: \[prompt\] expected UTF-8; got byte 0xff at offset \d", said), said
+            assert "Traceback" not in said
+        assert "answer" in terminal.turn("Hello")
+        terminal.send(b"/exit\n")
+        assert terminal.status() == 0
+    finally:
+        terminal.close()

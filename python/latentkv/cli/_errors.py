@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from latentkv.errors import LatentKVError
 from latentkv.ranges import Range, RealRange
+from latentkv.text import utf8
 
 BAD_INPUT = 2
 ABORTED = 130  # 128 + SIGINT
@@ -29,6 +30,9 @@ def one_line(error: BaseException) -> str | None:
         )
     if isinstance(error, UnicodeDecodeError):
         return f"[text] expected UTF-8; got byte 0x{error.object[error.start]:02x} at offset {error.start}"
+    if isinstance(error, UnicodeEncodeError):
+        code = ord(error.object[error.start])
+        return f"[text] expected characters that {error.encoding} can hold; got U+{code:04X}"
     if isinstance(error, MemoryError):
         return "[memory] expected room for weights and cache; got none; lower -c or choose a smaller --kv"
     if isinstance(error, ImportError) and error.name == "latentkv._core":
@@ -46,6 +50,15 @@ def number(allowed: Range | RealRange) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"expected {allowed}; got {text}") from None
 
     return convert
+
+
+def text(argument: str) -> str:
+    """An argparse type: what native code takes as UTF-8."""
+    try:
+        utf8(argument, "")
+    except LatentKVError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("[] ")) from None
+    return argument
 
 
 class Parser(argparse.ArgumentParser):

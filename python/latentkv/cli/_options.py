@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from latentkv import ranges
-from latentkv.cli._errors import number
+from latentkv.cli._errors import number, text
 from latentkv.formats import split_pair
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="FILE", help="GGUF file")
+    parser.add_argument("model", type=text, metavar="FILE", help="GGUF file")
 
 
 def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
@@ -20,15 +20,28 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
     if kv:
         group.add_argument(
             "--kv",
+            type=text,
             default="",
             metavar="FORMAT",
             help="row format of K and V, or K/V as in q8/q4 (default: the file's plan, else f16)",
         )
         group.add_argument(
-            "--kv-k", "-ctk", "--cache-type-k", default="", metavar="FORMAT", help="row format of K alone"
+            "--kv-k",
+            "-ctk",
+            "--cache-type-k",
+            type=text,
+            default="",
+            metavar="FORMAT",
+            help="row format of K alone",
         )
         group.add_argument(
-            "--kv-v", "-ctv", "--cache-type-v", default="", metavar="FORMAT", help="row format of V alone"
+            "--kv-v",
+            "-ctv",
+            "--cache-type-v",
+            type=text,
+            default="",
+            metavar="FORMAT",
+            help="row format of V alone",
         )
     group.add_argument(
         "--kv-budget",
@@ -60,6 +73,7 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
     for region in ("sink", "recent"):
         group.add_argument(
             f"--kv-{region}",
+            type=text,
             default="",
             metavar="FORMAT",
             help=f"row format of the {region} tokens (default: the file's, else f16)",

@@ -8,6 +8,8 @@ from latentkv.cli._console import Console
 from latentkv.cli._conversation import Conversation
 from latentkv.cli._errors import ABORTED, one_line
 from latentkv.cli._table import bytes_text
+from latentkv.errors import expected
+from latentkv.text import utf8
 
 try:
     import readline  # line editing and history; absent on some systems
@@ -55,17 +57,25 @@ class Repl:
                 interrupted = True
                 self._console.note("Ctrl-C again or Ctrl-D leaves")
                 continue
+            except UnicodeDecodeError as error:
+                got = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+                self._refuse(expected("prompt", "UTF-8", got))
+                continue
             interrupted = False
             try:
+                utf8(line, "prompt")
                 self._turn(line)
             except KeyboardInterrupt:
                 self._console.note("(stopped)")
             except Exception as error:
-                said = one_line(error)
-                if said is None:
-                    raise
-                self._console.warn(f"error: {said}")
+                self._refuse(error)
         return 0
+
+    def _refuse(self, error: Exception) -> None:
+        said = one_line(error)
+        if said is None:
+            raise error
+        self._console.warn(f"error: {said}")
 
     def _read(self) -> str:
         """A line; a backslash at its end asks for another."""

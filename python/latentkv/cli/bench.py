@@ -10,7 +10,7 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number
+from latentkv.cli._errors import Parser, number, text
 from latentkv.cli._progress import ProgressLine
 from latentkv.cli._table import bytes_text, count_text, markdown, table
 from latentkv.errors import expected
@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--kv",
+        type=text,
         default="",
         metavar="FORMAT,…",
         help="row formats, or K/V as in q8/q4 (default: the file's plan, else f16)",

@@ -11,6 +11,7 @@ from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.cli._errors import Parser, number
 from latentkv.errors import expected
+from latentkv.text import utf8
 
 _EPILOG = """examples:
   latentkv chat model.gguf -c 65536 --kv q4
@@ -81,6 +82,7 @@ def _one_shot_prompt(args: argparse.Namespace) -> str | None:
         return None
     if not prompt:
         raise expected("prompt", "some text from -p, -f or the pipe", "nothing")
+    utf8(prompt, "prompt")
     return str(prompt)
 
 

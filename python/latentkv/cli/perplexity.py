@@ -11,7 +11,7 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number
+from latentkv.cli._errors import Parser, number, text
 from latentkv.cli._progress import ProgressLine, bar
 from latentkv.cli._table import table
 from latentkv.errors import expected
@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--kld-against",
+        type=text,
         metavar="REF",
         help="compare with another cache on the same tokens: a format (f16, q8_0) or GGUF[:format]",
     )
