@@ -36,9 +36,14 @@ class Window:
             return Window(regions.get("recent", 0), regions.get("recent_ratio", 0.0))
         return Window(max(0, recent), max(0.0, ratio))
 
+    def __str__(self) -> str:
+        share = f"{100 * self.ratio:.4g} %" if self.ratio else ""
+        return " or ".join(filter(None, (str(self.recent) if self.recent or not share else "", share)))
+
     def tokens(self, count: int) -> int:
         """Of `count` cached tokens."""
-        return max(self.recent, math.ceil(self.ratio * count))
+        # files hold the ratio in f32: 0.1 of 100 tokens are 10, not 11
+        return max(self.recent, math.ceil((self.ratio - 1e-7) * count))
 
 
 class Evaluator:

@@ -15,6 +15,7 @@ import numpy as np
 from latentkv import kv_budget
 from latentkv.allocation import Table, allocate, total
 from latentkv.errors import expected
+from latentkv.evaluator import Window
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -30,7 +31,8 @@ class Allocation:
     k_plan: tuple[str, ...]
     v_plan: tuple[str, ...]
     n_ctx: int  # at which the budget was counted
-    kld: float  # nats per token
+    kld: float | None  # nats per token; None where `unmeasured`
+    unmeasured: str  # how the exact tokens differ from those that the file's plans were measured with, or ""
 
     def options(self) -> dict[str, list[str]]:
         """The keywords of Session and Model.forecast."""
@@ -72,8 +74,9 @@ def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
     chosen = allocate(groups, _row_bytes(model, budget, n_ctx, regions), penalty)
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
-    kld = forecast(master, total(groups, chosen, penalty))
-    return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), n_ctx, kld)
+    differs = unmeasured(model.regions, **regions)
+    kld = None if differs else forecast(master, total(groups, chosen, penalty))
+    return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), n_ctx, kld, differs)
 
 
 def forecast(master: Mapping[str, Any], predicted: float) -> float:
@@ -83,6 +86,32 @@ def forecast(master: Mapping[str, Any], predicted: float) -> float:
     at = np.log(max(predicted, 1e-30))
     inside = np.clip(at, x[0], x[-1])
     return float(np.exp(np.interp(inside, x, y) + at - inside))
+
+
+def unmeasured(
+    file: Mapping[str, Any],
+    sink: int = -1,
+    recent: int = -1,
+    recent_ratio: float = -1.0,
+    kv_sink: str = "",
+    kv_recent: str = "",
+) -> str:
+    """`recent 128, asked for 0` where the file's plans were measured with other exact tokens, or "".
+
+    With 0 exact tokens in place of 132, a plan of 0.0005 nats was measured at 0.12: no forecast holds there.
+    """
+    window, own = Window.of(file, recent, recent_ratio), Window.of(file, -1, -1)
+    n_sink = file["sink"] if sink < 0 else sink
+    differences = []
+    if n_sink != file["sink"]:
+        differences.append(f"sink {file['sink']}, asked for {n_sink}")
+    if window.recent != own.recent or abs(window.ratio - own.ratio) > 1e-6:
+        differences.append(f"recent {own}, asked for {window}")
+    for name, there, asked in (("sink", n_sink, kv_sink), ("recent", window != Window(), kv_recent)):
+        measured = file[f"{name}_format"]
+        if there and asked and asked != measured:
+            differences.append(f"{name} tokens in {measured}, asked for {asked}")
+    return "; ".join(differences)
 
 
 def _tables(side: Mapping[str, Any]) -> list[Table]:

@@ -83,6 +83,48 @@ def test_more_bytes_are_expected_to_cost_less(master: Any) -> None:
     assert kld[0] > 3 * kld[6] > 100 * kld[-1] > 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"sink": 0}, "sink 4, asked for 0"),
+        ({"sink": 0, "kv_sink": "q1"}, "sink 4, asked for 0"),
+        ({"recent": 0}, "recent 128, asked for 0"),
+        ({"recent_ratio": 0.1}, "recent 128, asked for 10 %"),
+        ({"recent": 128, "recent_ratio": 0.1}, "recent 128, asked for 128 or 10 %"),
+        ({"kv_sink": "q1"}, "sink tokens in f16, asked for q1"),
+        ({"kv_recent": "q1", "recent": 64}, "recent 128, asked for 64; recent tokens in f16, asked for q1"),
+        ({"sink": 4, "recent": 128, "kv_sink": "f16", "kv_recent": "f16"}, ""),
+        ({}, ""),
+    ],
+)
+def test_no_forecast_for_other_exact_tokens(master: Any, asked: dict[str, Any], said: str) -> None:
+    chosen = choose(master, "14%", **asked)
+    assert chosen.unmeasured == said
+    assert (chosen.kld is None) == bool(said)
+
+
+def test_info_says_what_was_not_measured(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from latentkv.cli import main
+
+    exact = ["--sink", "0", "--recent", "0"]
+    assert main(["info", str(path), *exact]) == 0
+    out, err = capfd.readouterr()
+    reason = "no expected KLD: it was measured with sink 4, asked for 0; recent 128, asked for 0"
+    assert out.splitlines()[-1] == reason
+    assert all(line.endswith(" –") for line in out.splitlines()[-6:-1])
+    # the line of a session with the same options
+    session(model(path), n_ctx=1024, sink=0, recent=0)
+    assert err.startswith("warning: [recent] expected at least 128 ")
+    assert err in capfd.readouterr().err
+    assert main(["info", str(path), *exact, "--json"]) == 0
+    assert [row["kld"] for row in json.loads(capfd.readouterr().out)["budgets"]] == [None] * 5
+    assert main(["info", str(path)]) == 0
+    out, err = capfd.readouterr()
+    assert "–" not in out
+    assert "no expected" not in out
+    assert err == ""
+
+
 def test_llama_takes_a_budget(path: Path) -> None:
     from latentkv import Llama
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
     model = _core.Model(args.model)
     n_ctx = args.ctx_size or model.n_ctx_train
+    warn_of_window(model, args, n_ctx)
     report = {
         "file": summary(model, args.model, _core.build_info()["formats"]),
         "layers": planned_layers(model, args),
@@ -33,6 +35,22 @@ def main(argv: Sequence[str]) -> int:
     }
     print(json.dumps(report, indent=2, default=str) if args.json else text(report, model, n_ctx))
     return 0
+
+
+def warn_of_window(model: Any, args: argparse.Namespace, n_ctx: int) -> None:
+    """What a session with these options says, in its words."""
+    from latentkv.evaluator import Window
+
+    sink = model.regions["sink"] if args.sink < 0 else args.sink
+    length = max(0, n_ctx - sink)
+    fitted = Window.of(model.regions, -1, -1).tokens(max(0, n_ctx - model.regions["sink"]))
+    asked = Window.of(model.regions, args.recent, args.recent_ratio).tokens(length)
+    if asked < fitted:
+        print(
+            f"warning: [recent] expected at least {fitted} recent tokens, the window this file's plan was "
+            f"fitted for; got {asked}",
+            file=sys.stderr,
+        )
 
 
 def summary(model: Any, path: str, formats: list[str]) -> dict[str, Any]:
@@ -100,6 +118,7 @@ def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
                 "total": cache["total"],
                 "per_token": cache["per_token"],
                 "kld": chosen.kld,
+                "unmeasured": chosen.unmeasured,
             }
         )
     return sorted(found, key=lambda row: -row["total"])
@@ -294,14 +313,17 @@ def _budgets(rows: list[dict[str, Any]]) -> str:
             row["budget"],
             f"{row['per_token']:.1f}",
             f"{bytes_text(row['total'])} at {row['n_ctx']}",
-            f"{row['kld']:.2g}",
+            "–" if row["kld"] is None else f"{row['kld']:.2g}",
         ]
         for row in rows
     ]
     head = (
         "budgets of this master file, exact tokens and bookkeeping included; expected KLD in nats per token"
     )
-    return head + "\n" + table(["--kv-budget", "bytes/token", "whole cache", "expected KLD"], cells)
+    shown = head + "\n" + table(["--kv-budget", "bytes/token", "whole cache", "expected KLD"], cells)
+    if rows and (differs := rows[0]["unmeasured"]):
+        shown += f"\nno expected KLD: it was measured with {differs}"
+    return shown
 
 
 def _parser() -> argparse.ArgumentParser:
