@@ -20,7 +20,7 @@ from latentkv.generation import generate, sample
 from latentkv.master import planned
 from latentkv.sampling import RANDOM_SEED
 from latentkv.state import load_state, save_state
-from latentkv.template import ChatTemplate, template_of
+from latentkv.template import ChatTemplate, require_built_in, template_of
 from latentkv.text import utf8
 from latentkv.timings import Timings
 from latentkv.turns import in_turn
@@ -83,6 +83,7 @@ class Llama(Evaluator):
         **llama_cpp: Any,
     ) -> None:
         compat.check(llama_cpp)
+        require_built_in(chat_format)
         n_ctx = ranges.N_CTX.check("n_ctx", n_ctx)
         n_batch = ranges.N_BATCH.check("n_batch", n_batch)
         n_ubatch = min(n_batch, ranges.N_BATCH.check("n_ubatch", n_ubatch))

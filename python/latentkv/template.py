@@ -101,9 +101,8 @@ def content_text(content: Any) -> str:
     return "".join(part["text"] for part in content)
 
 
-def template_of(model: _core.Model, name: str | None = None, source: str | None = None) -> ChatTemplate:
-    """The template to use: `source`, else the built-in `name`, else the file's, else ChatML with a
-    warning."""
+def require_built_in(name: str | None) -> None:
+    """Refuses a `chat_format` that is no built-in template's name."""
     if name is not None and name not in BUILT_IN:
         raise expected(
             "chat_format",
@@ -111,6 +110,12 @@ def template_of(model: _core.Model, name: str | None = None, source: str | None 
             repr(name),
             "pass chat_template",
         )
+
+
+def template_of(model: _core.Model, name: str | None = None, source: str | None = None) -> ChatTemplate:
+    """The template to use: `source`, else the built-in `name`, else the file's, else ChatML with a
+    warning."""
+    require_built_in(name)
     bos, eos = (_special(model, token) for token in (model.token_bos(), model.token_eos()))
     if source is None and name is None:
         source = model.chat_template

@@ -47,6 +47,13 @@ def test_options(args: list[str], message: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", f"error: {message}; got {got}\n")
 
 
+@pytest.mark.parametrize("formats", ["q4,", ",q4", "q4,,q8"])
+def test_bench_of_no_format(formats: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "none.gguf", "--kv", formats]) == 2
+    line = f"error: [--kv] expected formats separated by commas; got {formats!r}\n"
+    assert capsys.readouterr() == ("", line)
+
+
 def test_depth_and_test_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "none.gguf", "-d", "200000000", "-p", "200000000"]) == 2
     line = "error: [-d, -p, -n] expected 1 … 268435456; got 400000000\n"
@@ -73,6 +80,15 @@ def test_depth_and_test_together(capsys: pytest.CaptureFixture[str]) -> None:
 def test_llama(scripted: Callable[..., Any], name: str, value: float) -> None:
     with pytest.raises(LatentKVError, match=rf"^\[{name}\] expected .*; got {value}$"):
         scripted(**{name: value})
+
+
+def test_chat_format_is_refused_at_once(scripted: Callable[..., Any]) -> None:
+    wanted = (
+        r"^\[chat_format\] expected None \(the file's own\) or one of chatml; got 'nope'; pass chat_template$"
+    )
+    with pytest.raises(LatentKVError, match=wanted):
+        scripted(chat_format="nope")
+    assert "<|im_start|>" in scripted(chat_format="chatml").chat_template.source
 
 
 @pytest.mark.parametrize("call", ["create_completion", "create_chat_completion"])

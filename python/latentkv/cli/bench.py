@@ -25,6 +25,9 @@ _EPILOG = """examples:
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     depths = numbers(args.depth, "-d")
+    formats = [name.strip() for name in args.kv.split(",")]
+    if len(formats) > 1 and not all(formats):
+        raise expected("--kv", "formats separated by commas", repr(args.kv))
     if not args.n_prompt + args.n_gen:
         raise expected("-p, -n", "a test with tokens", f"-p {args.n_prompt} -n {args.n_gen}")
     ranges.N_CTX.plain().check("-d, -p, -n", max(depths) + max(args.n_prompt, args.n_gen))
@@ -36,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     session_options = options.cache_options(args) | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
     with ProgressLine() as line:
-        for kv in [name.strip() for name in args.kv.split(",")]:
+        for kv in formats:
             for depth in depths:
                 rows += measure(
                     model,
