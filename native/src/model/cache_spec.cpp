@@ -101,6 +101,11 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
     const auto energy = file.find_f32_array(keys.energy);
     if (energy) {
         expect_length(keys.energy, layers.size(), energy->size());
+        for (const float share : *energy) {
+            if (!(share >= 0.0F && share <= 1.001F)) {  // a sum that rounds up
+                fail(keys.energy, "expected shares from 0 to 1; got ", share);
+            }
+        }
     }
 
     for (size_t il = 0; il < layers.size(); il++) {

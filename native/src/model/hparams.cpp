@@ -1,5 +1,6 @@
 #include "model/hparams.h"
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -41,6 +42,14 @@ BlockDescription read_block(const GgufFile& file, const std::string& architectur
 
 }  // namespace
 
+float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent) {
+    const auto found = file.find_f32(key);
+    if (found && !(*found >= low && *found <= high)) {
+        fail(key, "expected a number from ", low, " to ", high, "; got ", *found);
+    }
+    return found.value_or(absent);
+}
+
 HParams read_hparams(const GgufFile& file) {
     HParams h;
     h.architecture = file.get_string("general.architecture");
@@ -78,7 +87,7 @@ HParams read_hparams(const GgufFile& file) {
     h.block = read_block(file, h.architecture);
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
-    h.norm_eps = file.find_f32(dot + epsilon).value_or(1e-5F);
+    h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
     h.n_rot = h.head_dim;
     if (file.find_u32(dot + "rope.dimension_count")) {
         h.n_rot = need("rope.dimension_count", 2, h.head_dim);
@@ -86,8 +95,8 @@ HParams read_hparams(const GgufFile& file) {
     if (h.block.position == Position::rope && h.n_rot % 2 != 0) {
         fail(dot + "rope.dimension_count", "expected an even number", "; got ", h.n_rot);
     }
-    h.clamp_kqv = file.find_f32(dot + "attention.clamp_kqv").value_or(0.0F);
-    h.max_alibi_bias = file.find_f32(dot + "attention.max_alibi_bias").value_or(0.0F);
+    h.clamp_kqv = read_float(file, dot + "attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
+    h.max_alibi_bias = read_float(file, dot + "attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);
     if (h.block.position == Position::alibi && h.max_alibi_bias <= 0.0F) {
         fail(dot + "attention.max_alibi_bias", "expected a positive number for position alibi", "; got ",
              h.max_alibi_bias);
@@ -95,7 +104,8 @@ HParams read_hparams(const GgufFile& file) {
     if (h.block.position != Position::alibi) {
         h.max_alibi_bias = 0.0F;
     }
-    h.window = static_cast<int>(file.find_u32(dot + "attention.sliding_window").value_or(0));
+    h.window =
+        static_cast<int>(std::min<uint32_t>(file.find_u32(dot + "attention.sliding_window").value_or(0), 1U << 30));
 
     const TensorInfo* embedding = file.find_tensor("token_embd.weight");
     if (embedding == nullptr || embedding->n_dims != 2 || embedding->ne[0] != h.n_embd) {

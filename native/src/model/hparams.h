@@ -51,4 +51,7 @@ struct HParams {
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.
 HParams read_hparams(const GgufFile& file);
 
+// The float of `key`, or `absent` without one. Errors: Error when it is not a number from `low` to `high`; NaN is none.
+float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent);
+
 }  // namespace lkv

@@ -22,6 +22,10 @@ std::vector<double> read_factors(const GgufFile& file, const char* name, int n) 
     }
     std::vector<float> raw(static_cast<size_t>(n));
     std::memcpy(raw.data(), info->data, info->bytes);
+    const auto bad = std::find_if(raw.begin(), raw.end(), [](float f) { return !(std::isfinite(f) && f > 0.0F); });
+    if (bad != raw.end()) {
+        fail(name, "expected finite divisors above 0; got ", *bad);
+    }
     return {raw.begin(), raw.end()};
 }
 
@@ -44,17 +48,23 @@ Rope read_rope(const GgufFile& file, const HParams& hparams, int n_ctx) {
     }
     const std::string prefix = hparams.architecture + ".rope.";
     const int n_half = hparams.n_rot / 2;
-    const double file_base = file.find_f32(prefix + "freq_base").value_or(10000.0F);
+    const double file_base = read_float(file, prefix + "freq_base", 1.0F, 1e15F, 10000.0F);
     const std::string_view scaling = file.find_string(prefix + "scaling.type").value_or("none");
-    const double factor = file.find_f32(prefix + "scaling.factor").value_or(1.0F);
-    const double n_ctx_orig =
-        file.find_u32(prefix + "scaling.original_context_length").value_or(static_cast<uint32_t>(hparams.n_ctx_train));
-    const double attn_factor = file.find_f32(prefix + "scaling.attn_factor").value_or(1.0F);
+    // a factor that no scaling uses may be 0
+    const bool by_factor = scaling == "linear" || scaling == "yarn";
+    const double factor = by_factor ? read_float(file, prefix + "scaling.factor", 1e-3F, 1e6F, 1.0F) : 1.0;
+    const std::string orig_key = prefix + "scaling.original_context_length";
+    const double n_ctx_orig = file.find_u32(orig_key).value_or(static_cast<uint32_t>(hparams.n_ctx_train));
+    if (n_ctx_orig < 1) {
+        fail(orig_key, "expected a number of tokens from 1; got ", n_ctx_orig);
+    }
+    const double attn_factor = read_float(file, prefix + "scaling.attn_factor", 1e-3F, 1e3F, 1.0F);
 
     double base = file_base;
-    if (const auto dynamic = file.find_f32(key::rope_dynamic_factor); dynamic && n_ctx > hparams.n_ctx_train) {
+    const double dynamic = read_float(file, std::string(key::rope_dynamic_factor), 1e-3F, 1e6F, 0.0F);
+    if (dynamic > 0 && n_ctx > hparams.n_ctx_train) {
         const double n = hparams.n_rot;
-        base *= std::pow(*dynamic * n_ctx / hparams.n_ctx_train - (*dynamic - 1.0), n / (n - 2.0));
+        base *= std::pow(dynamic * n_ctx / hparams.n_ctx_train - (dynamic - 1.0), n / (n - 2.0));
     }
 
     std::vector<double> divisors = read_factors(file, "rope_freqs.weight", n_half);
@@ -77,12 +87,12 @@ Rope read_rope(const GgufFile& file, const HParams& hparams, int n_ctx) {
         if (scaling == "linear") {
             freq /= factor;
         } else if (scaling == "yarn") {
-            const double beta_fast = file.find_f32(prefix + "scaling.yarn_beta_fast").value_or(32.0F);
-            const double beta_slow = file.find_f32(prefix + "scaling.yarn_beta_slow").value_or(1.0F);
+            const double beta_fast = read_float(file, prefix + "scaling.yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
+            const double beta_slow = read_float(file, prefix + "scaling.yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
             const double keep = yarn_extrapolation(i, hparams.n_rot, base, n_ctx_orig, beta_fast, beta_slow);
             freq = freq / factor * (1.0 - keep) + freq * keep;
         } else if (scaling != "none" && scaling != "longrope") {
-            fail("rope", "expected rope.scaling.type none, linear, yarn or longrope", "; got ", scaling);
+            fail("rope", "expected rope.scaling.type none, linear, yarn or longrope", "; got ", quoted(scaling));
         }
         rope.freqs[at] = static_cast<float>(freq);
         // ggml divides its own f32 base power; hand it the ratio so that both see the same frequency

@@ -1,0 +1,51 @@
+"""GGUFs whose bytes were changed: one line says what is wrong, and nothing aborts."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EPSILON = "llama.attention.layer_norm_rms_epsilon"
+
+
+def patched(source: Path, target: Path, key: str, value: bytes) -> Path:
+    """A copy in which the scalar of `key` has other bytes."""
+    data = bytearray(source.read_bytes())
+    at = data.index(key.encode()) + len(key) + 4  # its type
+    data[at : at + len(value)] = value
+    target.write_bytes(data)
+    return target
+
+
+def core() -> Any:
+    from latentkv import _core
+
+    return _core
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-5, 2.0])
+def test_an_epsilon_out_of_range(latent_gguf: Path, tmp_path: Path, value: float) -> None:
+    path = patched(latent_gguf, tmp_path / "bad.gguf", EPSILON, struct.pack("<f", value))
+    with pytest.raises(
+        ValueError, match=rf"^\[{EPSILON}\] expected a number from 0 to 1; got -?[0-9.einfa-]+$"
+    ):
+        core().Model(str(path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -10000.0, 0.0])
+def test_a_rotary_base_out_of_range(latent_gguf: Path, tmp_path: Path, value: float) -> None:
+    path = patched(latent_gguf, tmp_path / "bad.gguf", "llama.rope.freq_base", struct.pack("<f", value))
+    with pytest.raises(
+        ValueError, match=r"^\[llama.rope.freq_base\] expected a number from 1 to 1e\+15; got "
+    ):
+        core().Session(core().Model(str(path)), n_ctx=64, n_threads=1)
+
+
+def test_a_kept_share_that_is_no_number(latent_gguf: Path, tmp_path: Path) -> None:
+    first = struct.pack("<IQf", 6, 8, float("nan"))  # an array's type, its length, an element
+    path = patched(latent_gguf, tmp_path / "bad.gguf", "latentkv.k.energy", first)
+    with pytest.raises(ValueError, match=r"^\[latentkv.k.energy\] expected shares from 0 to 1; got -?nan$"):
+        core().Model(str(path))
