@@ -80,6 +80,27 @@ void test_getters_refuse() {
     CHECK_REFUSED("expected the tensor 'nope'", file.tensor("nope"));
 }
 
+// Messages are valid UTF-8 on one line, whatever the file says.
+void test_quoted() {
+    const auto quoted = [](std::string_view text) { return lkv::quoted(text); };
+    CHECK(quoted("a\n\x1f\x7f") == "'a\\x0a\\x1f\\x7f'");
+    CHECK(quoted("k\xff.b\x80") == "'k\\xff.b\\x80'");
+    CHECK(quoted("é → \U0001f600") == "'é → \U0001f600'");
+    CHECK(quoted("\xc3") == "'\\xc3'");                                      // cut short
+    CHECK(quoted("\xc0\xaf\xe0\x80\xaf") == "'\\xc0\\xaf\\xe0\\x80\\xaf'");  // overlong
+    CHECK(quoted("\xed\xa0\x80") == "'\\xed\\xa0\\x80'");                    // a surrogate
+    CHECK(quoted("\xf4\x90\x80\x80") == "'\\xf4\\x90\\x80\\x80'");           // beyond U+10FFFF
+    CHECK(quoted(std::string(80, 'a')) == "'" + std::string(80, 'a') + "'");
+    CHECK(quoted(std::string(81, 'a')) == "'" + std::string(80, 'a') + "…'");
+    CHECK(quoted(std::string(79, 'a') + "é") == "'" + std::string(79, 'a') + "…'");  // whole characters
+
+    GgufBytes file;
+    file.value<uint32_t>("k\xff", GgufType::u32, 1);
+    file.value<uint32_t>("k\xff", GgufType::u32, 1);
+    CHECK_REFUSED("expected every key once; got 'k\\xff' twice", GgufFile(file.bytes()));
+    CHECK_REFUSED("[a\\x0a\\xff] got b\\xfe", lkv::fail("a\n\xff", "got ", "b\xfe"));
+}
+
 using Edit = std::function<void(GgufBytes&)>;
 
 void refused(const char* part, const Edit& edit) {
@@ -213,6 +234,7 @@ void test_byte_flips() {
 int main() {
     test_reads();
     test_getters_refuse();
+    test_quoted();
     test_refusals();
     test_files();
     test_truncation();

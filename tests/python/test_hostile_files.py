@@ -49,3 +49,15 @@ def test_a_kept_share_that_is_no_number(latent_gguf: Path, tmp_path: Path) -> No
     path = patched(latent_gguf, tmp_path / "bad.gguf", "latentkv.k.energy", first)
     with pytest.raises(ValueError, match=r"^\[latentkv.k.energy\] expected shares from 0 to 1; got -?nan$"):
         core().Model(str(path))
+
+
+def test_bytes_that_are_no_text(run: Any, latent_gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(latent_gguf.read_bytes().replace(b"latentkv.block.norm", b"latentkv.block.nor\xff"))
+    said = r"[gguf] expected only latentkv.* keys of version 1 (docs/gguf.md); got 'latentkv.block.nor\xff'"
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        core().Model(str(path))
+    assert type(error.value) is core().Error
+    assert str(error.value) == said
+    done = run("info", path)
+    assert (done.returncode, done.stderr) == (2, f"error: {said}\n")

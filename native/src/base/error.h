@@ -15,25 +15,12 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-// Text from a file or a caller as it may appear in a one-line message: control characters as \xNN, at most 80 bytes.
-inline std::string quoted(std::string_view text) {
-    constexpr size_t longest = 80;
-    constexpr std::string_view hex = "0123456789abcdef";
+// One line of valid UTF-8: control characters, and bytes that are no UTF-8, as \xNN.
+std::string printable(std::string_view text);
 
-    std::string out = "'";
-    for (char c : text.substr(0, longest)) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (byte < 0x20 || byte == 0x7f) {
-            out += "\\x";
-            out += hex[byte >> 4];
-            out += hex[byte & 15];
-        } else {
-            out += c;
-        }
-    }
-    out += text.size() > longest ? "…'" : "'";
-    return out;
-}
+// Text from a file or a caller as it may appear in a message: printable, its first 80 bytes (or up to 3 fewer, so that no
+// character is cut).
+std::string quoted(std::string_view text);
 
 // Concatenates the parts as `<<` does; one-byte integers print as numbers.
 template <typename... Parts>
@@ -53,10 +40,10 @@ std::string concat(const Parts&... parts) {
     return std::move(out).str();
 }
 
-// Throws Error with the text `[where] part part …`.
+// Throws Error with the text `[where] part part …`, printable: a part, or `where`, may hold what a file says.
 template <typename... Parts>
 [[noreturn]] void fail(std::string_view where, const Parts&... parts) {
-    throw Error(concat('[', where, "] ", parts...));
+    throw Error(printable(concat('[', where, "] ", parts...)));
 }
 
 }  // namespace lkv
