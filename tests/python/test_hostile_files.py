@@ -61,3 +61,24 @@ def test_bytes_that_are_no_text(run: Any, latent_gguf: Path, tmp_path: Path) -> 
     assert str(error.value) == said
     done = run("info", path)
     assert (done.returncode, done.stderr) == (2, f"error: {said}\n")
+
+
+def test_a_warning_says_so_once(run: Any, latent_gguf: Path, tmp_path: Path) -> None:
+    data = latent_gguf.read_bytes()
+    entries = b"".join(
+        struct.pack("<Q", len(key)) + key + value
+        for key, value in (
+            (b"latentkv.regions.recent", struct.pack("<II", 4, 64)),
+            (b"x", struct.pack("<IQ", 8, 4) + b"fill"),
+        )
+    )
+    assert len(entries) % 32 == 0  # the tensors stay aligned
+    (n_keys,) = struct.unpack_from("<Q", data, 16)
+    path = tmp_path / "window.gguf"
+    path.write_bytes(data[:16] + struct.pack("<Q", n_keys + 2) + entries + data[24:])
+    done = run("chat", path, "-p", "x", "-n", "1", "-c", "128", "-t", "1", "--recent", "1", "--temp", "0")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "[recent]" in line] == [
+        "warning: [recent] expected at least 64 recent tokens, the window this file's plan was fitted for; "
+        "got 1"
+    ]

@@ -12,7 +12,7 @@ enum class LogLevel : int { error = 0, warning = 1, info = 2, debug = 3 };
 
 void set_log_level(LogLevel level);  // default: warning
 LogLevel log_level();
-void write_log(LogLevel level, std::string_view line);
+void write_log(LogLevel level, std::string_view line);  // puts `error: ` or `warning: ` before the line
 
 template <typename... Parts>
 void log(LogLevel level, const Parts&... parts) {

@@ -160,8 +160,8 @@ void Model::load_tensors(const ModelOptions& options) {
     if (options.n_gpu_layers != 0) {
         gpu_memory_ = lkv::gpu_memory(gpu_absent_);
         if (gpu_memory_ == nullptr) {
-            log(LogLevel::warning, "warning: [gpu] expected a GPU for n_gpu_layers ", options.n_gpu_layers,
-                "; got none (", gpu_absent_, "); every layer runs on the CPU");
+            log(LogLevel::warning, "[gpu] expected a GPU for n_gpu_layers ", options.n_gpu_layers, "; got none (",
+                gpu_absent_, "); every layer runs on the CPU");
         } else if (options.n_gpu_layers > 0 && options.n_gpu_layers < h.n_layer) {
             fail("gpu", "expected 0 or at least ", h.n_layer,
                  ", all layers of this model, for -ngl / n_gpu_layers; got ", options.n_gpu_layers);

@@ -467,8 +467,8 @@ private:
         }
         if (recorded != nullptr) cudaGraphDestroy(recorded);
         if (recording_ == nullptr) {
-            log(LogLevel::warning, "warning: [cuda] expected to record the step; got ",
-                cudaGetErrorString(cudaGetLastError()), "; every step is launched node by node");
+            log(LogLevel::warning, "[cuda] expected to record the step; got ", cudaGetErrorString(cudaGetLastError()),
+                "; every step is launched node by node");
             recordable_ = false;
             return enqueue(graph);
         }

@@ -195,7 +195,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     const int n_ctx = cache_.options().n_ctx;
     // sequences of one cache share its context
     if (spec.fitted_context > 0 && n_ctx / cache_.options().n_seq_max > spec.fitted_context) {
-        log(LogLevel::warning, "warning: [context] expected at most ", spec.fitted_context,
+        log(LogLevel::warning, "[context] expected at most ", spec.fitted_context,
             " positions, the context this file's K basis was fitted for; got n_ctx ", n_ctx);
     }
     KvCacheOptions fitted;
@@ -203,7 +203,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     fitted.recent = spec.recent;
     fitted.recent_ratio = static_cast<double>(spec.recent_ratio);
     if (cache_.options().window(n_ctx) < fitted.window(n_ctx)) {
-        log(LogLevel::warning, "warning: [recent] expected at least ", fitted.window(n_ctx),
+        log(LogLevel::warning, "[recent] expected at least ", fitted.window(n_ctx),
             " recent tokens, the window this file's plan was fitted for; got ", cache_.options().window(n_ctx));
     }
     ggml_threadpool_params params = ggml_threadpool_params_default(std::max(n_threads_, n_threads_batch_));
@@ -220,7 +220,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         }
         if (prefill_ == Prefill::lazy) {
             log(LogLevel::warning,
-                "warning: [prefill] expected eager on a GPU; got lazy, which runs on the CPU only: "
+                "[prefill] expected eager on a GPU; got lazy, which runs on the CPU only: "
                 "prompts are compressed as they come; use -ngl 0 for lazy");
             prefill_ = Prefill::eager;
         }
