@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,32 @@ def test_a_warning_says_so_once(run: Any, latent_gguf: Path, tmp_path: Path) -> 
         "warning: [recent] expected at least 64 recent tokens, the window this file's plan was fitted for; "
         "got 1"
     ]
+
+
+def test_a_forecast_costs_no_memory(latent_gguf: Path) -> None:
+    """2^28 cells are 3 GiB of positions and sequences, and take seconds to write."""
+    model = core().Model(str(latent_gguf))
+    small, start = model.forecast(1 << 12), time.process_time()
+    large = model.forecast(1 << 28)
+    assert time.process_time() - start < 0.5
+    assert large["total"] == small["total"] << 16
+    with pytest.raises(ValueError, match=r"^\[n_ctx\] expected a value from 1 to 268435456; got 268435457$"):
+        model.forecast((1 << 28) + 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_a_cache_that_the_system_refuses_is_refused_at_once(latent_gguf: Path) -> None:
+    """Its rows come before its cells, whose pages are written."""
+    import resource
+
+    model = core().Model(str(latent_gguf))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    start = time.process_time()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30), before[1]))
+    try:
+        with pytest.raises(ValueError, match=r"^\[memory\] expected \d+ bytes; got "):
+            core().Session(model, n_ctx=1 << 28, n_threads=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert time.process_time() - start < 0.5

@@ -4,6 +4,11 @@
 
 namespace lkv {
 
+void Cells::allocate() {
+    pos_.assign(static_cast<size_t>(capacity_), -1);
+    seq_.assign(static_cast<size_t>(capacity_), 0);
+}
+
 int Cells::claim(int32_t pos, uint64_t seq_mask) {
     int slot = first_free_;
     while (used(slot)) {

@@ -15,11 +15,11 @@ constexpr int max_sequences = 64;  // one bit each in a slot's mask
 class Cells {
 public:
     // block: slots that are claimed together, 1 = each alone; divides n_slots.
-    explicit Cells(int n_slots, int block = 1)
-        : pos_(static_cast<size_t>(n_slots), -1), seq_(static_cast<size_t>(n_slots), 0), block_(block) {}
+    explicit Cells(int n_slots, int block = 1) : capacity_(n_slots), block_(block) {}
+    void allocate();  // before the first claim; until then every slot is free, and none costs memory
 
     int block() const { return block_; }
-    int capacity() const { return static_cast<int>(pos_.size()); }
+    int capacity() const { return capacity_; }
     int n_used() const { return n_used_; }
     int n_occupied() const { return block_ == 1 ? n_used_ : n_blocks_ * block_; }
     int n_free() const { return capacity() - n_occupied(); }
@@ -48,6 +48,7 @@ public:
 private:
     std::vector<int32_t> pos_;
     std::vector<uint64_t> seq_;
+    int capacity_;
     int block_;
     int n_blocks_ = 0;  // blocks with a used slot; counted where block_ > 1
     int n_used_ = 0;

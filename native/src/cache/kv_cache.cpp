@@ -78,20 +78,34 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
     }
     f16_per_token_ = 2.0 * 2.0 * hparams.width_kv() * hparams.n_layer;
     if (options_.sink > 0) {
-        add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, allocate);
+        add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format);
     }
     if (options_.keeps_recent()) {
         const int share = static_cast<int>(std::ceil(options_.recent_ratio * options_.n_ctx));
         const int64_t slots =
             int64_t{options_.recent + demotion_batch} * options_.n_seq_max + share + options_.n_ubatch;
         add_region(hparams, spec, "recent", static_cast<int>(std::min<int64_t>(slots, options_.n_ctx)),
-                   options_.recent_format, allocate);
+                   options_.recent_format);
     }
-    add_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, allocate);
+    add_region(hparams, spec, "middle", options_.n_ctx, std::nullopt);
+    if (allocate) {
+        allocate_regions();
+    }
+}
+
+// Rows first: their pages are untouched, and a system that refuses them does so before any cell is written.
+void KvCache::allocate_regions() {
+    for (Region& region : regions_) {
+        const size_t bytes = region.k_bytes + region.v_bytes;
+        region.storage = device_ != nullptr ? device_->allocate(bytes) : std::make_unique<HostStorage>(bytes);
+    }
+    for (Region& region : regions_) {
+        region.cells.allocate();
+    }
 }
 
 void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
-                         std::optional<RegionFormat> format, bool allocate) {
+                         std::optional<RegionFormat> format) {
     n_slots = round_up(n_slots, slot_tile);
     Region region{std::move(name), Cells(n_slots), {}, nullptr, 0, 0};
     bool blocks = false;
@@ -125,9 +139,6 @@ void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::str
             fail("kv k", "expected a format of single tokens on a GPU; choose --kv q8 … q2 or -ngl 0; got ", format);
         }
         region.cells = Cells(n_slots, block_slots);
-    }
-    if (allocate) {
-        region.storage = device_ != nullptr ? device_->allocate(offset) : std::make_unique<HostStorage>(offset);
     }
     regions_.push_back(std::move(region));
 }

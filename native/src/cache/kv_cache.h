@@ -154,7 +154,8 @@ private:
 
     // `format`: of every segment; none given: the middle's plan.
     void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
-                    std::optional<RegionFormat> format, bool allocate);
+                    std::optional<RegionFormat> format);
+    void allocate_regions();
     int region_index(const char* name) const;  // -1 = absent
     void check_room(size_t n) const;
     template <typename F>
