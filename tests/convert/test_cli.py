@@ -223,6 +223,49 @@ def test_bad_checkpoints(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "k_proj.weight] expected shape [128, 96] from config.json; got [64, 96]" in line(directory)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changed", "message"),
+    [
+        ("llama", {"intermediate_size": 64}, "mlp.up_proj.weight] expected shape [64, 96] from config.json"),
+        ("phi3", {"intermediate_size": 64}, "mlp.gate_up_proj.weight] expected shape [128, 128] from config"),
+        (
+            "opt",
+            {"max_position_embeddings": 600},
+            "embed_positions.weight] expected 602 rows from config.json",
+        ),
+        ("mpt", {"attn_config": 3}, "[config.json] expected fields as transformers writes them for mpt"),
+        (
+            "phi3",
+            {"rope_scaling": None, "partial_rotary_factor": float("inf")},
+            "expected fields as transformers",
+        ),
+        ("llama", {"pad_token_id": True}, "[tokenizer] expected a number as pad_token_id; got True"),
+    ],
+)
+def test_config_of_another_model(
+    tiny: Tiny,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    model_type: str,
+    changed: dict[str, Any],
+    message: str,
+) -> None:
+    """Its numbers are in range but are not those of the weights, or are of another kind."""
+    directory = tiny(model_type)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changed))
+    assert message in refused(capsys, [str(directory), "--method", "none"], tmp_path / "out.gguf")
+
+
+def test_bpe_without_merges(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tiny()
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = []
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    line = refused(capsys, [str(directory), "--method", "none"], tmp_path / "out.gguf")
+    assert line.startswith("error: [tokenizer.json] expected a BPE with a merge or more")
+
+
 def test_damaged_weights(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.gguf"
     weights = tiny() / "model.safetensors"

@@ -70,12 +70,21 @@ def convert(recipe: Recipe) -> report.Report:
 
 
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
-    """The K and V projections and the embedding have the shapes the config promises."""
+    """The K and V projections, the FFN, the embedding and a table of positions have the shapes the config
+    promises."""
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
     for side in SIDES:
         projection = spec.projections[side]
         width = spec.kv_width if projection.rows is None else spec.q_width + 2 * spec.kv_width
         expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
+    targets = {role.target: role for role in spec.layer_tensors}
+    packed = spec.block.ffn == "gated" and "ffn_gate.weight" not in targets
+    n_ff = spec.keys["feed_forward_length"] * (2 if packed else 1)
+    expected[f"{spec.layers}.0.{targets['ffn_up.weight'].source}"] = (n_ff, spec.n_embd)
+    for role in spec.global_tensors:
+        if role.rows is not None and checkpoint.shape(role.source)[0] <= role.rows[-1]:
+            got = f"{checkpoint.shape(role.source)[0]}"
+            raise ConvertError(role.source, f"{role.rows[-1] + 1} rows from config.json", got)
     for name, shape in expected.items():
         if checkpoint.shape(name) != shape:
             raise ConvertError(

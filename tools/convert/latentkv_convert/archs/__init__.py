@@ -52,7 +52,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         spec: ModelSpec = importlib.import_module(f"{__name__}.{model_type}").model_spec(config)
     except KeyError as error:
         raise ConvertError("config.json", f"the field {error.args[0]}", "none") from None
-    except (TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ConvertError(
             "config.json", f"fields as transformers writes them for {model_type}", str(error)
         ) from None

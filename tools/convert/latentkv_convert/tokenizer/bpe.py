@@ -21,6 +21,8 @@ def read(files: TokenizerFiles, n_vocab: int, pre: str | None) -> Vocabulary:
         vocabulary.put(int(token), text, NORMAL)
     vocabulary.put_added(files.added)
     vocabulary.merges = [_merge(pair) for pair in model["merges"]]
+    if not vocabulary.merges:
+        raise ConvertError("tokenizer.json", "a BPE with a merge or more, as every reader does", "none")
     return vocabulary
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from ..checkpoint import read_json
+from ..errors import ConvertError
 from .files import TokenizerFiles
 
 # our name in the config -> libllama's key
@@ -50,6 +51,8 @@ def token_id(files: TokenizerFiles, kind: str) -> int | None:
         value = source.get(f"{kind}_token_id")
         if isinstance(value, list) and value:
             value = value[0]
+        if isinstance(value, bool):
+            raise ConvertError("tokenizer", f"a number as {kind}_token_id", str(value))
         if isinstance(value, int):
             return value
     return None
