@@ -1,5 +1,5 @@
 """Ranges of the numbers that a runtime takes from a file, refused before any work rather than when it is
-opened. The numbers of native/src/model/hparams.cpp, model/master.cpp and runtime/session.cpp."""
+opened. The numbers of latentkv/ranges.py and of native/src/model/hparams.cpp and rope.cpp."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from latentkv import ranges
+
 from .errors import ConvertError
 
-SINK = 1 << 16
-RECENT = 1 << 20
-SERVED_CONTEXT = 1 << 28
+SINK = ranges.SINK.high
+RECENT = ranges.RECENT.high
+SERVED_CONTEXT = ranges.N_CTX.high
+ROPE_BASE = (1.0, 1e15)
+ROPE_FACTOR = (1e-3, 1e6)
+ATTENTION_FACTOR = (1e-3, 1e3)
 
 # Field of config.json, under each name that an architecture here reads it by -> lowest and highest value.
 _WHOLE = {
@@ -25,7 +30,6 @@ _WHOLE = {
     ("sliding_window",): (0, (1 << 31) - 1),
 }
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon")
-_LARGEST_F32 = 3.4028234e38
 
 
 def tokens(low: int, high: int) -> Callable[[str], int]:
@@ -56,14 +60,14 @@ def check_config(config: Mapping[str, Any]) -> None:
             raise ConvertError("config.json", f"{name} from 0 to 1", _shown(value))
 
 
-def positive(where: str, name: str, value: Any) -> float:
-    """A number above 0 that f32, the type of its key, can hold.
+def number(where: str, name: str, value: Any, low: float, high: float) -> float:
+    """A number from `low` to `high`.
 
     Raises:
         ConvertError: any other.
     """
-    if not _is_number(value) or not 1e-38 < value <= _LARGEST_F32:
-        raise ConvertError(where, f"{name} above 0 and finite", _shown(value))
+    if not _is_number(value) or not low <= value <= high:
+        raise ConvertError(where, f"{name} from {low:g} to {high:g}", _shown(value))
     return float(value)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import ConvertError
 from .ir import F32
-from .limits import positive
+from .limits import ATTENTION_FACTOR, ROPE_BASE, ROPE_FACTOR, number
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")  # "su": first Phi-3 configs
 
@@ -49,7 +49,8 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def original_context(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     got = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-    return int(positive("rope", "original_max_position_embeddings", got or config["max_position_embeddings"]))
+    context = got or config["max_position_embeddings"]
+    return int(number("rope", "original_max_position_embeddings", context, 1, 1 << 30))
 
 
 def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
@@ -62,7 +63,7 @@ def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
     kind = rope["rope_type"]
     if kind not in _TYPES:
         raise ConvertError("rope", f"rope_type {', '.join(_TYPES[:-2])} or {_TYPES[-2]}", str(kind))
-    base = positive("rope", "rope_theta", rope["rope_theta"])
+    base = number("rope", "rope_theta", rope["rope_theta"], *ROPE_BASE)
     keys: dict[str, Any] = {"rope.dimension_count": n_rot, "rope.freq_base": base}
     if kind == "default":
         return Rope(keys)
@@ -70,7 +71,7 @@ def describe(config: Mapping[str, Any], n_rot: int) -> Rope:
         return _longrope(config, rope, keys, n_rot)
     if "factor" not in rope:
         raise ConvertError("rope", f"a factor for rope_type {kind}", f"{sorted(rope)}")
-    factor = positive("rope", "factor", rope["factor"])
+    factor = number("rope", "factor", rope["factor"], *ROPE_FACTOR)
     if kind == "linear":
         return Rope(keys | {"rope.scaling.type": "linear", "rope.scaling.factor": factor})
     if kind == "dynamic":
@@ -99,14 +100,15 @@ def _longrope(config: Mapping[str, Any], rope: Mapping[str, Any], keys: dict[str
         factors[name] = np.asarray(rope.get(name) or (), dtype=np.float32)
         if factors[name].shape != (n_rot // 2,):
             raise ConvertError("rope", f"{n_rot // 2} values of {name}", f"{factors[name].size}")
-    factor = positive("rope", "factor", rope.get("factor") or config["max_position_embeddings"] / original)
+    factor = rope.get("factor") or config["max_position_embeddings"] / original
+    factor = number("rope", "factor", factor, *ROPE_FACTOR)
     attention = rope.get("attention_factor")
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     keys = keys | {
         "rope.scaling.type": "longrope",
         "rope.scaling.original_context_length": original,
-        "rope.scaling.attn_factor": float(attention),
+        "rope.scaling.attn_factor": number("rope", "attention_factor", attention, *ATTENTION_FACTOR),
     }
     return Rope(keys, long_factors=factors["long_factor"], short_factors=factors["short_factor"])
 
@@ -129,7 +131,8 @@ def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], factor: float) -> 
     if attention is None and rope.get("mscale") and rope.get("mscale_all_dim"):
         attention = _mscale(factor, float(rope["mscale"])) / _mscale(factor, float(rope["mscale_all_dim"]))
     if attention is not None and not math.isclose(attention, stock, rel_tol=1e-6):
-        keys["rope.scaling.attn_factor"] = float(attention) / stock
+        attention = number("rope", "attention_factor", attention, *ATTENTION_FACTOR)
+        keys["rope.scaling.attn_factor"] = attention / stock
     return keys
 
 
