@@ -37,8 +37,8 @@ RULES = [
     (
         re.compile(r"\blatentkv\._core\b|from latentkv\b"),
         ["tools/convert"],
-        {f"tools/convert/latentkv_convert/{name}.py" for name in ("quantize", "kv_budget", "cli")},
-        "the converter needs no runtime, except to quantize weights as ggml does and to allocate a budget",
+        {f"tools/convert/latentkv_convert/{name}.py" for name in ("quantize", "kv_budget", "limits", "cli")},
+        "the converter needs no runtime but to quantize as ggml does, to allocate a budget and for limits",
     ),
 ]
 
