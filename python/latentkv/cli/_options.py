@@ -110,14 +110,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads for prefill (default: --threads)",
     )
-    group.add_argument(
-        "-ub",
-        "--ubatch-size",
-        type=number(ranges.N_UBATCH),
-        default=512,
-        metavar="N",
-        help="tokens per graph (default: 512)",
-    )
+    add_ubatch(group)
     group.add_argument(
         "-ngl",
         "--gpu-layers",
@@ -134,6 +127,17 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--require-fused", action="store_true", help="fail rather than run a slower implementation"
+    )
+
+
+def add_ubatch(group: Any) -> None:
+    group.add_argument(
+        "-ub",
+        "--ubatch-size",
+        type=number(ranges.N_UBATCH),
+        default=512,
+        metavar="N",
+        help="tokens per graph (default: 512)",
     )
 
 

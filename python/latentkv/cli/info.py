@@ -337,14 +337,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="context to forecast (default: the trained one)",
     )
-    parser.add_argument(
-        "-ub",
-        "--ubatch-size",
-        type=number(ranges.N_UBATCH),
-        default=512,
-        metavar="N",
-        help="tokens per graph (default: 512)",
-    )
+    options.add_ubatch(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser)
     return parser

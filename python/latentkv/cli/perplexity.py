@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=number(ranges.Range(1, 1 << 28, {0: "the default"})),
+        type=number(ranges.Range(1, ranges.N_CTX.high, {0: "the default"})),
         default=0,
         metavar="N",
         help="tokens per window (default: 1024, or less if trained on less)",

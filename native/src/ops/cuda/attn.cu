@@ -237,12 +237,7 @@ __global__ void __launch_bounds__(wide_threads) combine_wide_kernel(const __grid
                 const int64_t step = all_rows * width / 4;
 #pragma unroll 4
                 for (int s = turn; s < parts.count; s += turns) {
-                    const float4 x = __ldcg(from + s * step);
-                    const float share = weight[row * p.n_split + s];
-                    sum.x += share * x.x;
-                    sum.y += share * x.y;
-                    sum.z += share * x.z;
-                    sum.w += share * x.w;
+                    add_share(sum, weight[row * p.n_split + s], __ldcg(from + s * step));
                 }
             }
             slices[threadIdx.x] = sum;
@@ -250,11 +245,7 @@ __global__ void __launch_bounds__(wide_threads) combine_wide_kernel(const __grid
             if (turn == 0) {
 #pragma unroll 1
                 for (int k = 1; k < turns; k++) {
-                    const float4 x = slices[threadIdx.x + k * 16 * wide_rows];
-                    sum.x += x.x;
-                    sum.y += x.y;
-                    sum.z += x.z;
-                    sum.w += x.w;
+                    add_share(sum, 1.0f, slices[threadIdx.x + k * 16 * wide_rows]);
                 }
                 z[row][quad] = sum;
             }

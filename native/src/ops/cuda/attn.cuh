@@ -11,6 +11,7 @@
 // A stored byte is copied once and dequantized once per thread block. Nothing grows with the context.
 #pragma once
 
+#include "ops/cuda/angle.cuh"
 #include "ops/cuda/args.h"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/copy.cuh"
@@ -92,12 +93,7 @@ __device__ inline void rebuild_tile(const AttnArgs& p, int head, const Chunk* ch
         for (int i = part; i < rotated / 2; i += 4) {
             const int ix = p.rope_neox ? i : 2 * i;
             const int iy = p.rope_neox ? i + rotated / 2 : 2 * i + 1;
-            // turns as a 64-bit fraction: whole turns fall off the top, so the angle is exact at any position
-            const auto turns = static_cast<uint64_t>(positions[slot]) * p.phases[i];
-            const float angle = static_cast<float>(static_cast<int32_t>(turns >> 32)) * 1.46291808e-9f;  // π / 2^31
-            float sine;
-            float cosine;
-            __sincosf(angle, &sine, &cosine);
+            const auto [cosine, sine] = angle_of(p, i, positions[slot]);
             const float x = value(ix);
             const float y = value(iy);
             dst[ix] = __float2half_rn((x * cosine - y * sine) * p.rope_mscale);

@@ -481,12 +481,7 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 8
             for (int s = 0; s < parts.count; s++) {
-                const float4 x = __ldcg(from + s * step);
-                const float share = weight[row * parts.count + s];
-                sum.x += share * x.x;
-                sum.y += share * x.y;
-                sum.z += share * x.z;
-                sum.w += share * x.w;
+                add_share(sum, weight[row * parts.count + s], __ldcg(from + s * step));
             }
             *reinterpret_cast<float4*>(merged + row * pitch + 4 * (i - row * quads)) = sum;
         }

@@ -36,4 +36,12 @@ struct Parts {
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
 };
 
+// sum += share · x
+__device__ inline void add_share(float4& sum, float share, const float4& x) {
+    sum.x += share * x.x;
+    sum.y += share * x.y;
+    sum.z += share * x.z;
+    sum.w += share * x.w;
+}
+
 }  // namespace lkv::cuda

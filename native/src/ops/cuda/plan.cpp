@@ -245,15 +245,14 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.kind = common_kind(p, a);
     if (plan_decode(capacity, n_multiprocessors, shared_limit, a)) return;
     if (plan_wide(capacity, n_multiprocessors, shared_limit, a)) return;
-    AttnArgs probe = a;
-    const Instance instance = choose_instance(probe);
+    const Instance instance = choose_instance(a);
 
     // Enough bytes in flight, and room for a second thread block where registers allow one.
     const int target = instance.rows == 16 && instance.blocks == 1 ? shared_limit / 2 - 2048 : shared_limit;
     const auto fits = [&](int tile, int stages, int limit) {
-        probe.tile = tile;
-        probe.stages = stages;
-        return SharedPlan(probe, instance.rows).total(probe, instance.rows) <= limit;
+        a.tile = tile;
+        a.stages = stages;
+        return SharedPlan(a, instance.rows).total(a, instance.rows) <= limit;
     };
     const auto choose = [&](int limit) {
         for (const int tile : {128, 64, 32, 16}) {
@@ -269,8 +268,6 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
             "K and V rows of a group that leave room in " + std::to_string(shared_limit) +
                 " bytes of shared memory; choose a quantized --kv",
             std::to_string(a.k_pitch) + " and " + std::to_string(a.v_pitch) + " bytes");
-    a.tile = probe.tile;
-    a.stages = probe.stages;
 
     const int blocks = a.n_kv / a.unit * row_blocks(a, instance.rows);
     const int resident = n_multiprocessors * (instance.rows == 16 && instance.blocks == 1 ? 2 : 1);

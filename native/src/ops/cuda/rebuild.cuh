@@ -5,6 +5,7 @@
 // in the order of plane_dim: both of a plane's are in one thread, whichever pairing the model has.
 #pragma once
 
+#include "ops/cuda/angle.cuh"
 #include "ops/cuda/args.h"
 #include "ops/cuda/copy.cuh"
 #include "ops/cuda/dequant.cuh"
@@ -12,15 +13,6 @@
 #include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
-
-// Cosine and sine of `position` in plane i.
-__device__ inline float2 angle_of(const AttnArgs& p, int i, int position) {
-    // turns as a 64-bit fraction: whole turns fall off the top, so the angle is exact at any position
-    const auto turns = static_cast<uint64_t>(position) * p.phases[i];
-    float2 of;
-    __sincosf(static_cast<float>(static_cast<int32_t>(turns >> 32)) * 1.46291808e-9f, &of.y, &of.x);  // π / 2^31
-    return of;
-}
 
 // What a thread block keeps of one KV head, in shared memory.
 struct RebuildTables {
