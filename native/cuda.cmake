@@ -9,6 +9,8 @@ add_library(latentkv_cuda STATIC
     ${cuda_dir}/attn_decode.cu
     ${cuda_dir}/attn_decode_rebuild.cu
     ${cuda_dir}/attn_direct.cu
+    ${cuda_dir}/attn_prefill.cu
+    ${cuda_dir}/attn_prefill_rebuild.cu
     ${cuda_dir}/attn_rebuild.cu
     ${cuda_dir}/attn_wide.cu
     ${cuda_dir}/product.cu

@@ -49,9 +49,13 @@ void compare(const AttnShape& shape) {
     for (const Cut& cut : cuts) {
         DeviceCase device(c.params);
         if (cut.tile > 0) {
-            device.args.tile = std::min(cut.tile, device.args.tile);
+            const int wc = device.args.prefill;
+            if (wc == 0) device.args.tile = std::min(cut.tile, device.args.tile);
             // the decode kernel always copies a tile ahead
             device.args.stages = std::min(std::max(cut.stages, device.args.decode != 0 ? 2 : 1), device.args.stages);
+            // wide rows may be read from the cache, without copies; tiles that are made by the warp that uses them
+            if (wc > 1 && cut.tile == 16) device.args.stages = 0;
+            if (wc == 1 && cut.tile == 16) device.args.buffers = 1;
             device.args.least_tiles = 1;
             device.args.n_split = cut.n_split;
         }

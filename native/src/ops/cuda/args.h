@@ -88,6 +88,8 @@ struct AttnArgs {
     int32_t decode;       // 1: the decode kernel, `tile` slots a warp
     int32_t kind;         // what every chunk of the decode kernel is, or any_kind
     int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
+    int32_t prefill;      // warps side by side over V's channels of the prefill kernel, 1, 2 or 4; 0: another kernel
+    int32_t buffers;      // of the prefill kernel: tiles that are made ahead
     int32_t k_blocks;     // 64-channel blocks of a stored K group
     int32_t v_blocks;
     int32_t k_pitch;  // bytes of a staged row, a multiple of 16

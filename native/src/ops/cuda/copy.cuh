@@ -17,7 +17,8 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
     // the threads stand in rows of a power of two, so that a copy costs an addition or two
     const int access_bits = group.access == 16 ? 4 : 2;
     const int per_row = static_cast<int>(group.bytes) >> access_bits;
-    constexpr int most_bits = threads == 32 ? 5 : 8;
+    constexpr int most_bits = threads == 32 ? 5 : (threads == 128 ? 7 : 8);
+    static_assert(threads == 1 << most_bits);
     const int across_bits = min(32 - __clz(max(per_row, 1) - 1), most_bits);
     const int across = 1 << across_bits;
     const int down = threads >> across_bits;

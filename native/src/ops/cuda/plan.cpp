@@ -177,6 +177,31 @@ bool plan_wide(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& 
     return false;
 }
 
+// Whether the prefill kernel takes this shape, and with what in shared memory. Fewer rows would leave its warps idle.
+bool plan_prefill(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+    const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
+    const int channels = a.rebuild != 0 ? 16 * plane_tiles(a.head_dim, a.n_rot) : 64 * a.k_blocks;
+    for (const int wc : {1, 2, 4}) {
+        if (rows <= 64 / wc || 64 * a.v_blocks > prefill_channels[wc] || (wc == 1 && channels > prefill_channels[1])) {
+            continue;
+        }
+        a.prefill = wc;
+        a.tile = prefill_tile(wc);
+        for (const auto& [buffers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 2}, {1, 1}, {1, 0}}) {
+            if ((wc > 1 && buffers > 1) || (wc == 1 && stages == 0)) continue;
+            a.buffers = buffers;
+            a.stages = stages;
+            if (PrefillPlan(a).total(a) > shared_limit) continue;
+            const int blocks = a.n_kv / a.unit * ((rows + 128 / wc - 1) / (128 / wc));
+            const int tiles = std::max(1, capacity / a.tile);
+            a.n_split = std::clamp(n_multiprocessors / blocks, 1, std::min(tiles, 128));
+            return true;
+        }
+    }
+    a.prefill = 0;
+    return false;
+}
+
 int row_blocks(const AttnArgs& a, int rows) { return (a.n_tokens * a.unit * (a.n_head / a.n_kv) + rows - 1) / rows; }
 
 }  // namespace
@@ -242,9 +267,11 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.least_tiles = 1;
     a.decode = 0;
     a.wide = 0;
+    a.prefill = 0;
     a.kind = common_kind(p, a);
     if (plan_decode(capacity, n_multiprocessors, shared_limit, a)) return;
     if (plan_wide(capacity, n_multiprocessors, shared_limit, a)) return;
+    if (plan_prefill(capacity, n_multiprocessors, shared_limit, a)) return;
     const Instance instance = choose_instance(a);
 
     // Enough bytes in flight, and room for a second thread block where registers allow one.

@@ -99,6 +99,66 @@ LKV_HD inline int plane_dim(int head_dim, int n_rot, bool neox, int column) {
     return neox ? plane + second * (n_rot / 2) : 2 * plane + second;
 }
 
+// The prefill kernel: 128 / wc query rows a thread block, wc warps side by side over V's channels (AttnArgs::prefill).
+constexpr int n_maker_warps = 4;                            // wc = 1: they make tiles for the other eight
+constexpr int prefill_channels[] = {0, 128, 512, 0, 1024};  // of V, and wc = 1: of K
+LKV_HD constexpr int prefill_threads(int wc) { return n_threads + (wc == 1 ? 32 * n_maker_warps : 0); }
+LKV_HD constexpr int prefill_tile(int wc) { return wc == 4 ? 32 : 64; }  // slots
+
+enum Seen : int { seen_by_none = 0, seen_by_some = 1, seen_by_all = 2 };
+
+// What the query rows of a thread block see between them.
+struct alignas(16) PrefillSight {
+    int first_pos;
+    int last_pos;
+    unsigned long long seq;
+};
+
+// What belongs to a tile.
+struct alignas(16) PrefillMeta {
+    uint64_t seq[64];
+    int32_t pos[64];
+    Seen seen;  // by the thread block's rows
+};
+
+// Shared memory of the prefill kernel, in this order. Sizes in bytes, multiples of 16.
+struct PrefillPlan {
+    int k16;           // blocks of 16 channels of K as it is multiplied
+    int k_tile_pitch;  // bytes, an odd multiple of 16: eight rows start in different banks
+    int v_tile_pitch;
+    int chunks;   // descriptors of K, then V, per region
+    int meta;     // PrefillSight, PrefillMeta [2]
+    int queries;  // wc > 1: f16 [rows][k_tile_pitch]
+    int weights;  // wc > 1: f16 [rows][tile + 8]
+    int maxima;   // wc > 1: f32 [rows][wc]
+    int tile;     // f16 K and V side by side; wc > 1: one after the other in the same place
+    int stage;    // one tile as stored: K rows, V rows, sequences, positions
+
+    LKV_HD explicit PrefillPlan(const AttnArgs& p) {
+        const int wc = p.prefill;
+        const int slots = prefill_tile(wc);
+        k16 = p.rebuild != 0 ? plane_tiles(p.head_dim, p.n_rot) : 4 * p.k_blocks;
+        const int deep = wc == 1 ? prefill_depth(k16, p.v_blocks) : 0;
+        k_tile_pitch = 32 * (wc == 1 ? deep : k16) + 16;
+        v_tile_pitch = 32 * (wc == 1 ? deep : 4 * p.v_blocks) + 16;
+        chunks = round_up(p.n_regions * 4 * (p.k_blocks + p.v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
+        meta = static_cast<int>(sizeof(PrefillSight) + 2 * sizeof(PrefillMeta));
+        const int rows = 128 / wc;
+        queries = wc == 1 ? 0 : rows * k_tile_pitch;
+        weights = wc == 1 ? 0 : rows * (2 * slots + 16);
+        maxima = wc == 1 ? 0 : rows * wc * 4;
+        const int wider = k_tile_pitch > v_tile_pitch ? k_tile_pitch : v_tile_pitch;
+        tile = wc == 1 ? slots * (k_tile_pitch + v_tile_pitch) : slots * wider;
+        stage = slots * (p.k_pitch + p.v_pitch + 12);
+    }
+    LKV_HD int total(const AttnArgs& p) const {
+        // two steps of eight slots are read at once, past the last row of an odd number
+        return chunks + meta + queries + weights + maxima + p.buffers * tile + p.stages * stage + 32;
+    }
+    // wc = 1: blocks of 16 channels of K and of V that the kernel is compiled for
+    LKV_HD static constexpr int prefill_depth(int k16, int v_blocks) { return k16 <= 4 && v_blocks <= 1 ? 4 : 8; }
+};
+
 constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
 constexpr int decode_rows = 8;  // query rows of the decode kernel: the columns of a tensor-core tile
 
