@@ -17,8 +17,7 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
     // the threads stand in rows of a power of two, so that a copy costs an addition or two
     const int access_bits = group.access == 16 ? 4 : 2;
     const int per_row = static_cast<int>(group.bytes) >> access_bits;
-    constexpr int most_bits = threads == 32 ? 5 : (threads == 128 ? 7 : 8);
-    static_assert(threads == 1 << most_bits);
+    constexpr int most_bits = threads == 32 ? 5 : 8;
     const int across_bits = min(32 - __clz(max(per_row, 1) - 1), most_bits);
     const int across = 1 << across_bits;
     const int down = threads >> across_bits;
@@ -38,6 +37,42 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
                 copy_async<4>(to, from);
             }
         }
+    }
+}
+
+// Bytes from row to row where copy_tile put them. Rows that are copied whole and start on no 16 bytes lie as they were stored:
+// their first slots do start on 16 bytes, and 4 bytes at a time would be four times the copies.
+__device__ inline bool copied_whole(uint32_t row_bytes, const GroupTable& group) {
+    return group.access == 4 && group.bytes == row_bytes;
+}
+__device__ inline int tile_pitch(int pitch, uint32_t row_bytes, const GroupTable& group) {
+    return copied_whole(row_bytes, group) ? static_cast<int>(row_bytes) : pitch;
+}
+
+// As copy_rows, of TILE slots by many threads, with rows tile_pitch apart. first: a multiple of 16.
+template <int TILE, int threads>
+__device__ inline void copy_tile(int thread, uint8_t* dst, int pitch, const uint8_t* rows, uint32_t row_bytes,
+                                 const GroupTable& group, int first, int n) {
+    const uint8_t* const src = rows + static_cast<int64_t>(first) * row_bytes + group.first;
+    if (copied_whole(row_bytes, group)) {
+        const int bytes = n * static_cast<int>(row_bytes);
+#pragma unroll 4
+        for (int at = 16 * thread; at < bytes; at += 16 * threads)
+            copy_async_part(dst + at, src + at, min(16, bytes - at));
+        return;
+    }
+    constexpr int across = threads / TILE;
+    const int row = thread / across;
+    if (row >= n) return;
+    uint8_t* const to = dst + row * pitch;
+    const uint8_t* const from = src + static_cast<int64_t>(row) * row_bytes;
+    const int bytes = static_cast<int>(group.bytes);
+    if (group.access == 16) {
+#pragma unroll 4
+        for (int at = thread % across * 16; at < bytes; at += 16 * across) copy_async<16>(to + at, from + at);
+    } else {
+#pragma unroll 4
+        for (int at = thread % across * 4; at < bytes; at += 4 * across) copy_async<4>(to + at, from + at);
     }
 }
 

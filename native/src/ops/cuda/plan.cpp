@@ -101,16 +101,19 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
     return table;
 }
 
-int max_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
-    uint32_t bytes = 0;
+// Staged bytes of the widest group of each region.
+std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
+    std::vector<int> bytes;
     for (int r = 0; r < p.n_regions; r++) {
         std::vector<Chunk> chunks;
         const RowLayout& row = p.regions[r].*side;
+        bytes.push_back(0);
         for (int g = 0; g < row.n_groups; g++) {
-            bytes = std::max(bytes, group_table(row, row.groups[g], blocks, chunks).bytes);
+            bytes.back() =
+                std::max(bytes.back(), static_cast<int>(group_table(row, row.groups[g], blocks, chunks).bytes));
         }
     }
-    return static_cast<int>(bytes);
+    return bytes;
 }
 
 // A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
@@ -178,16 +181,20 @@ bool plan_wide(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& 
 }
 
 // Whether the prefill kernel takes this shape, and with what in shared memory. Fewer rows would leave its warps idle.
-bool plan_prefill(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+// k_pitch, v_pitch: of the region with the smallest rows, the compressed one; exact windows beside it are a few tiles, read
+// where they lie instead of making every stage four times as large.
+bool plan_prefill(int capacity, int n_multiprocessors, int shared_limit, int k_pitch, int v_pitch, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
-    const int channels = a.rebuild != 0 ? 16 * plane_tiles(a.head_dim, a.n_rot) : 64 * a.k_blocks;
+    const int channels = a.rebuild != 0 ? 16 * round_up(plane_tiles(a.head_dim, a.n_rot), 2) : 64 * a.k_blocks;
     for (const int wc : {1, 2, 4}) {
         if (rows <= 64 / wc || 64 * a.v_blocks > prefill_channels[wc] || (wc == 1 && channels > prefill_channels[1])) {
             continue;
         }
         a.prefill = wc;
         a.tile = prefill_tile(wc);
-        for (const auto& [buffers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 2}, {1, 1}, {1, 0}}) {
+        a.k_pitch = k_pitch;
+        a.v_pitch = v_pitch;
+        for (const auto& [buffers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 3}, {1, 2}, {1, 1}, {1, 0}}) {
             if ((wc > 1 && buffers > 1) || (wc == 1 && stages == 0)) continue;
             a.buffers = buffers;
             a.stages = stages;
@@ -262,8 +269,10 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.unit = rebuild ? 1 : std::gcd(p.k_group, p.v_group);
     a.k_blocks = side_blocks(p, &RegionView::k);
     a.v_blocks = side_blocks(p, &RegionView::v);
-    a.k_pitch = pitch_of(max_bytes(p, &RegionView::k, a.k_blocks));
-    a.v_pitch = pitch_of(max_bytes(p, &RegionView::v, a.v_blocks));
+    const std::vector<int> k_bytes = group_bytes(p, &RegionView::k, a.k_blocks);
+    const std::vector<int> v_bytes = group_bytes(p, &RegionView::v, a.v_blocks);
+    a.k_pitch = pitch_of(*std::max_element(k_bytes.begin(), k_bytes.end()));
+    a.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
     a.least_tiles = 1;
     a.decode = 0;
     a.wide = 0;
@@ -271,7 +280,13 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.kind = common_kind(p, a);
     if (plan_decode(capacity, n_multiprocessors, shared_limit, a)) return;
     if (plan_wide(capacity, n_multiprocessors, shared_limit, a)) return;
-    if (plan_prefill(capacity, n_multiprocessors, shared_limit, a)) return;
+    AttnArgs prefill = a;
+    if (plan_prefill(capacity, n_multiprocessors, shared_limit,
+                     pitch_of(*std::min_element(k_bytes.begin(), k_bytes.end())),
+                     pitch_of(*std::min_element(v_bytes.begin(), v_bytes.end())), prefill)) {
+        a = prefill;
+        return;
+    }
     const Instance instance = choose_instance(a);
 
     // Enough bytes in flight, and room for a second thread block where registers allow one.

@@ -86,6 +86,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     const int c = lane % 4;
 
     auto* const chunks = reinterpret_cast<Chunk*>(shared);
+    auto* const run_ends = shared + plan.run_ends;                             // of chunks
+    auto* const groups = reinterpret_cast<GroupTable*>(shared + plan.groups);  // [n_regions][K, V]
     auto* const sight = reinterpret_cast<PrefillSight*>(shared + plan.chunks);
     auto* const meta = reinterpret_cast<PrefillMeta*>(sight + 1);  // [2]
     uint8_t* const queries = shared + plan.chunks + plan.meta;
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
 
     let_next_start();
     wait_for_previous();
-    if (threadIdx.x == 0) *sight = {INT_MAX, -1, 0};
+    if (threadIdx.x == 0) *sight = {INT_MAX, -1, 0, {}};
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
     for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += prefill_threads(WC)) {
         const int r = i / chunks_per_region;
@@ -119,11 +121,23 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         chunks[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[k_group].chunks + j]
                                        : region.chunks[region.v_groups[v_group].chunks + j - 4 * p.k_blocks];
     }
+    if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
+        const RegionArgs& region = p.regions[threadIdx.x / 2];
+        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[k_group] : region.v_groups[v_group];
+    }
     // channels that no row has are multiplied too: zeros, not what was left there
     for (int i = threadIdx.x; i < p.buffers * plan.tile / 16; i += prefill_threads(WC)) {
         reinterpret_cast<uint4*>(tiles)[i] = make_uint4(0, 0, 0, 0);
     }
     __syncthreads();
+    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += prefill_threads(WC)) {
+        const int j = i % chunks_per_region;
+        const int begin = j < 4 * p.k_blocks ? 0 : 4 * p.k_blocks;
+        const int end = j < 4 * p.k_blocks ? 4 * p.k_blocks : chunks_per_region;
+        int stop = j + 1;
+        while (stop < end && chunks[i - j + stop].kind == chunks[i].kind) stop++;
+        run_ends[i] = static_cast<uint8_t>(stop - begin);
+    }
     const auto row_at = [&](int row) {
         const int token = row / unit_heads;
         return token * p.n_head + head_kv * rep + row - token * unit_heads;
@@ -134,6 +148,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         atomicMax(&sight->last_pos, p.q_pos[token]);
         atomicOr(&sight->seq, 1ull << p.q_seq[token]);
     }
+    if (static_cast<int>(threadIdx.x) < p.n_regions) sight->n_slots[threadIdx.x] = p.n_slots[threadIdx.x];
     if constexpr (!apart) {
         const int per_row = 8 * plan.k16;
         for (int i = threadIdx.x; i < R * per_row; i += prefill_threads(WC)) {
@@ -147,6 +162,11 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     }
     __syncthreads();
 
+    const struct {
+        int first_pos, last_pos;
+        uint64_t seq;
+    } view = {sight->first_pos, sight->last_pos, sight->seq};
+
     // what the makers do
     const int maker_thread = apart ? threadIdx.x - 32 * n_warps : threadIdx.x;
     const int maker = maker_thread / 32;
@@ -157,84 +177,95 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
             __syncthreads();
         }
     };
+    // rows that are too wide for the stages are read where they lie
+    const auto staged = [&](int r) {
+        return p.stages > 0 && static_cast<int>(groups[2 * r].bytes) <= p.k_pitch &&
+               static_cast<int>(groups[2 * r + 1].bytes) <= p.v_pitch;
+    };
+    int issue_stage = 0;
     const auto issue = [&](int i) {
-        if (i < n_tiles && p.stages > 0) {
-            const int r = parts.region_of(tile_begin + i);
+        const int r = parts.region_of(tile_begin + i);
+        if (i < n_tiles && staged(r)) {
             const RegionArgs& region = p.regions[r];
             const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
-            const int n = min(TILE, p.n_slots[r] - first);
-            uint8_t* const at = stages + i % p.stages * plan.stage;
+            const int n = min(TILE, sight->n_slots[r] - first);
+            uint8_t* const at = stages + issue_stage * plan.stage;
             auto* const seq = reinterpret_cast<uint64_t*>(at + TILE * (p.k_pitch + p.v_pitch));
             auto* const pos = reinterpret_cast<int32_t*>(seq + TILE);
             if (maker_thread < n) {
                 copy_async<8>(seq + maker_thread, region.seq + first + maker_thread);
                 copy_async<4>(pos + maker_thread, region.pos + first + maker_thread);
             }
-            copy_rows<32 * makers>(maker_thread, at, p.k_pitch, region.k_rows, region.k_row_bytes,
-                                   region.k_groups[k_group], first, n);
-            copy_rows<32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes,
-                                   region.v_groups[v_group], first, n);
+            copy_tile<TILE, 32 * makers>(maker_thread, at, p.k_pitch, region.k_rows, region.k_row_bytes, groups[2 * r],
+                                         first, n);
+            copy_tile<TILE, 32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_rows,
+                                         region.v_row_bytes, groups[2 * r + 1], first, n);
         }
+        issue_stage = issue_stage + 1 >= p.stages ? 0 : issue_stage + 1;
         copies_commit();
     };
+    int source_stage = 0;
+    const int window = p.window == 0 ? INT_MAX : p.window;
     const auto source = [&](int i) {
         const int r = parts.region_of(tile_begin + i);
         const RegionArgs& region = p.regions[r];
         const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
         TileSource of;
-        of.n = min(TILE, p.n_slots[r] - first);
-        if (p.stages == 0) {
-            // no room for copies: straight from the cache
-            of.k_step = region.k_row_bytes;
-            of.v_step = region.v_row_bytes;
-            of.k = region.k_rows + first * of.k_step + region.k_groups[k_group].first;
-            of.v = region.v_rows + first * of.v_step + region.v_groups[v_group].first;
-            of.seq = region.seq + first;
-            of.pos = region.pos + first;
-        } else {
-            of.k = stages + i % p.stages * plan.stage;
+        of.n = min(TILE, sight->n_slots[r] - first);
+        if (staged(r)) {
+            of.k = stages + source_stage * plan.stage;
             of.v = of.k + TILE * p.k_pitch;
-            of.k_step = p.k_pitch;
-            of.v_step = p.v_pitch;
+            of.k_step = tile_pitch(p.k_pitch, region.k_row_bytes, groups[2 * r]);
+            of.v_step = tile_pitch(p.v_pitch, region.v_row_bytes, groups[2 * r + 1]);
             of.seq = reinterpret_cast<const uint64_t*>(of.v + TILE * p.v_pitch);
             of.pos = reinterpret_cast<const int32_t*>(of.seq + TILE);
+        } else {
+            of.k_step = region.k_row_bytes;
+            of.v_step = region.v_row_bytes;
+            of.k = region.k_rows + first * of.k_step + groups[2 * r].first;
+            of.v = region.v_rows + first * of.v_step + groups[2 * r + 1].first;
+            of.seq = region.seq + first;
+            of.pos = region.pos + first;
         }
-        return of;
-    };
-    // by every warp for itself: which slots the thread block's rows see
-    const auto seen = [&](const TileSource& from) {
+        source_stage = source_stage + 1 >= p.stages ? 0 : source_stage + 1;
+        // by every warp for itself: which slots the thread block's rows see
+        of.used = 0;
         bool any = false;
         bool all = true;
 #pragma unroll
-        for (int s = lane; s < TILE; s += 32) {
-            const uint64_t seq = from.used(s) ? from.seq[s] : 0;
-            const int pos = seq != 0 ? from.pos[s] : 0;
-            any = any || ((seq & sight->seq) != 0 && pos <= sight->last_pos &&
-                          (p.window == 0 || sight->first_pos - pos < p.window));
-            all = all && (seq & sight->seq) == sight->seq && pos <= sight->first_pos &&
-                  (p.window == 0 || sight->last_pos - pos < p.window);
+        for (int s = 0; s < TILE / 32; s++) {
+            const int slot = min(lane + 32 * s, of.n - 1);
+            const uint64_t seq = lane + 32 * s < of.n ? of.seq[slot] : 0;
+            const int pos = of.pos[slot];
+            of.used |= uint64_t{__ballot_sync(0xffffffffu, seq != 0)} << (32 * s);
+            any = any | (((seq & view.seq) != 0) & (pos <= view.last_pos) & (view.first_pos - pos < window));
+            all = all & ((seq & view.seq) == view.seq) & (pos <= view.first_pos) & (view.last_pos - pos < window);
         }
-        if (!__any_sync(0xffffffffu, any)) return seen_by_none;
-        return __all_sync(0xffffffffu, all) ? seen_by_all : seen_by_some;
+        const bool visible = __any_sync(0xffffffffu, any);
+        of.seen = !visible ? seen_by_none : (__all_sync(0xffffffffu, all) ? seen_by_all : seen_by_some);
+        return of;
     };
-    const auto note = [&](const TileSource& from, Seen what, PrefillMeta& to) {
-        if (maker_thread < TILE) {
-            to.seq[maker_thread] = from.used(maker_thread) ? from.seq[maker_thread] : 0;
+    const auto note = [&](const TileSource& from, PrefillMeta& to) {
+        if (maker_thread < TILE && from.seen != seen_by_none) {
+            to.seq[maker_thread] = maker_thread < from.n ? from.seq[maker_thread] : 0;
             to.pos[maker_thread] = maker_thread < from.n ? from.pos[maker_thread] : 0;
         }
-        if (maker_thread == 0) to.seen = what;
+        if (maker_thread == 0) to.seen = from.seen;
     };
+    const auto side = [&](int i, bool is_k) {
+        const int at = parts.region_of(tile_begin + i) * chunks_per_region + (is_k ? 0 : 4 * p.k_blocks);
+        return SideChunks{chunks + at, run_ends + at, 4 * (is_k ? p.k_blocks : p.v_blocks)};
+    };
+    constexpr int together = apart ? TILE / 32 : 1;
     const auto make_k = [&](int i, const TileSource& from, uint8_t* to) {
-        const Chunk* const of = chunks + parts.region_of(tile_begin + i) * chunks_per_region;
         if constexpr (REBUILD) {
-            rebuild_side<TILE, makers>(p, head_kv, maker, from, of, to, plan.k_tile_pitch);
+            rebuild_side<TILE, makers>(p, head_kv, maker, from, side(i, true).chunk, to, plan.k_tile_pitch, plan.k16);
         } else {
-            decode_side<TILE, makers>(maker, from, from.k, from.k_step, of, 4 * p.k_blocks, to, plan.k_tile_pitch);
+            decode_side<TILE, makers, together>(maker, from, from.k, from.k_step, side(i, true), to, plan.k_tile_pitch);
         }
     };
     const auto make_v = [&](int i, const TileSource& from, uint8_t* to) {
-        const Chunk* const of = chunks + parts.region_of(tile_begin + i) * chunks_per_region + 4 * p.k_blocks;
-        decode_side<TILE, makers>(maker, from, from.v, from.v_step, of, 4 * p.v_blocks, to, plan.v_tile_pitch);
+        decode_side<TILE, makers, together>(maker, from, from.v, from.v_step, side(i, false), to, plan.v_tile_pitch);
     };
     constexpr int everyone = prefill_threads(WC);
     constexpr int full = 1;   // + buffer: a tile is made
@@ -243,15 +274,15 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     if constexpr (apart) {
         if (warp >= n_warps) {
             for (int i = 0; i < p.stages; i++) issue(i);
+            int buffer = 0;
+#pragma unroll 1
             for (int i = 0; i < n_tiles; i++) {
-                const int buffer = i % p.buffers;
                 copies_wait(p.stages - 1);
                 makers_sync();
                 const TileSource from = source(i);
-                const Seen what = seen(from);
                 if (i >= p.buffers) barrier_sync(empty + buffer, everyone);
-                note(from, what, meta[buffer]);
-                if (what != seen_by_none) {
+                note(from, meta[buffer]);
+                if (from.seen != seen_by_none) {
                     uint8_t* const to = tiles + buffer * plan.tile;
                     make_k(i, from, to);
                     make_v(i, from, to + TILE * plan.k_tile_pitch);
@@ -260,6 +291,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
                 barrier_arrive(full + buffer, everyone);
                 makers_sync();  // all have read what the next copies replace
                 issue(i + p.stages);
+                buffer = buffer + 1 == p.buffers ? 0 : buffer + 1;
             }
             copies_wait(0);
             return;
@@ -305,9 +337,9 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     if constexpr (!apart) {
         for (int i = 0; i < p.stages; i++) issue(i);
     }
+    int buffer = 0;
 #pragma unroll 1
     for (int i = 0; i < n_tiles; i++) {
-        const int buffer = apart ? i % p.buffers : 0;
         const PrefillMeta& about = meta[buffer];
         const uint8_t* const k_tile = tiles + buffer * plan.tile;
         const uint8_t* const v_tile = apart ? k_tile + TILE * plan.k_tile_pitch : k_tile;
@@ -320,9 +352,9 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
             copies_wait(p.stages - 1);
             __syncthreads();
             from = source(i);
-            what = seen(from);
+            what = from.seen;
             if (what != seen_by_none) {
-                note(from, what, meta[0]);
+                note(from, meta[0]);
                 make_k(i, from, tiles);
                 __syncthreads();
             }
@@ -332,28 +364,47 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
             float s[NS][4] = {};
             const uint8_t* const my_k = k_tile + (8 * NS * part + k_row) * plan.k_tile_pitch + k_half;
             if constexpr (apart) {
+                // operands are loaded two steps before their products
+                constexpr int ahead = 2;
+                uint32_t b[ahead + 1][4];
+                const auto load = [&](int step) {
+                    load_four<false>(b[step % (ahead + 1)],
+                                     my_k + 16 * (step % (NS / 2)) * plan.k_tile_pitch + 32 * (step / (NS / 2)));
+                };
 #pragma unroll
-                for (int k = 0; k < KQ; k++) {
+                for (int step = 0; step < ahead; step++) load(step);
 #pragma unroll
-                    for (int j = 0; j < NS; j += 2) {
-                        uint32_t b[4];
-                        load_four<false>(b, my_k + 8 * j * plan.k_tile_pitch + 32 * k);
-                        mma(s[j], q[k], b[0], b[1]);
-                        mma(s[j + 1], q[k], b[2], b[3]);
-                    }
+                for (int step = 0; step < KQ * NS / 2; step++) {
+                    if (step + ahead < KQ * NS / 2) load(step + ahead);
+                    const int k = step / (NS / 2);
+                    const int j = step % (NS / 2) * 2;
+                    const auto& of = b[step % (ahead + 1)];
+                    mma(s[j], q[k], of[0], of[1]);
+                    mma(s[j + 1], q[k], of[2], of[3]);
                 }
             } else if constexpr (NS % 2 == 0) {
                 const uint8_t* const my_q = queries + 16 * group * plan.k_tile_pitch;
-#pragma unroll 4
-                for (int k = 0; k < plan.k16; k++) {
-                    uint32_t a[4];
-                    load_a(a, my_q + 32 * k, plan.k_tile_pitch, lane);
+                // operands are loaded a step before their products; past the last step there is something to load
+                uint32_t a[2][4];
+                uint32_t b[2][NS / 2][4];
+                const auto load = [&](int k, int at) {
+                    load_a(a[at], my_q + 32 * k, plan.k_tile_pitch, lane);
 #pragma unroll
-                    for (int j = 0; j < NS; j += 2) {
-                        uint32_t b[4];
-                        load_four<false>(b, my_k + 8 * j * plan.k_tile_pitch + 32 * k);
-                        mma(s[j], a, b[0], b[1]);
-                        mma(s[j + 1], a, b[2], b[3]);
+                    for (int j = 0; j < NS / 2; j++) {
+                        load_four<false>(b[at][j], my_k + 16 * j * plan.k_tile_pitch + 32 * k);
+                    }
+                };
+                load(0, 0);
+#pragma unroll 2
+                for (int k = 0; k < plan.k16; k += 2) {
+#pragma unroll
+                    for (int at = 0; at < 2; at++) {
+                        load(k + at + 1, 1 - at);
+#pragma unroll
+                        for (int j = 0; j < NS / 2; j++) {
+                            mma(s[2 * j], a[at], b[at][j][0], b[at][j][1]);
+                            mma(s[2 * j + 1], a[at], b[at][j][2], b[at][j][3]);
+                        }
                     }
                 }
             } else {
@@ -368,10 +419,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
                     load_four<false>(b, k8 + 32 * k);
                     load_a(a, my_q + 32 * k, plan.k_tile_pitch, lane);
                     mma(s[0], a, b[0], b[1]);
-                    if (k + 1 < plan.k16) {
-                        load_a(a, my_q + 32 * k + 32, plan.k_tile_pitch, lane);
-                        mma(other, a, b[2], b[3]);
-                    }
+                    load_a(a, my_q + 32 * k + 32, plan.k_tile_pitch, lane);
+                    mma(other, a, b[2], b[3]);
                 }
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[0][e] += other[e];
@@ -461,35 +510,54 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
             }
 
             constexpr uint32_t ones = 0x3c003c00u;
+            constexpr int steps = TILE / 16;
             const uint8_t* const my_v = v_tile + v_row * plan.v_tile_pitch + v_half;
+            // a warp's blocks of 64 channels, those of the others between them
 #pragma unroll
-            for (int k = 0; k < TILE / 16; k++) {
-                uint32_t a[4];
-                if constexpr (apart) {
-                    a[0] = w[2 * k][0];
-                    a[1] = w[2 * k][1];
-                    a[2] = w[2 * k + 1][0];
-                    a[3] = w[2 * k + 1][1];
-                } else {
-                    load_a(a, weights + 16 * group * weights_pitch + 32 * k, weights_pitch, lane);
-                }
-                mma(sums, a, ones, ones);
-                const uint8_t* const at = my_v + 16 * k * plan.v_tile_pitch;
+            for (int n4 = 0; n4 < NV / 4; n4++) {
+                const int block = WC * n4 + part;
+                if (!apart && block >= p.v_blocks) break;
+                constexpr int ahead = 2;
+                uint32_t b[ahead + 1][4];
+                const auto load = [&](int step) {
+                    load_four<true>(b[step % (ahead + 1)],
+                                    my_v + 16 * (step / 4) * plan.v_tile_pitch + 32 * (4 * block + step % 4));
+                };
 #pragma unroll
-                for (int n = 0; n < NV; n++) {
-                    // a warp's blocks of 64 channels, those of the others between them
-                    const int block = apart ? n : 4 * (WC * (n / 4) + part) + n % 4;
-                    if (apart || block < 4 * p.v_blocks) {
-                        uint32_t b[4];
-                        load_four<true>(b, at + 32 * block);
-                        mma(acc[n][0], a, b[0], b[1]);
-                        mma(acc[n][1], a, b[2], b[3]);
+                for (int step = 0; step < ahead; step++) load(step);
+                uint32_t next[4];
+                const auto load_weights = [&](int k) {
+                    load_a(next, weights + 16 * group * weights_pitch + 32 * k, weights_pitch, lane);
+                };
+                if constexpr (!apart) load_weights(0);
+#pragma unroll
+                for (int k = 0; k < steps; k++) {
+                    uint32_t a[4];
+                    if constexpr (apart) {
+                        a[0] = w[2 * k][0];
+                        a[1] = w[2 * k][1];
+                        a[2] = w[2 * k + 1][0];
+                        a[3] = w[2 * k + 1][1];
+                    } else {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) a[e] = next[e];
+                        if (k + 1 < steps) load_weights(k + 1);
+                    }
+                    if (n4 == 0) mma(sums, a, ones, ones);
+#pragma unroll
+                    for (int n = 0; n < 4; n++) {
+                        const int step = 4 * k + n;
+                        if (step + ahead < 4 * steps) load(step + ahead);
+                        const auto& of = b[step % (ahead + 1)];
+                        mma(acc[4 * n4 + n][0], a, of[0], of[1]);
+                        mma(acc[4 * n4 + n][1], a, of[2], of[3]);
                     }
                 }
             }
         }
         if constexpr (apart) {
             if (i + p.buffers < n_tiles) barrier_arrive(empty + buffer, everyone);
+            buffer = buffer + 1 == p.buffers ? 0 : buffer + 1;
         } else {
             __syncthreads();  // what the next copies and the next K replace
             issue(i + p.stages);
@@ -513,7 +581,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         if (!whole && c == 0 && part == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max[r], sum);
 #pragma unroll
         for (int n = 0; n < NV; n++) {
-            const int block = apart ? n : 4 * (WC * (n / 4) + part) + n % 4;
+            const int block = 4 * (WC * (n / 4) + part) + n % 4;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int channel = 16 * block + pair_channel(4 * (e / 2) + c) + 2 * (e % 2);

@@ -18,34 +18,94 @@ struct TileSource {
     const uint64_t* seq;
     const int32_t* pos;
     int n;  // slots that exist
-
-    __device__ bool used(int slot) const { return slot < n && seq[slot] != 0; }
+    Seen seen;
+    uint64_t used;  // a bit a slot
 };
 
-// out: f16 [tile][pitch bytes], 16 channels of a chunk in the order of its pairs. A warp takes one chunk of 32 slots, so that
-// all its lanes decode one format; free slots hold anything, NaN too, and become zeros.
-template <int TILE, int warps>
+// The chunks of one side of one region: what they are, and where the run of the same format ends.
+struct SideChunks {
+    const Chunk* chunk;
+    const uint8_t* run_end;
+    int n;
+};
+
+// out: f16 [tile][pitch bytes], 16 channels of a chunk in the order of its pairs. A warp takes every `warps`-th chunk of
+// 32 · together slots, so that its lanes decode one format: a run of it in one piece of code, two chunks at a time.
+template <int TILE, int warps, int together>
 __device__ inline void decode_side(int warp, const TileSource& from, const uint8_t* rows, int64_t step,
-                                   const Chunk* chunks, int n_chunks, uint8_t* out, int pitch) {
-    const int lane = threadIdx.x % 32;
+                                   const SideChunks& side, uint8_t* out, int pitch) {
+    constexpr int passes = TILE / 32 / together;
 #pragma unroll 1
-    for (int item = warp; item < n_chunks * (TILE / 32); item += warps) {
-        const int j = item / (TILE / 32);
-        const int slot = lane + item % (TILE / 32) * 32;
-        const Chunk chunk = chunks[j];
-        uint32_t x[8] = {};
-        if (from.used(slot)) pairs_of_chunk(rows + slot * step, chunk, x);
-        auto* const to = reinterpret_cast<uint4*>(out + slot * pitch + 32 * j);
-        to[0] = make_uint4(x[0], x[1], x[2], x[3]);
-        to[1] = make_uint4(x[4], x[5], x[6], x[7]);
+    for (int pass = 0; pass < passes; pass++) {
+        const int lane = threadIdx.x % 32;
+        const int first = lane + 32 * together * pass;
+        uint8_t* const to = out + first * pitch;
+        const uint8_t* row[together];
+#pragma unroll
+        for (int i = 0; i < together; i++) row[i] = rows + min(first + 32 * i, from.n - 1) * step;
+        const auto put = [&](int i, int j, const uint32_t (&x)[8]) {
+            auto* const at = reinterpret_cast<uint4*>(to + 32 * i * pitch + 32 * j);
+            at[0] = make_uint4(x[0], x[1], x[2], x[3]);
+            at[1] = make_uint4(x[4], x[5], x[6], x[7]);
+        };
+        constexpr uint32_t zeros[8] = {};
+#pragma unroll 1
+        for (int j = warp; j < side.n;) {
+            const Chunk chunk = side.chunk[j];
+            const int end = side.run_end[j];
+            const bool stored = with_chunk(row[0], chunk, [&](const auto& reader) {
+                using Reader = std::remove_cvref_t<decltype(reader)>;
+                const auto decode = [&](int i, const Chunk& of, uint32_t (&x)[8]) {
+                    Reader(row[i], of).all(row[i] + of.codes, x);
+                };
+                Chunk now = chunk;
+#pragma unroll 1
+                for (; j + warps < end; j += 2 * warps) {
+                    const Chunk other = side.chunk[j + warps];
+                    uint32_t x[together][2][8];
+#pragma unroll
+                    for (int i = 0; i < together; i++) {
+                        decode(i, now, x[i][0]);
+                        decode(i, other, x[i][1]);
+                    }
+                    now = side.chunk[min(j + 2 * warps, end - 1)];
+#pragma unroll
+                    for (int i = 0; i < together; i++) {
+                        put(i, j, x[i][0]);
+                        put(i, j + warps, x[i][1]);
+                    }
+                }
+                if (j < end) {
+#pragma unroll
+                    for (int i = 0; i < together; i++) {
+                        uint32_t x[8];
+                        decode(i, now, x);
+                        put(i, j, x);
+                    }
+                    j += warps;
+                }
+            });
+            if (!stored) {
+#pragma unroll
+                for (int i = 0; i < together; i++) put(i, j, zeros);
+                j += warps;
+            }
+        }
+        // free slots hold anything, NaN too
+#pragma unroll
+        for (int i = 0; i < together; i++) {
+            if ((from.used >> (first + 32 * i) & 1) != 0) continue;
+#pragma unroll 1
+            for (int j = warp; j < side.n; j += warps) put(i, j, zeros);
+        }
     }
 }
 
 // K of one head from its latent: products with B, bias, norm, RoPE. out: f16 [tile][pitch bytes], dimensions in the order of
-// plane_dim: both of a plane come to one thread. Rows of free slots are left as garbage: their scores are masked.
+// plane_dim: both of a plane come to one thread; tiles up to padded_tiles are zero. Rows of free slots are left as garbage: their scores are masked.
 template <int TILE, int warps>
 __device__ inline void rebuild_side(const AttnArgs& p, int head, int warp, const TileSource& from, const Chunk* chunks,
-                                    uint8_t* out, int pitch) {
+                                    uint8_t* out, int pitch, int padded_tiles) {
     const int lane = threadIdx.x % 32;
     const int g = lane / 4;
     const int c = lane % 4;
@@ -128,12 +188,12 @@ __device__ inline void rebuild_side(const AttnArgs& p, int head, int warp, const
         position[i] = slot < from.n ? from.pos[slot] : 0;
     }
 #pragma unroll 1
-    for (int t0 = warp / n_m * at_once; t0 < n_tiles; t0 += sharing * at_once) {
+    for (int t0 = warp / n_m * at_once; t0 < padded_tiles; t0 += sharing * at_once) {
         float acc[at_once][2][4];
         product(t0, acc);
 #pragma unroll
         for (int t = 0; t < at_once; t++) {
-            if (t0 + t >= n_tiles) continue;
+            if (t0 + t >= padded_tiles) continue;
             if (p.k_norm != nullptr) {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {

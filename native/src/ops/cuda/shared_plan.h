@@ -112,6 +112,7 @@ struct alignas(16) PrefillSight {
     int first_pos;
     int last_pos;
     unsigned long long seq;
+    int n_slots[max_regions];  // in use
 };
 
 // What belongs to a tile.
@@ -123,10 +124,12 @@ struct alignas(16) PrefillMeta {
 
 // Shared memory of the prefill kernel, in this order. Sizes in bytes, multiples of 16.
 struct PrefillPlan {
-    int k16;           // blocks of 16 channels of K as it is multiplied
+    int k16;           // blocks of 16 channels of K as it is multiplied, an even number
     int k_tile_pitch;  // bytes, an odd multiple of 16: eight rows start in different banks
     int v_tile_pitch;
-    int chunks;   // descriptors of K, then V, per region
+    int chunks;  // descriptors of K, then V, per region; then, from the bytes below, ends of runs and GroupTables
+    int run_ends;
+    int groups;
     int meta;     // PrefillSight, PrefillMeta [2]
     int queries;  // wc > 1: f16 [rows][k_tile_pitch]
     int weights;  // wc > 1: f16 [rows][tile + 8]
@@ -137,11 +140,14 @@ struct PrefillPlan {
     LKV_HD explicit PrefillPlan(const AttnArgs& p) {
         const int wc = p.prefill;
         const int slots = prefill_tile(wc);
-        k16 = p.rebuild != 0 ? plane_tiles(p.head_dim, p.n_rot) : 4 * p.k_blocks;
+        k16 = p.rebuild != 0 ? round_up(plane_tiles(p.head_dim, p.n_rot), 2) : 4 * p.k_blocks;
         const int deep = wc == 1 ? prefill_depth(k16, p.v_blocks) : 0;
         k_tile_pitch = 32 * (wc == 1 ? deep : k16) + 16;
         v_tile_pitch = 32 * (wc == 1 ? deep : 4 * p.v_blocks) + 16;
-        chunks = round_up(p.n_regions * 4 * (p.k_blocks + p.v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
+        const int n_chunks = p.n_regions * 4 * (p.k_blocks + p.v_blocks);
+        run_ends = n_chunks * static_cast<int>(sizeof(Chunk));
+        groups = round_up(run_ends + n_chunks, 16);
+        chunks = groups + max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         meta = static_cast<int>(sizeof(PrefillSight) + 2 * sizeof(PrefillMeta));
         const int rows = 128 / wc;
         queries = wc == 1 ? 0 : rows * k_tile_pitch;
@@ -152,8 +158,8 @@ struct PrefillPlan {
         stage = slots * (p.k_pitch + p.v_pitch + 12);
     }
     LKV_HD int total(const AttnArgs& p) const {
-        // two steps of eight slots are read at once, past the last row of an odd number
-        return chunks + meta + queries + weights + maxima + p.buffers * tile + p.stages * stage + 32;
+        // a step is read ahead, past the last row
+        return chunks + meta + queries + weights + maxima + p.buffers * tile + p.stages * stage + 128;
     }
     // wc = 1: blocks of 16 channels of K and of V that the kernel is compiled for
     LKV_HD static constexpr int prefill_depth(int k16, int v_blocks) { return k16 <= 4 && v_blocks <= 1 ? 4 : 8; }
