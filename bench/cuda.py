@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,11 +22,19 @@ import numpy as np
 from latentkv import _core
 
 
+def used_mib() -> int:
+    """Memory in use on the first GPU, by all processes: weights, cache, buffers and the driver's own."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+
+
 def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of tokens per second; decode is the median of single steps."""
     random = np.random.default_rng(1)
     n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 64
-    session = _core.Session(model, n_ctx=n_ctx, kv=kv, n_ubatch=args.ubatch)
+    session = _core.Session(
+        model, n_ctx=n_ctx, kv=kv, n_ubatch=args.ubatch, sink=args.sink, recent=args.recent
+    )
     rows: list[dict[str, Any]] = []
     at = 0
     for depth in depths:
@@ -53,6 +62,7 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
             session.seq_rm(0, depth + args.decode, -1)
         session.seq_rm(0, depth, -1)
         at = depth
+        row["device_mib"] = used_mib()
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
@@ -69,13 +79,21 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--prefill-depth", type=int, default=16384)
     parser.add_argument("--ubatch", type=int, default=512)
+    parser.add_argument("--sink", type=int, default=-1, help="exact first tokens (default: the file's)")
+    parser.add_argument("--recent", type=int, default=-1, help="exact last tokens (default: the file's)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    before = used_mib()
     model = _core.Model(args.model, n_gpu_layers=99)
     depths = [int(d) for d in args.depths.split(",")]
     rows = [row for kv in args.kv.split(",") for row in measure(model, kv, depths, args)]
     if args.json:
-        result = {"model": model.metadata.get("general.name"), "rows": rows, "build": _core.build_info()}
+        result = {
+            "model": model.metadata.get("general.name"),
+            "rows": rows,
+            "device_mib_before": before,
+            "build": _core.build_info(),
+        }
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,0 +1,80 @@
+"""Logits of a GPU against the CPU's, same file and tokens: a prompt, then single tokens.
+
+One session a row format.
+
+    python bench/gpu_logits.py MODEL.gguf … --text TEXT --kv f16,q8,q4 --json out.json
+
+Both keep every token's rows in the same formats, made from hidden states that differ in rounding (ggml's own
+matrix products), so quantized rows differ where a value lies at the border of two codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv import _core
+
+
+def logits(model: _core.Model, kv: str, tokens: list[int], prompt: int) -> NDArray[np.float64]:
+    """[1 + len(tokens) - prompt, n_vocab] after the prompt and after every token behind it."""
+    session = _core.Session(model, n_ctx=len(tokens), kv=kv)
+    rows = [session.decode(tokens[:prompt], output="last")]
+    rows += [session.decode([token]) for token in tokens[prompt:]]
+    return np.concatenate([np.asarray(row, dtype=np.float64).reshape(1, -1) for row in rows])
+
+
+def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
+    """Mean KL(p ‖ q) in nats, rows of logits."""
+    log_p = p - np.logaddexp.reduce(p, axis=1, keepdims=True)
+    log_q = q - np.logaddexp.reduce(q, axis=1, keepdims=True)
+    return float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean())
+
+
+def compare(path: Path, kv: str, text: bytes, args: argparse.Namespace) -> dict[str, Any]:
+    cpu = _core.Model(str(path))
+    tokens = cpu.tokenize(text)[: args.prompt + args.decode]
+    want = logits(cpu, kv, tokens, args.prompt)
+    got = logits(_core.Model(str(path), n_gpu_layers=99), kv, tokens, args.prompt)
+    error = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
+    return {
+        "file": path.stem,
+        "kv": kv,
+        "median_relative_error": float(np.median(error)),
+        "largest_relative_error": float(error.max()),
+        "mean_kld": divergence(want, got),
+        "same_top": float((want.argmax(axis=1) == got.argmax(axis=1)).mean()),
+        "rows_of_logits": len(error),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--kv", default="f16,q8,q4")
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--decode", type=int, default=128)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if not _core.build_info()["cuda"]:
+        sys.exit("[gpu_logits] expected a build with CUDA; got one without")
+    rows = []
+    for path in args.models:
+        for kv in args.kv.split(","):
+            rows.append(compare(path, kv, args.text.read_bytes(), args))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"rows": rows, "build": _core.build_info()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
