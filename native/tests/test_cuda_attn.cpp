@@ -94,7 +94,7 @@ void wide() {
     };
     for (const Wide& w : cases) {
         for (const Format f : {Format::f16, Format::q4}) {
-            for (const int n_tokens : {1, 20}) {
+            for (const int n_tokens : {1, 20, 70}) {
                 AttnShape s;
                 s.name = std::string(w.name) + ", " + lkv::format_name(f) + ", " + std::to_string(n_tokens) + " tokens";
                 s.head_dim = 128;

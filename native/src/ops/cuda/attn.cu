@@ -174,11 +174,21 @@ __global__ void __launch_bounds__(project_threads) project_kernel(const __grid_c
     const int first = blockIdx.z * T;
     const int n_tokens = min(T, p.n_tokens - first);
     const int64_t rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+    // a single part was not merged: it is the first, and its sums are not normalised
+    const int64_t from = p.n_split == 1 ? 0 : p.n_split * rows;
     float* const z = shared;  // [T, width]
     for (int i = threadIdx.x; i < T * width; i += project_threads) {
         const int t = i / width;
         const int64_t row = static_cast<int64_t>(first + t) * p.n_head + head;
-        z[i] = t < n_tokens ? p.partial[(p.n_split * rows + row) * width + i - t * width] : 0.0f;
+        float value = 0.0f;
+        if (t < n_tokens) {
+            value = p.partial[(from + row) * width + i - t * width];
+            if (p.n_split == 1) {
+                const float sum = p.partial_ml[2 * row + 1];
+                value = sum > 0.0f ? value / sum : 0.0f;
+            }
+        }
+        z[i] = value;
     }
     __syncthreads();
     project<T, project_threads>(p, head, first, n_tokens, d0, min(project_pairs, (p.head_dim - d0) / 2), z, width,
@@ -317,9 +327,11 @@ cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
                            dim3(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(args.v_blocks)), wide_threads,
                            sizeof(float) * wide_rows * n_split, stream, args);
     }
-    const cudaError_t error = launch_next(merge_kernel, dim3(heads * tokens, static_cast<unsigned>(args.v_blocks)),
-                                          merge_threads, sizeof(float) * n_split, stream, args);
-    if (error != cudaSuccess) return error;
+    if (args.n_split > 1) {
+        const cudaError_t error = launch_next(merge_kernel, dim3(heads * tokens, static_cast<unsigned>(args.v_blocks)),
+                                              merge_threads, sizeof(float) * n_split, stream, args);
+        if (error != cudaSuccess) return error;
+    }
     const auto slices = static_cast<unsigned>((args.head_dim + 2 * project_pairs - 1) / (2 * project_pairs));
     return launch_next(project_kernel<T>, dim3(heads, slices, groups), project_threads,
                        sizeof(float) * (T * width + 2 * T * static_cast<size_t>(project_threads)), stream, args);
@@ -339,6 +351,8 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
     if (error != cudaSuccess || (args.n_split == 1 && args.v_b == nullptr)) return error;
+    // tokens that share one reading of B_v; their sums lie in shared memory
+    if (args.n_tokens >= 64 && args.v_blocks <= 16) return combine<16, 256>(args, stream);
     return args.n_tokens >= 4 ? combine<4, 256>(args, stream) : combine<1, 1024>(args, stream);
 }
 
