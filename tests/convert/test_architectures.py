@@ -151,6 +151,7 @@ def test_packed_qkv_is_q_then_k_then_v(tiny: Tiny, tmp_path: Path) -> None:
         ("mpt", {"no_bias": False}, "no_bias True; got False"),
         ("mpt", {"attn_config": {"alibi": False}}, "alibi True; got False"),
         ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln False; got True"),
+        ("mpt", {"attn_config": {"clip_qkv": -1.0}}, r"clip_qkv from 0 to 1e\+06; got -1.0"),
         ("mpt", {"attn_config": {"softmax_scale": 0.5}}, r"softmax_scale 1/sqrt\(32\); got 0.5"),
         (
             "qwen2",

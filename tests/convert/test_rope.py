@@ -76,6 +76,13 @@ def test_yarn(extra: dict[str, Any]) -> None:
     assert "rope.scaling.attn_factor" not in keys
 
 
+@pytest.mark.parametrize("beta", [float("nan"), -1.0, 1e9, "fast"], ids=str)
+def test_a_yarn_beta_that_no_reader_takes(beta: Any) -> None:
+    settings = config(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024, beta_fast=beta)
+    with pytest.raises(ConvertError, match=rf"\[rope\] expected beta_fast from 0.001 to 1e\+06; got {beta}"):
+        rope.describe(settings, N)
+
+
 def yarn_frequencies(keys: dict[str, Any]) -> np.ndarray:
     """As a reader of the stock keys computes them (ggml's ramp between whole correction dimensions)."""
     base, context = keys["rope.freq_base"], keys["rope.scaling.original_context_length"]

@@ -18,6 +18,8 @@ SERVED_CONTEXT = ranges.N_CTX.high
 ROPE_BASE = (1.0, 1e15)
 ROPE_FACTOR = (1e-3, 1e6)
 ATTENTION_FACTOR = (1e-3, 1e3)
+YARN_BETA = (1e-3, 1e6)
+CLIP = (0.0, 1e6)
 
 # Field of config.json, under each name that an architecture here reads it by -> lowest and highest value.
 _WHOLE = {

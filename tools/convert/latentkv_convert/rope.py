@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import ConvertError
 from .ir import F32
-from .limits import ATTENTION_FACTOR, ROPE_BASE, ROPE_FACTOR, number
+from .limits import ATTENTION_FACTOR, ROPE_BASE, ROPE_FACTOR, YARN_BETA, number
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")  # "su": first Phi-3 configs
 
@@ -123,7 +123,7 @@ def _yarn(config: Mapping[str, Any], rope: Mapping[str, Any], factor: float) -> 
     }
     for name in ("beta_fast", "beta_slow"):
         if rope.get(name):
-            keys[f"rope.scaling.yarn_{name}"] = float(rope[name])
+            keys[f"rope.scaling.yarn_{name}"] = number("rope", name, rope[name], *YARN_BETA)
     # A reader multiplies cos and sin by attn_factor · (1 + 0.1 ln factor): store what is left of
     # transformers' factor.
     stock = _mscale(factor, 1.0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .. import limits
 from ..errors import ConvertError
 from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
 from . import packed_rows, require
@@ -45,6 +46,8 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     if scale is not None and abs(float(scale) * head_dim**0.5 - 1) > 1e-6:
         raise ConvertError("config.json", f"softmax_scale 1/sqrt({head_dim})", str(scale))
     clip = attention.get("clip_qkv")
+    if clip is not None:
+        clip = limits.number("config.json", "clip_qkv", clip, *limits.CLIP)
     tables = [
         TensorRole("transformer.wte.weight", "token_embd.weight", "table"),
         TensorRole("transformer.norm_f.weight", "output_norm.weight", "vector"),
@@ -88,7 +91,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "attention.head_count": n_head,
             "attention.layer_norm_epsilon": float(config.get("layer_norm_epsilon", 1e-5)),
             "attention.max_alibi_bias": 8.0,
-            **({} if clip is None else {"attention.clamp_kqv": float(clip)}),
+            **({} if clip is None else {"attention.clamp_kqv": clip}),
         },
         packed_qkv=True,
     )
