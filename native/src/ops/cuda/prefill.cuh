@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     auto* const run_ends = shared + plan.run_ends;                             // of chunks
     auto* const groups = reinterpret_cast<GroupTable*>(shared + plan.groups);  // [n_regions][K, V]
     auto* const sight = reinterpret_cast<PrefillSight*>(shared + plan.chunks);
-    auto* const meta = reinterpret_cast<PrefillMeta*>(sight + 1);  // [2]
+    auto* const ways = reinterpret_cast<PrefillRegion*>(sight + 1);         // [n_regions]
+    auto* const meta = reinterpret_cast<PrefillMeta*>(ways + max_regions);  // [2]
     uint8_t* const queries = shared + plan.chunks + plan.meta;
     uint8_t* const weights = queries + plan.queries;
     auto* const maxima = reinterpret_cast<float*>(weights + plan.weights);  // [R][WC]
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
 
     let_next_start();
     wait_for_previous();
-    if (threadIdx.x == 0) *sight = {INT_MAX, -1, 0, {}};
+    if (threadIdx.x == 0) *sight = {INT_MAX, -1, 0};
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
     for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += prefill_threads(WC)) {
         const int r = i / chunks_per_region;
@@ -148,7 +149,16 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         atomicMax(&sight->last_pos, p.q_pos[token]);
         atomicOr(&sight->seq, 1ull << p.q_seq[token]);
     }
-    if (static_cast<int>(threadIdx.x) < p.n_regions) sight->n_slots[threadIdx.x] = p.n_slots[threadIdx.x];
+    if (static_cast<int>(threadIdx.x) < p.n_regions) {
+        const RegionArgs& region = p.regions[threadIdx.x];
+        const GroupTable& k = groups[2 * threadIdx.x];
+        const GroupTable& v = groups[2 * threadIdx.x + 1];
+        PrefillRegion& way = ways[threadIdx.x];
+        way.n_slots = p.n_slots[threadIdx.x];
+        way.staged = p.stages > 0 && static_cast<int>(k.bytes) <= p.k_pitch && static_cast<int>(v.bytes) <= p.v_pitch;
+        way.k_step = way.staged ? tile_pitch(p.k_pitch, region.k_row_bytes, k) : static_cast<int>(region.k_row_bytes);
+        way.v_step = way.staged ? tile_pitch(p.v_pitch, region.v_row_bytes, v) : static_cast<int>(region.v_row_bytes);
+    }
     if constexpr (!apart) {
         const int per_row = 8 * plan.k16;
         for (int i = threadIdx.x; i < R * per_row; i += prefill_threads(WC)) {
@@ -177,18 +187,13 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
             __syncthreads();
         }
     };
-    // rows that are too wide for the stages are read where they lie
-    const auto staged = [&](int r) {
-        return p.stages > 0 && static_cast<int>(groups[2 * r].bytes) <= p.k_pitch &&
-               static_cast<int>(groups[2 * r + 1].bytes) <= p.v_pitch;
-    };
     int issue_stage = 0;
     const auto issue = [&](int i) {
         const int r = parts.region_of(tile_begin + i);
-        if (i < n_tiles && staged(r)) {
+        if (i < n_tiles && ways[r].staged) {
             const RegionArgs& region = p.regions[r];
             const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
-            const int n = min(TILE, sight->n_slots[r] - first);
+            const int n = min(TILE, ways[r].n_slots - first);
             uint8_t* const at = stages + issue_stage * plan.stage;
             auto* const seq = reinterpret_cast<uint64_t*>(at + TILE * (p.k_pitch + p.v_pitch));
             auto* const pos = reinterpret_cast<int32_t*>(seq + TILE);
@@ -210,20 +215,19 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         const int r = parts.region_of(tile_begin + i);
         const RegionArgs& region = p.regions[r];
         const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
+        const PrefillRegion way = ways[r];
         TileSource of;
-        of.n = min(TILE, sight->n_slots[r] - first);
-        if (staged(r)) {
+        of.n = min(TILE, way.n_slots - first);
+        of.k_step = way.k_step;
+        of.v_step = way.v_step;
+        if (way.staged) {
             of.k = stages + source_stage * plan.stage;
             of.v = of.k + TILE * p.k_pitch;
-            of.k_step = tile_pitch(p.k_pitch, region.k_row_bytes, groups[2 * r]);
-            of.v_step = tile_pitch(p.v_pitch, region.v_row_bytes, groups[2 * r + 1]);
             of.seq = reinterpret_cast<const uint64_t*>(of.v + TILE * p.v_pitch);
             of.pos = reinterpret_cast<const int32_t*>(of.seq + TILE);
         } else {
-            of.k_step = region.k_row_bytes;
-            of.v_step = region.v_row_bytes;
-            of.k = region.k_rows + first * of.k_step + groups[2 * r].first;
-            of.v = region.v_rows + first * of.v_step + groups[2 * r + 1].first;
+            of.k = region.k_rows + int64_t{first} * of.k_step + groups[2 * r].first;
+            of.v = region.v_rows + int64_t{first} * of.v_step + groups[2 * r + 1].first;
             of.seq = region.seq + first;
             of.pos = region.pos + first;
         }

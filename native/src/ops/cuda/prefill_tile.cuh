@@ -13,8 +13,8 @@ namespace lkv::cuda {
 struct TileSource {
     const uint8_t* k;
     const uint8_t* v;
-    int64_t k_step;  // bytes from slot to slot
-    int64_t v_step;
+    int k_step;  // bytes from slot to slot
+    int v_step;
     const uint64_t* seq;
     const int32_t* pos;
     int n;  // slots that exist
@@ -32,7 +32,7 @@ struct SideChunks {
 // out: f16 [tile][pitch bytes], 16 channels of a chunk in the order of its pairs. A warp takes every `warps`-th chunk of
 // 32 · together slots, so that its lanes decode one format: a run of it in one piece of code, two chunks at a time.
 template <int TILE, int warps, int together>
-__device__ inline void decode_side(int warp, const TileSource& from, const uint8_t* rows, int64_t step,
+__device__ inline void decode_side(int warp, const TileSource& from, const uint8_t* rows, int step,
                                    const SideChunks& side, uint8_t* out, int pitch) {
     constexpr int passes = TILE / 32 / together;
 #pragma unroll 1

@@ -112,7 +112,14 @@ struct alignas(16) PrefillSight {
     int first_pos;
     int last_pos;
     unsigned long long seq;
-    int n_slots[max_regions];  // in use
+};
+
+// How a region's tiles are read.
+struct alignas(16) PrefillRegion {
+    int n_slots;  // in use
+    int staged;   // 1: copied ahead; 0: rows too wide for the stages are read where they lie
+    int k_step;   // bytes from slot to slot
+    int v_step;
 };
 
 // What belongs to a tile.
@@ -130,7 +137,7 @@ struct PrefillPlan {
     int chunks;  // descriptors of K, then V, per region; then, from the bytes below, ends of runs and GroupTables
     int run_ends;
     int groups;
-    int meta;     // PrefillSight, PrefillMeta [2]
+    int meta;     // PrefillSight, PrefillRegion [n_regions], PrefillMeta [2]
     int queries;  // wc > 1: f16 [rows][k_tile_pitch]
     int weights;  // wc > 1: f16 [rows][tile + 8]
     int maxima;   // wc > 1: f32 [rows][wc]
@@ -148,7 +155,7 @@ struct PrefillPlan {
         run_ends = n_chunks * static_cast<int>(sizeof(Chunk));
         groups = round_up(run_ends + n_chunks, 16);
         chunks = groups + max_regions * 2 * static_cast<int>(sizeof(GroupTable));
-        meta = static_cast<int>(sizeof(PrefillSight) + 2 * sizeof(PrefillMeta));
+        meta = static_cast<int>(sizeof(PrefillSight) + max_regions * sizeof(PrefillRegion) + 2 * sizeof(PrefillMeta));
         const int rows = 128 / wc;
         queries = wc == 1 ? 0 : rows * k_tile_pitch;
         weights = wc == 1 ? 0 : rows * (2 * slots + 16);
