@@ -1,11 +1,13 @@
 // Speed of the CUDA kernels alone, as JSON on standard output: microseconds a layer, GB/s of stored rows, share of the copy
-// bandwidth measured first.   bench_cuda_attn [depth …]
+// bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …]
 //
+// --only: rows whose "model path format" contains one of the texts. --tokens: decode (1) or a ubatch (512) alone.
 // Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
 // the store kernel from normal values. Times: median of 5 replays of one captured graph over all layers.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
 
 #include "check.h"
 #include "cuda_case.h"
@@ -253,7 +255,27 @@ private:
 
 int main(int argc, char** argv) {
     std::vector<int> depths;
-    for (int i = 1; i < argc; i++) depths.push_back(std::atoi(argv[i]));
+    std::vector<std::string> only;
+    int only_tokens = 0;
+    for (int i = 1; i < argc; i++) {
+        const std::string arg = argv[i];
+        if ((arg == "--only" || arg == "--tokens") && i + 1 == argc) {
+            std::fprintf(stderr, "[bench] expected a value after %s; got none\n", argv[i]);
+            return 1;
+        }
+        if (arg == "--only") {
+            only.emplace_back(argv[++i]);
+        } else if (arg == "--tokens") {
+            only_tokens = std::atoi(argv[++i]);
+        } else {
+            depths.push_back(std::atoi(argv[i]));
+        }
+    }
+    const auto wanted = [&](const Shape& shape, Format format) {
+        const std::string name = std::string(shape.model) + " " + shape.path + " " + lkv::format_name(format);
+        const auto names = [&](const std::string& text) { return name.find(text) != std::string::npos; };
+        return only.empty() || std::any_of(only.begin(), only.end(), names);
+    };
     if (depths.empty()) depths = {4096, 16384, 65536};
     cudaStream_t stream = nullptr;
     cuda_check(cudaStreamCreate(&stream), "a stream");
@@ -264,11 +286,13 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s, copy %.0f GB/s\n", properties.name, copy / 1e9);
     const char* separator = "\n";
     for (const int n_tokens : {1, 512}) {
+        if (only_tokens != 0 && n_tokens != only_tokens) continue;
         for (const Shape& shape : shapes) {
             for (const int depth : depths) {
                 if (n_tokens > 1 && depth != 16384) continue;
                 for (const Format format : {Format::f16, Format::q8, Format::q4, Format::g4}) {
                     if (n_tokens > 1 && format != Format::f16 && format != Format::q4) continue;
+                    if (!wanted(shape, format)) continue;
                     try {
                         Bench bench(shape, format, depth, n_tokens, stream);
                         const double us = bench.attention_us();
