@@ -21,7 +21,7 @@ using lkv::test::relative_error;
 
 // f16 rows enter the products as they are; other rows are rounded to f16 once, rebuilt keys twice more.
 constexpr double exact_tolerance = 1e-3;
-constexpr double rounded_tolerance = 2e-3;
+constexpr double rounded_tolerance = 2.5e-3;
 
 std::map<std::string, double> largest;
 
@@ -51,8 +51,9 @@ void compare(const AttnShape& shape) {
         if (cut.tile > 0) {
             const int wc = device.args.prefill;
             if (wc == 0) device.args.tile = std::min(cut.tile, device.args.tile);
-            // the decode kernel always copies a tile ahead
-            device.args.stages = std::min(std::max(cut.stages, device.args.decode != 0 ? 2 : 1), device.args.stages);
+            // the decode kernel copies a direct K a tile ahead
+            const bool ahead = device.args.decode != 0 && device.args.rebuild == 0;
+            device.args.stages = std::min(std::max(cut.stages, ahead ? 2 : 1), device.args.stages);
             // wide rows may be read from the cache, without copies; tiles that are made by the warp that uses them
             if (wc > 1 && cut.tile == 16) device.args.stages = 0;
             if (wc == 1 && cut.tile == 16) device.args.buffers = 1;
@@ -186,7 +187,7 @@ void scattered_positions() {
         const std::vector<int32_t> q_pos(1, 100 * stride);
         c.params.q_pos = q_pos.data();
         DeviceCase device(c.params);
-        CHECK(device.args.decode == 1);
+        CHECK(device.args.decode != 0);
         const double error = relative_error(device.run(), c.oracle());
         CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
     }

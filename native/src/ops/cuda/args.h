@@ -25,10 +25,12 @@ constexpr int any_kind = -1;
 
 // One group of one side in one region.
 struct GroupTable {
-    uint32_t first;   // first staged byte of the row, a multiple of `access`
-    uint32_t bytes;   // staged bytes, a multiple of `access`
-    uint32_t chunks;  // its first Chunk; the group has as many as its side's blocks times 4
-    uint32_t access;  // bytes of one copy: 16 where every row starts on 16 bytes, else 4
+    uint32_t first;       // first staged byte of the row, a multiple of a copy's bytes
+    uint32_t bytes;       // staged bytes, likewise
+    uint32_t chunks;      // its first Chunk; the group has as many as its side's blocks times 4
+    uint8_t access_bits;  // bytes of one copy, as a power of two: 16 where every row starts on 16 bytes, else 4
+    uint8_t across_bits;  // copies of a row, as a power of two, rounded up
+    int16_t kind;         // what all its chunks are, if kernels have a path for it, else any_kind
 };
 
 struct RegionArgs {
@@ -85,14 +87,16 @@ struct AttnArgs {
     int32_t n_split;      // parts of the sequence, at most
     int32_t least_tiles;  // tiles that are worth a part
     int32_t rebuild;      // 1: K is rebuilt from its latent
-    int32_t decode;       // 1: the decode kernel, `tile` slots a warp
+    int32_t k_extras;     // 1: rebuild with a bias or a norm
+    int32_t decode;       // warps of a thread block of the decode kernel, `tile` slots a warp; 0: another kernel
     int32_t kind;         // what every chunk of the decode kernel is, or any_kind
     int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
     int32_t prefill;      // warps side by side over V's channels of the prefill kernel, 1, 2 or 4; 0: another kernel
     int32_t buffers;      // of the prefill kernel: tiles that are made ahead
     int32_t k_blocks;     // 64-channel blocks of a stored K group
     int32_t v_blocks;
-    int32_t k_pitch;  // bytes of a staged row, a multiple of 16
+    int32_t
+        k_pitch;  // bytes of a staged row, a multiple of 16, or of a whole row as stored; 0: K is read where it lies
     int32_t v_pitch;
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and scratch, see partial_floats
     uint32_t* done;  // [n_kv] 0 between launches: parts of a work item that have finished

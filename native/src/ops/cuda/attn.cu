@@ -3,6 +3,7 @@
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/instances.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/mma.cuh"
 #include "ops/cuda/parts.cuh"
 #include "ops/cuda/plan.h"
 
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(project_threads) project_kernel(const __grid_c
                                 z + T * width);
 }
 
-constexpr int wide_threads = 256;
+constexpr int wide_threads = 512;
 constexpr int wide_rows = 4;  // query rows that share one reading of B_v
 
 // A wide latent V, few query rows: both in one launch. grid: KV heads x 64-channel blocks. Every thread block merges the parts of its channels and multiplies
@@ -217,6 +218,9 @@ __global__ void __launch_bounds__(wide_threads) combine_wide_kernel(const __grid
         slice < n_slices ? max(0, min(min(per_slice, 64 - slice * per_slice), p.v_rank_max - first_channel)) : 0;
     const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
                                (static_cast<int64_t>(blockIdx.x) * p.v_rank_max + first_channel) * n_pairs + pair;
+    // weights, which no earlier kernel writes: on their way while the parts are still at work
+#pragma unroll 1
+    for (int ch = 0; ch < channels; ch++) prefetch(factor + static_cast<int64_t>(ch) * n_pairs);
     wait_for_previous();
     const Parts parts(p);
     const int rep = p.n_head / p.n_kv;
@@ -245,7 +249,7 @@ __global__ void __launch_bounds__(wide_threads) combine_wide_kernel(const __grid
                 const auto* const from =
                     reinterpret_cast<const float4*>(p.partial + row_at(row0 + row) * width + 64 * blockIdx.y) + quad;
                 const int64_t step = all_rows * width / 4;
-#pragma unroll 4
+#pragma unroll 8
                 for (int s = turn; s < parts.count; s += turns) {
                     add_share(sum, weight[row * p.n_split + s], __ldcg(from + s * step));
                 }

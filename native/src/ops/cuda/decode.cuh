@@ -28,13 +28,20 @@ __device__ inline uint32_t transposed(uint32_t x) {
     return y;
 }
 
+// Threads of a thread block; 0: as many as the plan chose.
+template <int threads>
+__device__ inline int block_threads() {
+    return threads != 0 ? threads : static_cast<int>(blockDim.x);
+}
+
 // z [n_rows][pitch], normalised, to the output; a latent V times B_v first. rows_at: where a query row is in the output.
 // The loops that run once are rolled, here and below: their instructions come from device memory, where a step's weights
 // have displaced them, and fetching 16 bytes for each costs more than running them.
+template <int threads>
 __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int n_rows, const int32_t* rows_at) {
     const int n_pairs = p.head_dim / 2;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n_rows * n_pairs; i += n_threads) {
+    for (int i = threadIdx.x; i < n_rows * n_pairs; i += block_threads<threads>()) {
         const int row = i / n_pairs;
         const int pair = i - row * n_pairs;
         const int64_t to = rows_at[row];
@@ -58,11 +65,14 @@ __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int 
 
 // KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
 template <int KB, int VB, int MT, int Kind, bool REBUILD = false>
-__global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 1)
+__global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads, !REBUILD && KB + VB <= 4 ? 2 : 1)
     decode_kernel(const __grid_constant__ AttnArgs p) {
+    constexpr int fixed_threads = REBUILD && KB == 1 ? 0 : n_threads;
+    const int threads = block_threads<fixed_threads>();
+    const int warps = threads / 32;
     constexpr int tile = 16 * MT;
+    constexpr bool k_in_place = decode_reads_k_in_place(REBUILD, KB, Kind);
     constexpr int n_rows_max = decode_rows;
-    constexpr int run = REBUILD ? angle_span / tile : 1;  // neighbouring tiles that a warp takes at once
     extern __shared__ __align__(16) uint8_t shared[];
     let_next_start();
     const Parts parts(p);
@@ -88,17 +98,21 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
     auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.groups);
     auto* const queries = reinterpret_cast<uint2*>(shared + plan.groups + plan.chunks);  // [KB][4][32]
     const RebuildTables tables(p, shared + plan.groups + plan.chunks, plan);
-    uint8_t* const own = shared + plan.common() + warp * (plan.turned + p.stages * plan.stage);
+    uint8_t* const own = shared + plan.common() + warp * plan.own;
     auto* const turned = reinterpret_cast<uint2*>(own);  // [plane tiles][32]
-    uint8_t* const stages = own + plan.turned;
+    uint8_t* const stages = own + plan.turned;           // [stages] rows of K, of V; direct: sequences, positions
+    const int stage_bytes = tile * (p.k_pitch + p.v_pitch + (REBUILD ? 0 : 12));
+    uint8_t* const marks = REBUILD ? stages + p.stages * stage_bytes : stages + tile * (p.k_pitch + p.v_pitch);
+    const int marks_bytes = REBUILD ? tile * 12 : stage_bytes;
     __shared__ int32_t rows_at[n_rows_max];  // of a query row: which of [n_tokens, n_head] it is
+    __shared__ int32_t n_slots[max_regions];
     if (static_cast<int>(threadIdx.x) < n_rows) {
         const int token = threadIdx.x / unit_heads;
         rows_at[threadIdx.x] = token * p.n_head + head_kv * rep + threadIdx.x - token * unit_heads;
     }
     constexpr int chunks_per_region = 4 * (KB + VB);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += n_threads) {
+    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += threads) {
         const int r = i / chunks_per_region;
         const int j = i - r * chunks_per_region;
         const bool is_k = j < 4 * KB;
@@ -110,49 +124,85 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
     if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
         const RegionArgs& region = p.regions[threadIdx.x / 2];
         groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[k_group] : region.v_groups[v_group];
+        // blocks of the kernel that the group does not have are no chunks of its kind
+        if ((threadIdx.x % 2 == 0 ? p.k_blocks : p.v_blocks) != KB) groups[threadIdx.x].kind = any_kind;
+        n_slots[threadIdx.x / 2] = p.n_slots[threadIdx.x / 2];
     }
     if constexpr (REBUILD) tables.fill(p, head_kv);
     __syncthreads();
     wait_for_previous();
 
-    const auto tile_at = [&](int i) { return tile_begin + (i / run * n_warps + warp) * run + i % run; };
+    // neighbouring tiles that a warp takes at once: as many as one turn of the queries serves, if that leaves no warp without
+    int run_bits = 0;
+    if constexpr (REBUILD) {
+        while (tile << run_bits < angle_span && warps << (run_bits + 1) <= tile_end - tile_begin) run_bits++;
+    }
+    const auto tile_at = [&](int i) {
+        return tile_begin + (((i >> run_bits) * warps + warp) << run_bits) + (i & ((1 << run_bits) - 1));
+    };
+    // Direct: all of tile i. Rebuild: K and the marks of tile i and V of the one before, whose buffers are free when K of tile
+    // i - stages has been read; the scores take long enough for V to arrive.
     int issue_stage = 0;
-    const auto issue = [&](int t) {
-        if (t < tile_end) {
-            const int r = parts.region_of(t);
-            const RegionArgs& region = p.regions[r];
-            const int first = (t - parts.tiles_before(r)) * tile;
-            const int n = min(tile, p.n_slots[r] - first);
-            uint8_t* const at = stages + issue_stage * plan.stage;
-            auto* const seq = reinterpret_cast<uint64_t*>(at + tile * (p.k_pitch + p.v_pitch));
+    int issue_marks = 0;
+    const auto issue = [&](int i) {
+        const auto copy_side = [&](int side, int r, int first, int n, uint8_t* to) {
+            copy_rows<32, REBUILD ? 2 : 1>(
+                lane, to, side == 0 ? p.k_pitch : p.v_pitch, side == 0 ? p.regions[r].k_rows : p.regions[r].v_rows,
+                side == 0 ? p.regions[r].k_row_bytes : p.regions[r].v_row_bytes, groups[2 * r + side], first, n);
+        };
+        const auto copy_marks = [&](int r, int first, int n, uint8_t* to) {
+            auto* const seq = reinterpret_cast<uint64_t*>(to);
             auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
             if (lane < tile) {
                 if (lane < n) {
-                    copy_async<8>(seq + lane, region.seq + first + lane);
-                    copy_async<4>(pos + lane, region.pos + first + lane);
+                    copy_async<8>(seq + lane, p.regions[r].seq + first + lane);
+                    copy_async<4>(pos + lane, p.regions[r].pos + first + lane);
                 } else {
                     seq[lane] = 0;
                     pos[lane] = 0;
                 }
             }
-            copy_rows<32>(lane, at, p.k_pitch, region.k_rows, region.k_row_bytes, groups[2 * r], first, n);
-            copy_rows<32>(lane, at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes, groups[2 * r + 1],
-                          first, n);
+        };
+        if constexpr (!REBUILD) {
+            const int t = tile_at(i);
+            if (t < tile_end) {
+                const int r = parts.region_of(t);
+                const int first = (t - parts.tiles_before(r)) * tile;
+                const int n = min(tile, n_slots[r] - first);
+                uint8_t* const at = stages + issue_stage * stage_bytes;
+                copy_marks(r, first, n, at + tile * (p.k_pitch + p.v_pitch));
+                copy_side(0, r, first, n, at);
+                copy_side(1, r, first, n, at + tile * p.k_pitch);
+            }
+        } else {
+#pragma unroll 1
+            for (int side = 0; side < 2; side++) {
+                const int t = tile_at(i - side);
+                if (i < side || t >= tile_end) continue;
+                const int r = parts.region_of(t);
+                const int first = (t - parts.tiles_before(r)) * tile;
+                const int n = min(tile, n_slots[r] - first);
+                if (side == 0) copy_marks(r, first, n, marks + issue_marks * marks_bytes);
+                if (k_in_place && side == 0) continue;
+                // V's stage is the one before K's
+                const int at = side == 0 ? issue_stage : (issue_stage == 0 ? p.stages : issue_stage) - 1;
+                copy_side(side, r, first, n, stages + at * stage_bytes + (side == 0 ? 0 : tile * p.k_pitch));
+            }
+            issue_marks = issue_marks == p.stages ? 0 : issue_marks + 1;
         }
         issue_stage = issue_stage + 1 == p.stages ? 0 : issue_stage + 1;
         copies_commit();
     };
-    // the queries: column g of every product; through shared memory, where neighbouring threads read neighbouring channels
     const auto query_row = [&](int row) -> const float* {
         return row < n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
     };
     const auto fill_queries = [&] {
         if constexpr (REBUILD) {
             tables.fill_queries(p, query_row);
-            copies_wait(1);  // the factor; the first tile may be under way
+            copies_wait(p.stages);  // the factor; the first tiles may be under way
         } else {
 #pragma unroll 1
-            for (int i = threadIdx.x; i < n_rows_max * KB * 16; i += n_threads) {
+            for (int i = threadIdx.x; i < n_rows_max * KB * 16; i += threads) {
                 const int row = i / (KB * 16);
                 const int at = i % (KB * 16);  // (block, chunk, step)
                 const int s = at % 4;
@@ -189,14 +239,60 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
 
     int turned_to = INT_MAX;  // the position that the queries are turned back by
     int stage = 0;
+    int marks_stage = 0;
     // steps before the first tile only issue copies: one place in the code for them, which is fetched once
-    const int ahead = p.stages - 1;
+    const int ahead = REBUILD ? p.stages : p.stages - 1;
 #pragma unroll 1
     for (int step = -ahead; step < 0 || tile_at(step) < tile_end; step++) {
-        __syncwarp();
-        issue(tile_at(step + ahead));
+        if constexpr (!REBUILD) {
+            __syncwarp();
+            issue(step + ahead);
+        }
+        const int t = tile_at(max(step, 0));
+        uint8_t* const k_rows = stages + stage * stage_bytes;
+        const Chunk* const k_chunks = chunks + parts.region_of(t) * chunks_per_region;
+        const auto k_row = [&](int slot) -> const uint8_t* {
+            if constexpr (!k_in_place) return k_rows + slot * p.k_pitch;
+            const int r = parts.region_of(t);
+            const int first = (t - parts.tiles_before(r)) * tile;
+            // past the last slot any row will do
+            const int at = min(first + slot, n_slots[r] - 1);
+            return p.regions[r].k_rows + static_cast<int64_t>(at) * p.regions[r].k_row_bytes + groups[2 * r].first;
+        };
+        float s[MT][4] = {};
+        [[maybe_unused]] uint32_t latents[KB][MT][4][4];
+        if (step >= 0) {
+            copies_wait(p.stages - 1);
+            __syncwarp();
+            with_group_kind<Kind>(groups[2 * parts.region_of(t)].kind, [&](auto kind) __attribute__((always_inline)) {
+#pragma unroll
+                for (int b = 0; b < KB; b++) {
+                    const Chunk chunk = k_chunks[4 * b + c];
+#pragma unroll
+                    for (int m = 0; m < MT; m++) {
+                        uint32_t x[8];
+                        uint32_t y[8];
+                        two_slots<decltype(kind)::value>(k_row(16 * m + g), k_row(16 * m + g + 8), chunk, x, y);
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            const uint32_t a[4] = {x[j], y[j], x[j + 4], y[j + 4]};
+                            if constexpr (REBUILD) {
+#pragma unroll
+                                for (int e = 0; e < 4; e++) latents[b][m][j][e] = a[e];
+                            } else {
+                                mma(s[m], a, q[b][j][0], q[b][j][1]);
+                            }
+                        }
+                    }
+                }
+            });
+        }
+        if constexpr (REBUILD) {
+            __syncwarp();
+            issue(step + ahead);
+        }
         if (step < 0) {
-            if (step > -ahead) continue;
+            if (step < -1) continue;
             fill_queries();  // while the first tile is under way
             if constexpr (!REBUILD) {
 #pragma unroll
@@ -211,50 +307,13 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
             }
             continue;
         }
-        const int t = tile_at(step);
-        copies_wait(ahead);
-        __syncwarp();
-        uint8_t* const k_rows = stages + stage * plan.stage;
         uint8_t* const v_rows = k_rows + tile * p.k_pitch;
-        const auto* const seq = reinterpret_cast<const uint64_t*>(v_rows + tile * p.v_pitch);
+        const auto* const seq =
+            reinterpret_cast<const uint64_t*>(marks + (REBUILD ? marks_stage : stage) * marks_bytes);
         const auto* const pos = reinterpret_cast<const int32_t*>(seq + tile);
         stage = stage + 1 == p.stages ? 0 : stage + 1;
-        unsigned holes = __ballot_sync(0xffffffffu, lane < tile && seq[lane % tile] == 0);
-        if (holes != 0) {
-            // free slots hold anything, NaN too: zero bytes decode to finite values in every format
-            for (; holes != 0; holes &= holes - 1) {
-                const int s = __ffs(static_cast<int>(holes)) - 1;
-                for (int i = lane; i < p.v_pitch / 16; i += 32) {
-                    reinterpret_cast<uint4*>(v_rows + s * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
-                }
-            }
-            __syncwarp();
-        }
-        const Chunk* const k_chunks = chunks + parts.region_of(t) * chunks_per_region;
+        if constexpr (REBUILD) marks_stage = marks_stage == p.stages ? 0 : marks_stage + 1;
         const Chunk* const v_chunks = k_chunks + 4 * KB;
-
-        float s[MT][4] = {};
-        [[maybe_unused]] uint32_t latents[KB][MT][4][4];
-#pragma unroll
-        for (int b = 0; b < KB; b++) {
-            const Chunk chunk = k_chunks[4 * b + c];
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                uint32_t x[8];
-                uint32_t y[8];
-                two_slots<Kind>(k_rows + (16 * m + g) * p.k_pitch, k_rows + (16 * m + g + 8) * p.k_pitch, chunk, x, y);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const uint32_t a[4] = {x[j], y[j], x[j + 4], y[j + 4]};
-                    if constexpr (REBUILD) {
-#pragma unroll
-                        for (int e = 0; e < 4; e++) latents[b][m][j][e] = a[e];
-                    } else {
-                        mma(s[m], a, q[b][j][0], q[b][j][1]);
-                    }
-                }
-            }
-        }
         if constexpr (REBUILD) {
             // slots in the order of their positions, as almost always, are within one span; others take several passes
             const bool used = lane < tile && seq[lane % tile] != 0;
@@ -315,7 +374,7 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
 #pragma unroll
             for (int o = 4; o < 32; o *= 2)
                 tile_max[i] = fmaxf(tile_max[i], __shfl_xor_sync(0xffffffffu, tile_max[i], o));
-            moved = moved || tile_max[i] > row_max[i];
+            moved = moved || tile_max[i] > row_max[i] + stale_max;
         }
         if (__any_sync(0xffffffffu, moved)) {
             float rescale[2];
@@ -352,21 +411,39 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
             }
         }
 
-#pragma unroll
-        for (int b = 0; b < VB; b++) {
-            const Chunk chunk = v_chunks[4 * b + g / 2];
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                uint32_t first[8];
-                uint32_t second[8];
-                four_slots<Kind>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk, g % 2, first, second);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};
-                    mma(acc[b][j], a, w[m][0], w[m][1]);
+        if constexpr (REBUILD) {
+            copies_wait(p.stages - 1);
+            __syncwarp();
+        }
+        unsigned holes = __ballot_sync(0xffffffffu, lane < tile && seq[lane % tile] == 0);
+        if (holes != 0) {
+            // free slots hold anything, NaN too: zero bytes decode to finite values in every format
+            for (; holes != 0; holes &= holes - 1) {
+                const int s = __ffs(static_cast<int>(holes)) - 1;
+                for (int i = lane; i < p.v_pitch / 16; i += 32) {
+                    reinterpret_cast<uint4*>(v_rows + s * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
                 }
             }
+            __syncwarp();
         }
+        with_group_kind<Kind>(groups[2 * parts.region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
+#pragma unroll
+            for (int b = 0; b < VB; b++) {
+                const Chunk chunk = v_chunks[4 * b + g / 2];
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    uint32_t first[8];
+                    uint32_t second[8];
+                    four_slots<decltype(kind)::value>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk, g % 2,
+                                                      first, second);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};
+                        mma(acc[b][j], a, w[m][0], w[m][1]);
+                    }
+                }
+            }
+        });
     }
 
     // the warps' sums meet where the tiles were
@@ -378,9 +455,9 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
     copies_wait(0);
     __syncthreads();
     constexpr int width = 64 * VB;
-    auto* const ml = reinterpret_cast<float2*>(shared);             // [n_warps][n_rows_max] maximum, sum
-    auto* const all = ml + n_warps * n_rows_max;                    // [n_rows_max] of all warps
-    auto* const sums = reinterpret_cast<float*>(all + n_rows_max);  // [n_warps][n_rows][width + 8]
+    auto* const ml = reinterpret_cast<float2*>(shared);             // [warps][n_rows_max] maximum, sum
+    auto* const all = ml + warps * n_rows_max;                      // [n_rows_max] of all warps
+    auto* const sums = reinterpret_cast<float*>(all + n_rows_max);  // [warps][n_rows][width + 8]
     constexpr int pitch = width + 8;
     if (g == 0) {
         ml[warp * n_rows_max + 2 * c] = make_float2(row_max[0], row_sum[0]);
@@ -403,32 +480,32 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
         }
     }
     __syncthreads();
-    if (threadIdx.x < n_warps * n_rows_max) {
-        // eight neighbours hold a row's maxima and sums of the eight warps
-        const int row = threadIdx.x / n_warps;
-        float2& of = ml[threadIdx.x % n_warps * n_rows_max + row];
+    if (static_cast<int>(threadIdx.x) < warps * n_rows_max) {
+        // as many neighbours as warps hold a row's maxima and sums
+        const int row = threadIdx.x / warps;
+        float2& of = ml[threadIdx.x % warps * n_rows_max + row];
         float top = of.x;
 #pragma unroll 1
-        for (int o = 1; o < n_warps; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+        for (int o = 1; o < warps; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
         const float share = of.x == -INFINITY ? 0.0f : exp2f(of.x - top);
         float total = share * of.y;
 #pragma unroll 1
-        for (int o = 1; o < n_warps; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+        for (int o = 1; o < warps; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
         of.x = share;
-        if (threadIdx.x % n_warps == 0) all[row] = make_float2(top, total);
+        if (threadIdx.x % warps == 0) all[row] = make_float2(top, total);
     }
     __syncthreads();
     float* z = sums;  // [n_rows][width], over the first warp's sums
     const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n_rows * width; i += n_threads) {
+    for (int i = threadIdx.x; i < n_rows * width; i += threads) {
         const int row = i / width;
         const int d = i - row * width;
         const float top = all[row].x;
         const float total = all[row].y;
         float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < n_warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * n_rows + row) * pitch + d];
+#pragma unroll 8
+        for (int w = 0; w < warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * n_rows + row) * pitch + d];
         if (parts.count == 1) {
             z[row * pitch + d] = total > 0.0f ? sum / total : 0.0f;
             continue;
@@ -449,7 +526,7 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
         auto* const weight = reinterpret_cast<float*>(shared);             // [n_rows][count], where `ml` was
         float* const merged = weight + round_up(n_rows * parts.count, 4);  // [n_rows][pitch]
 #pragma unroll 1
-        for (int row = warp; row < n_rows; row += n_warps) {
+        for (int row = warp; row < n_rows; row += warps) {
             const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + rows_at[row];
             float top = -INFINITY;
 #pragma unroll 1
@@ -474,7 +551,7 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
         const int quads = 16 * p.v_blocks;
         const int64_t step = all_rows * quads;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < n_rows * quads; i += n_threads) {
+        for (int i = threadIdx.x; i < n_rows * quads; i += threads) {
             const int row = i / quads;
             const auto* const from =
                 reinterpret_cast<const float4*>(p.partial) + rows_at[row] * quads + i - row * quads;
@@ -488,7 +565,7 @@ __global__ void __launch_bounds__(n_threads, KB + VB <= (REBUILD ? 2 : 4) ? 2 : 
         z = merged;
     }
     __syncthreads();
-    finish(p, z, pitch, n_rows, rows_at);
+    finish<fixed_threads>(p, z, pitch, n_rows, rows_at);
 }
 
 }  // namespace lkv::cuda

@@ -80,6 +80,23 @@ struct PlaneReader {
         return code;
     }
 
+    // The same as values, for codes of whole bytes and of nibbles alone: fewer instructions, no other numbers.
+    static constexpr bool plain = !Grid && (Bits == 8 || Bits == 4);
+    __device__ uint32_t plain_value(int q, int hi, uint32_t bytes, uint32_t nibbles) const {
+        __half2 code;
+        if constexpr (Bits == 8) {
+            code =
+                __hsub2(half2_of(__byte_perm(bytes, 0x64646464u, q & 1 ? 0x4341 : 0x4240)), __float2half2_rn(1024.0f));
+        } else {
+            const uint32_t word = q & 1 ? nibbles >> 8 : nibbles;
+            // 1024 + 16 · code, without a shift
+            code = hi != 0 ? __hfma2(half2_of((word & 0x00f000f0u) | 0x64006400u), __float2half2_rn(0.0625f),
+                                     __float2half2_rn(-64.0f))
+                           : small_ints(word & 0x000f000fu);
+        }
+        return bits(__hfma2(code, scale, offset));
+    }
+
     __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
         uint32_t words[4] = {};
         uint32_t pairs = 0;
@@ -93,7 +110,12 @@ struct PlaneReader {
         for (int p = 0; p < 8; p++) {
             const int q = p & 3;
             const int hi = p >> 2;
-            out[p] = value(pair(q, hi, words[(q >> 1) + 2 * hi], words[q >> 1], pairs, singles));
+            const uint32_t bytes = words[(q >> 1) + 2 * hi];
+            if constexpr (plain) {
+                out[p] = plain_value(q, hi, bytes, words[q >> 1]);
+            } else {
+                out[p] = value(pair(q, hi, bytes, words[q >> 1], pairs, singles));
+            }
         }
     }
 
@@ -108,7 +130,11 @@ struct PlaneReader {
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             const int hi = p >> 1;
-            out[p] = value(pair(2 * h + (p & 1), hi, words[hi], words[0], pairs, singles));
+            if constexpr (plain) {
+                out[p] = plain_value(p & 1, hi, words[hi], words[0]);
+            } else {
+                out[p] = value(pair(2 * h + (p & 1), hi, words[hi], words[0], pairs, singles));
+            }
         }
     }
 };
@@ -278,6 +304,26 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
     }
 }
 
+// Calls f(kind) as a constant: Kind, or where that is any_kind what the chunks of this group are. Rows of several formats, exact
+// windows beside quantized rows, take one short path a tile instead of a choice among all formats a chunk.
+template <int Kind, class Use>
+__device__ __forceinline__ void with_group_kind(int kind, Use&& use) {
+    if constexpr (Kind != any_kind) {
+        use(std::integral_constant<int, Kind>{});
+    } else {
+        switch (kind) {
+            case kind_f16_wide:
+                return use(std::integral_constant<int, kind_f16_wide>{});
+            case static_cast<int>(Format::q8):
+                return use(std::integral_constant<int, static_cast<int>(Format::q8)>{});
+            case static_cast<int>(Format::q4):
+                return use(std::integral_constant<int, static_cast<int>(Format::q4)>{});
+            default:
+                return use(std::integral_constant<int, any_kind>{});
+        }
+    }
+}
+
 __device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, uint32_t (&out)[8]) {
     if (!with_chunk(row, chunk, [&](const auto& reader) { reader.all(row + chunk.codes, out); })) {
 #pragma unroll
@@ -323,8 +369,8 @@ __device__ inline void slot_pairs(const uint8_t* a, const uint8_t* b, const Chun
     }
 }
 
-// The same for slots (0, 1) and (8, 9) of rows `pitch` bytes apart.
-template <int Kind = any_kind>
+// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
+template <int Kind = any_kind, int second_pair = 8>
 __device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
                                   uint32_t (&second)[8]) {
     uint32_t x[4][4];
@@ -333,7 +379,7 @@ __device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& c
         reader.half(rows + chunk.codes, h, x[0]);
 #pragma unroll
         for (int i = 1; i < 4; i++) {
-            const uint8_t* const row = rows + (i % 2 + i / 2 * 8) * pitch;
+            const uint8_t* const row = rows + (i % 2 + i / 2 * second_pair) * pitch;
             Reader(row, chunk).half(row + chunk.codes, h, x[i]);
         }
     });

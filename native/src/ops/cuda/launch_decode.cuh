@@ -9,7 +9,7 @@ namespace lkv::cuda {
 template <int B, int MT, int Kind, bool REBUILD>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
-    return launch_next(decode_kernel<B, B, MT, Kind, REBUILD>, grid, n_threads,
+    return launch_next(decode_kernel<B, B, MT, Kind, REBUILD>, grid, 32 * args.decode,
                        static_cast<size_t>(DecodePlan(args).total(args)), stream, args);
 }
 
@@ -37,7 +37,11 @@ cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
 template <bool REBUILD>
 cudaError_t launch_blocks(const AttnArgs& args, cudaStream_t stream) {
     const int blocks = args.k_blocks > args.v_blocks ? args.k_blocks : args.v_blocks;
-    if (blocks > 2) return launch_tile<4, any_kind, REBUILD>(args, stream);
+    if constexpr (REBUILD) {
+        if (blocks > 2) return launch_kind<4, true>(args, stream);
+    } else {
+        if (blocks > 2) return launch_tile<4, any_kind, false>(args, stream);
+    }
     return blocks == 2 ? launch_kind<2, REBUILD>(args, stream) : launch_kind<1, REBUILD>(args, stream);
 }
 

@@ -24,6 +24,26 @@ __device__ inline void load_a(uint32_t (&a)[4], const void* at, int pitch, int l
                  : "memory");
 }
 
+// The same where the matrix is stored transposed: rows of shared memory are columns of a.
+__device__ inline void load_a_transposed(uint32_t (&a)[4], const void* at, int pitch, int lane) {
+    const auto* row = static_cast<const char*>(at) + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Two 16 x 8 f16 matrices side by side as operands b, stored transposed: 16 rows of 16, `pitch` bytes apart. b: first, second.
+__device__ inline void load_b_pair(uint32_t (&b)[4], const void* at, int pitch, int lane) {
+    const auto* row = static_cast<const char*>(at) + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 template <int n>
 __device__ inline void copy_async(void* dst, const void* src) {
     const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
@@ -39,6 +59,9 @@ __device__ inline void copy_async_part(void* dst, const void* src, int bytes) {
     const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(src), "r"(bytes) : "memory");
 }
+
+// Into the L2 cache.
+__device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 __device__ inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -36,6 +36,9 @@ struct Parts {
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
 };
 
+// Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.
+constexpr float stale_max = 8.0f;
+
 // sum += share · x
 __device__ inline void add_share(float4& sum, float share, const float4& x) {
     sum.x += share * x.x;

@@ -52,9 +52,20 @@ ChunkPlace place(Format format, int i) {
     });
 }
 
+using ChunkIterator = std::vector<Chunk>::const_iterator;
+
+// What all these chunks are, if they are the same and kernels have a path for it.
+int kind_of(ChunkIterator begin, ChunkIterator end) {
+    const int kind = begin == end ? any_kind : begin->kind;
+    const bool has_path =
+        kind == kind_f16_wide || kind == static_cast<int>(Format::q8) || kind == static_cast<int>(Format::q4);
+    return has_path && std::all_of(begin, end, [=](const Chunk& chunk) { return chunk.kind == kind; }) ? kind
+                                                                                                       : any_kind;
+}
+
 GroupTable group_table(const RowLayout& row, const GroupLayout& group, int blocks, std::vector<Chunk>& chunks) {
     GroupTable table{};
-    table.access = row.row_bytes % 16 == 0 ? 16 : 4;
+    table.access_bits = row.row_bytes % 16 == 0 ? 4 : 2;
     table.chunks = static_cast<uint32_t>(chunks.size());
     int begin = 0;
     int end = 0;
@@ -64,11 +75,12 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
         begin = first.offset;
         end = last.offset + format_bytes(static_cast<Format>(last.format), last.width);
     }
-    const int access = static_cast<int>(table.access);
+    const int access = 1 << table.access_bits;
     begin = begin / access * access;
     end = (end + access - 1) / access * access;
     table.first = static_cast<uint32_t>(begin);
     table.bytes = static_cast<uint32_t>(end - begin);
+    while (access << table.across_bits < end - begin) table.across_bits++;
 
     int channel = 0;
     for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
@@ -98,6 +110,7 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
     require(channel <= 64 * blocks, "at most " + std::to_string(64 * blocks) + " channels in a group",
             std::to_string(channel));
     chunks.resize(table.chunks + static_cast<size_t>(4 * blocks));
+    table.kind = static_cast<int16_t>(kind_of(chunks.begin() + table.chunks, chunks.end()));
     return table;
 }
 
@@ -119,18 +132,14 @@ std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* 
 // A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
 int pitch_of(int bytes) { return round_up(std::max(bytes, 16), 16) | 16; }
 
-// What all chunks of all regions are, if they are the same and the decode kernel has a path for it.
+// What all chunks of all regions are, if they are the same and kernels have a path for it.
 int common_kind(const LatentAttnParams& p, const AttnArgs& a) {
-    int kind = 0;
+    std::vector<Chunk> all;
     for (int r = 0; r < p.n_regions; r++) {
-        for (const Chunk& chunk : region_tables(p.regions[r].k, p.regions[r].v, a.k_blocks, a.v_blocks).chunks) {
-            if (kind == 0) kind = chunk.kind;
-            if (chunk.kind != kind) return any_kind;
-        }
+        const std::vector<Chunk> of = region_tables(p.regions[r].k, p.regions[r].v, a.k_blocks, a.v_blocks).chunks;
+        all.insert(all.end(), of.begin(), of.end());
     }
-    const bool has_path =
-        kind == kind_f16_wide || kind == static_cast<int>(Format::q8) || kind == static_cast<int>(Format::q4);
-    return has_path ? kind : any_kind;
+    return kind_of(all.begin(), all.end());
 }
 
 // Whether the decode kernel takes this shape, and with which tiles. Two thread blocks a multiprocessor where they fit.
@@ -139,35 +148,57 @@ bool plan_decode(int capacity, int n_multiprocessors, int shared_limit, AttnArgs
     const int blocks = std::max(a.k_blocks, a.v_blocks);
     if (rows > decode_rows || blocks > 4) return false;
     // the kernel's blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind
-    if (a.k_blocks != blocks || a.v_blocks != blocks || blocks > 2) a.kind = any_kind;
+    if (a.k_blocks != blocks || a.v_blocks != blocks || blocks == 3 || (blocks > 2 && a.rebuild == 0))
+        a.kind = any_kind;
+    const int k_pitch = a.k_pitch;
+    if (decode_reads_k_in_place(a.rebuild != 0, blocks, a.kind)) a.k_pitch = 0;
     struct Choice {
-        int tile, stages, resident;
+        int tile, stages, warps, resident;
     };
-    constexpr Choice choices[] = {{32, 3, 2}, {32, 2, 2}, {16, 3, 2}, {16, 2, 2},
-                                  {32, 3, 1}, {16, 4, 1}, {16, 3, 1}, {16, 2, 1}};
+    // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
+    constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
+                                  {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
+                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1}};
     for (const Choice& choice : choices) {
+        if (choice.warps > n_warps && (a.rebuild == 0 || blocks > 1)) continue;
+        if (choice.stages == 1 && a.rebuild == 0) continue;  // a direct K is copied a tile ahead
         // registers of one thread block fill the multiprocessor
         if (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) continue;
         if (choice.tile == 32 && a.rebuild != 0 && blocks > 2) continue;
         a.tile = choice.tile;
         a.stages = choice.stages;
+        a.decode = choice.warps;
         if (DecodePlan(a).total(a) > shared_limit / choice.resident - 1024 * (choice.resident - 1)) continue;
-        a.decode = 1;
         a.least_tiles = 2 * n_warps;
         const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
         a.n_split = std::clamp(n_multiprocessors * choice.resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
         return true;
     }
+    a.decode = 0;
+    a.k_pitch = k_pitch;
     return false;
 }
 
+// Rows of one group that start on no 16 bytes lie in the wide kernel's tiles as in memory: copied by 16 bytes, not by 4.
+int whole_row_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int pitch) {
+    const int row_bytes = (p.regions[0].*side).row_bytes;
+    for (int r = 0; r < p.n_regions; r++) {
+        const RowLayout& row = p.regions[r].*side;
+        if (row.n_groups != 1 || row.row_bytes != row_bytes) return pitch;
+    }
+    return row_bytes % 16 != 0 && row_bytes > 0 ? row_bytes : pitch;
+}
+
 // Whether the wide kernel takes this shape, and with which tiles.
-bool plan_wide(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+bool plan_wide(const LatentAttnParams& p, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
     if (a.rebuild != 0 || rows > 32) return false;
-    a.wide = rows <= 16 || a.v_blocks > 2 * n_warps ? 16 : 32;
-    for (const auto& [tile, stages] :
-         {std::pair{128, 3}, {128, 2}, {64, 3}, {64, 2}, {32, 3}, {32, 2}, {64, 1}, {32, 1}, {16, 1}}) {
+    const int k_pitch = a.k_pitch;
+    const int v_pitch = a.v_pitch;
+    a.k_pitch = whole_row_pitch(p, &RegionView::k, k_pitch);
+    a.v_pitch = whole_row_pitch(p, &RegionView::v, v_pitch);
+    a.wide = rows <= 16 || a.v_blocks > n_wide_warps ? 16 : 32;
+    for (const auto& [tile, stages] : {std::pair{128, 2}, {128, 1}, {64, 2}, {64, 1}, {32, 2}, {32, 1}, {16, 1}}) {
         a.tile = tile;
         a.stages = stages;
         if (WidePlan::total(a, a.wide) > shared_limit) continue;
@@ -177,6 +208,8 @@ bool plan_wide(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& 
         return true;
     }
     a.wide = 0;
+    a.k_pitch = k_pitch;
+    a.v_pitch = v_pitch;
     return false;
 }
 
@@ -266,6 +299,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.n_regions = p.n_regions;
     const bool rebuild = p.k_b != nullptr;
     a.rebuild = rebuild ? 1 : 0;
+    a.k_extras = rebuild && (p.k_bias != nullptr || p.k_norm != nullptr) ? 1 : 0;
     a.unit = rebuild ? 1 : std::gcd(p.k_group, p.v_group);
     a.k_blocks = side_blocks(p, &RegionView::k);
     a.v_blocks = side_blocks(p, &RegionView::v);
@@ -279,7 +313,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.prefill = 0;
     a.kind = common_kind(p, a);
     if (plan_decode(capacity, n_multiprocessors, shared_limit, a)) return;
-    if (plan_wide(capacity, n_multiprocessors, shared_limit, a)) return;
+    if (plan_wide(p, capacity, n_multiprocessors, shared_limit, a)) return;
     AttnArgs prefill = a;
     if (plan_prefill(capacity, n_multiprocessors, shared_limit,
                      pitch_of(*std::min_element(k_bytes.begin(), k_bytes.end())),

@@ -16,17 +16,17 @@ namespace lkv::cuda {
 
 // What a thread block keeps of one KV head, in shared memory.
 struct RebuildTables {
-    int n_tiles;          // plane tiles of 16 dimensions
-    float4* queries;      // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
-    const uint2* factor;  // [k_blocks][2·n_tiles][4][32], see pack_k_b
-    float* bias;          // [16·n_tiles]
-    float* norm;          // [16·n_tiles]
-    uint2* angles;        // [angle_span][4·n_tiles + 4]: cosines and sines of planes 2i and 2i + 1
+    int n_tiles;      // plane tiles of 16 dimensions
+    float4* queries;  // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
+    uint4* factor;  // [k_blocks][n_tiles][4][32]: pack_k_b's words of a tile's first eight dimensions, then its second
+    float* bias;    // [16·n_tiles]
+    float* norm;    // [16·n_tiles]
+    uint2* angles;  // [angle_span][4·n_tiles + 4]: cosines and sines of planes 2i and 2i + 1
 
     __device__ RebuildTables(const AttnArgs& p, uint8_t* at, const DecodePlan& plan)
         : n_tiles(plane_tiles(p.head_dim, p.n_rot)),
           queries(reinterpret_cast<float4*>(at)),
-          factor(reinterpret_cast<const uint2*>(at + plan.queries)),
+          factor(reinterpret_cast<uint4*>(at + plan.queries)),
           bias(reinterpret_cast<float*>(at + plan.queries + plan.factor)),
           norm(bias + 16 * n_tiles),
           angles(reinterpret_cast<uint2*>(at + plan.queries + plan.factor + plan.extras)) {}
@@ -35,17 +35,19 @@ struct RebuildTables {
 
     // Everything but the queries, which depends on no earlier kernel; the copies are one group of this thread's.
     __device__ void fill(const AttnArgs& p, int head_kv) const {
-        const int words = p.k_blocks * 2 * n_tiles * 4 * 32 / 2;  // of 16 bytes
-        const auto* const from = reinterpret_cast<const uint4*>(p.k_b_planes) + static_cast<int64_t>(head_kv) * words;
-        auto* const to = const_cast<uint4*>(reinterpret_cast<const uint4*>(factor));
-        for (int i = threadIdx.x; i < words; i += n_threads) copy_async<16>(to + i, from + i);
+        const int words = p.k_blocks * 2 * n_tiles * 4 * 32;
+        const auto* const from = reinterpret_cast<const uint2*>(p.k_b_planes) + static_cast<int64_t>(head_kv) * words;
+        auto* const to = reinterpret_cast<uint2*>(factor);
+        for (int i = threadIdx.x; i < words; i += static_cast<int>(blockDim.x)) {
+            copy_async<8>(to + (i / 256 * 128 + i % 128) * 2 + i / 128 % 2, from + i);
+        }
         copies_commit();
-        for (int i = threadIdx.x; i < 16 * n_tiles; i += n_threads) {
+        for (int i = threadIdx.x; p.k_extras != 0 && i < 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
             const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, i);
             bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[head_kv * p.head_dim + dim] : 0.0f;
             norm[i] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
         }
-        for (int i = threadIdx.x; i < angle_span * 4 * n_tiles; i += n_threads) {
+        for (int i = threadIdx.x; i < angle_span * 4 * n_tiles; i += static_cast<int>(blockDim.x)) {
             const int position = i / (4 * n_tiles);
             const int at = i - position * 4 * n_tiles;
             float2 of[2] = {make_float2(1.0f, 0.0f), make_float2(1.0f, 0.0f)};
@@ -62,7 +64,7 @@ struct RebuildTables {
     template <class RowAt>
     __device__ void fill_queries(const AttnArgs& p, RowAt&& row_at) const {
         auto* const to = reinterpret_cast<float*>(queries);
-        for (int i = threadIdx.x; i < decode_rows * 16 * n_tiles; i += n_threads) {
+        for (int i = threadIdx.x; i < decode_rows * 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
             const int row = i / (16 * n_tiles);
             const int column = i - row * 16 * n_tiles;
             const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
@@ -118,30 +120,51 @@ struct RebuildTables {
         }
 #pragma unroll 1
         for (int j = 0; j < n_tiles; j++) {
-            float x[MT][4];
-            float y[MT][4];
-            const float2 bias_x = *reinterpret_cast<const float2*>(bias + 16 * j + 2 * c);
-            const float2 bias_y = *reinterpret_cast<const float2*>(bias + 16 * j + 8 + 2 * c);
+            // what the turn needs is on its way during the products
+            const uint2 q = turned[j * 32 + lane];
+            uint2 angle[MT][2];
 #pragma unroll
             for (int m = 0; m < MT; m++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    x[m][e] = e % 2 == 0 ? bias_x.x : bias_x.y;
-                    y[m][e] = e % 2 == 0 ? bias_y.x : bias_y.y;
-                }
+                for (int h = 0; h < 2; h++) angle[m][h] = angles[delta[m][h] * angle_pitch() + 4 * j + c];
             }
+            // two sums each where the chain of products is long
+            constexpr int sums = KB > 1 ? 2 : 1;
+            float x[sums * MT][4] = {};
+            float y[sums * MT][4] = {};
 #pragma unroll
             for (int b = 0; b < KB; b++) {
                 if (b > 0 && b >= p.k_blocks) break;
-                const uint2* const of = factor + (b * 2 * n_tiles + 2 * j) * 4 * 32 + lane;
+                const uint4* const of = factor + (b * n_tiles + j) * 4 * 32 + lane;
 #pragma unroll
                 for (int s = 0; s < 4; s++) {
-                    const uint2 fx = of[s * 32];
-                    const uint2 fy = of[(4 + s) * 32];
+                    const uint4 f = of[s * 32];
 #pragma unroll
                     for (int m = 0; m < MT; m++) {
-                        mma(x[m], z[b][m][s], fx.x, fx.y);
-                        mma(y[m], z[b][m][s], fy.x, fy.y);
+                        mma(x[s % sums * MT + m], z[b][m][s], f.x, f.y);
+                        mma(y[s % sums * MT + m], z[b][m][s], f.z, f.w);
+                    }
+                }
+            }
+            if constexpr (sums == 2) {
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        x[m][e] += x[MT + m][e];
+                        y[m][e] += y[MT + m][e];
+                    }
+                }
+            }
+            if (p.k_bias != nullptr) {
+                const float2 bias_x = *reinterpret_cast<const float2*>(bias + 16 * j + 2 * c);
+                const float2 bias_y = *reinterpret_cast<const float2*>(bias + 16 * j + 8 + 2 * c);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        x[m][e] += e % 2 == 0 ? bias_x.x : bias_x.y;
+                        y[m][e] += e % 2 == 0 ? bias_y.x : bias_y.y;
                     }
                 }
             }
@@ -158,15 +181,13 @@ struct RebuildTables {
                     }
                 }
             }
-            const uint2 q = turned[j * 32 + lane];
 #pragma unroll
             for (int m = 0; m < MT; m++) {
                 uint32_t a[4];
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const uint2 angle = angles[delta[m][h] * angle_pitch() + 4 * j + c];
-                    const __half2 cosine = half2_of(angle.x);
-                    const __half2 sine = half2_of(angle.y);
+                    const __half2 cosine = half2_of(angle[m][h].x);
+                    const __half2 sine = half2_of(angle[m][h].y);
                     const __half2 first = __floats2half2_rn(x[m][2 * h], x[m][2 * h + 1]);
                     const __half2 second = __floats2half2_rn(y[m][2 * h], y[m][2 * h + 1]);
                     a[h] = bits(__hfma2(first, cosine, __hneg2(__hmul2(second, sine))));

@@ -43,15 +43,26 @@ struct SharedPlan {
     }
 };
 
+constexpr int n_wide_threads = 512;
+constexpr int n_wide_warps = n_wide_threads / 32;
+constexpr int max_wide_tile = 128;
+constexpr int max_wide_stages = 2;
 constexpr int least_wide_tile = 32;    // slots of a tile of the wide kernel, where the plan has more
 constexpr int enough_wide_parts = 64;  // below so many parts its tiles shrink: a part is one thread block
+
+// Warps of the wide kernel side by side over V's channel blocks; the others share out the slots.
+LKV_HD constexpr int wide_channel_warps(int blocks) { return blocks <= 8 ? channel_warps(blocks) : n_wide_warps; }
+
+// Warps side by side over K's channels; more would need more room for partial scores than they are worth.
+LKV_HD constexpr int wide_k_side(int tile) { return tile >= max_wide_tile ? 2 : 4; }
+static_assert(wide_k_side(max_wide_tile) * max_wide_tile / 16 == n_wide_warps);
 
 // Shared memory of the wide kernel, in this order. Sizes in bytes, multiples of 16.
 struct WidePlan {
     int groups;   // GroupTable of K and V per region
     int chunks;   // descriptors of K, then V, per region
     int queries;  // f16 [64·k_blocks][rows]
-    int stage;    // one tile: K rows, V rows, sequences, positions
+    int tiles;    // `stages` tiles of K and of V, sequences and positions of one more
     int planes;   // partial scores, f32 [warps over K channels][rows][tile + 8]
     int weights;  // f16 [rows][tile + 8]
     int scales;   // f32 [rows]
@@ -60,15 +71,15 @@ struct WidePlan {
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         chunks = round_up(p.n_regions * 4 * (p.k_blocks + p.v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
         queries = p.k_blocks * 64 * rows * 2;
-        stage = tile * (p.k_pitch + p.v_pitch + 12);
-        planes = n_warps / (tile / 16) * rows * (tile + 8) * 4;
+        tiles = tile * (p.stages * (p.k_pitch + p.v_pitch) + (p.stages + 1) * 12);
+        planes = wide_k_side(tile) * rows * (tile + 8) * 4;
         weights = rows * (tile + 8) * 2;
         scales = rows * 4;
     }
     // The sums of the warps that share channels meet where the tiles were.
     LKV_HD int size(const AttnArgs& p, int rows) const {
         const int before = groups + chunks + queries;
-        const int all = before + p.stages * stage + planes + weights + scales;
+        const int all = before + tiles + planes + weights + scales;
         const int merge = before + rows * (64 * p.v_blocks + 4) * 4;
         return all > merge ? all : merge;
     }
@@ -175,16 +186,21 @@ struct PrefillPlan {
 constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
 constexpr int decode_rows = 8;  // query rows of the decode kernel: the columns of a tensor-core tile
 
+// Wide latents in f16 leave the decode kernel no room for staged rows of K, which it keeps in registers anyway.
+LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int kind) {
+    return rebuild && k_blocks == 4 && kind == kind_f16_wide;
+}
+
 // Shared memory of the decode kernel, in this order. Sizes in bytes, multiples of 16.
 struct DecodePlan {
     int groups;   // GroupTable of K and V per region
     int chunks;   // descriptors of K, then V, per region
     int queries;  // f16 [8][64·k_blocks]; K rebuild: f32 [plane tiles][8][16]
     int factor;   // K rebuild: f16 [64·k_blocks][16·plane tiles]
-    int extras;   // K rebuild: bias and norm weight, f32 [2][16·plane tiles]
+    int extras;   // K rebuild with a bias or a norm: bias and norm weight, f32 [2][16·plane tiles]
     int angles;   // K rebuild: f16 [angle_span][plane tiles][8][cosine, sine], rows 32 bytes apart
     int turned;   // K rebuild: a warp's queries, f16 [plane tiles][8][16]
-    int stage;    // one warp's tile: K rows, V rows, sequences, positions
+    int own;  // of one warp: its queries, `stages` tiles of K and V, sequences and positions; K rebuild: these of one more
 
     LKV_HD explicit DecodePlan(const AttnArgs& p) {
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
@@ -196,20 +212,20 @@ struct DecodePlan {
             const int tiles = plane_tiles(p.head_dim, p.n_rot);
             queries = tiles * 16 * decode_rows * 4;
             factor = p.k_blocks * 64 * 16 * tiles * 2;
-            extras = 2 * 16 * tiles * 4;
+            extras = p.k_extras != 0 ? 2 * 16 * tiles * 4 : 0;
             angles = angle_span * (32 * tiles + 32);
             turned = tiles * 16 * decode_rows * 2;
         }
-        stage = p.tile * (p.k_pitch + p.v_pitch + 12);
+        own = turned + p.tile * (p.stages * (p.k_pitch + p.v_pitch + 12) + (p.rebuild != 0 ? 12 : 0));
     }
     // bytes before the warps' own memory
     LKV_HD int common() const { return groups + chunks + queries + factor + extras + angles; }
     LKV_HD int total(const AttnArgs& p) const {
-        const int all = common() + n_warps * (turned + p.stages * stage);
+        const int all = common() + p.decode * own;
         const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
         const int blocks = p.k_blocks > p.v_blocks ? p.k_blocks : p.v_blocks;
         const int pitch = (64 * round_up_power(blocks) + 8) * 4;
-        const int merge = (n_warps + 1) * decode_rows * 8 + n_warps * rows * pitch;
+        const int merge = (p.decode + 1) * decode_rows * 8 + p.decode * rows * pitch;
         const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
         const int most = merge > parts ? merge : parts;
         return all > most ? all : most;
