@@ -46,6 +46,15 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
     }
 }
 
+// n bytes, a multiple of 4, that lie in shared memory as in device memory. Both from multiples of 16.
+template <int threads>
+__device__ inline void copy_whole_rows(int thread, uint8_t* dst, const uint8_t* src, int n) {
+#pragma unroll 1
+    for (int at = 16 * thread; at + 16 <= n; at += 16 * threads) copy_async<16>(dst + at, src + at);
+    const int last = n / 16 * 16 + 4 * thread;
+    if (last < n) copy_async<4>(dst + last, src + last);
+}
+
 // Bytes from row to row where copy_tile put them. Rows that are copied whole and start on no 16 bytes lie as they were stored:
 // their first slots do start on 16 bytes, and 4 bytes at a time would be four times the copies.
 __device__ inline bool copied_whole(uint32_t row_bytes, const GroupTable& group) {
@@ -61,10 +70,7 @@ __device__ inline void copy_tile(int thread, uint8_t* dst, int pitch, const uint
                                  const GroupTable& group, int first, int n) {
     const uint8_t* const src = rows + static_cast<int64_t>(first) * row_bytes + group.first;
     if (copied_whole(row_bytes, group)) {
-        const int bytes = n * static_cast<int>(row_bytes);
-#pragma unroll 4
-        for (int at = 16 * thread; at < bytes; at += 16 * threads)
-            copy_async_part(dst + at, src + at, min(16, bytes - at));
+        copy_whole_rows<threads>(thread, dst, src, n * static_cast<int>(row_bytes));
         return;
     }
     constexpr int across = threads / TILE;
@@ -80,15 +86,6 @@ __device__ inline void copy_tile(int thread, uint8_t* dst, int pitch, const uint
 #pragma unroll 4
         for (int at = thread % across * 4; at < bytes; at += 4 * across) copy_async<4>(to + at, from + at);
     }
-}
-
-// n bytes, a multiple of 4, that lie in shared memory as in device memory. Both from multiples of 16.
-template <int threads>
-__device__ inline void copy_whole_rows(int thread, uint8_t* dst, const uint8_t* src, int n) {
-#pragma unroll 1
-    for (int at = 16 * thread; at + 16 <= n; at += 16 * threads) copy_async<16>(dst + at, src + at);
-    const int last = n / 16 * 16 + 4 * thread;
-    if (last < n) copy_async<4>(dst + last, src + last);
 }
 
 // Channels channel … channel + 3 of a query row, a multiple of 4; zero where there are none.

@@ -54,12 +54,6 @@ __device__ inline void copy_async(void* dst, const void* src) {
     }
 }
 
-// 16 bytes of which `bytes` are read and the rest are zero.
-__device__ inline void copy_async_part(void* dst, const void* src, int bytes) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(src), "r"(bytes) : "memory");
-}
-
 // Into the L2 cache.
 __device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
