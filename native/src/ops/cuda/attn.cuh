@@ -1,5 +1,6 @@
-// Attention for prefill, for many query heads on one latent and for a K that is rebuilt. One thread block takes 16·MB query rows (tokens x the query heads that share this K and this V)
-// and one part of the sequence, and walks it in tiles of slots:
+// Attention of what the decode, the wide and the prefill kernel do not take (plan.cpp): a few more rows than fit a decode step,
+// latents too wide for a tile in shared memory. One thread block takes 16·MB query rows (tokens x the query heads that share
+// this K and this V) and one part of the sequence, and walks it in tiles of slots:
 //
 //   copy      the tile's bytes as they are stored, asynchronously, `stages` tiles ahead
 //   rebuild   (K rebuild only) latent tile -> k, bias, norm, RoPE, into shared memory as f16 rows
