@@ -14,34 +14,36 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A 16 x 16 f16 matrix from shared memory, rows `pitch` bytes apart, as operand a.
+// Four 8 x 8 f16 matrices from shared memory, each by the rows that eight lanes point at, as they are or transposed.
+template <bool transpose = false>
+__device__ inline void load_four(uint32_t (&x)[4], const void* at) {
+    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(at));
+    if constexpr (transpose) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(address)
+                     : "memory");
+    }
+}
+
+// A 16 x 16 f16 matrix, rows `pitch` bytes apart, as operand a.
 __device__ inline void load_a(uint32_t (&a)[4], const void* at, int pitch, int lane) {
-    const auto* row = static_cast<const char*>(at) + (lane % 16) * pitch + lane / 16 * 16;
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(address)
-                 : "memory");
+    load_four(a, static_cast<const char*>(at) + (lane % 16) * pitch + lane / 16 * 16);
 }
 
 // The same where the matrix is stored transposed: rows of shared memory are columns of a.
 __device__ inline void load_a_transposed(uint32_t (&a)[4], const void* at, int pitch, int lane) {
-    const auto* row = static_cast<const char*>(at) + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(address)
-                 : "memory");
+    load_four<true>(a, static_cast<const char*>(at) + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16);
 }
 
 // Two 16 x 8 f16 matrices side by side as operands b, stored transposed: 16 rows of 16, `pitch` bytes apart. b: first, second.
 __device__ inline void load_b_pair(uint32_t (&b)[4], const void* at, int pitch, int lane) {
-    const auto* row = static_cast<const char*>(at) + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(address)
-                 : "memory");
+    load_four(b, static_cast<const char*>(at) + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16);
 }
 
 template <int n>

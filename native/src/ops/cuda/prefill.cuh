@@ -39,23 +39,6 @@ __device__ inline float exp2_quick(float x) {
     return y;
 }
 
-// Four 8 x 8 f16 matrices, at the rows that this lane points at, as they are or transposed.
-template <bool transpose>
-__device__ inline void load_four(uint32_t (&x)[4], const void* at) {
-    const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(at));
-    if constexpr (transpose) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(address)
-                     : "memory");
-    }
-}
-
 // Two stored channels of a query row as K's tile orders them: word w of 16 channels.
 template <bool REBUILD>
 __device__ inline uint32_t query_word(const AttnArgs& p, const float* row, int k16, int w) {
@@ -372,8 +355,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
                 constexpr int ahead = 2;
                 uint32_t b[ahead + 1][4];
                 const auto load = [&](int step) {
-                    load_four<false>(b[step % (ahead + 1)],
-                                     my_k + 16 * (step % (NS / 2)) * plan.k_tile_pitch + 32 * (step / (NS / 2)));
+                    load_four(b[step % (ahead + 1)],
+                              my_k + 16 * (step % (NS / 2)) * plan.k_tile_pitch + 32 * (step / (NS / 2)));
                 };
 #pragma unroll
                 for (int step = 0; step < ahead; step++) load(step);
@@ -395,7 +378,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
                     load_a(a[at], my_q + 32 * k, plan.k_tile_pitch, lane);
 #pragma unroll
                     for (int j = 0; j < NS / 2; j++) {
-                        load_four<false>(b[at][j], my_k + 16 * j * plan.k_tile_pitch + 32 * k);
+                        load_four(b[at][j], my_k + 16 * j * plan.k_tile_pitch + 32 * k);
                     }
                 };
                 load(0, 0);
@@ -420,7 +403,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
                 for (int k = 0; k < plan.k16; k += 2) {
                     uint32_t a[4];
                     uint32_t b[4];
-                    load_four<false>(b, k8 + 32 * k);
+                    load_four(b, k8 + 32 * k);
                     load_a(a, my_q + 32 * k, plan.k_tile_pitch, lane);
                     mma(s[0], a, b[0], b[1]);
                     load_a(a, my_q + 32 * k + 32, plan.k_tile_pitch, lane);
