@@ -127,14 +127,9 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     auto* const raw = reinterpret_cast<float*>(rebuilt + plan.rebuilt);
 
     // which heads, which rows, which part of the sequence
-    const int head_kv = blockIdx.x * p.unit;
-    const int k_group = head_kv / p.k_group;
-    const int v_group = head_kv / p.v_group;
-    const int rep = p.n_head / p.n_kv;
-    const int unit_heads = p.unit * rep;
+    const WorkItem item(p, blockIdx.x);
     const int first_row = blockIdx.y * R;
     const int split = blockIdx.z;
-    const int n_rows = p.n_tokens * unit_heads;
 
     const Parts parts(p);
     if (split >= parts.count) return;
@@ -148,8 +143,8 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
         const int r = i / chunks_per_region;
         const int j = i - r * chunks_per_region;
         const RegionArgs& region = p.regions[r];
-        chunks[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[k_group].chunks + j]
-                                       : region.chunks[region.v_groups[v_group].chunks + j - 4 * p.k_blocks];
+        chunks[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[item.k_group].chunks + j]
+                                       : region.chunks[region.v_groups[item.v_group].chunks + j - 4 * p.k_blocks];
     }
 
     int issue_stage = 0;
@@ -174,9 +169,9 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
                 }
             }
             copy_rows<n_threads>(threadIdx.x, at, p.k_pitch, region.k_rows, region.k_row_bytes,
-                                 region.k_groups[k_group], first, n);
+                                 region.k_groups[item.k_group], first, n);
             copy_rows<n_threads>(threadIdx.x, at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes,
-                                 region.v_groups[v_group], first, n);
+                                 region.v_groups[item.v_group], first, n);
         }
         copies_commit();
     };
@@ -195,9 +190,9 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = first_row + 16 * m + g + 8 * i;
-            const int token = row / unit_heads;
-            const int head = head_kv * rep + row % unit_heads;
-            rows[i] = row < n_rows ? p.q + (static_cast<int64_t>(token) * p.n_head + head) * p.q_width : nullptr;
+            const int token = row / item.unit_heads;
+            const int head = item.head_kv * item.rep + row % item.unit_heads;
+            rows[i] = row < item.n_rows ? p.q + (static_cast<int64_t>(token) * p.n_head + head) * p.q_width : nullptr;
         }
 #pragma unroll
         for (int n = 0; n < NB; n++) {
@@ -218,9 +213,9 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     const int my_row = threadIdx.x / row_threads;
     const int my_part = threadIdx.x % row_threads;
     const int my_global = first_row + my_row;
-    const bool row_exists = my_global < n_rows;
-    const int my_token = row_exists ? my_global / unit_heads : 0;
-    const int my_head = head_kv * rep + my_global % unit_heads;
+    const bool row_exists = my_global < item.n_rows;
+    const int my_token = row_exists ? my_global / item.unit_heads : 0;
+    const int my_head = item.head_kv * item.rep + my_global % item.unit_heads;
     const int my_pos = row_exists ? p.q_pos[my_token] : -1;
     const uint64_t my_seq = row_exists ? uint64_t{1} << p.q_seq[my_token] : 0;
     constexpr float log2_e = 1.4426950408889634f;
@@ -279,7 +274,8 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
 
         if constexpr (REBUILD) {
             rebuild_tile(
-                p, head_kv, k_chunks, [&](int s) { return k_rows + s * p.k_pitch; }, pos, raw, rebuilt, rebuilt_pitch);
+                p, item.head_kv, k_chunks, [&](int s) { return k_rows + s * p.k_pitch; }, pos, raw, rebuilt,
+                rebuilt_pitch);
         }
 
         // scores
@@ -315,7 +311,7 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
         __syncthreads();
 
         // softmax; a warp whose rows do not exist leaves their weights at zero
-        if (warp * 32 / row_threads + first_row < n_rows) {
+        if (warp * 32 / row_threads + first_row < item.n_rows) {
             constexpr int max_columns = max_tile(R) / row_threads;
             float x[max_columns];
             float tile_max = -INFINITY;

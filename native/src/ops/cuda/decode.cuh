@@ -84,12 +84,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
     const int g = lane / 4;
     const int c = lane % 4;
 
-    const int head_kv = blockIdx.x * p.unit;
-    const int k_group = head_kv / p.k_group;
-    const int v_group = head_kv / p.v_group;
-    const int rep = p.n_head / p.n_kv;
-    const int unit_heads = p.unit * rep;
-    const int n_rows = p.n_tokens * unit_heads;
+    const WorkItem item(p, blockIdx.x);
     const int tile_begin = parts.begin(split);
     const int tile_end = parts.begin(split + 1);
 
@@ -106,9 +101,8 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
     const int marks_bytes = REBUILD ? tile * 12 : stage_bytes;
     __shared__ int32_t rows_at[n_rows_max];  // of a query row: which of [n_tokens, n_head] it is
     __shared__ int32_t n_slots[max_regions];
-    if (static_cast<int>(threadIdx.x) < n_rows) {
-        const int token = threadIdx.x / unit_heads;
-        rows_at[threadIdx.x] = token * p.n_head + head_kv * rep + threadIdx.x - token * unit_heads;
+    if (static_cast<int>(threadIdx.x) < item.n_rows) {
+        rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
     }
     constexpr int chunks_per_region = 4 * (KB + VB);
 #pragma unroll 1
@@ -118,17 +112,18 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         const bool is_k = j < 4 * KB;
         const int at = is_k ? j : j - 4 * KB;
         const int n_chunks = 4 * (is_k ? p.k_blocks : p.v_blocks);
-        const int first = is_k ? k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + v_group * n_chunks;
+        const int first =
+            is_k ? item.k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * n_chunks;
         chunks[i] = at < n_chunks ? p.regions[r].chunks[first + at] : Chunk{};
     }
     if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
         const RegionArgs& region = p.regions[threadIdx.x / 2];
-        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[k_group] : region.v_groups[v_group];
+        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
         // blocks of the kernel that the group does not have are no chunks of its kind
         if ((threadIdx.x % 2 == 0 ? p.k_blocks : p.v_blocks) != KB) groups[threadIdx.x].kind = any_kind;
         n_slots[threadIdx.x / 2] = p.n_slots[threadIdx.x / 2];
     }
-    if constexpr (REBUILD) tables.fill(p, head_kv);
+    if constexpr (REBUILD) tables.fill(p, item.head_kv);
     __syncthreads();
     wait_for_previous();
 
@@ -194,7 +189,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         copies_commit();
     };
     const auto query_row = [&](int row) -> const float* {
-        return row < n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
+        return row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
     };
     const auto fill_queries = [&] {
         if constexpr (REBUILD) {
@@ -228,7 +223,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = 2 * c + i;
-        const bool exists = row < n_rows;
+        const bool exists = row < item.n_rows;
         const int at = exists ? rows_at[row] : 0;
         const int token = at / p.n_head;
         my_pos[i] = exists ? p.q_pos[token] : -1;
@@ -457,7 +452,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
     constexpr int width = 64 * VB;
     auto* const ml = reinterpret_cast<float2*>(shared);             // [warps][n_rows_max] maximum, sum
     auto* const all = ml + warps * n_rows_max;                      // [n_rows_max] of all warps
-    auto* const sums = reinterpret_cast<float*>(all + n_rows_max);  // [warps][n_rows][width + 8]
+    auto* const sums = reinterpret_cast<float*>(all + n_rows_max);  // [warps][item.n_rows][width + 8]
     constexpr int pitch = width + 8;
     if (g == 0) {
         ml[warp * n_rows_max + 2 * c] = make_float2(row_max[0], row_sum[0]);
@@ -466,8 +461,8 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         const int row = 2 * c + e % 2;
-        if (row < n_rows) {
-            float* const to = sums + (warp * n_rows + row) * pitch;
+        if (row < item.n_rows) {
+            float* const to = sums + (warp * item.n_rows + row) * pitch;
 #pragma unroll
             for (int b = 0; b < VB; b++) {
 #pragma unroll
@@ -495,17 +490,17 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         if (threadIdx.x % warps == 0) all[row] = make_float2(top, total);
     }
     __syncthreads();
-    float* z = sums;  // [n_rows][width], over the first warp's sums
+    float* z = sums;  // [item.n_rows][width], over the first warp's sums
     const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < n_rows * width; i += threads) {
+    for (int i = threadIdx.x; i < item.n_rows * width; i += threads) {
         const int row = i / width;
         const int d = i - row * width;
         const float top = all[row].x;
         const float total = all[row].y;
         float sum = 0.0f;
 #pragma unroll 8
-        for (int w = 0; w < warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * n_rows + row) * pitch + d];
+        for (int w = 0; w < warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * item.n_rows + row) * pitch + d];
         if (parts.count == 1) {
             z[row * pitch + d] = total > 0.0f ? sum / total : 0.0f;
             continue;
@@ -523,10 +518,10 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         __syncthreads();
         if (!last) return;
         __threadfence();
-        auto* const weight = reinterpret_cast<float*>(shared);             // [n_rows][count], where `ml` was
-        float* const merged = weight + round_up(n_rows * parts.count, 4);  // [n_rows][pitch]
+        auto* const weight = reinterpret_cast<float*>(shared);                  // [item.n_rows][count], where `ml` was
+        float* const merged = weight + round_up(item.n_rows * parts.count, 4);  // [item.n_rows][pitch]
 #pragma unroll 1
-        for (int row = warp; row < n_rows; row += warps) {
+        for (int row = warp; row < item.n_rows; row += warps) {
             const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + rows_at[row];
             float top = -INFINITY;
 #pragma unroll 1
@@ -551,7 +546,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         const int quads = 16 * p.v_blocks;
         const int64_t step = all_rows * quads;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < n_rows * quads; i += threads) {
+        for (int i = threadIdx.x; i < item.n_rows * quads; i += threads) {
             const int row = i / quads;
             const auto* const from =
                 reinterpret_cast<const float4*>(p.partial) + rows_at[row] * quads + i - row * quads;
@@ -565,7 +560,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         z = merged;
     }
     __syncthreads();
-    finish<fixed_threads>(p, z, pitch, n_rows, rows_at);
+    finish<fixed_threads>(p, z, pitch, item.n_rows, rows_at);
 }
 
 }  // namespace lkv::cuda

@@ -1,4 +1,4 @@
-// How the slots in use are cut in parts. The grid is fixed, so that one captured graph serves a cache as it fills; how many
+// How the work is cut: heads in items, the slots in use in parts. The grid is fixed, so that one captured graph serves a cache as it fills; how many
 // of its parts have work follows from the number of slots, which lies on the device.
 #pragma once
 
@@ -34,6 +34,29 @@ struct Parts {
     }
     __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
+};
+
+// Whose rows and heads a thread block takes: KV heads that share their K and V groups, and their query heads, of all tokens.
+struct WorkItem {
+    int head_kv;  // the first KV head
+    int k_group, v_group;
+    int rep;         // query heads of a KV head
+    int unit_heads;  // query heads of the item
+    int n_rows;      // query rows: tokens x unit_heads
+
+    __device__ WorkItem(const AttnArgs& p, int index)
+        : head_kv(index * p.unit),
+          k_group(head_kv / p.k_group),
+          v_group(head_kv / p.v_group),
+          rep(p.n_head / p.n_kv),
+          unit_heads(p.unit * rep),
+          n_rows(p.n_tokens * unit_heads) {}
+    // Which of [n_tokens, n_head] a query row is. As int or unsigned: a division of unsigned ones is shorter.
+    template <class Int>
+    __device__ int row_at(const AttnArgs& p, Int row) const {
+        const int token = row / unit_heads;
+        return token * p.n_head + head_kv * rep + row - token * unit_heads;
+    }
 };
 
 // Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.

@@ -81,14 +81,9 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     uint8_t* const stages = tiles + p.buffers * plan.tile;
 
     // which heads, which rows, which part of the sequence
-    const int head_kv = blockIdx.x * p.unit;
-    const int k_group = head_kv / p.k_group;
-    const int v_group = head_kv / p.v_group;
-    const int rep = p.n_head / p.n_kv;
-    const int unit_heads = p.unit * rep;
+    const WorkItem item(p, blockIdx.x);
     const int first_row = blockIdx.y * R;
     const int split = blockIdx.z;
-    const int n_rows = p.n_tokens * unit_heads;
     const Parts parts(p);
     if (split >= parts.count) return;
     const int tile_begin = parts.begin(split);
@@ -102,12 +97,12 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         const int r = i / chunks_per_region;
         const int j = i - r * chunks_per_region;
         const RegionArgs& region = p.regions[r];
-        chunks[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[k_group].chunks + j]
-                                       : region.chunks[region.v_groups[v_group].chunks + j - 4 * p.k_blocks];
+        chunks[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[item.k_group].chunks + j]
+                                       : region.chunks[region.v_groups[item.v_group].chunks + j - 4 * p.k_blocks];
     }
     if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
         const RegionArgs& region = p.regions[threadIdx.x / 2];
-        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[k_group] : region.v_groups[v_group];
+        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
     }
     // channels that no row has are multiplied too: zeros, not what was left there
     for (int i = threadIdx.x; i < p.buffers * plan.tile / 16; i += prefill_threads(WC)) {
@@ -122,12 +117,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         while (stop < end && chunks[i - j + stop].kind == chunks[i].kind) stop++;
         run_ends[i] = static_cast<uint8_t>(stop - begin);
     }
-    const auto row_at = [&](int row) {
-        const int token = row / unit_heads;
-        return token * p.n_head + head_kv * rep + row - token * unit_heads;
-    };
-    if (threadIdx.x < R && first_row + static_cast<int>(threadIdx.x) < n_rows) {
-        const int token = (first_row + threadIdx.x) / unit_heads;
+    if (threadIdx.x < R && first_row + static_cast<int>(threadIdx.x) < item.n_rows) {
+        const int token = (first_row + threadIdx.x) / item.unit_heads;
         atomicMin(&sight->first_pos, p.q_pos[token]);
         atomicMax(&sight->last_pos, p.q_pos[token]);
         atomicOr(&sight->seq, 1ull << p.q_seq[token]);
@@ -147,8 +138,9 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         for (int i = threadIdx.x; i < R * per_row; i += prefill_threads(WC)) {
             const int row = i / per_row;
             const int at = i - row * per_row;
-            const float* const from =
-                first_row + row < n_rows ? p.q + static_cast<int64_t>(row_at(first_row + row)) * p.q_width : nullptr;
+            const float* const from = first_row + row < item.n_rows
+                                          ? p.q + static_cast<int64_t>(item.row_at(p, first_row + row)) * p.q_width
+                                          : nullptr;
             reinterpret_cast<uint32_t*>(queries + row * plan.k_tile_pitch)[at] =
                 query_word<REBUILD>(p, from, at / 8, at % 8);
         }
@@ -246,7 +238,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     constexpr int together = apart ? TILE / 32 : 1;
     const auto make_k = [&](int i, const TileSource& from, uint8_t* to) {
         if constexpr (REBUILD) {
-            rebuild_side<TILE, makers>(p, head_kv, maker, from, side(i, true).chunk, to, plan.k_tile_pitch, plan.k16);
+            rebuild_side<TILE, makers>(p, item.head_kv, maker, from, side(i, true).chunk, to, plan.k_tile_pitch,
+                                       plan.k16);
         } else {
             decode_side<TILE, makers, together>(maker, from, from.k, from.k_step, side(i, true), to, plan.k_tile_pitch);
         }
@@ -298,8 +291,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = row0 + 8 * i;
-        const bool exists = row < n_rows;
-        const int at = exists ? row_at(row) : 0;
+        const bool exists = row < item.n_rows;
+        const int at = exists ? item.row_at(p, row) : 0;
         const int token = at / p.n_head;
         my_pos[i] = exists ? p.q_pos[token] : -1;
         my_seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
@@ -558,8 +551,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int row = row0 + 8 * r;
-        if (row >= n_rows) continue;
-        const int64_t out_row = row_at(row);
+        if (row >= item.n_rows) continue;
+        const int64_t out_row = item.row_at(p, row);
         const float sum = sums[2 * r];
         const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
         const float by = whole ? (sum > 0.0f ? 1.0f / sum : 0.0f) : 1.0f;

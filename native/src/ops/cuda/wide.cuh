@@ -50,21 +50,14 @@ __global__ void __launch_bounds__(n_wide_threads, 1) wide_kernel(const __grid_co
     auto* const weights = reinterpret_cast<__half*>(reinterpret_cast<uint8_t*>(planes) + plan.planes);
     auto* const row_scale = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(weights) + plan.weights);
 
-    const int head_kv = blockIdx.x * p.unit;
-    const int k_group = head_kv / p.k_group;
-    const int v_group = head_kv / p.v_group;
-    const int rep = p.n_head / p.n_kv;
-    const int unit_heads = p.unit * rep;
+    const WorkItem item(p, blockIdx.x);
     const int first_row = blockIdx.y * R;
-    const int n_rows = p.n_tokens * unit_heads;
 
     __shared__ int32_t rows_at[R];  // of a query row: which of [n_tokens, n_head] it is
     __shared__ int32_t n_slots[max_regions];
     __shared__ uint64_t arrivals[2][max_wide_stages];  // of K and V rows that the copy engine brings
-    if (static_cast<int>(threadIdx.x) < min(R, n_rows - first_row)) {
-        const int row = first_row + threadIdx.x;
-        const int token = row / unit_heads;
-        rows_at[threadIdx.x] = token * p.n_head + head_kv * rep + row - token * unit_heads;
+    if (static_cast<int>(threadIdx.x) < min(R, item.n_rows - first_row)) {
+        rows_at[threadIdx.x] = item.row_at(p, first_row + static_cast<int>(threadIdx.x));
     }
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
 #pragma unroll 1
@@ -72,13 +65,14 @@ __global__ void __launch_bounds__(n_wide_threads, 1) wide_kernel(const __grid_co
         const int r = i / chunks_per_region;
         const int j = i - r * chunks_per_region;
         const bool is_k = j < 4 * p.k_blocks;
-        const int first = is_k ? k_group * 4 * p.k_blocks + j
-                               : p.n_kv / p.k_group * 4 * p.k_blocks + v_group * 4 * p.v_blocks + j - 4 * p.k_blocks;
+        const int first =
+            is_k ? item.k_group * 4 * p.k_blocks + j
+                 : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * 4 * p.v_blocks + j - 4 * p.k_blocks;
         chunks[i] = p.regions[r].chunks[first];
     }
     if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
         const RegionArgs& region = p.regions[threadIdx.x / 2];
-        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[k_group] : region.v_groups[v_group];
+        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
         n_slots[threadIdx.x / 2] = p.n_slots[threadIdx.x / 2];
     }
     if (static_cast<int>(threadIdx.x) < 2 * p.stages) Arrivals(&arrivals[threadIdx.x % 2][threadIdx.x / 2]).init();
@@ -148,7 +142,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1) wide_kernel(const __grid_co
             const int row = i / 8 % R;
             const int b = i / 8 / R;
             const float* const from =
-                first_row + row < n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
+                first_row + row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
             const int channel = 64 * b + 16 * chunk + 4 * half;
             const float4 x = four_floats(from, p.q_width, channel);
             const float4 y = four_floats(from, p.q_width, channel + 8);
@@ -171,7 +165,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1) wide_kernel(const __grid_co
     constexpr int steps = max_wide_tile / (2 * row_threads);  // two neighbouring slots a thread and step
     const int my_row = threadIdx.x / row_threads;
     const int my_part = threadIdx.x % row_threads;
-    const bool row_exists = first_row + my_row < n_rows;
+    const bool row_exists = first_row + my_row < item.n_rows;
     const int out_row = row_exists ? rows_at[my_row] : 0;
     const int my_token = out_row / p.n_head;
     const int my_head = out_row - my_token * p.n_head;
