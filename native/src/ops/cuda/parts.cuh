@@ -1,5 +1,5 @@
-// How the work is cut: heads in items, the slots in use in parts. The grid is fixed, so that one captured graph serves a cache as it fills; how many
-// of its parts have work follows from the number of slots, which lies on the device.
+// How the work is cut: heads in items, the slots in use in parts. The grid is fixed, so that one captured graph serves a cache
+// as it fills; how many of its parts have work follows from the number of slots, which lies on the device.
 #pragma once
 
 #include "ops/cuda/args.h"
