@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from latentkv.cli import commands
+from latentkv.cli._errors import one_line
 from latentkv.cli._table import bytes_text, count_text, markdown, table
 
 
@@ -156,3 +157,23 @@ def test_convert_without_its_dependencies(tmp_path: Path) -> None:
     assert "pip install 'latentkv[convert]'" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("library", "line"),
+    [
+        (
+            "libcuda.so.1",
+            "[install] expected libcuda.so.1 of NVIDIA's driver, which a CUDA build needs; got none; ",
+        ),
+        (
+            "libcublas.so.13",
+            "[install] expected libcublas.so.13 of the CUDA toolkit, which a CUDA build needs; ",
+        ),
+        ("libgomp.so.1", "[install] expected the shared library libgomp.so.1; got none; install it"),
+    ],
+)
+def test_a_library_that_the_machine_lacks(library: str, line: str) -> None:
+    said = f"{library}: cannot open shared object file: No such file or directory"
+    assert str(one_line(ImportError(said, name="_core"))).startswith(line)
+    assert one_line(ImportError("undefined symbol: x", name="_core")) is None

@@ -37,7 +37,24 @@ def one_line(error: BaseException) -> str | None:
         return "[memory] expected room for weights and cache; got none; lower -c or choose a smaller --kv"
     if isinstance(error, ImportError) and error.name == "latentkv._core":
         return "[install] expected the native module latentkv._core; got none; install with pip install ."
+    if isinstance(error, ImportError) and error.name == "_core":  # what the dynamic linker says of the module
+        return _no_library(str(error))
     return None
+
+
+def _no_library(said: str) -> str | None:
+    """Why the native module does not load, where it is a library that the machine lacks."""
+    missing = re.match(r"(lib[\w.+-]+): cannot open shared object file", said)
+    if missing is None:
+        return None
+    library = missing[1]
+    if library.startswith(("libcuda.", "libcudart.", "libcublas")):
+        owner = "NVIDIA's driver" if library.startswith("libcuda.") else "the CUDA toolkit"
+        return (
+            f"[install] expected {library} of {owner}, which a CUDA build needs; got none; install it, "
+            "or latentkv without -DLATENTKV_CUDA=ON"
+        )
+    return f"[install] expected the shared library {library}; got none; install it"
 
 
 def number(allowed: Range | RealRange) -> Callable[[str], float]:
