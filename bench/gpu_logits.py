@@ -20,21 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core
+from latentkv.divergence import score
 
 
-def logits(model: _core.Model, kv: str, tokens: list[int], prompt: int) -> NDArray[np.float64]:
+def logits(model: _core.Model, kv: str, tokens: list[int], prompt: int) -> NDArray[np.float32]:
     """[1 + len(tokens) - prompt, n_vocab] after the prompt and after every token behind it."""
     session = _core.Session(model, n_ctx=len(tokens), kv=kv)
     rows = [session.decode(tokens[:prompt], output="last")]
     rows += [session.decode([token]) for token in tokens[prompt:]]
-    return np.concatenate([np.asarray(row, dtype=np.float64).reshape(1, -1) for row in rows])
-
-
-def divergence(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
-    """Mean KL(p ‖ q) in nats, rows of logits."""
-    log_p = p - np.logaddexp.reduce(p, axis=1, keepdims=True)
-    log_q = q - np.logaddexp.reduce(q, axis=1, keepdims=True)
-    return float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean())
+    return np.concatenate([np.reshape(row, (1, -1)) for row in rows])
 
 
 def compare(path: Path, kv: str, text: bytes, args: argparse.Namespace) -> dict[str, Any]:
@@ -42,14 +36,17 @@ def compare(path: Path, kv: str, text: bytes, args: argparse.Namespace) -> dict[
     tokens = cpu.tokenize(text)[: args.prompt + args.decode]
     want = logits(cpu, kv, tokens, args.prompt)
     got = logits(_core.Model(str(path), n_gpu_layers=99), kv, tokens, args.prompt)
-    error = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
+    error = np.linalg.norm(np.subtract(got, want, dtype=np.float64), axis=1) / np.linalg.norm(want, axis=1)
+    scores = score(got, want.argmax(axis=1).astype(np.int32), want)
+    assert scores.kld is not None
+    assert scores.same_top is not None
     return {
         "file": path.stem,
         "kv": kv,
         "median_relative_error": float(np.median(error)),
         "largest_relative_error": float(error.max()),
-        "mean_kld": divergence(want, got),
-        "same_top": float((want.argmax(axis=1) == got.argmax(axis=1)).mean()),
+        "mean_kld": float(scores.kld.mean()),
+        "same_top": float(scores.same_top.mean()),
         "rows_of_logits": len(error),
     }
 

@@ -139,13 +139,7 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     let_next_start();
     wait_for_previous();
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
-    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += n_threads) {
-        const int r = i / chunks_per_region;
-        const int j = i - r * chunks_per_region;
-        const RegionArgs& region = p.regions[r];
-        chunks[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[item.k_group].chunks + j]
-                                       : region.chunks[region.v_groups[item.v_group].chunks + j - 4 * p.k_blocks];
-    }
+    load_chunks<n_threads>(p, item, chunks);
 
     int issue_stage = 0;
     const auto issue = [&](int t) {

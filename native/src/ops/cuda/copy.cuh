@@ -6,6 +6,7 @@
 #include "ops/cuda/args.h"
 #include "ops/cuda/dequant.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/parts.cuh"
 
 namespace lkv::cuda {
 
@@ -85,6 +86,19 @@ __device__ inline void copy_tile(int thread, uint8_t* dst, int pitch, const uint
     } else {
 #pragma unroll 4
         for (int at = thread % across * 4; at < bytes; at += 4 * across) copy_async<4>(to + at, from + at);
+    }
+}
+
+// The item's descriptors, [n_regions][K, V], by all `threads` of the thread block.
+template <int threads>
+__device__ inline void load_chunks(const AttnArgs& p, const WorkItem& item, Chunk* to) {
+    const int per_region = 4 * (p.k_blocks + p.v_blocks);
+    for (int i = threadIdx.x; i < p.n_regions * per_region; i += threads) {
+        const int r = i / per_region;
+        const int j = i - r * per_region;
+        const RegionArgs& region = p.regions[r];
+        to[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[item.k_group].chunks + j]
+                                   : region.chunks[region.v_groups[item.v_group].chunks + j - 4 * p.k_blocks];
     }
 }
 

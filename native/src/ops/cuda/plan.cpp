@@ -213,7 +213,8 @@ bool plan_wide(const LatentAttnParams& p, int capacity, int n_multiprocessors, i
     return false;
 }
 
-// Whether the prefill kernel takes this shape, and with what in shared memory. Fewer rows would leave its warps idle.
+// Whether the prefill kernel takes this shape, and with what in shared memory; `a` is spoilt where it does not. Fewer rows would
+// leave its warps idle.
 // k_pitch, v_pitch: of the region with the smallest rows, the compressed one; exact windows beside it are a few tiles, read
 // where they lie instead of making every stage four times as large.
 bool plan_prefill(int capacity, int n_multiprocessors, int shared_limit, int k_pitch, int v_pitch, AttnArgs& a) {
@@ -238,7 +239,6 @@ bool plan_prefill(int capacity, int n_multiprocessors, int shared_limit, int k_p
             return true;
         }
     }
-    a.prefill = 0;
     return false;
 }
 

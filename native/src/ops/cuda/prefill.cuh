@@ -93,13 +93,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     wait_for_previous();
     if (threadIdx.x == 0) *sight = {INT_MAX, -1, 0};
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
-    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += prefill_threads(WC)) {
-        const int r = i / chunks_per_region;
-        const int j = i - r * chunks_per_region;
-        const RegionArgs& region = p.regions[r];
-        chunks[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[item.k_group].chunks + j]
-                                       : region.chunks[region.v_groups[item.v_group].chunks + j - 4 * p.k_blocks];
-    }
+    load_chunks<prefill_threads(WC)>(p, item, chunks);
     if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
         const RegionArgs& region = p.regions[threadIdx.x / 2];
         groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
@@ -155,13 +149,6 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     // what the makers do
     const int maker_thread = apart ? threadIdx.x - 32 * n_warps : threadIdx.x;
     const int maker = maker_thread / 32;
-    const auto makers_sync = [&] {
-        if constexpr (apart) {
-            barrier_sync(5, 32 * makers);
-        } else {
-            __syncthreads();
-        }
-    };
     int issue_stage = 0;
     const auto issue = [&](int i) {
         const int r = parts.region_of(tile_begin + i);
@@ -248,8 +235,9 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         decode_side<TILE, makers, together>(maker, from, from.v, from.v_step, side(i, false), to, plan.v_tile_pitch);
     };
     constexpr int everyone = prefill_threads(WC);
-    constexpr int full = 1;   // + buffer: a tile is made
-    constexpr int empty = 3;  // + buffer: a tile is done with
+    constexpr int full = 1;    // + buffer: a tile is made
+    constexpr int empty = 3;   // + buffer: a tile is done with
+    constexpr int making = 5;  // the makers alone
 
     if constexpr (apart) {
         if (warp >= n_warps) {
@@ -258,7 +246,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
 #pragma unroll 1
             for (int i = 0; i < n_tiles; i++) {
                 copies_wait(p.stages - 1);
-                makers_sync();
+                barrier_sync(making, 32 * makers);
                 const TileSource from = source(i);
                 if (i >= p.buffers) barrier_sync(empty + buffer, everyone);
                 note(from, meta[buffer]);
@@ -269,7 +257,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
                 }
                 __threadfence_block();
                 barrier_arrive(full + buffer, everyone);
-                makers_sync();  // all have read what the next copies replace
+                barrier_sync(making, 32 * makers);  // all have read what the next copies replace
                 issue(i + p.stages);
                 buffer = buffer + 1 == p.buffers ? 0 : buffer + 1;
             }

@@ -102,7 +102,8 @@ __device__ inline void decode_side(int warp, const TileSource& from, const uint8
 }
 
 // K of one head from its latent: products with B, bias, norm, RoPE. out: f16 [tile][pitch bytes], dimensions in the order of
-// plane_dim: both of a plane come to one thread; tiles up to padded_tiles are zero. Rows of free slots are left as garbage: their scores are masked.
+// plane_dim: both of a plane come to one thread; tiles up to padded_tiles are zero. Rows of free slots are left as garbage: their
+// scores are masked.
 template <int TILE, int warps>
 __device__ inline void rebuild_side(const AttnArgs& p, int head, int warp, const TileSource& from, const Chunk* chunks,
                                     uint8_t* out, int pitch, int padded_tiles) {
