@@ -29,9 +29,10 @@ struct AttnShape {
     int v_group = 1;
     std::vector<Format> k_formats{Format::f16};  // one per region
     std::vector<Format> v_formats{Format::f16};
-    int dropped = 0;   // channels that the last region drops from latent groups, down to 16; a narrower group whole
-    int n_past = 100;  // tokens in the cache before the batch, per sequence
-    int n_tokens = 1;  // queries, per sequence
+    bool uniform = false;  // a latent group is one segment, else two of different formats where its width allows
+    int dropped = 0;       // channels that the last region drops from latent groups, down to 16; a narrower group whole
+    int n_past = 100;      // tokens in the cache before the batch, per sequence
+    int n_tokens = 1;      // queries, per sequence
     int n_seq = 1;
     bool permute = false;  // slots in any order, with holes that hold garbage
     int window = 0;
@@ -177,7 +178,7 @@ private:
             std::vector<SegmentSpec> segments;
             const int kept = dropped >= width ? 0 : std::max(16, width - dropped);
             const int first = kept / 32 * 16;
-            if (first > 0 && kept - first > 0 && format_width_multiple(format) <= 16) {
+            if (!shape_.uniform && first > 0 && kept - first > 0 && format_width_multiple(format) <= 16) {
                 segments.push_back({Format::q8, first});
                 segments.push_back({format, kept - first});
             } else if (kept > 0) {

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "cuda_case.h"
 #include "ops/cuda/product.h"
+#include "ops/cuda/shared_plan.h"
 
 namespace {
 
@@ -112,6 +113,60 @@ void wide() {
                 s.n_tokens = n_tokens;
                 compare(s);
             }
+        }
+    }
+}
+
+// Latents of more than 1024 channels, which two thread blocks share: every copy path, halves of different width, holes, regions of
+// different formats, several tokens and sequences.
+void wide_pairs() {
+    struct Pair {
+        const char* name;
+        int k_rank, v_rank, rep;
+        std::vector<Format> formats;  // of the regions
+        bool uniform;
+        int n_tokens, n_seq, dropped;
+    };
+    using enum Format;
+    const Pair cases[] = {
+        {"f16", 2048, 2048, 8, {f16}, true, 1, 1, 0},
+        {"q8", 2048, 2048, 8, {q8}, true, 1, 1, 0},
+        {"q4", 2048, 2048, 8, {q4}, true, 1, 1, 0},
+        {"g4", 2048, 2048, 8, {g4}, true, 1, 1, 0},
+        {"f16, two tokens", 2048, 2048, 4, {f16}, true, 2, 1, 0},
+        {"q8, two sequences", 2048, 2048, 4, {q8}, true, 1, 2, 0},
+        {"q4, four tokens of two sequences", 2048, 1600, 2, {q4}, true, 2, 2, 0},
+        {"two formats a row", 2048, 2048, 8, {q4}, false, 1, 1, 0},
+        {"f16, odd halves", 1216, 1984, 8, {f16}, true, 1, 1, 0},
+        {"q8, odd halves", 1216, 1984, 7, {q8}, true, 1, 1, 0},
+        {"f16, K of one block", 64, 2048, 8, {f16}, true, 1, 1, 0},
+        {"f16, ragged", 1000, 2000, 3, {f16}, true, 1, 1, 0},
+        {"regions of f16", 2048, 2048, 8, {f16, f16, f16}, true, 1, 1, 0},
+        {"regions of f16 and q8", 2048, 2048, 8, {f16, q8}, true, 1, 1, 0},
+        {"regions of f16, q8 and q4, fewer channels", 2048, 2048, 4, {f16, q8, q4}, true, 2, 1, 64},
+    };
+    const bool pairs = lkv::test::DeviceLimits().shared_bytes >= lkv::cuda::cluster_shared_limit;
+    for (const Pair& of : cases) {
+        for (const bool permute : {false, true}) {
+            AttnShape s;
+            s.name = std::string("wide pair, ") + of.name + (permute ? ", holes" : "");
+            s.n_kv = 4;
+            s.rep = of.rep;
+            s.k_group = s.v_group = 4;
+            s.k_ranks = {of.k_rank};
+            s.v_ranks = {of.v_rank};
+            s.v_latent = true;
+            s.k_formats = s.v_formats = of.formats;
+            s.uniform = of.uniform;
+            s.n_tokens = of.n_tokens;
+            s.n_seq = of.n_seq;
+            s.dropped = of.dropped;
+            s.n_past = 150;
+            s.permute = permute;
+            s.window = permute ? 120 : 0;
+            AttnCase c(s);
+            CHECK_MSG(DeviceCase(c.params).args.pair == (pairs ? 1 : 0), s.name + ": not by two thread blocks");
+            compare(s);
         }
     }
 }
@@ -352,6 +407,7 @@ int main(int argc, char** argv) {
         lkv::test::paths_and_shapes(compare);
     }
     wide();
+    wide_pairs();
     for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
     return lkv::test::report("cuda_attn");
 }

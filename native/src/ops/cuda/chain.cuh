@@ -30,25 +30,41 @@ inline bool device_chains() {
     return chains;
 }
 
+// cluster: thread blocks that run at the same time and see each other's shared memory (compute capability 9.0).
 template <class... Params>
-cudaError_t launch_next(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
-                        const Params&... params) {
+cudaError_t launch_clusters(dim3 cluster, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
+                            cudaStream_t stream, const Params&... params) {
     if (shared_bytes > 48 * 1024) {
         const cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
         if (error != cudaSuccess) return error;
     }
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned n_attributes = 0;
+    if (device_chains()) {
+        attributes[n_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[n_attributes++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster.x * cluster.y * cluster.z > 1) {
+        attributes[n_attributes].id = cudaLaunchAttributeClusterDimension;
+        attributes[n_attributes].val.clusterDim.x = cluster.x;
+        attributes[n_attributes].val.clusterDim.y = cluster.y;
+        attributes[n_attributes++].val.clusterDim.z = cluster.z;
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = device_chains() ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = n_attributes;
     return cudaLaunchKernelEx(&config, kernel, params...);
+}
+
+template <class... Params>
+cudaError_t launch_next(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
+                        const Params&... params) {
+    return launch_clusters(dim3(1), kernel, grid, threads, shared_bytes, stream, params...);
 }
 
 }  // namespace lkv::cuda

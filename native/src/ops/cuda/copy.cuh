@@ -7,6 +7,7 @@
 #include "ops/cuda/dequant.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/parts.cuh"
+#include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
 
@@ -56,11 +57,7 @@ __device__ inline void copy_whole_rows(int thread, uint8_t* dst, const uint8_t* 
     if (last < n) copy_async<4>(dst + last, src + last);
 }
 
-// Bytes from row to row where copy_tile put them. Rows that are copied whole and start on no 16 bytes lie as they were stored:
-// their first slots do start on 16 bytes, and 4 bytes at a time would be four times the copies.
-__device__ inline bool copied_whole(uint32_t row_bytes, const GroupTable& group) {
-    return group.access_bits == 2 && group.bytes == row_bytes;
-}
+// Bytes from row to row where copy_tile put them.
 __device__ inline int tile_pitch(int pitch, uint32_t row_bytes, const GroupTable& group) {
     return copied_whole(row_bytes, group) ? static_cast<int>(row_bytes) : pitch;
 }

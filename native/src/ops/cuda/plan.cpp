@@ -179,14 +179,25 @@ bool plan_decode(int capacity, int n_multiprocessors, int shared_limit, AttnArgs
     return false;
 }
 
-// Rows of one group that start on no 16 bytes lie in the wide kernel's tiles as in memory: copied by 16 bytes, not by 4.
-int whole_row_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int pitch) {
-    const int row_bytes = (p.regions[0].*side).row_bytes;
+// Bytes from row to row of the wide kernel's tiles, of the region with the largest. Rows of one group that start on no 16 bytes
+// lie as in memory: copied by 16 bytes, not by 4.
+int wide_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, bool pair) {
+    int pitch = 16;
     for (int r = 0; r < p.n_regions; r++) {
         const RowLayout& row = p.regions[r].*side;
-        if (row.n_groups != 1 || row.row_bytes != row_bytes) return pitch;
+        for (int g = 0; g < row.n_groups; g++) {
+            std::vector<Chunk> chunks;
+            const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
+            int bytes = static_cast<int>(table.bytes);
+            if (wide_halves(pair, table)) {
+                const int first = (blocks + 1) / 2 * 4;  // chunk of the second half
+                const auto between = [&](int begin, int end) { return end > begin ? chunks[end - 1].codes - chunks[begin].codes + 32 : 0; };
+                bytes = std::max(between(0, first), between(first, 4 * blocks));
+            }
+            pitch = std::max(pitch, copied_whole(row.row_bytes, table) ? row.row_bytes : pitch_of(bytes));
+        }
     }
-    return row_bytes % 16 != 0 && row_bytes > 0 ? row_bytes : pitch;
+    return pitch;
 }
 
 // Whether the wide kernel takes this shape, and with which tiles.
@@ -195,19 +206,25 @@ bool plan_wide(const LatentAttnParams& p, int capacity, int n_multiprocessors, i
     if (a.rebuild != 0 || rows > 32) return false;
     const int k_pitch = a.k_pitch;
     const int v_pitch = a.v_pitch;
-    a.k_pitch = whole_row_pitch(p, &RegionView::k, k_pitch);
-    a.v_pitch = whole_row_pitch(p, &RegionView::v, v_pitch);
-    a.wide = rows <= 16 || a.v_blocks > n_wide_warps ? 16 : 32;
-    for (const auto& [tile, stages] : {std::pair{128, 2}, {128, 1}, {64, 2}, {64, 1}, {32, 2}, {32, 1}, {16, 1}}) {
+    a.pair = a.v_blocks > n_wide_warps && shared_limit >= cluster_shared_limit ? 1 : 0;
+    a.k_pitch = wide_pitch(p, &RegionView::k, a.k_blocks, a.pair != 0);
+    a.v_pitch = wide_pitch(p, &RegionView::v, a.v_blocks, a.pair != 0);
+    a.wide = a.pair == 0 && (rows <= 16 || a.v_blocks > n_wide_warps) ? 16 : 32;
+    for (const auto& [tile, stages] : {std::pair{128, 2}, {128, 1}, {64, 2}, {64, 1}, {32, 2}, {32, 1}, {16, 2}, {16, 1}}) {
+        if (a.pair != 0 && tile > pair_tile) continue;
         a.tile = tile;
         a.stages = stages;
-        if (WidePlan::total(a, a.wide) > shared_limit) continue;
-        const int blocks = a.n_kv / a.unit * ((rows + a.wide - 1) / a.wide);
-        const int tiles = std::max(1, capacity / std::min(tile, least_wide_tile) + a.n_regions);
-        a.n_split = std::clamp(n_multiprocessors / blocks, 1, std::min(tiles, 132));
-        return true;
+        for (const int columns : {most_k_columns, least_k_columns(tile)}) {
+            a.k_columns = columns;
+            if (WidePlan(a, a.wide).total > shared_limit - wide_fixed) continue;
+            const int blocks = a.n_kv / a.unit * (a.pair != 0 ? 2 : (rows + a.wide - 1) / a.wide);
+            const int tiles = std::max(1, capacity / std::min(tile, least_wide_tile) + a.n_regions);
+            a.n_split = std::clamp(n_multiprocessors / blocks, 1, std::min(tiles, 132));
+            return true;
+        }
     }
     a.wide = 0;
+    a.pair = 0;
     a.k_pitch = k_pitch;
     a.v_pitch = v_pitch;
     return false;
@@ -310,6 +327,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.least_tiles = 1;
     a.decode = 0;
     a.wide = 0;
+    a.pair = 0;
     a.prefill = 0;
     a.kind = common_kind(p, a);
     if (plan_decode(capacity, n_multiprocessors, shared_limit, a)) return;

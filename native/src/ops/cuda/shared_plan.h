@@ -12,6 +12,12 @@ LKV_HD constexpr int max_tile(int rows) { return rows == 16 ? 128 : 64; }  // sl
 
 LKV_HD constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// Rows that are copied whole and start on no 16 bytes lie in tiles as they were stored: their first slots do start on 16 bytes,
+// and 4 bytes at a time would be four times the copies.
+LKV_HD inline bool copied_whole(uint32_t row_bytes, const GroupTable& group) {
+    return group.access_bits == 2 && group.bytes == row_bytes;
+}
+
 // Warps side by side over the channel blocks; the others share out the slots.
 LKV_HD constexpr int channel_warps(int blocks) { return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : (blocks <= 4 ? 4 : 8)); }
 
@@ -53,44 +59,79 @@ constexpr int enough_wide_parts = 64;  // below so many parts its tiles shrink: 
 // Warps of the wide kernel side by side over V's channel blocks; the others share out the slots.
 LKV_HD constexpr int wide_channel_warps(int blocks) { return blocks <= 8 ? channel_warps(blocks) : n_wide_warps; }
 
-// Warps side by side over K's channels; more would need more room for partial scores than they are worth.
-LKV_HD constexpr int wide_k_side(int tile) { return tile >= max_wide_tile ? 2 : 4; }
-static_assert(wide_k_side(max_wide_tile) * max_wide_tile / 16 == n_wide_warps);
+// Slots of a tile times the warps side by side over K's channels, AttnArgs::k_columns: sixteen warps are at work, or fewer where
+// their partial scores would leave a tile no room.
+constexpr int most_k_columns = 16 * n_wide_warps;
+LKV_HD constexpr int least_k_columns(int tile) { return tile >= 64 ? most_k_columns : 4 * tile; }
 
-// Shared memory of the wide kernel, in this order. Sizes in bytes, multiples of 16.
+// A GPU that lends a thread block so much has clusters.
+constexpr int cluster_shared_limit = 227 * 1024;
+constexpr int pair_tile = 32;     // slots of a pair's tile, at most
+constexpr int wide_fixed = 1024;  // bytes of the kernel's own variables, at most
+
+// Whether a thread block of a pair copies its half of a row of this group, not all of it.
+LKV_HD inline bool wide_halves(bool pair, const GroupTable& group) { return pair && group.kind == kind_f16_wide; }
+
+constexpr int wide_marks = max_wide_stages + 2;  // tiles whose sequences and positions are kept
+
+// Rows of K or V of one region, for the wide kernel's copies.
+struct alignas(16) WideSource {
+    const uint8_t* rows;  // the first byte of slot 0 that is copied
+    const uint64_t* seq;
+    const int32_t* pos;
+    uint32_t row_bytes;
+    int32_t n_slots;
+    int32_t tiles_before;
+    int32_t pitch;  // bytes from row to row of a tile
+    int32_t whole;  // 1: rows lie in a tile as in memory
+    GroupTable group;
+};
+
+// What softmax knows of a query row. pos: -1 where there is none
+struct alignas(16) WideRow {
+    unsigned long long seq;
+    int32_t pos;
+    float slope;
+};
+
+// Shared memory of the wide kernel: where each part begins, in bytes, multiples of 16.
 struct WidePlan {
-    int groups;   // GroupTable of K and V per region
-    int chunks;   // descriptors of K, then V, per region
-    int queries;  // f16 [64·k_blocks][rows]
-    int tiles;    // `stages` tiles of K and of V, sequences and positions of one more
-    int planes;   // partial scores, f32 [warps over K channels][rows][tile + 8]
-    int weights;  // f16 [rows][tile + 8]
-    int scales;   // f32 [rows]
+    int k_blocks;  // 64-channel blocks of a thread block
+    int v_blocks;
+    int chunks;     // descriptors of K, then V, per region; before them WideSource [n_regions][K, V]
+    int queries;    // f16 [64·k_blocks][rows]
+    int k_stages;   // [stages][tile][pitch]
+    int v_stages;
+    int marks;      // sequences, then positions, [wide_marks][tile]
+    int planes;     // partial scores, f32 [warps over K channels][rows][tile + plane_pad]
+    int weights;    // f16 [2][rows][tile + 8]
+    int scales;     // f32 [2][rows]
+    int exchange;   // pair: the other half of the scores, f32 [2][threads][2 slots]
+    int total;
 
-    LKV_HD WidePlan(const AttnArgs& p, int rows, int tile) {
-        groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
-        chunks = round_up(p.n_regions * 4 * (p.k_blocks + p.v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
-        queries = p.k_blocks * 64 * rows * 2;
-        tiles = tile * (p.stages * (p.k_pitch + p.v_pitch) + (p.stages + 1) * 12);
-        planes = wide_k_side(tile) * rows * (tile + 8) * 4;
-        weights = rows * (tile + 8) * 2;
-        scales = rows * 4;
-    }
-    // The sums of the warps that share channels meet where the tiles were.
-    LKV_HD int size(const AttnArgs& p, int rows) const {
-        const int before = groups + chunks + queries;
-        const int all = before + tiles + planes + weights + scales;
-        const int merge = before + rows * (64 * p.v_blocks + 4) * 4;
-        return all > merge ? all : merge;
-    }
-    // For every tile that the kernel may choose, see Parts.
-    LKV_HD static int total(const AttnArgs& p, int rows) {
-        int most = 0;
-        for (int tile = p.tile; tile == p.tile || tile >= least_wide_tile; tile /= 2) {
-            const int bytes = WidePlan(p, rows, tile).size(p, rows);
-            most = bytes > most ? bytes : most;
-        }
-        return most;
+    // of a pair the rows are few banks apart: a tile of 32 slots of 2048 f16 channels fits
+    LKV_HD static constexpr int plane_pad(bool pair) { return pair ? 2 : 4; }
+
+    LKV_HD WidePlan(const AttnArgs& p, int rows) {
+        const int halves = 1 + p.pair;
+        k_blocks = (p.k_blocks + p.pair) / halves;
+        v_blocks = (p.v_blocks + p.pair) / halves;
+        const int tile = p.tile;
+        chunks = 2 * p.n_regions * static_cast<int>(sizeof(WideSource));
+        queries = round_up(chunks + p.n_regions * 4 * (k_blocks + v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
+        k_stages = queries + k_blocks * 64 * rows * 2;
+        v_stages = k_stages + p.stages * tile * p.k_pitch;
+        marks = v_stages + p.stages * tile * p.v_pitch;
+        planes = marks + wide_marks * tile * 12;
+        // smaller tiles, see Parts, have more planes
+        const int least = tile < least_wide_tile ? tile : least_wide_tile;
+        weights = planes + rows * 4 * (p.k_columns + p.k_columns / least * plane_pad(p.pair != 0));
+        scales = weights + 2 * rows * (tile + 8) * 2;
+        exchange = scales + 2 * rows * 4;
+        total = exchange + (p.pair != 0 ? 2 * n_wide_threads * 8 : 0);
+        // the sums of the warps that share channels meet where the tiles were
+        const int merge = k_stages + rows * (64 * v_blocks + 4) * 4;
+        total = total > merge ? total : merge;
     }
 };
 
