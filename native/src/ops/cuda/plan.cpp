@@ -129,9 +129,6 @@ std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* 
     return bytes;
 }
 
-// A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
-int pitch_of(int bytes) { return round_up(std::max(bytes, 16), 16) | 16; }
-
 // What all chunks of all regions are, if they are the same and kernels have a path for it.
 int common_kind(const LatentAttnParams& p, const AttnArgs& a) {
     std::vector<Chunk> all;
@@ -185,16 +182,18 @@ int wide_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int bloc
     int pitch = 16;
     for (int r = 0; r < p.n_regions; r++) {
         const RowLayout& row = p.regions[r].*side;
+        const auto bytes = static_cast<uint32_t>(row.row_bytes);
         for (int g = 0; g < row.n_groups; g++) {
             std::vector<Chunk> chunks;
             const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
-            int bytes = static_cast<int>(table.bytes);
-            if (wide_halves(pair, table)) {
-                const int first = (blocks + 1) / 2 * 4;  // chunk of the second half
-                const auto between = [&](int begin, int end) { return end > begin ? chunks[end - 1].codes - chunks[begin].codes + 32 : 0; };
-                bytes = std::max(between(0, first), between(first, 4 * blocks));
+            if (pair && wide_halves(table, chunks.data(), 4 * blocks)) {
+                const int middle = (blocks + 1) / 2 * 4;
+                pitch = std::max({pitch, WideHalf(table, bytes, chunks.data(), 0, middle).pitch,
+                                  WideHalf(table, bytes, chunks.data(), middle, 4 * blocks).pitch});
+            } else {
+                pitch = std::max(pitch,
+                                 copied_whole(bytes, table) ? row.row_bytes : pitch_of(static_cast<int>(table.bytes)));
             }
-            pitch = std::max(pitch, copied_whole(row.row_bytes, table) ? row.row_bytes : pitch_of(bytes));
         }
     }
     return pitch;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/half.h"
+#include "cache/formats.h"
 #include "ops/cuda/args.h"
 
 namespace lkv::cuda {
@@ -66,13 +67,49 @@ LKV_HD constexpr int least_k_columns(int tile) { return tile >= 64 ? most_k_colu
 
 // A GPU that lends a thread block so much has clusters.
 constexpr int cluster_shared_limit = 227 * 1024;
-constexpr int pair_tile = 32;     // slots of a pair's tile, at most
+constexpr int pair_tile = 64;     // slots of a pair's tile, at most
 constexpr int wide_fixed = 1024;  // bytes of the kernel's own variables, at most
-
-// Whether a thread block of a pair copies its half of a row of this group, not all of it.
-LKV_HD inline bool wide_halves(bool pair, const GroupTable& group) { return pair && group.kind == kind_f16_wide; }
-
 constexpr int wide_marks = max_wide_stages + 2;  // tiles whose sequences and positions are kept
+
+// A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
+LKV_HD constexpr int pitch_of(int bytes) { return round_up(bytes > 16 ? bytes : 16, 16) | 16; }
+
+// What a thread block of a pair copies of a row, where that is not all of it: f16 on 16-byte boundaries, or the codes of one
+// segment of q8 or q4, which start anywhere, and behind them its scale and offset. Codes lie as far from a multiple of 16 as in
+// memory, so that the copy engine takes them: rows are pitch = row_bytes (mod 16) apart, copies `slack` bytes longer.
+struct WideHalf {
+    int first;  // byte of a row
+    int bytes;
+    int lead;    // bytes of a staged row before the codes
+    int slack;   // 16, 0 for f16
+    int affine;  // byte of a staged row where its segment's scale lies
+    int pitch;
+
+    // chunks: of the group; those from `begin` to `end` are this half's
+    LKV_HD WideHalf(const GroupTable& group, uint32_t row_bytes, const Chunk* chunks, int begin, int end)
+        : first(0), bytes(0), lead(0), slack(0), affine(0), pitch(16) {
+        if (end <= begin) return;
+        const bool f16 = group.kind == kind_f16_wide;
+        const int chunk_bytes = f16 ? 32 : (group.kind == static_cast<int>(Format::q8) ? 16 : 8);
+        first = static_cast<int>(group.first) + chunks[begin].codes;
+        bytes = chunks[end - 1].codes - chunks[begin].codes + chunk_bytes;
+        pitch = pitch_of(bytes);
+        if (f16) return;
+        lead = first % 16;
+        slack = 16;
+        affine = lead + bytes + slack;
+        const int least = bytes + slack + 4 + 15;
+        pitch = least + (static_cast<int>(row_bytes % 16) - least % 16 + 16) % 16;
+    }
+};
+
+// Whether a thread block of a pair copies half of the rows of this group. n: its chunks
+LKV_HD inline bool wide_halves(const GroupTable& group, const Chunk* chunks, int n) {
+    if (group.kind == kind_f16_wide) return true;
+    return (group.kind == static_cast<int>(Format::q8) || group.kind == static_cast<int>(Format::q4)) &&
+           chunks[0].affine == chunks[n - 1].affine &&
+           chunks[n - 1].codes - chunks[0].codes == (n - 1) * (group.kind == static_cast<int>(Format::q8) ? 16 : 8);
+}
 
 // Rows of K or V of one region, for the wide kernel's copies.
 struct alignas(16) WideSource {
@@ -82,8 +119,11 @@ struct alignas(16) WideSource {
     uint32_t row_bytes;
     int32_t n_slots;
     int32_t tiles_before;
-    int32_t pitch;  // bytes from row to row of a tile
-    int32_t whole;  // 1: rows lie in a tile as in memory
+    int32_t pitch;   // bytes from row to row of a tile
+    int32_t whole;   // 1: rows lie in a tile as in memory
+    int32_t affine;  // half of a quantized row: see WideHalf; else 0
+    int32_t affine_from;
+    int32_t lead;
     GroupTable group;
 };
 
@@ -106,7 +146,7 @@ struct WidePlan {
     int planes;     // partial scores, f32 [warps over K channels][rows][tile + plane_pad]
     int weights;    // f16 [2][rows][tile + 8]
     int scales;     // f32 [2][rows]
-    int exchange;   // pair: the other half of the scores, f32 [2][threads][2 slots]
+    int exchange;   // pair: the other half of the scores, f32 [1 or 2][2][threads][2 slots]
     int total;
 
     // of a pair the rows are few banks apart: a tile of 32 slots of 2048 f16 channels fits
@@ -128,7 +168,7 @@ struct WidePlan {
         weights = planes + rows * 4 * (p.k_columns + p.k_columns / least * plane_pad(p.pair != 0));
         scales = weights + 2 * rows * (tile + 8) * 2;
         exchange = scales + 2 * rows * 4;
-        total = exchange + (p.pair != 0 ? 2 * n_wide_threads * 8 : 0);
+        total = exchange + (p.pair != 0 ? (tile > 32 ? 4 : 2) * n_wide_threads * 8 : 0);
         // the sums of the warps that share channels meet where the tiles were
         const int merge = k_stages + rows * (64 * v_blocks + 4) * 4;
         total = total > merge ? total : merge;

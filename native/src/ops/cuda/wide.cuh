@@ -79,9 +79,13 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
                                       : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * 4 * p.v_blocks);
             Chunk chunk = at < all ? from[at] : Chunk{};
             if constexpr (Pair) {
-                const GroupTable& group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-                if (wide_halves(Pair, group) && at < all) {
-                    chunk.codes = static_cast<uint16_t>(chunk.codes - from[4 * (is_k ? k_first : v_first)].codes);
+                const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+                const uint32_t row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
+                if (wide_halves(group, from, all) && at < all) {
+                    const int begin = 4 * (is_k ? k_first : v_first);
+                    const WideHalf half(group, row_bytes, from, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
+                    chunk.codes = static_cast<uint16_t>(chunk.codes - from[begin].codes + half.lead);
+                    chunk.affine = static_cast<uint16_t>(half.affine);
                 }
             }
             chunks[i] = chunk;
@@ -93,12 +97,6 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             WideSource from;
             from.group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
             from.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
-            if (wide_halves(Pair, from.group)) {
-                const Chunk* const mine = region.chunks + from.group.chunks + 4 * (is_k ? k_first : v_first);
-                const int n = 4 * (is_k ? k_blocks : v_blocks);
-                from.group.first += n > 0 ? mine[0].codes : 0;
-                from.group.bytes = n > 0 ? mine[n - 1].codes + 32 - mine[0].codes : 0;
-            }
             from.rows = is_k ? region.k_rows : region.v_rows;
             from.seq = region.seq;
             from.pos = region.pos;
@@ -106,6 +104,22 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             from.tiles_before = parts.tiles_before(r);
             from.whole = copied_whole(from.row_bytes, from.group) ? 1 : 0;
             from.pitch = from.whole != 0 ? static_cast<int>(from.row_bytes) : (is_k ? p.k_pitch : p.v_pitch);
+            from.affine = from.affine_from = from.lead = 0;
+            if constexpr (Pair) {
+                const Chunk* const of = region.chunks + from.group.chunks;
+                const int begin = 4 * (is_k ? k_first : v_first);
+                if (wide_halves(from.group, of, 4 * (is_k ? p.k_blocks : p.v_blocks))) {
+                    const WideHalf half(from.group, from.row_bytes, of, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
+                    from.affine_from = static_cast<int>(from.group.first) + of[0].affine;
+                    from.group.first = half.first;
+                    from.group.bytes = half.bytes;
+                    from.group.access_bits = 4;
+                    from.whole = 0;
+                    from.pitch = half.pitch;
+                    from.affine = half.affine;
+                    from.lead = half.lead;
+                }
+            }
             sources[threadIdx.x] = from;
         }
     }
@@ -126,16 +140,21 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     }
 
     const int stage_bits = p.stages - 1;  // one stage or two
-    const auto region_of = [&](int i) {
+    const int k_warps = p.k_columns / 16;
+    const auto find_region = [&](int i) {
         const int t = tile_begin + i;
         int r = 0;
         if (p.n_regions > 1) r += t >= sources[2].tiles_before ? 1 : 0;
         if (p.n_regions > 2) r += t >= sources[4].tiles_before ? 1 : 0;
         return r;
     };
+    // of the last four tiles whose K was issued, two bits each
+    uint32_t regions = 0;
+    const auto region_of = [&](int i) { return static_cast<int>(regions >> 2 * (i & 3) & 3); };
     // K and the marks of tile i of this part, or its V
     const auto issue = [&](int side, int i) {
         if (i >= 0 && i < n_tiles) {
+            if (side == 0) regions = (regions & ~(3u << 2 * (i & 3))) | static_cast<uint32_t>(find_region(i)) << 2 * (i & 3);
             const WideSource& from = sources[2 * region_of(i) + side];
             const int first = (tile_begin + i - from.tiles_before) * tile;
             const int n = min(tile, from.n_slots - first);
@@ -158,6 +177,9 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             const GroupTable& group = from.group;
             const bool bulk = has_bulk_copies && (from.whole != 0 || (group.access_bits == 4 && group.bytes > 0));
             const Arrivals rows_arrive(&arrivals[side][stage]);
+            // V is fetched by the warps that do not multiply K meanwhile, if there are such: the copy engine makes them wait
+            const int issuers = side == 0 || k_warps == n_wide_warps ? n_wide_warps : n_wide_warps - k_warps;
+            const int issuer = warp - (n_wide_warps - issuers);
             if (!bulk) {
                 if (threadIdx.x == 0) rows_arrive.announce(0);
                 if (from.whole != 0) {
@@ -170,20 +192,39 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
                 // a piece a warp; the last bytes are no 16
                 const int all = n * pitch;
                 const uint8_t* const src = from.rows + static_cast<int64_t>(first) * pitch;
-                const int piece = round_up(tile * pitch / n_wide_warps, 16);
-                const int begin = warp * piece;
+                const int piece = round_up((tile * pitch + issuers - 1) / issuers, 16);
+                const int begin = issuer * piece;
                 const int bytes = min(all / 16 * 16, begin + piece) - begin;
                 if (threadIdx.x == 0) rows_arrive.announce(all / 16 * 16);
-                if (lane == 0 && bytes > 0) rows_arrive.copy(to + begin, src + begin, bytes);
+                if (lane == 0 && issuer >= 0 && bytes > 0) rows_arrive.copy(to + begin, src + begin, bytes);
                 const int last = all / 16 * 16 + 4 * static_cast<int>(threadIdx.x);
                 if (last < all) copy_async<4>(to + last, src + last);
             } else {
-                if (threadIdx.x == 0) rows_arrive.announce(n * group.bytes);
-                const int s = lane * n_wide_warps + warp;
-                if (s < n) {
-                    rows_arrive.copy(to + s * pitch,
-                                     from.rows + static_cast<int64_t>(first + s) * from.row_bytes + group.first,
-                                     group.bytes);
+                const int bytes = static_cast<int>(group.bytes);
+                const bool codes = Pair && from.affine != 0;
+                const int all = codes ? bytes + 16 : bytes;
+                // behind the last row there may be nothing: it ends with single words
+                const bool to_the_end = codes && first + n == from.n_slots;
+                const auto lead_of = [&](int s) {
+                    return codes ? static_cast<int>((s * from.row_bytes + group.first) % 16) : 0;
+                };
+                const auto in_sixteens = [&](int s) { return (lead_of(s) + bytes) / 16 * 16; };
+                if (threadIdx.x == 0) {
+                    rows_arrive.announce(n * all - (to_the_end ? all - in_sixteens(n - 1) : 0));
+                }
+                const int s = lane * issuers + issuer;
+                if (issuer >= 0 && s < n) {
+                    const uint8_t* const row = from.rows + static_cast<int64_t>(first + s) * from.row_bytes;
+                    const bool last = to_the_end && s == n - 1;
+                    uint8_t* const dst = to + s * pitch + from.lead - lead_of(s);
+                    const uint8_t* const src = row + group.first - lead_of(s);
+                    rows_arrive.copy(dst, src, last ? in_sixteens(s) : all);
+                    if (codes) {
+                        copy_async<4>(to + s * pitch + from.affine, row + from.affine_from);
+                        if (last) {
+                            for (int at = in_sixteens(s); at < lead_of(s) + bytes; at += 4) copy_async<4>(dst + at, src + at);
+                        }
+                    }
                 }
             }
         }
@@ -221,8 +262,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
 
     // whose softmax this thread shares
     constexpr int row_threads = n_wide_threads / R;
-    constexpr int steps = Pair ? 1 : max_wide_tile / (2 * row_threads);  // two neighbouring slots a thread and step
-    static_assert(!Pair || 2 * row_threads == pair_tile);
+    constexpr int steps = (Pair ? pair_tile : max_wide_tile) / (2 * row_threads);  // two neighbouring slots a thread and step
     const int my_row = threadIdx.x / row_threads;
     const int my_part = threadIdx.x % row_threads;
     float row_max = -INFINITY;
@@ -241,11 +281,13 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     const int plane_pitch = tile + WidePlan::plane_pad(Pair);
     const int weight_pitch = tile + 8;
     auto* const planes = reinterpret_cast<float*>(shared + plan.planes);
+    auto* const exchange = reinterpret_cast<float2*>(shared + plan.exchange) + threadIdx.x;
     const auto weights_of = [&](int i) {
         return reinterpret_cast<__half*>(shared + plan.weights) + (i & 1) * R * weight_pitch;
     };
     const auto scales_of = [&](int i) { return reinterpret_cast<float*>(shared + plan.scales) + (i & 1) * R; };
 
+    int moved = 0;  // whether a row's maximum has
     // K of tile i, then V of tile i - 1: between two barriers warps are at different work
 #pragma unroll 1
     for (int i = -p.stages; i <= n_tiles; i++) {
@@ -306,18 +348,17 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             holes = __syncthreads_or(i > 0 && static_cast<int>(threadIdx.x) < tile &&
                                      seq_of(i - 1, tile)[threadIdx.x] == 0);
         }
-        issue(0, i + p.stages);
-
         float2 score[steps];
 #pragma unroll
         for (int k = 0; k < steps; k++) score[k] = make_float2(0.0f, 0.0f);
         if (has_k) {
             const float* const score_of = planes + my_row * plane_pitch + 2 * my_part;
-#pragma unroll 2
+#pragma unroll(Pair ? 4 : 2)
             for (int w = 0; w < k_side; w++) {
 #pragma unroll
                 for (int k = 0; k < steps; k++) {
-                    if (2 * (my_part + k * row_threads) >= tile) break;
+                    // of a tile of 16 some threads read beyond their row, for nothing
+                    if (k > 0 && 2 * k * row_threads >= tile) break;
                     const float2 x =
                         *reinterpret_cast<const float2*>(score_of + w * R * plane_pitch + 2 * k * row_threads);
                     score[k].x += x.x;
@@ -327,10 +368,15 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             if constexpr (Pair) {
                 // room for two tiles: the other has read tile i - 2 where its scores of tile i - 1 have come
                 if (threadIdx.x == 0) Arrivals(&scores_arrive[i & 1]).announce(tile * R * 4);
-                auto* const to = reinterpret_cast<float2*>(shared + plan.exchange) + (i & 1) * n_wide_threads + threadIdx.x;
-                if (2 * my_part < tile) send(in_peer(to), score[0], in_peer(&scores_arrive[i & 1]));
+#pragma unroll
+                for (int k = 0; k < steps; k++) {
+                    if (2 * (my_part + k * row_threads) >= tile) break;
+                    send(in_peer(exchange + (2 * k + (i & 1)) * n_wide_threads), score[k], in_peer(&scores_arrive[i & 1]));
+                }
             }
         }
+        issue(0, i + p.stages);
+        float rescale = 1.0f;
         const auto softmax = [&] {
             const uint64_t* const seq = seq_of(i, tile);
             const auto* const pos = reinterpret_cast<const int32_t*>(seq + tile);
@@ -359,7 +405,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             }
             const float new_max = tile_max > row_max + stale_max ? tile_max : row_max;
             const float base = new_max == -INFINITY ? 0.0f : new_max;
-            const float rescale = exp2f(row_max - base);
+            if (new_max != row_max) rescale = exp2f(row_max - base);
             row_sum *= rescale;
             row_max = new_max;
             if (my_part == 0) scales_of(i)[my_row] = rescale;
@@ -403,17 +449,17 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             }
             const float* const scales = scales_of(i - 1);
             const __half* const weights = weights_of(i - 1);
+            if (moved != 0) {
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float2 by = *reinterpret_cast<const float2*>(scales + 8 * n + 2 * c);
-                // a maximum rarely moves once a few tiles have passed
-                if (!__any_sync(0xffffffffu, by.x != 1.0f || by.y != 1.0f)) continue;
+                for (int n = 0; n < NT; n++) {
+                    const float2 by = *reinterpret_cast<const float2*>(scales + 8 * n + 2 * c);
 #pragma unroll
-                for (int b = 0; b < NB; b++) {
+                    for (int b = 0; b < NB; b++) {
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
+                        for (int j = 0; j < 4; j++) {
 #pragma unroll
-                        for (int e = 0; e < 4; e++) acc[b][j][n][e] *= e % 2 == 0 ? by.x : by.y;
+                            for (int e = 0; e < 4; e++) acc[b][j][n][e] *= e % 2 == 0 ? by.x : by.y;
+                        }
                     }
                 }
             }
@@ -464,16 +510,19 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         if constexpr (Pair) {
             if (has_k) {
                 Arrivals(&scores_arrive[i & 1]).wait(i >> 1 & 1);
-                const float2 x = reinterpret_cast<const float2*>(shared + plan.exchange)[(i & 1) * n_wide_threads +
-                                                                                         threadIdx.x];
-                score[0].x += x.x;
-                score[0].y += x.y;
+#pragma unroll
+                for (int k = 0; k < steps; k++) {
+                    if (k > 0 && 2 * k * row_threads >= tile) break;
+                    const float2 x = exchange[(2 * k + (i & 1)) * n_wide_threads];
+                    score[k].x += x.x;
+                    score[k].y += x.y;
+                }
                 softmax();
             }
         }
         if (i >= 0) {
-            copies_wait(2 * p.stages - 2);  // K of tile i + 1
-            __syncthreads();
+            copies_wait(2 * p.stages - 2);               // K of tile i + 1
+            moved = __syncthreads_or(rescale != 1.0f);  // rarely, once a few tiles have passed
         }
         issue(1, i - 1 + p.stages);
         if (i == -1) {
