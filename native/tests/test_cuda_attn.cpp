@@ -112,6 +112,10 @@ void wide() {
                 s.n_past = 70;
                 s.n_tokens = n_tokens;
                 compare(s);
+                if (!s.v_latent || n_tokens > 20) continue;
+                s.name += ", one format a row";
+                s.uniform = true;
+                compare(s);
             }
         }
     }

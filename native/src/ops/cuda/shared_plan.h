@@ -67,8 +67,8 @@ LKV_HD constexpr int least_k_columns(int tile) { return tile >= 64 ? most_k_colu
 
 // A GPU that lends a thread block so much has clusters.
 constexpr int cluster_shared_limit = 227 * 1024;
-constexpr int pair_tile = 64;     // slots of a pair's tile, at most
-constexpr int wide_fixed = 1024;  // bytes of the kernel's own variables, at most
+constexpr int pair_tile = 64;                    // slots of a pair's tile, at most
+constexpr int wide_fixed = 1024;                 // bytes of the kernel's own variables, at most
 constexpr int wide_marks = max_wide_stages + 2;  // tiles whose sequences and positions are kept
 
 // A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
@@ -138,15 +138,15 @@ struct alignas(16) WideRow {
 struct WidePlan {
     int k_blocks;  // 64-channel blocks of a thread block
     int v_blocks;
-    int chunks;     // descriptors of K, then V, per region; before them WideSource [n_regions][K, V]
-    int queries;    // f16 [64·k_blocks][rows]
-    int k_stages;   // [stages][tile][pitch]
+    int chunks;    // descriptors of K, then V, per region; before them WideSource [n_regions][K, V]
+    int queries;   // f16 [64·k_blocks][rows]
+    int k_stages;  // [stages][tile][pitch]
     int v_stages;
-    int marks;      // sequences, then positions, [wide_marks][tile]
-    int planes;     // partial scores, f32 [warps over K channels][rows][tile + plane_pad]
-    int weights;    // f16 [2][rows][tile + 8]
-    int scales;     // f32 [2][rows]
-    int exchange;   // pair: the other half of the scores, f32 [1 or 2][2][threads][2 slots]
+    int marks;     // sequences, then positions, [wide_marks][tile]
+    int planes;    // partial scores, f32 [warps over K channels][rows][tile + plane_pad]
+    int weights;   // f16 [2][rows][tile + 8]
+    int scales;    // f32 [2][rows]
+    int exchange;  // pair: the other half of the scores, f32 [1 or 2][2][threads][2 slots]
     int total;
 
     // of a pair the rows are few banks apart: a tile of 32 slots of 2048 f16 channels fits

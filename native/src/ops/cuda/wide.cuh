@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     wide_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ WidePlan plan) {
     constexpr int R = 8 * NT;
     constexpr bool as_stored = Kind == kind_f16_wide;  // channels and slots in their order, by matrix loads
+    if constexpr (Pair && !has_clusters) return;       // never launched: see launch_one
     extern __shared__ __align__(16) uint8_t shared[];
     let_next_start();
     const int split = blockIdx.z;
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
                 const Chunk* const of = region.chunks + from.group.chunks;
                 const int begin = 4 * (is_k ? k_first : v_first);
                 if (wide_halves(from.group, of, 4 * (is_k ? p.k_blocks : p.v_blocks))) {
-                    const WideHalf half(from.group, from.row_bytes, of, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
+                    const WideHalf half(from.group, from.row_bytes, of, begin,
+                                        begin + 4 * (is_k ? k_blocks : v_blocks));
                     from.affine_from = static_cast<int>(from.group.first) + of[0].affine;
                     from.group.first = half.first;
                     from.group.bytes = half.bytes;
@@ -135,8 +137,9 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         const bool exists = first_row + static_cast<int>(threadIdx.x) < item.n_rows;
         const int at = exists ? item.row_at(p, first_row + static_cast<int>(threadIdx.x)) : 0;
         const int token = at / p.n_head;
-        rows[threadIdx.x] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1,
-                             exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
+        rows[threadIdx.x] = {
+            exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1,
+            exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
     }
 
     const int stage_bits = p.stages - 1;  // one stage or two
@@ -154,7 +157,9 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     // K and the marks of tile i of this part, or its V
     const auto issue = [&](int side, int i) {
         if (i >= 0 && i < n_tiles) {
-            if (side == 0) regions = (regions & ~(3u << 2 * (i & 3))) | static_cast<uint32_t>(find_region(i)) << 2 * (i & 3);
+            if (side == 0) {
+                regions = (regions & ~(3u << 2 * (i & 3))) | static_cast<uint32_t>(find_region(i)) << 2 * (i & 3);
+            }
             const WideSource& from = sources[2 * region_of(i) + side];
             const int first = (tile_begin + i - from.tiles_before) * tile;
             const int n = min(tile, from.n_slots - first);
@@ -222,7 +227,9 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
                     if (codes) {
                         copy_async<4>(to + s * pitch + from.affine, row + from.affine_from);
                         if (last) {
-                            for (int at = in_sixteens(s); at < lead_of(s) + bytes; at += 4) copy_async<4>(dst + at, src + at);
+                            for (int at = in_sixteens(s); at < lead_of(s) + bytes; at += 4) {
+                                copy_async<4>(dst + at, src + at);
+                            }
                         }
                     }
                 }
@@ -233,7 +240,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     // queries [row][channel] f32 -> operand b of the products, two blocks of 8 rows in a 16-byte word: lane 4g + c holds row g,
     // channels of pair s and s + 4 of chunk c; as stored: channels 2c, 2c + 1, 2c + 8, 2c + 9 of chunk s
     const auto fill_queries = [&] {
-        // neighbouring threads read neighbouring channels of one row
+    // neighbouring threads read neighbouring channels of one row
 #pragma unroll 4
         for (int i = threadIdx.x; i < plan.k_blocks * 8 * R; i += n_wide_threads) {
             const int half = i % 2;  // channels 4·half … 4·half + 3 and 8 + those of a chunk
@@ -262,7 +269,8 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
 
     // whose softmax this thread shares
     constexpr int row_threads = n_wide_threads / R;
-    constexpr int steps = (Pair ? pair_tile : max_wide_tile) / (2 * row_threads);  // two neighbouring slots a thread and step
+    constexpr int steps =
+        (Pair ? pair_tile : max_wide_tile) / (2 * row_threads);  // two neighbouring slots a thread and step
     const int my_row = threadIdx.x / row_threads;
     const int my_part = threadIdx.x % row_threads;
     float row_max = -INFINITY;
@@ -371,7 +379,8 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
 #pragma unroll
                 for (int k = 0; k < steps; k++) {
                     if (2 * (my_part + k * row_threads) >= tile) break;
-                    send(in_peer(exchange + (2 * k + (i & 1)) * n_wide_threads), score[k], in_peer(&scores_arrive[i & 1]));
+                    send(in_peer(exchange + (2 * k + (i & 1)) * n_wide_threads), score[k],
+                         in_peer(&scores_arrive[i & 1]));
                 }
             }
         }
@@ -521,7 +530,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             }
         }
         if (i >= 0) {
-            copies_wait(2 * p.stages - 2);               // K of tile i + 1
+            copies_wait(2 * p.stages - 2);              // K of tile i + 1
             moved = __syncthreads_or(rescale != 1.0f);  // rarely, once a few tiles have passed
         }
         issue(1, i - 1 + p.stages);
