@@ -76,18 +76,18 @@ LKV_HD constexpr int pitch_of(int bytes) { return round_up(bytes > 16 ? bytes : 
 
 // What a thread block of a pair copies of a row, where that is not all of it: f16 on 16-byte boundaries, or the codes of one
 // segment of q8 or q4, which start anywhere, and behind them its scale and offset. Codes lie as far from a multiple of 16 as in
-// memory, so that the copy engine takes them: rows are pitch = row_bytes (mod 16) apart, copies `slack` bytes longer.
+// memory, so that the copy engine takes them: rows are pitch = row_bytes (mod 16) apart, copies half_slack bytes longer.
+constexpr int half_slack = 16;
 struct WideHalf {
     int first;  // byte of a row
     int bytes;
     int lead;    // bytes of a staged row before the codes
-    int slack;   // 16, 0 for f16
-    int affine;  // byte of a staged row where its segment's scale lies
+    int affine;  // byte of a staged row where its segment's scale lies; 0: f16
     int pitch;
 
     // chunks: of the group; those from `begin` to `end` are this half's
     LKV_HD WideHalf(const GroupTable& group, uint32_t row_bytes, const Chunk* chunks, int begin, int end)
-        : first(0), bytes(0), lead(0), slack(0), affine(0), pitch(16) {
+        : first(0), bytes(0), lead(0), affine(0), pitch(16) {
         if (end <= begin) return;
         const bool f16 = group.kind == kind_f16_wide;
         const int chunk_bytes = f16 ? 32 : (group.kind == static_cast<int>(Format::q8) ? 16 : 8);
@@ -96,9 +96,8 @@ struct WideHalf {
         pitch = pitch_of(bytes);
         if (f16) return;
         lead = first % 16;
-        slack = 16;
-        affine = lead + bytes + slack;
-        const int least = bytes + slack + 4 + 15;
+        affine = lead + bytes + half_slack;
+        const int least = bytes + half_slack + 4 + 15;  // up to where the next row's copy may begin
         pitch = least + (static_cast<int>(row_bytes % 16) - least % 16 + 16) % 16;
     }
 };
@@ -119,11 +118,11 @@ struct alignas(16) WideSource {
     uint32_t row_bytes;
     int32_t n_slots;
     int32_t tiles_before;
-    int32_t pitch;   // bytes from row to row of a tile
-    int32_t whole;   // 1: rows lie in a tile as in memory
-    int32_t affine;  // half of a quantized row: see WideHalf; else 0
-    int32_t affine_from;
-    int32_t lead;
+    int32_t pitch;        // bytes from row to row of a tile
+    int32_t whole;        // 1: rows lie in a tile as in memory
+    int32_t affine;       // half of a quantized row, see WideHalf; else 0
+    int32_t affine_from;  // byte of the row where the scale lies
+    int32_t lead;         // see WideHalf
     GroupTable group;
 };
 
