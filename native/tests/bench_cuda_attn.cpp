@@ -1,7 +1,8 @@
 // Speed of the CUDA kernels alone, as JSON on standard output: microseconds a layer, GB/s of stored rows, share of the copy
-// bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …]
+// bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--by-warp]
 //
 // --only: rows whose "model path format" contains one of the texts. --tokens: decode (1) or a ubatch (512) alone.
+// --by-warp: no products by warps in fours, as on GPUs that are not of compute capability 9.0.
 // Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
 // the store kernel from normal values. Times: median of 5 replays of one captured graph over all layers.
 #include <cstdio>
@@ -20,7 +21,6 @@ using lkv::RowLayout;
 using lkv::RowPlan;
 using lkv::test::cuda_check;
 using lkv::test::DeviceBuffer;
-using lkv::test::DeviceLimits;
 
 struct Shape {
     const char* model;
@@ -37,6 +37,7 @@ constexpr Shape shapes[] = {
     {"8B", "rotated 64/latent 64 per head", 32, 8, 1, 64, 1, 64, false},
     {"8B", "rotated 512/latent 512 joint", 32, 8, 8, 512, 8, 512, false},
     {"8B", "rebuild 64/latent 64 per head", 32, 8, 1, 64, 1, 64, true},
+    {"8B", "rebuild 128/latent 128 of 2 heads", 32, 8, 2, 128, 2, 128, true},
     {"8B", "rebuild 256/latent 256 of 4 heads", 32, 8, 4, 256, 4, 256, true},
     {"7B", "full/full", 32, 32, 1, 0, 1, 0, false},
     {"7B", "rotated 64/latent 64 per head", 32, 32, 1, 64, 1, 64, false},
@@ -98,7 +99,8 @@ double copy_bandwidth(cudaStream_t stream) {
 
 class Bench {
 public:
-    Bench(const Shape& shape, Format format, int depth, int n_tokens, cudaStream_t stream)
+    Bench(const Shape& shape, Format format, int depth, int n_tokens, const lkv::cuda::Device& device,
+          cudaStream_t stream)
         : shape_(shape), n_slots_(depth), n_tokens_(n_tokens), stream_(stream) {
         LatentAttnParams p{};
         p.n_tokens = n_tokens;
@@ -138,8 +140,7 @@ public:
             p.rope_neox = true;
         }
         p.v_rank_max = shape.v_rank;
-        const DeviceLimits limits;
-        lkv::cuda::plan_attention(p, depth, limits.n_multiprocessors, limits.shared_bytes, args);
+        lkv::cuda::plan_attention(p, depth, device, args);
         args.q = keep(normals(static_cast<size_t>(n_tokens * p.n_head * p.q_width), 1.0f));
         std::vector<int32_t> q_pos;
         for (int i = 0; i < n_tokens; i++) q_pos.push_back(depth - n_tokens + i);
@@ -152,6 +153,9 @@ public:
             };
             args.k_b = pack(lkv::cuda::dims_in_order(head_dim));
             args.k_b_planes = pack(lkv::cuda::dims_by_plane(head_dim, args.n_rot, true));
+            args.k_b_cores = keep(lkv::cuda::pack_k_b_cores(factor.data(), p.n_kv, k_width, head_dim,
+                                                            lkv::cuda::in_fours_blocks(args),
+                                                            lkv::cuda::dims_by_plane(head_dim, args.n_rot, true)));
             args.phases = keep(lkv::cuda::pack_phases(freqs.data(), head_dim / 2));
         }
         if (shape.v_rank > 0) {
@@ -257,13 +261,16 @@ int main(int argc, char** argv) {
     std::vector<int> depths;
     std::vector<std::string> only;
     int only_tokens = 0;
+    lkv::cuda::Device device = lkv::test::device_limits();
     for (int i = 1; i < argc; i++) {
         const std::string arg = argv[i];
         if ((arg == "--only" || arg == "--tokens") && i + 1 == argc) {
             std::fprintf(stderr, "[bench] expected a value after %s; got none\n", argv[i]);
             return 1;
         }
-        if (arg == "--only") {
+        if (arg == "--by-warp") {
+            device.in_fours = false;
+        } else if (arg == "--only") {
             only.emplace_back(argv[++i]);
         } else if (arg == "--tokens") {
             only_tokens = std::atoi(argv[++i]);
@@ -294,7 +301,7 @@ int main(int argc, char** argv) {
                     if (n_tokens > 1 && format != Format::f16 && format != Format::q4) continue;
                     if (!wanted(shape, format)) continue;
                     try {
-                        Bench bench(shape, format, depth, n_tokens, stream);
+                        Bench bench(shape, format, depth, n_tokens, device, stream);
                         const double us = bench.attention_us();
                         const double store = bench.store_us();
                         const double floor = static_cast<double>(bench.layer_bytes()) / copy * 1e6;

@@ -11,6 +11,7 @@
 #include "attn_case.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
+#include "ops/cuda/shared_plan.h"
 
 namespace lkv::test {
 
@@ -58,26 +59,21 @@ private:
     size_t bytes_ = 0;
 };
 
-struct DeviceLimits {
-    int n_multiprocessors = 0;
-    int shared_bytes = 0;
-
-    DeviceLimits() {
-        cuda_check(cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, 0), "a device");
-        cuda_check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "a device");
-    }
-};
+inline cuda::Device device_limits() {
+    cuda::Device of{};
+    cuda_check(cuda::describe_device(of), "a device");
+    return of;
+}
 
 // Everything of a case but its plan; memory lives as long as this.
 class DeviceCase {
 public:
     cuda::AttnArgs args{};
 
-    explicit DeviceCase(const LatentAttnParams& p) {
-        const DeviceLimits limits;
+    explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits()) {
         int capacity = 0;
         for (int r = 0; r < p.n_regions; r++) capacity += p.regions[r].n_slots;
-        cuda::plan_attention(p, capacity, limits.n_multiprocessors, limits.shared_bytes, args);
+        cuda::plan_attention(p, capacity, device, args);
         args.q = keep(p.q, static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.q_width));
         args.q_pos = keep(p.q_pos, static_cast<size_t>(p.n_tokens));
         args.q_seq = keep(p.q_seq, static_cast<size_t>(p.n_tokens));
@@ -88,6 +84,9 @@ public:
             };
             args.k_b = pack(cuda::dims_in_order(p.head_dim));
             args.k_b_planes = pack(cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox));
+            args.k_b_cores =
+                keep(cuda::pack_k_b_cores(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, cuda::in_fours_blocks(args),
+                                          cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox)));
             args.k_bias = keep(p.k_bias, static_cast<size_t>(p.n_kv * p.head_dim));
             args.k_norm = keep(p.k_norm, static_cast<size_t>(p.head_dim));
             if (p.rope_freqs != nullptr) args.phases = keep(cuda::pack_phases(p.rope_freqs, p.n_rot / 2));
@@ -101,8 +100,8 @@ public:
             const RegionView& from = p.regions[r];
             const auto n = static_cast<size_t>(from.n_slots);
             cuda::RegionArgs& to = args.regions[r];
-            to.k_rows = keep(from.k_rows, n * static_cast<size_t>(from.k.row_bytes));
-            to.v_rows = keep(from.v_rows, n * static_cast<size_t>(from.v.row_bytes));
+            to.k_rows = keep_rows(from.k_rows, n * static_cast<size_t>(from.k.row_bytes));
+            to.v_rows = keep_rows(from.v_rows, n * static_cast<size_t>(from.v.row_bytes));
             to.pos = keep(from.pos, n);
             to.seq = keep(from.seq, n);
             to.k_row_bytes = static_cast<uint32_t>(from.k.row_bytes);
@@ -148,6 +147,13 @@ public:
     }
 
 private:
+    // storage is a multiple of 16 bytes
+    const uint8_t* keep_rows(const uint8_t* host, size_t n) {
+        std::vector<uint8_t> rows(host, host + n);
+        rows.resize((n + 15) / 16 * 16, 0xff);
+        return keep(rows);
+    }
+
     std::vector<DeviceBuffer> kept_;
     DeviceBuffer out_;
     DeviceBuffer partial_;

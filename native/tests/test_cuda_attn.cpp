@@ -38,17 +38,25 @@ struct Cut {
     int tile;  // 0: as planned
     int stages;
     int n_split;
+    bool by_warp = false;  // K rebuild without products by warps in fours, as on other GPUs
 };
 
-constexpr Cut cuts[] = {
-    {"planned", 0, 0, 0}, {"tiles of 16, one stage, 3 parts", 16, 1, 3}, {"tiles of 32, 2 parts", 32, 2, 2}};
+constexpr Cut cuts[] = {{"planned", 0, 0, 0},
+                        {"tiles of 16, one stage, 3 parts", 16, 1, 3},
+                        {"tiles of 32, 2 parts", 32, 2, 2},
+                        {"planned, by warp", 0, 0, 0, true}};
 
 void compare(const AttnShape& shape) {
     AttnCase c(shape);
     const std::vector<double> want = c.oracle();
     const double tolerance = tolerance_of(shape);
     for (const Cut& cut : cuts) {
-        DeviceCase device(c.params);
+        lkv::cuda::Device limits = lkv::test::device_limits();
+        if (cut.by_warp) {
+            if (DeviceCase(c.params, limits).args.in_fours == 0) continue;
+            limits.in_fours = false;
+        }
+        DeviceCase device(c.params, limits);
         if (cut.tile > 0) {
             const int wc = device.args.prefill;
             if (wc == 0) device.args.tile = std::min(cut.tile, device.args.tile);
@@ -72,7 +80,7 @@ void compare(const AttnShape& shape) {
         double& seen = largest[tolerance == exact_tolerance ? "f16 rows, direct" : "other rows and paths"];
         seen = std::max(seen, error);
         CHECK_MSG(error <= tolerance, shape.name + ", " + cut.name + ": relative error " + std::to_string(error));
-        if (cut.tile == 0) {
+        if (cut.tile == 0 && !cut.by_warp) {
             CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance,
                       shape.name + ": scores 1 % off go unseen");
         }
@@ -149,7 +157,7 @@ void wide_pairs() {
         {"regions of f16 and q8", 2048, 2048, 8, {f16, q8}, true, 1, 1, 0},
         {"regions of f16, q8 and q4, fewer channels", 2048, 2048, 4, {f16, q8, q4}, true, 2, 1, 64},
     };
-    const bool pairs = lkv::test::DeviceLimits().shared_bytes >= lkv::cuda::cluster_shared_limit;
+    const bool pairs = lkv::test::device_limits().pairs;
     for (const Pair& of : cases) {
         for (const bool permute : {false, true}) {
             AttnShape s;
@@ -171,6 +179,47 @@ void wide_pairs() {
             AttnCase c(s);
             CHECK_MSG(DeviceCase(c.params).args.pair == (pairs ? 1 : 0), s.name + ": not by two thread blocks");
             compare(s);
+        }
+    }
+}
+
+// Latents that several heads share and K is rebuilt from: heads side by side in one tile of scores, rows that start on any bytes,
+// dimensions that leave a batch of 64 part empty.
+void shared_latents() {
+    struct Heads {
+        int n_kv, rep, head_dim, group, k_rank, v_rank;
+    };
+    unsigned seed = 200;
+    for (const Heads& h : {Heads{8, 4, 128, 4, 256, 256}, Heads{4, 1, 128, 4, 240, 144}, Heads{4, 2, 96, 2, 128, 176},
+                           Heads{4, 3, 80, 2, 144, 16}, Heads{2, 1, 256, 1, 192, 256}, Heads{8, 8, 64, 8, 160, 208}}) {
+        for (const Format f : {Format::f16, Format::q8, Format::q4, Format::g3}) {
+            for (const int n_tokens : {1, 2}) {
+                AttnShape s;
+                s.name = "K of " + std::to_string(h.k_rank) + " and V of " + std::to_string(h.v_rank) + " for " +
+                         std::to_string(h.group) + " x " + std::to_string(h.rep) + " heads of " +
+                         std::to_string(h.head_dim) + ", " + lkv::format_name(f) + ", " + std::to_string(n_tokens) +
+                         " tokens";
+                s.head_dim = h.head_dim;
+                s.n_kv = h.n_kv;
+                s.rep = h.rep;
+                s.k_rebuild = s.v_latent = true;
+                s.k_group = s.v_group = h.group;
+                s.k_ranks.assign(static_cast<size_t>(h.n_kv / h.group), h.k_rank);
+                s.v_ranks.assign(static_cast<size_t>(h.n_kv / h.group), h.v_rank);
+                s.k_formats = s.v_formats = {f};
+                // exact windows beside it
+                if (seed % 3 == 0) s.k_formats = s.v_formats = {Format::f16, Format::f16, f};
+                s.bias = seed % 2 == 0;
+                s.norm = seed % 5 < 2;
+                s.neox = seed % 7 < 4;
+                s.permute = seed % 4 == 1;
+                s.alibi = seed % 11 == 0;
+                s.window = seed % 6 == 0 ? 90 : 0;
+                s.n_past = 300;
+                s.n_tokens = n_tokens;
+                s.seed = seed++;
+                compare(s);
+            }
         }
     }
 }
@@ -224,14 +273,16 @@ void products() {
 
 // Positions that no span of the angle table covers: a K that is rebuilt takes several passes over a tile.
 void scattered_positions() {
-    for (const int stride : {2, 7, 1000}) {
+    for (const int stride : {2, 7, 1000, -2, -7, -1000}) {
+        const bool shared = stride < 0;  // a wide latent of both heads
         AttnShape s;
-        s.name = "rebuild, positions " + std::to_string(stride) + " apart";
+        s.name = "rebuild, positions " + std::to_string(std::abs(stride)) + " apart" + (shared ? ", shared" : "");
         s.k_rebuild = true;
         s.head_dim = 64;
         s.n_kv = 2;
         s.rep = 2;
-        s.k_ranks.assign(2, 48);
+        if (shared) s.k_group = 2;
+        s.k_ranks.assign(shared ? 1 : 2, shared ? 112 : 48);
         s.n_past = 90;
         s.n_tokens = 1;
         AttnCase c(s);
@@ -240,10 +291,10 @@ void scattered_positions() {
             lkv::RegionView& region = c.params.regions[r];
             moved.emplace_back(region.pos, region.pos + region.n_slots);
             // slots far apart swap places with their neighbours too
-            for (int32_t& pos : moved.back()) pos = pos < 0 ? pos : (pos ^ 5) * stride;
+            for (int32_t& pos : moved.back()) pos = pos < 0 ? pos : (pos ^ 5) * std::abs(stride);
         }
         for (int r = 0; r < c.params.n_regions; r++) c.params.regions[r].pos = moved[static_cast<size_t>(r)].data();
-        const std::vector<int32_t> q_pos(1, 100 * stride);
+        const std::vector<int32_t> q_pos(1, 100 * std::abs(stride));
         c.params.q_pos = q_pos.data();
         DeviceCase device(c.params);
         CHECK(device.args.decode != 0);
@@ -401,6 +452,7 @@ int main(int argc, char** argv) {
     const bool small = argc > 1 && std::string(argv[1]) == "small";  // for compute-sanitizer
     rows();
     products();
+    shared_latents();
     scattered_positions();
     nothing_visible();
     grows();

@@ -20,6 +20,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
 #include "ops/cuda/product.h"
+#include "ops/cuda/shared_plan.h"
 #include "runtime/ggml_stream.h"
 #include "runtime/gpu.h"
 
@@ -83,8 +84,7 @@ public:
         check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "a stream");
         check(cudaEventCreateWithFlags(&computed_, cudaEventDisableTiming), "an event");
         check(cudaEventCreateWithFlags(&stored_, cudaEventDisableTiming), "an event");
-        check(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, 0), "a device query");
-        check(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "a device query");
+        check(cuda::describe_device(device_), "a device query");
         wrapper_ = *inner_;
         static uint8_t guid[16] = {'l', 'a', 't', 'e', 'n', 't', 'k', 'v', '-', 'c', 'u', 'd', 'a'};
         wrapper_.guid = &guid;
@@ -316,8 +316,13 @@ private:
                 return keep(layer, cuda::pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, k_blocks, dims));
             };
             a.k_b = pack(cuda::dims_in_order(h.head_dim));
-            a.k_b_planes = pack(cuda::dims_by_plane(h.head_dim, rope.freqs.empty() ? 0 : h.n_rot,
-                                                    h.block.rope_pairing == RopePairing::neox));
+            const std::vector<int> by_plane = cuda::dims_by_plane(h.head_dim, rope.freqs.empty() ? 0 : h.n_rot,
+                                                                  h.block.rope_pairing == RopePairing::neox);
+            a.k_b_planes = pack(by_plane);
+            if (device_.in_fours) {
+                a.k_b_cores = keep(layer, cuda::pack_k_b_cores(weights.k_b.data(), h.n_kv, rank, h.head_dim,
+                                                               cuda::decode_blocks(k_blocks, v_blocks), by_plane));
+            }
             a.k_bias = weights.k_bias.empty() ? nullptr : keep(layer, weights.k_bias);
             a.k_norm = weights.k_norm.empty() ? nullptr : keep(layer, weights.k_norm);
             a.phases = phases_.as<uint64_t>();
@@ -333,7 +338,7 @@ private:
         if (found != layer.plans.end()) return found->second;
         cuda::AttnArgs args = layer.constant;
         try {
-            cuda::plan_attention(node.params, capacity_, n_multiprocessors_, shared_bytes_, args);
+            cuda::plan_attention(node.params, capacity_, device_, args);
         } catch (const std::invalid_argument& e) {
             throw Error(e.what());
         }
@@ -489,8 +494,7 @@ private:
     cudaEvent_t computed_ = nullptr;
     cudaEvent_t stored_ = nullptr;
     bool unjoined_ = false;  // a store that the main stream has not waited for
-    int n_multiprocessors_ = 0;
-    int shared_bytes_ = 0;
+    cuda::Device device_{};
 
     std::vector<Layer> layers_;
     std::set<const ggml_tensor*> factors_;  // E_k and E_q

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/half.h"
 #include "cache/row.h"
 
 namespace lkv::cuda {
@@ -66,6 +67,7 @@ struct AttnArgs {
     // rebuild; k_b null: direct
     const uint32_t* k_b;         // f16 pairs in the order of mma fragments, see pack_k_b; dimensions in their order
     const uint32_t* k_b_planes;  // the same, dimensions in the order of plane_dim
+    const uint32_t* k_b_cores;   // the same for warps in fours, see pack_k_b_cores
     const float* k_bias;         // [n_kv, head_dim]
     const float* k_norm;         // [head_dim]
     const uint64_t* phases;      // [n_rot/2] turns per position, 64-bit fraction
@@ -88,6 +90,8 @@ struct AttnArgs {
     int32_t least_tiles;  // tiles that are worth a part
     int32_t rebuild;      // 1: K is rebuilt from its latent
     int32_t k_extras;     // 1: rebuild with a bias or a norm
+    int32_t in_fours;     // 1: the decode kernel rebuilds K by warps in fours, of `unit` KV heads
+    int32_t merge_apart;  // 1: a latent V's parts are left to combine_wide_kernel, which also multiplies with B_v
     int32_t decode;       // warps of a thread block of the decode kernel, `tile` slots a warp; 0: another kernel
     int32_t kind;         // what every chunk of the decode kernel is, or any_kind
     int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
@@ -103,6 +107,17 @@ struct AttnArgs {
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and scratch, see partial_floats
     uint32_t* done;  // [n_kv] 0 between launches: parts of a work item that have finished
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
+};
+
+// Whether the decode kernel leaves its parts to another.
+LKV_HD inline bool merges_apart(const AttnArgs& p) { return p.merge_apart != 0 && p.v_b != nullptr; }
+
+// What a plan depends on.
+struct Device {
+    int n_multiprocessors;
+    int shared_bytes;  // that a thread block may have
+    bool in_fours;     // products by warps in fours: compute capability 9.0 and machine code for it
+    bool pairs;        // clusters of two thread blocks: code for compute capability 9.0 or later
 };
 
 // One region's K and V rows of one layer, for writing. Segments live on the device.

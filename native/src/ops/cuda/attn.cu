@@ -11,9 +11,6 @@ namespace lkv::cuda {
 
 namespace {
 
-constexpr int widest_fused =
-    128;  // wider latents are merged and multiplied with B_v by more than one thread block a head
-
 // weight[s] = what part s counts for in one row, normalised. By one warp.
 __device__ void part_weights(const AttnArgs& p, int count, int64_t rows, int64_t row, float* weight) {
     const int lane = threadIdx.x % 32;
@@ -104,7 +101,7 @@ __device__ void project(const AttnArgs& p, int head, int first, int n_tokens, in
     }
 }
 
-// grid: heads x tokens / T. V as it is, or a latent of at most widest_fused channels.
+// grid: heads x tokens / T. V as it is, or a latent of at most widest_merged_by_one channels.
 template <int T, int threads>
 __global__ void __launch_bounds__(threads) combine_kernel(const __grid_constant__ AttnArgs p) {
     let_next_start();
@@ -321,12 +318,12 @@ cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
     const auto heads = static_cast<unsigned>(args.n_head);
     const auto tokens = static_cast<unsigned>(args.n_tokens);
     const unsigned groups = (tokens + T - 1) / T;
-    if (args.v_b == nullptr || width <= widest_fused) {
+    if (args.v_b == nullptr || width <= widest_merged_by_one) {
         return launch_next(combine_kernel<T, threads>, dim3(heads, groups), threads,
                            sizeof(float) * (T * (width + n_split) + 2 * T * static_cast<size_t>(threads)), stream,
                            args);
     }
-    if (args.wide != 0) {
+    if (args.wide != 0 || merges_apart(args)) {
         return launch_next(combine_wide_kernel,
                            dim3(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(args.v_blocks)), wide_threads,
                            sizeof(float) * wide_rows * n_split, stream, args);
@@ -343,10 +340,29 @@ cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
+cudaError_t describe_device(Device& device) {
+    int id = 0;
+    cudaError_t error = cudaGetDevice(&id);
+    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
+    };
+    ask(device.n_multiprocessors, cudaDevAttrMultiProcessorCount);
+    ask(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (error != cudaSuccess) return error;
+    device.in_fours = multiplies_in_fours();
+    device.pairs = has_pairs();
+    return cudaSuccess;
+}
+
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
-    if (args.decode != 0) return args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
+    if (args.decode != 0 && !merges_apart(args)) {
+        if (args.in_fours != 0) return launch_decode_fours(args, stream);
+        return args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
+    }
     cudaError_t error = cudaSuccess;
-    if (args.wide != 0) {
+    if (args.in_fours != 0) {
+        error = launch_decode_fours(args, stream);
+    } else if (args.wide != 0) {
         error = launch_wide(args, stream);
     } else if (args.prefill != 0) {
         error = args.rebuild != 0 ? launch_prefill_rebuild(args, stream) : launch_prefill(args, stream);

@@ -2,6 +2,8 @@
 
 namespace lkv::cuda {
 
-cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream) { return launch_blocks<false>(args, stream); }
+cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream) {
+    return launch_blocks<KPath::stored>(args, stream);
+}
 
 }  // namespace lkv::cuda

@@ -3,7 +3,7 @@
 namespace lkv::cuda {
 
 cudaError_t launch_decode_rebuild(const AttnArgs& args, cudaStream_t stream) {
-    return launch_blocks<true>(args, stream);
+    return launch_blocks<KPath::rebuilt>(args, stream);
 }
 
 }  // namespace lkv::cuda

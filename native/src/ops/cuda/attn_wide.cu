@@ -9,13 +9,6 @@ template <int NT, int NB, int Kind, bool Pair>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     constexpr int rows = 8 * NT;
     const auto kernel = wide_kernel<NT, NB, Kind, Pair>;
-    if constexpr (Pair) {
-        // code of an older architecture, translated for this one, knows no clusters
-        cudaFuncAttributes compiled{};
-        const cudaError_t error = cudaFuncGetAttributes(&compiled, kernel);
-        if (error != cudaSuccess) return error;
-        if (compiled.ptxVersion < 90) return cudaErrorNoKernelImageForDevice;
-    }
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     const int row_blocks = Pair ? 2 : (n_rows + rows - 1) / rows;
     const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(row_blocks),
@@ -33,6 +26,13 @@ cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
 }
 
 }  // namespace
+
+bool has_pairs() {
+    // code of an older architecture, translated for this device, knows no clusters
+    cudaFuncAttributes of{};
+    void (*const kernel)(AttnArgs, WidePlan) = wide_kernel<4, 1, any_kind, true>;
+    return cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess && of.ptxVersion >= 90;
+}
 
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream) {
     switch (args.kind) {

@@ -48,6 +48,26 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
     }
 }
 
+// Bytes of a group from a multiple of 16, for slot `slot`.
+__device__ inline int row_shift(uint32_t row_bytes, const GroupTable& group, int slot) {
+    return static_cast<int>((static_cast<uint32_t>(slot) * row_bytes + group.first) & 15);
+}
+
+// The group's bytes of n ≤ 16 rows from slot `first`, by one warp, by 16 bytes wherever rows start: row s comes to lie row_shift past
+// s * pitch. Whole 16 bytes are read, which the storage of rows is a multiple of. The copy engine would be asked row by row: 320
+// warp instructions a tile of 264-byte rows, as many as this with a check at the end of every 16 bytes.
+__device__ inline void copy_shifted_rows(int lane, uint8_t* dst, int pitch, const uint8_t* rows, uint32_t row_bytes,
+                                         const GroupTable& group, int first, int n) {
+    const int s = lane / 2;
+    if (s >= n) return;
+    const int shift = row_shift(row_bytes, group, first + s);
+    const uint8_t* const from = rows + static_cast<int64_t>(first + s) * row_bytes + group.first - shift;
+    uint8_t* const to = dst + s * pitch;
+    const int bytes = group.bytes == 0 ? 0 : shift + static_cast<int>(group.bytes);
+#pragma unroll 4
+    for (int at = 16 * (lane % 2); at < bytes; at += 32) copy_async<16>(to + at, from + at);
+}
+
 // n bytes, a multiple of 4, that lie in shared memory as in device memory. Both from multiples of 16.
 template <int threads>
 __device__ inline void copy_whole_rows(int thread, uint8_t* dst, const uint8_t* src, int n) {

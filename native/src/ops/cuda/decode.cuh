@@ -1,14 +1,14 @@
 // Attention for few query rows: up to 8 (tokens x the query heads that share this K and this V).
 // Slots are the rows of both products and the queries their 8 columns, so that no row of a tensor-core tile is wasted:
 //
-//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ   (K rebuild: rebuild.cuh makes K first)
+//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ   (K rebuild: rebuild.cuh, rebuild_group.cuh make K first)
 //   sums [16 channels x 8 queries] += Vᵀ [16 channels x 16 slots] · weights
 //
 // Every warp walks slots of its own, with its own copies in flight and its own maximum and sums; nothing waits for another
 // warp until the end of a part. A stored byte is copied once and dequantized once, in registers.
 #pragma once
 
-#include <climits>
+#include <type_traits>
 
 #include "ops/cuda/args.h"
 #include "ops/cuda/chain.cuh"
@@ -17,6 +17,7 @@
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/parts.cuh"
 #include "ops/cuda/rebuild.cuh"
+#include "ops/cuda/rebuild_group.cuh"
 #include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
@@ -63,11 +64,18 @@ __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int 
     }
 }
 
+// Where scores come from: the rows as stored, keys rebuilt by each warp, keys rebuilt by warps in fours.
+enum class KPath { stored, rebuilt, rebuilt_in_fours };
+
 // KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
-template <int KB, int VB, int MT, int Kind, bool REBUILD = false>
-__global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads, !REBUILD && KB + VB <= 4 ? 2 : 1)
+template <int KB, int VB, int MT, int Kind, KPath Path>
+__global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_threads : n_threads,
+                                  Path == KPath::stored && KB + VB <= 4 ? 2 : 1)
     decode_kernel(const __grid_constant__ AttnArgs p) {
-    constexpr int fixed_threads = REBUILD && KB == 1 ? 0 : n_threads;
+    constexpr bool REBUILD = Path != KPath::stored;
+    constexpr bool IN_FOURS = Path == KPath::rebuilt_in_fours;
+    if constexpr (IN_FOURS && !has_warpgroup_products) return;
+    constexpr int fixed_threads = Path == KPath::rebuilt && KB == 1 ? 0 : n_threads;
     const int threads = block_threads<fixed_threads>();
     const int warps = threads / 32;
     constexpr int tile = 16 * MT;
@@ -78,24 +86,33 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
     const Parts parts(p);
     const int split = blockIdx.y;
     if (split >= parts.count) return;
-    const DecodePlan plan(p);
+    const DecodePlan plan(p, IN_FOURS);
     const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
+    // in fours: from one lane, so that the compiler keeps what follows from it in uniform registers, where the products want it
+    const int warp = IN_FOURS ? __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) : threadIdx.x / 32;
     const int g = lane / 4;
     const int c = lane % 4;
 
     const WorkItem item(p, blockIdx.x);
-    const int tile_begin = parts.begin(split);
-    const int tile_end = parts.begin(split + 1);
+    const auto same = [](int x) { return IN_FOURS ? __shfl_sync(0xffffffffu, x, 0) : x; };
+    const int tile_begin = same(parts.begin(split));
+    const int tile_end = same(parts.begin(split + 1));
 
     // every region's groups and chunks, once for all warps
     auto* const groups = reinterpret_cast<GroupTable*>(shared);  // [n_regions][K, V]
     auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.groups);
     auto* const queries = reinterpret_cast<uint2*>(shared + plan.groups + plan.chunks);  // [KB][4][32]
-    const RebuildTables tables(p, shared + plan.groups + plan.chunks, plan);
     uint8_t* const own = shared + plan.common() + warp * plan.own;
-    auto* const turned = reinterpret_cast<uint2*>(own);  // [plane tiles][32]
-    uint8_t* const stages = own + plan.turned;           // [stages] rows of K, of V; direct: sequences, positions
+    // [stages] rows of K, of V; direct: sequences, positions
+    uint8_t* const stages = own + (IN_FOURS ? 0 : plan.turned);
+    __shared__ std::conditional_t<IN_FOURS, WarpgroupShared, char> in_fours;
+    [[maybe_unused]] auto keys = [&] {
+        if constexpr (IN_FOURS) {
+            return WarpgroupRebuild(p, reinterpret_cast<uint8_t*>(queries), plan, in_fours);
+        } else {
+            return WarpRebuild(reinterpret_cast<uint8_t*>(queries), plan, own);
+        }
+    }();
     const int stage_bytes = tile * (p.k_pitch + p.v_pitch + (REBUILD ? 0 : 12));
     uint8_t* const marks = REBUILD ? stages + p.stages * stage_bytes : stages + tile * (p.k_pitch + p.v_pitch);
     const int marks_bytes = REBUILD ? tile * 12 : stage_bytes;
@@ -123,27 +140,35 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         if ((threadIdx.x % 2 == 0 ? p.k_blocks : p.v_blocks) != KB) groups[threadIdx.x].kind = any_kind;
         n_slots[threadIdx.x / 2] = p.n_slots[threadIdx.x / 2];
     }
-    if constexpr (REBUILD) tables.fill(p, item.head_kv);
+    if constexpr (REBUILD) keys.fill(p, item.head_kv);
     __syncthreads();
     wait_for_previous();
 
     // neighbouring tiles that a warp takes at once: as many as one turn of the queries serves, if that leaves no warp without
     int run_bits = 0;
-    if constexpr (REBUILD) {
+    if constexpr (REBUILD && !IN_FOURS) {
         while (tile << run_bits < angle_span && warps << (run_bits + 1) <= tile_end - tile_begin) run_bits++;
     }
     const auto tile_at = [&](int i) {
         return tile_begin + (((i >> run_bits) * warps + warp) << run_bits) + (i & ((1 << run_bits) - 1));
     };
+    // warps in fours have as many steps: the last tiles of some are empty
+    const auto step_at = [&](int i) { return IN_FOURS ? tile_begin + i * warps + warp / 4 * 4 : tile_at(i); };
     // Direct: all of tile i. Rebuild: K and the marks of tile i and V of the one before, whose buffers are free when K of tile
     // i - stages has been read; the scores take long enough for V to arrive.
     int issue_stage = 0;
     int issue_marks = 0;
     const auto issue = [&](int i) {
-        const auto copy_side = [&](int side, int r, int first, int n, uint8_t* to) {
-            copy_rows<32, REBUILD ? 2 : 1>(
-                lane, to, side == 0 ? p.k_pitch : p.v_pitch, side == 0 ? p.regions[r].k_rows : p.regions[r].v_rows,
-                side == 0 ? p.regions[r].k_row_bytes : p.regions[r].v_row_bytes, groups[2 * r + side], first, n);
+        const auto copy_side = [&](int side, int r, int first, int n, int at) {
+            uint8_t* const to = stages + at * stage_bytes + (side == 0 ? 0 : tile * p.k_pitch);
+            const int pitch = side == 0 ? p.k_pitch : p.v_pitch;
+            const uint8_t* const rows = side == 0 ? p.regions[r].k_rows : p.regions[r].v_rows;
+            const uint32_t row_bytes = side == 0 ? p.regions[r].k_row_bytes : p.regions[r].v_row_bytes;
+            if constexpr (IN_FOURS) {
+                copy_shifted_rows(lane, to, pitch, rows, row_bytes, groups[2 * r + side], first, n);
+            } else {
+                copy_rows<32, REBUILD ? 2 : 1>(lane, to, pitch, rows, row_bytes, groups[2 * r + side], first, n);
+            }
         };
         const auto copy_marks = [&](int r, int first, int n, uint8_t* to) {
             auto* const seq = reinterpret_cast<uint64_t*>(to);
@@ -164,16 +189,17 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
                 const int r = parts.region_of(t);
                 const int first = (t - parts.tiles_before(r)) * tile;
                 const int n = min(tile, n_slots[r] - first);
-                uint8_t* const at = stages + issue_stage * stage_bytes;
-                copy_marks(r, first, n, at + tile * (p.k_pitch + p.v_pitch));
-                copy_side(0, r, first, n, at);
-                copy_side(1, r, first, n, at + tile * p.k_pitch);
+                copy_marks(r, first, n, stages + issue_stage * stage_bytes + tile * (p.k_pitch + p.v_pitch));
+                copy_side(0, r, first, n, issue_stage);
+                copy_side(1, r, first, n, issue_stage);
             }
         } else {
 #pragma unroll 1
             for (int side = 0; side < 2; side++) {
                 const int t = tile_at(i - side);
-                if (i < side || t >= tile_end) continue;
+                if (i < side) continue;
+                if (IN_FOURS && side == 0 && t >= tile_end) copy_marks(0, 0, 0, marks + issue_marks * marks_bytes);
+                if (t >= tile_end) continue;
                 const int r = parts.region_of(t);
                 const int first = (t - parts.tiles_before(r)) * tile;
                 const int n = min(tile, n_slots[r] - first);
@@ -181,7 +207,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
                 if (k_in_place && side == 0) continue;
                 // V's stage is the one before K's
                 const int at = side == 0 ? issue_stage : (issue_stage == 0 ? p.stages : issue_stage) - 1;
-                copy_side(side, r, first, n, stages + at * stage_bytes + (side == 0 ? 0 : tile * p.k_pitch));
+                copy_side(side, r, first, n, at);
             }
             issue_marks = issue_marks == p.stages ? 0 : issue_marks + 1;
         }
@@ -193,8 +219,8 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
     };
     const auto fill_queries = [&] {
         if constexpr (REBUILD) {
-            tables.fill_queries(p, query_row);
-            copies_wait(p.stages);  // the factor; the first tiles may be under way
+            keys.fill_queries(p, query_row);
+            keys.wait(p.stages);
         } else {
 #pragma unroll 1
             for (int i = threadIdx.x; i < n_rows_max * KB * 16; i += threads) {
@@ -232,24 +258,26 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
     }
     float acc[VB][4][4] = {};
 
-    int turned_to = INT_MAX;  // the position that the queries are turned back by
     int stage = 0;
     int marks_stage = 0;
     // steps before the first tile only issue copies: one place in the code for them, which is fetched once
     const int ahead = REBUILD ? p.stages : p.stages - 1;
 #pragma unroll 1
-    for (int step = -ahead; step < 0 || tile_at(step) < tile_end; step++) {
+    for (int step = -ahead; step < 0 || step_at(step) < tile_end; step++) {
         if constexpr (!REBUILD) {
             __syncwarp();
             issue(step + ahead);
         }
-        const int t = tile_at(max(step, 0));
+        const int t = IN_FOURS ? min(tile_at(max(step, 0)), tile_end - 1) : tile_at(max(step, 0));
         uint8_t* const k_rows = stages + stage * stage_bytes;
         const Chunk* const k_chunks = chunks + parts.region_of(t) * chunks_per_region;
         const auto k_row = [&](int slot) -> const uint8_t* {
-            if constexpr (!k_in_place) return k_rows + slot * p.k_pitch;
             const int r = parts.region_of(t);
             const int first = (t - parts.tiles_before(r)) * tile;
+            if constexpr (!k_in_place) {
+                const int shift = IN_FOURS ? row_shift(p.regions[r].k_row_bytes, groups[2 * r], first + slot) : 0;
+                return k_rows + slot * p.k_pitch + shift;
+            }
             // past the last slot any row will do
             const int at = min(first + slot, n_slots[r] - 1);
             return p.regions[r].k_rows + static_cast<int64_t>(at) * p.regions[r].k_row_bytes + groups[2 * r].first;
@@ -309,38 +337,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         stage = stage + 1 == p.stages ? 0 : stage + 1;
         if constexpr (REBUILD) marks_stage = marks_stage == p.stages ? 0 : marks_stage + 1;
         const Chunk* const v_chunks = k_chunks + 4 * KB;
-        if constexpr (REBUILD) {
-            // slots in the order of their positions, as almost always, are within one span; others take several passes
-            const bool used = lane < tile && seq[lane % tile] != 0;
-            const int mine = pos[lane % tile];
-            int lowest = __reduce_min_sync(0xffffffffu, used ? mine : INT_MAX);
-            const int highest = __reduce_max_sync(0xffffffffu, used ? mine : -1);
-            while (lowest <= highest) {
-                if (lowest < turned_to || highest - turned_to >= angle_span) {
-                    turned_to = lowest;
-                    tables.turn(p, turned_to, turned);
-                }
-                int delta[MT][2];
-                bool within[MT][2];
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        const int past = pos[16 * m + g + 8 * h] - turned_to;
-                        delta[m][h] = min(max(past, 0), angle_span - 1);
-                        within[m][h] = past == delta[m][h];
-                    }
-                }
-                float part[MT][4];
-                tables.scores<KB, MT>(p, latents, delta, turned, part);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) s[m][e] = within[m][e / 2] ? part[m][e] : s[m][e];
-                }
-                lowest = __reduce_min_sync(0xffffffffu, used && mine - turned_to >= angle_span ? mine : INT_MAX);
-            }
-        }
+        if constexpr (REBUILD) keys.template score<KB, MT>(p, latents, seq, pos, s);
 
         // s[m]: slots 16m + g and 16m + g + 8 for query rows 2c and 2c+1
         float tile_max[2] = {-INFINITY, -INFINITY};
@@ -421,6 +418,16 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
             }
             __syncwarp();
         }
+        [[maybe_unused]] const uint8_t* v_row[4];
+        if constexpr (IN_FOURS) {
+            const int r = parts.region_of(t);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int slot = 2 * c + i % 2 + i / 2 * 8;
+                const int at = (t - parts.tiles_before(r)) * tile + slot;
+                v_row[i] = v_rows + slot * p.v_pitch + row_shift(p.regions[r].v_row_bytes, groups[2 * r + 1], at);
+            }
+        }
         with_group_kind<Kind>(groups[2 * parts.region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
 #pragma unroll
             for (int b = 0; b < VB; b++) {
@@ -429,8 +436,12 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
                 for (int m = 0; m < MT; m++) {
                     uint32_t first[8];
                     uint32_t second[8];
-                    four_slots<decltype(kind)::value>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk, g % 2,
-                                                      first, second);
+                    if constexpr (IN_FOURS) {
+                        four_rows<decltype(kind)::value>([&](int i) { return v_row[i]; }, chunk, g % 2, first, second);
+                    } else {
+                        four_slots<decltype(kind)::value>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk,
+                                                          g % 2, first, second);
+                    }
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};
@@ -490,6 +501,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         if (threadIdx.x % warps == 0) all[row] = make_float2(top, total);
     }
     __syncthreads();
+    const bool apart = IN_FOURS && merges_apart(p);
     float* z = sums;  // [item.n_rows][width], over the first warp's sums
     const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
 #pragma unroll 1
@@ -501,7 +513,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         float sum = 0.0f;
 #pragma unroll 8
         for (int w = 0; w < warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * item.n_rows + row) * pitch + d];
-        if (parts.count == 1) {
+        if (parts.count == 1 && !apart) {
             z[row * pitch + d] = total > 0.0f ? sum / total : 0.0f;
             continue;
         }
@@ -509,6 +521,7 @@ __global__ void __launch_bounds__(REBUILD&& KB == 1 ? 2 * n_threads : n_threads,
         if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(top, total);
         if (d < 64 * p.v_blocks) p.partial[at * 64 * p.v_blocks + d] = sum;
     }
+    if (apart) return;
     if (parts.count > 1) {
         // the last part to finish adds all of them up
         __shared__ bool last;

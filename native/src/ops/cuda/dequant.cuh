@@ -369,17 +369,17 @@ __device__ inline void slot_pairs(const uint8_t* a, const uint8_t* b, const Chun
     }
 }
 
-// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
-template <int Kind = any_kind, int second_pair = 8>
-__device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
-                                  uint32_t (&second)[8]) {
+// The same for two pairs of rows, row_at(0 … 3).
+template <int Kind = any_kind, class RowAt>
+__device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                 uint32_t (&second)[8]) {
     uint32_t x[4][4];
-    const bool stored = with_chunk<Kind>(rows, chunk, [&](const auto& reader) {
+    const bool stored = with_chunk<Kind>(row_at(0), chunk, [&](const auto& reader) {
         using Reader = std::remove_cvref_t<decltype(reader)>;
-        reader.half(rows + chunk.codes, h, x[0]);
+        reader.half(row_at(0) + chunk.codes, h, x[0]);
 #pragma unroll
         for (int i = 1; i < 4; i++) {
-            const uint8_t* const row = rows + (i % 2 + i / 2 * second_pair) * pitch;
+            const uint8_t* const row = row_at(i);
             Reader(row, chunk).half(row + chunk.codes, h, x[i]);
         }
     });
@@ -390,6 +390,13 @@ __device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& c
         second[2 * p] = stored ? __byte_perm(x[2][p], x[3][p], 0x5410) : 0;
         second[2 * p + 1] = stored ? __byte_perm(x[2][p], x[3][p], 0x7632) : 0;
     }
+}
+
+// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
+template <int Kind = any_kind, int second_pair = 8>
+__device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                  uint32_t (&second)[8]) {
+    four_rows<Kind>([&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; }, chunk, h, first, second);
 }
 
 }  // namespace lkv::cuda

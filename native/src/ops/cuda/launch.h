@@ -14,6 +14,9 @@ cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
 // Attention and, where the sequence is split or V is latent, the combination of the parts.
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream);
 
+// The current device, with what this build has for it.
+cudaError_t describe_device(Device& device);
+
 // A plain copy by a kernel: the ceiling that the others are measured against. bytes: a multiple of 16.
 cudaError_t copy_bytes(void* dst, const void* src, size_t bytes, cudaStream_t stream);
 

@@ -114,16 +114,17 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
     return table;
 }
 
-// Staged bytes of the widest group of each region.
-std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
+// Staged bytes of the widest group of each region; `before`: more where rows start on no 16 bytes.
+std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, int before = 0) {
     std::vector<int> bytes;
     for (int r = 0; r < p.n_regions; r++) {
         std::vector<Chunk> chunks;
         const RowLayout& row = p.regions[r].*side;
         bytes.push_back(0);
         for (int g = 0; g < row.n_groups; g++) {
+            const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
             bytes.back() =
-                std::max(bytes.back(), static_cast<int>(group_table(row, row.groups[g], blocks, chunks).bytes));
+                std::max(bytes.back(), static_cast<int>(table.bytes) + (table.access_bits == 4 ? 0 : before));
         }
     }
     return bytes;
@@ -139,8 +140,45 @@ int common_kind(const LatentAttnParams& p, const AttnArgs& a) {
     return kind_of(all.begin(), all.end());
 }
 
+// Whether the decode kernel takes this shape of a rebuilt K by warps in fours, and with how many KV heads a thread block: as many as
+// share their latents, which are decoded once for all of them. A latent of 64 channels leaves the products too small: 86 us a layer
+// at 65536 against 71 by single warps; of 128 for two heads 104 against 121, of 256 for four 128 against 269 (q4 rows).
+bool plan_in_fours(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
+    const std::vector<int> k_bytes = group_bytes(p, &RegionView::k, a.k_blocks, 12);
+    const std::vector<int> v_bytes = group_bytes(p, &RegionView::v, a.v_blocks, 12);
+    const int rows = a.n_tokens * (a.n_head / a.n_kv);
+    const int blocks = std::max(a.k_blocks, a.v_blocks);
+    if (!device.in_fours || a.rebuild == 0 || rows > decode_rows || blocks < 2 || blocks > 4) return false;
+    AttnArgs plan = a;
+    if (plan.k_blocks != blocks || plan.v_blocks != blocks || blocks == 3) plan.kind = any_kind;
+    // rows on no 16 bytes are copied from the 16 before them
+    plan.k_pitch = pitch_of(*std::max_element(k_bytes.begin(), k_bytes.end()));
+    plan.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
+    if (decode_reads_k_in_place(true, blocks, plan.kind)) plan.k_pitch = 0;
+    plan.in_fours = 1;
+    // one thread block an item would read all of B_v: 27 of 190 us at 65536
+    plan.merge_apart = 64 * plan.v_blocks > widest_merged_by_one ? 1 : 0;
+    plan.decode = n_warps;
+    plan.tile = 16;
+    const int shared_by = std::gcd(p.k_group, p.v_group);
+    for (int unit = shared_by; unit >= 1; unit--) {
+        if (shared_by % unit != 0 || rows * unit > decode_rows) continue;
+        for (const int stages : {2, 1}) {
+            plan.unit = unit;
+            plan.stages = stages;
+            plan.least_tiles = n_warps;  // a step of the thread block takes 8 us
+            const int tiles = std::max(1, capacity / (plan.tile * plan.least_tiles) + plan.n_regions);
+            plan.n_split = std::clamp(device.n_multiprocessors / (plan.n_kv / unit), 1, std::min(tiles, 128));
+            if (DecodePlan(plan, true).total(plan) > device.shared_bytes - in_fours_static_bytes) continue;
+            a = plan;
+            return true;
+        }
+    }
+    return false;
+}
+
 // Whether the decode kernel takes this shape, and with which tiles. Two thread blocks a multiprocessor where they fit.
-bool plan_decode(int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+bool plan_decode(int capacity, const Device& device, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
     const int blocks = std::max(a.k_blocks, a.v_blocks);
     if (rows > decode_rows || blocks > 4) return false;
@@ -165,10 +203,11 @@ bool plan_decode(int capacity, int n_multiprocessors, int shared_limit, AttnArgs
         a.tile = choice.tile;
         a.stages = choice.stages;
         a.decode = choice.warps;
-        if (DecodePlan(a).total(a) > shared_limit / choice.resident - 1024 * (choice.resident - 1)) continue;
+        if (DecodePlan(a, false).total(a) > device.shared_bytes / choice.resident - 1024 * (choice.resident - 1))
+            continue;
         a.least_tiles = 2 * n_warps;
         const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
-        a.n_split = std::clamp(n_multiprocessors * choice.resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
+        a.n_split = std::clamp(device.n_multiprocessors * choice.resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
         return true;
     }
     a.decode = 0;
@@ -200,12 +239,12 @@ int wide_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int bloc
 }
 
 // Whether the wide kernel takes this shape, and with which tiles.
-bool plan_wide(const LatentAttnParams& p, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+bool plan_wide(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
     if (a.rebuild != 0 || rows > 32) return false;
     const int k_pitch = a.k_pitch;
     const int v_pitch = a.v_pitch;
-    a.pair = a.v_blocks > n_wide_warps && shared_limit >= cluster_shared_limit ? 1 : 0;
+    a.pair = a.v_blocks > n_wide_warps && device.pairs ? 1 : 0;
     a.k_pitch = wide_pitch(p, &RegionView::k, a.k_blocks, a.pair != 0);
     a.v_pitch = wide_pitch(p, &RegionView::v, a.v_blocks, a.pair != 0);
     a.wide = a.pair == 0 && (rows <= 16 || a.v_blocks > n_wide_warps) ? 16 : 32;
@@ -217,10 +256,10 @@ bool plan_wide(const LatentAttnParams& p, int capacity, int n_multiprocessors, i
         // of a pair half the warps fetch V meanwhile: q8 rows of 2048 channels take 217 us a layer at 65536 slots, else 226
         for (const int columns : {a.pair != 0 ? least_k_columns(tile) : most_k_columns, least_k_columns(tile)}) {
             a.k_columns = columns;
-            if (WidePlan(a, a.wide).total > shared_limit - wide_fixed) continue;
+            if (WidePlan(a, a.wide).total > device.shared_bytes - wide_fixed) continue;
             const int blocks = a.n_kv / a.unit * (a.pair != 0 ? 2 : (rows + a.wide - 1) / a.wide);
             const int tiles = std::max(1, capacity / std::min(tile, least_wide_tile) + a.n_regions);
-            a.n_split = std::clamp(n_multiprocessors / blocks, 1, std::min(tiles, 132));
+            a.n_split = std::clamp(device.n_multiprocessors / blocks, 1, std::min(tiles, 132));
             return true;
         }
     }
@@ -235,7 +274,7 @@ bool plan_wide(const LatentAttnParams& p, int capacity, int n_multiprocessors, i
 // leave its warps idle.
 // k_pitch, v_pitch: of the region with the smallest rows, the compressed one; exact windows beside it are a few tiles, read
 // where they lie instead of making every stage four times as large.
-bool plan_prefill(int capacity, int n_multiprocessors, int shared_limit, int k_pitch, int v_pitch, AttnArgs& a) {
+bool plan_prefill(int capacity, const Device& device, int k_pitch, int v_pitch, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
     const int channels = a.rebuild != 0 ? 16 * round_up(plane_tiles(a.head_dim, a.n_rot), 2) : 64 * a.k_blocks;
     for (const int wc : {1, 2, 4}) {
@@ -250,10 +289,10 @@ bool plan_prefill(int capacity, int n_multiprocessors, int shared_limit, int k_p
             if ((wc > 1 && buffers > 1) || (wc == 1 && stages == 0)) continue;
             a.buffers = buffers;
             a.stages = stages;
-            if (PrefillPlan(a).total(a) > shared_limit) continue;
+            if (PrefillPlan(a).total(a) > device.shared_bytes) continue;
             const int blocks = a.n_kv / a.unit * ((rows + 128 / wc - 1) / (128 / wc));
             const int tiles = std::max(1, capacity / a.tile);
-            a.n_split = std::clamp(n_multiprocessors / blocks, 1, std::min(tiles, 128));
+            a.n_split = std::clamp(device.n_multiprocessors / blocks, 1, std::min(tiles, 128));
             return true;
         }
     }
@@ -297,7 +336,7 @@ Instance choose_instance(const AttnArgs& args) {
     return best;
 }
 
-void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocessors, int shared_limit, AttnArgs& a) {
+void plan_attention(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
     require(p.head_dim % 8 == 0 && p.head_dim <= 256, "a head_dim that is a multiple of 8 and at most 256",
             std::to_string(p.head_dim));
     a.n_tokens = p.n_tokens;
@@ -326,16 +365,18 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     a.k_pitch = pitch_of(*std::max_element(k_bytes.begin(), k_bytes.end()));
     a.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
     a.least_tiles = 1;
+    a.in_fours = 0;
+    a.merge_apart = 0;
     a.decode = 0;
     a.wide = 0;
     a.pair = 0;
     a.prefill = 0;
     a.kind = common_kind(p, a);
-    if (plan_decode(capacity, n_multiprocessors, shared_limit, a)) return;
-    if (plan_wide(p, capacity, n_multiprocessors, shared_limit, a)) return;
+    if (plan_in_fours(p, capacity, device, a)) return;
+    if (plan_decode(capacity, device, a)) return;
+    if (plan_wide(p, capacity, device, a)) return;
     AttnArgs prefill = a;
-    if (plan_prefill(capacity, n_multiprocessors, shared_limit,
-                     pitch_of(*std::min_element(k_bytes.begin(), k_bytes.end())),
+    if (plan_prefill(capacity, device, pitch_of(*std::min_element(k_bytes.begin(), k_bytes.end())),
                      pitch_of(*std::min_element(v_bytes.begin(), v_bytes.end())), prefill)) {
         a = prefill;
         return;
@@ -343,7 +384,8 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
     const Instance instance = choose_instance(a);
 
     // Enough bytes in flight, and room for a second thread block where registers allow one.
-    const int target = instance.rows == 16 && instance.blocks == 1 ? shared_limit / 2 - 2048 : shared_limit;
+    const int target =
+        instance.rows == 16 && instance.blocks == 1 ? device.shared_bytes / 2 - 2048 : device.shared_bytes;
     const auto fits = [&](int tile, int stages, int limit) {
         a.tile = tile;
         a.stages = stages;
@@ -359,13 +401,13 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
         }
         return fits(16, 1, limit);
     };
-    require(choose(target) || choose(shared_limit),
-            "K and V rows of a group that leave room in " + std::to_string(shared_limit) +
+    require(choose(target) || choose(device.shared_bytes),
+            "K and V rows of a group that leave room in " + std::to_string(device.shared_bytes) +
                 " bytes of shared memory; choose a quantized --kv",
             std::to_string(a.k_pitch) + " and " + std::to_string(a.v_pitch) + " bytes");
 
     const int blocks = a.n_kv / a.unit * row_blocks(a, instance.rows);
-    const int resident = n_multiprocessors * (instance.rows == 16 && instance.blocks == 1 ? 2 : 1);
+    const int resident = device.n_multiprocessors * (instance.rows == 16 && instance.blocks == 1 ? 2 : 1);
     const int tiles = std::max(1, capacity / a.tile);
     a.n_split = std::clamp(resident / blocks, 1, std::min(tiles, 128));
 }
@@ -373,7 +415,8 @@ void plan_attention(const LatentAttnParams& p, int capacity, int n_multiprocesso
 size_t partial_floats(const AttnArgs& a) {
     const size_t rows =
         static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * static_cast<size_t>(a.v_blocks);
-    return rows * (static_cast<size_t>(a.n_split) * 64 + static_cast<size_t>(a.wide != 0 ? a.head_dim : 64));
+    return rows * (static_cast<size_t>(a.n_split) * 64 +
+                   static_cast<size_t>(a.wide != 0 || a.merge_apart != 0 ? a.head_dim : 64));
 }
 
 size_t partial_ml_floats(const AttnArgs& a) {
@@ -392,24 +435,65 @@ std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox) {
     return dims;
 }
 
+namespace {
+
+// B [n_kv, rank, head_dim] as words of operand b.
+struct KeyFactor {
+    const float* k_b;
+    int rank;
+    int head_dim;
+    const std::vector<int>& dims;
+
+    // Tile t of eight dimensions, step s of 64-channel block b: lane 4g + c has dimension g, channels of pair s or s + 4 of chunk c.
+    uint32_t word(int head, int b, size_t t, int s, int lane, int of) const {
+        const int channel = 64 * b + 16 * (lane % 4) + pair_channel(s + 4 * of);
+        const size_t place = 8 * t + static_cast<size_t>(lane / 4);
+        const int d = place < dims.size() ? dims[place] : -1;
+        return at(head, channel, d) | static_cast<uint32_t>(at(head, channel + 2, d)) << 16;
+    }
+
+private:
+    static int pair_channel(int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; }
+    uint16_t at(int head, int channel, int d) const {
+        return channel < rank && d >= 0 ? half_saturate(k_b[(ptrdiff_t{head} * rank + channel) * head_dim + d])
+                                        : uint16_t{0};
+    }
+};
+
+}  // namespace
+
 std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                const std::vector<int>& dims) {
+    const KeyFactor factor{k_b, rank, head_dim, dims};
     std::vector<uint32_t> out;
     out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * 64 * dims.size() / 2);
-    const auto pair_base = [](int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; };
     for (int j = 0; j < n_kv; j++) {
-        const auto at = [&](int channel, int d) {
-            return channel < rank && d >= 0 ? half_saturate(k_b[(ptrdiff_t{j} * rank + channel) * head_dim + d])
-                                            : uint16_t{0};
-        };
         for (int b = 0; b < blocks; b++) {
             for (size_t t = 0; t < dims.size() / 8; t++) {
                 for (int s = 0; s < 4; s++) {
                     for (int lane = 0; lane < 32; lane++) {
-                        for (int word = 0; word < 2; word++) {
-                            const int channel = 64 * b + 16 * (lane % 4) + pair_base(s + 4 * word);
-                            const int d = dims[8 * t + static_cast<size_t>(lane / 4)];
-                            out.push_back(at(channel, d) | static_cast<uint32_t>(at(channel + 2, d)) << 16);
+                        for (int of = 0; of < 2; of++) out.push_back(factor.word(j, b, t, s, lane, of));
+                    }
+                }
+            }
+        }
+    }
+    return out;
+}
+
+std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
+                                     const std::vector<int>& dims) {
+    const KeyFactor factor{k_b, rank, head_dim, dims};
+    const size_t batches = (dims.size() + 63) / 64;
+    std::vector<uint32_t> out;
+    out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * batches * 2048);
+    for (int j = 0; j < n_kv; j++) {
+        for (size_t d = 0; d < batches; d++) {
+            for (int step = 0; step < 4 * blocks; step++) {
+                for (size_t t = 8 * d; t < 8 * d + 8; t++) {
+                    for (int of = 0; of < 2; of++) {
+                        for (int lane = 0; lane < 32; lane++) {
+                            out.push_back(factor.word(j, step / 4, t, step % 4, lane, of));
                         }
                     }
                 }

@@ -20,14 +20,13 @@ struct RegionTables {
 // 64-channel blocks of the widest group of one side over all regions.
 int side_blocks(const LatentAttnParams& params, RowLayout RegionView::* side);
 
-// Rows start on multiples of 16 bytes when row_bytes does; storage itself is aligned.
+// Rows start on multiples of 16 bytes when row_bytes does; storage itself is aligned, and a multiple of 16 bytes.
 RegionTables region_tables(const RowLayout& k, const RowLayout& v, int k_blocks, int v_blocks);
 
 // Fills the shape and the plan of `args` from params' shapes and layouts; no pointer is read or set.
-// capacity: slots of all regions. shared_limit: bytes of shared memory a thread block may have.
+// capacity: slots of all regions.
 // Throws std::invalid_argument, "[cuda] expected …; got …", for shapes the kernels do not take.
-void plan_attention(const LatentAttnParams& params, int capacity, int n_multiprocessors, int shared_limit,
-                    AttnArgs& args);
+void plan_attention(const LatentAttnParams& params, int capacity, const Device& device, AttnArgs& args);
 
 Instance choose_instance(const AttnArgs& args);
 
@@ -43,6 +42,10 @@ std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox);
 // [n_kv][blocks][dims / 8][4 steps][32 lanes][2 words].
 std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                const std::vector<int>& dims);
+// The same, dimensions padded with zeros to batches of 64 and blocks to decode_blocks, as 8 x 8 matrices of one word a lane (warpgroup.cuh):
+// [n_kv][batches][blocks][4 steps][8][2 words][32 lanes].
+std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
+                                     const std::vector<int>& dims);
 std::vector<uint16_t> pack_v_b(const float* v_b, size_t n);
 
 // Turns per position of each rotated plane, as 64-bit fractions.

@@ -1,39 +1,24 @@
-// Scores of a K that is rebuilt from its latent, for few query rows: k = zᵀ·B (+ bias), norm, RoPE, all in registers.
-//
-// A key at position β + δ is turned by δ only, and the queries back by β: q·R(β + δ)k = (R(β)ᵀq)·(R(δ)k). So the angles of
-// δ = 0 … 63 lie in one table that serves every tile, and a warp turns its queries once for 64 positions. The dimensions are
-// in the order of plane_dim: both of a plane's are in one thread, whichever pairing the model has.
+// Scores of a rebuilt K, few query rows, one KV head: every warp rebuilds the keys of its own slots by mma.sync.
 #pragma once
 
-#include "ops/cuda/angle.cuh"
-#include "ops/cuda/args.h"
+#include <climits>
+
 #include "ops/cuda/copy.cuh"
-#include "ops/cuda/dequant.cuh"
 #include "ops/cuda/mma.cuh"
-#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/rebuild_tables.cuh"
 
 namespace lkv::cuda {
 
-// What a thread block keeps of one KV head, in shared memory.
-struct RebuildTables {
-    int n_tiles;      // plane tiles of 16 dimensions
-    float4* queries;  // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
-    uint4* factor;  // [k_blocks][n_tiles][4][32]: pack_k_b's words of a tile's first eight dimensions, then its second
-    float* bias;    // [16·n_tiles]
-    float* norm;    // [16·n_tiles]
-    uint2* angles;  // [angle_span][4·n_tiles + 4]: cosines and sines of planes 2i and 2i + 1
+struct WarpRebuild : RebuildTables {
+    uint2* turned;  // [n_tiles][32] this warp's queries, turned back by turned_to positions
+    int turned_to = INT_MAX;
 
-    __device__ RebuildTables(const AttnArgs& p, uint8_t* at, const DecodePlan& plan)
-        : n_tiles(plane_tiles(p.head_dim, p.n_rot)),
-          queries(reinterpret_cast<float4*>(at)),
-          factor(reinterpret_cast<uint4*>(at + plan.queries)),
-          bias(reinterpret_cast<float*>(at + plan.queries + plan.factor)),
-          norm(bias + 16 * n_tiles),
-          angles(reinterpret_cast<uint2*>(at + plan.queries + plan.factor + plan.extras)) {}
+    // own: this warp's memory
+    __device__ WarpRebuild(uint8_t* at, const DecodePlan& plan, uint8_t* own)
+        : RebuildTables(at, plan, 1), turned(reinterpret_cast<uint2*>(own)) {}
 
-    __device__ int angle_pitch() const { return 4 * n_tiles + 4; }
-
-    // Everything but the queries, which depends on no earlier kernel; the copies are one group of this thread's.
+    // Everything but the queries; the copies are one group of this thread's.
+    // factor: uint4 [k_blocks][n_tiles][4][32]: pack_k_b's words of a tile's first eight dimensions, then its second
     __device__ void fill(const AttnArgs& p, int head_kv) const {
         const int words = p.k_blocks * 2 * n_tiles * 4 * 32;
         const auto* const from = reinterpret_cast<const uint2*>(p.k_b_planes) + static_cast<int64_t>(head_kv) * words;
@@ -42,51 +27,18 @@ struct RebuildTables {
             copy_async<8>(to + (i / 256 * 128 + i % 128) * 2 + i / 128 % 2, from + i);
         }
         copies_commit();
-        for (int i = threadIdx.x; p.k_extras != 0 && i < 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
-            const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, i);
-            bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[head_kv * p.head_dim + dim] : 0.0f;
-            norm[i] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
-        }
-        for (int i = threadIdx.x; i < angle_span * 4 * n_tiles; i += static_cast<int>(blockDim.x)) {
-            const int position = i / (4 * n_tiles);
-            const int at = i - position * 4 * n_tiles;
-            float2 of[2] = {make_float2(1.0f, 0.0f), make_float2(1.0f, 0.0f)};
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                if (2 * at + k < p.n_rot / 2) of[k] = angle_of(p, 2 * at + k, position);
-            }
-            angles[position * angle_pitch() + at] =
-                make_uint2(bits(__floats2half2_rn(of[0].x, of[1].x)), bits(__floats2half2_rn(of[0].y, of[1].y)));
-        }
+        RebuildTables::fill(p, head_kv, 1);
     }
+    // Before the first scores, by all threads; a barrier follows. first_tiles: groups of copies that may be under way.
+    __device__ void wait(int first_tiles) const { copies_wait(first_tiles); }
 
-    // row_at(i): q of query row i, or null.
-    template <class RowAt>
-    __device__ void fill_queries(const AttnArgs& p, RowAt&& row_at) const {
-        auto* const to = reinterpret_cast<float*>(queries);
-        for (int i = threadIdx.x; i < decode_rows * 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
-            const int row = i / (16 * n_tiles);
-            const int column = i - row * 16 * n_tiles;
-            const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
-            const float* const q = row_at(row);
-            const int lane = 4 * row + column % 8 / 2;
-            to[(column / 16 * 32 + lane) * 4 + column % 16 / 8 * 2 + column % 2] =
-                q != nullptr && dim >= 0 ? q[dim] : 0.0f;
-        }
-    }
-
-    // The queries turned back by `base` positions, as operand b. A lane reads and writes its own.
-    __device__ void turn(const AttnArgs& p, int base, uint2* turned) const {
+    // The queries turned back by `base` positions. A lane reads and writes its own.
+    __device__ void turn(const AttnArgs& p, int base) {
+        turned_to = base;
         const int lane = threadIdx.x % 32;
         const int c = lane % 4;
         for (int j0 = 0; j0 < n_tiles; j0 += 4) {
-            const int plane = 8 * j0 + lane;
-            float2 mine = make_float2(1.0f, 0.0f);
-            if (plane < p.n_rot / 2) {
-                mine = angle_of(p, plane, base);
-                mine.x *= p.rope_mscale;
-                mine.y *= p.rope_mscale;
-            }
+            const float2 mine = query_angle(p, 8 * j0 + lane, base);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float2 of[2];
@@ -95,23 +47,52 @@ struct RebuildTables {
                     of[k].x = __shfl_sync(0xffffffffu, mine.x, 8 * j + 2 * c + k);
                     of[k].y = __shfl_sync(0xffffffffu, mine.y, 8 * j + 2 * c + k);
                 }
-                if (j0 + j < n_tiles) {
-                    const float4 q = queries[(j0 + j) * 32 + lane];
-                    turned[(j0 + j) * 32 + lane] = make_uint2(
-                        bits(__floats2half2_rn(q.x * of[0].x + q.z * of[0].y, q.y * of[1].x + q.w * of[1].y)),
-                        bits(__floats2half2_rn(q.z * of[0].x - q.x * of[0].y, q.w * of[1].x - q.y * of[1].y)));
-                }
+                if (j0 + j < n_tiles) turned[(j0 + j) * 32 + lane] = turned_queries(j0 + j, of);
             }
         }
     }
 
-    // scores[m]: slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, as mma leaves them. z: operand a of the latents;
-    // delta: how far past the queries' turn these slots are.
+    // s[m]: slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, as mma leaves them. z: operand a of the latents.
     template <int KB, int MT>
-    __device__ void scores(const AttnArgs& p, const uint32_t (&z)[KB][MT][4][4], const int (&delta)[MT][2],
-                           const uint2* turned, float (&scores)[MT][4]) const {
+    __device__ void score(const AttnArgs& p, const uint32_t (&z)[KB][MT][4][4], const uint64_t* seq, const int32_t* pos,
+                          float (&s)[MT][4]) {
+        // slots in the order of their positions, as almost always, are within one span; others take several passes
         const int lane = threadIdx.x % 32;
-        const int c = lane % 4;
+        const int g = lane / 4;
+        const bool used = lane < 16 * MT && seq[lane % (16 * MT)] != 0;
+        const int mine = pos[lane % (16 * MT)];
+        int lowest = __reduce_min_sync(0xffffffffu, used ? mine : INT_MAX);
+        const int highest = __reduce_max_sync(0xffffffffu, used ? mine : -1);
+        while (lowest <= highest) {
+            if (lowest < turned_to || highest - turned_to >= angle_span) turn(p, lowest);
+            int delta[MT][2];
+            bool within[MT][2];
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const int past = pos[16 * m + g + 8 * h] - turned_to;
+                    delta[m][h] = min(max(past, 0), angle_span - 1);
+                    within[m][h] = past == delta[m][h];
+                }
+            }
+            float part[MT][4];
+            pass<KB, MT>(p, z, delta, part);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[m][e] = within[m][e / 2] ? part[m][e] : s[m][e];
+            }
+            lowest = __reduce_min_sync(0xffffffffu, used && mine - turned_to >= angle_span ? mine : INT_MAX);
+        }
+    }
+
+private:
+    // delta: how far past the queries' turn these slots are
+    template <int KB, int MT>
+    __device__ void pass(const AttnArgs& p, const uint32_t (&z)[KB][MT][4][4], const int (&delta)[MT][2],
+                         float (&scores)[MT][4]) const {
+        const int lane = threadIdx.x % 32;
         float power[MT][2] = {};
 #pragma unroll
         for (int m = 0; m < MT; m++) {
@@ -126,7 +107,7 @@ struct RebuildTables {
 #pragma unroll
             for (int m = 0; m < MT; m++) {
 #pragma unroll
-                for (int h = 0; h < 2; h++) angle[m][h] = angles[delta[m][h] * angle_pitch() + 4 * j + c];
+                for (int h = 0; h < 2; h++) angle[m][h] = angles_at(delta[m][h], j);
             }
             // two sums each where the chain of products is long
             constexpr int sums = KB > 1 ? 2 : 1;
@@ -135,7 +116,7 @@ struct RebuildTables {
 #pragma unroll
             for (int b = 0; b < KB; b++) {
                 if (b > 0 && b >= p.k_blocks) break;
-                const uint4* const of = factor + (b * n_tiles + j) * 4 * 32 + lane;
+                const uint4* const of = reinterpret_cast<const uint4*>(factor) + (b * n_tiles + j) * 4 * 32 + lane;
 #pragma unroll
                 for (int s = 0; s < 4; s++) {
                     const uint4 f = of[s * 32];
@@ -156,59 +137,20 @@ struct RebuildTables {
                     }
                 }
             }
-            if (p.k_bias != nullptr) {
-                const float2 bias_x = *reinterpret_cast<const float2*>(bias + 16 * j + 2 * c);
-                const float2 bias_y = *reinterpret_cast<const float2*>(bias + 16 * j + 8 + 2 * c);
+            if (p.k_extras != 0) {
 #pragma unroll
-                for (int m = 0; m < MT; m++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        x[m][e] += e % 2 == 0 ? bias_x.x : bias_x.y;
-                        y[m][e] += e % 2 == 0 ? bias_y.x : bias_y.y;
-                    }
-                }
-            }
-            if (p.k_norm != nullptr) {
-                const float2 norm_x = *reinterpret_cast<const float2*>(norm + 16 * j + 2 * c);
-                const float2 norm_y = *reinterpret_cast<const float2*>(norm + 16 * j + 8 + 2 * c);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        power[m][e / 2] += x[m][e] * x[m][e] + y[m][e] * y[m][e];
-                        x[m][e] *= e % 2 == 0 ? norm_x.x : norm_x.y;
-                        y[m][e] *= e % 2 == 0 ? norm_y.x : norm_y.y;
-                    }
-                }
+                for (int m = 0; m < MT; m++) apply_extras(p, j, bias, x[m], y[m], power[m]);
             }
 #pragma unroll
             for (int m = 0; m < MT; m++) {
                 uint32_t a[4];
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const __half2 cosine = half2_of(angle[m][h].x);
-                    const __half2 sine = half2_of(angle[m][h].y);
-                    const __half2 first = __floats2half2_rn(x[m][2 * h], x[m][2 * h + 1]);
-                    const __half2 second = __floats2half2_rn(y[m][2 * h], y[m][2 * h + 1]);
-                    a[h] = bits(__hfma2(first, cosine, __hneg2(__hmul2(second, sine))));
-                    a[2 + h] = bits(__hfma2(second, cosine, __hmul2(first, sine)));
-                }
+                turn_keys(x[m], y[m], angle[m], a);
                 mma(scores[m], a, q.x, q.y);
             }
         }
-        if (p.k_norm != nullptr) {
+        if (p.k_extras != 0) {
 #pragma unroll
-            for (int m = 0; m < MT; m++) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float sum = power[m][h];
-                    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-                    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-                    const float inverse = rsqrtf(sum / static_cast<float>(p.head_dim) + p.k_norm_eps);
-                    scores[m][2 * h] *= inverse;
-                    scores[m][2 * h + 1] *= inverse;
-                }
-            }
+            for (int m = 0; m < MT; m++) apply_norm(p, power[m], scores[m]);
         }
     }
 };

@@ -65,8 +65,6 @@ LKV_HD constexpr int wide_channel_warps(int blocks) { return blocks <= 8 ? chann
 constexpr int most_k_columns = 16 * n_wide_warps;
 LKV_HD constexpr int least_k_columns(int tile) { return tile >= 64 ? most_k_columns : 4 * tile; }
 
-// A GPU that lends a thread block so much has clusters.
-constexpr int cluster_shared_limit = 227 * 1024;
 constexpr int pair_tile = 64;                    // slots of a pair's tile, at most
 constexpr int wide_fixed = 1024;                 // bytes of the kernel's own variables, at most
 constexpr int wide_marks = max_wide_stages + 2;  // tiles whose sequences and positions are kept
@@ -263,8 +261,17 @@ struct PrefillPlan {
     LKV_HD static constexpr int prefill_depth(int k16, int v_blocks) { return k16 <= 4 && v_blocks <= 1 ? 4 : 8; }
 };
 
+// Wider latents V are merged and multiplied with B_v by more than one thread block a head.
+constexpr int widest_merged_by_one = 128;
 constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
-constexpr int decode_rows = 8;  // query rows of the decode kernel: the columns of a tensor-core tile
+// 64-channel blocks of K and of V that the decode kernel is compiled for.
+LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
+    const int blocks = k_blocks > v_blocks ? k_blocks : v_blocks;
+    return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4);
+}
+LKV_HD inline int in_fours_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
+constexpr int in_fours_static_bytes = 1024;  // at most, beside DecodePlan
+constexpr int decode_rows = 8;               // query rows of the decode kernel: the columns of a tensor-core tile
 
 // Wide latents in f16 leave the decode kernel no room for staged rows of K, which it keeps in registers anyway.
 LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int kind) {
@@ -276,30 +283,36 @@ struct DecodePlan {
     int groups;   // GroupTable of K and V per region
     int chunks;   // descriptors of K, then V, per region
     int queries;  // f16 [8][64·k_blocks]; K rebuild: f32 [plane tiles][8][16]
-    int factor;   // K rebuild: f16 [64·k_blocks][16·plane tiles]
-    int extras;   // K rebuild with a bias or a norm: bias and norm weight, f32 [2][16·plane tiles]
+    int factor;   // K rebuild: f16 [unit][64·k_blocks][16·plane tiles]
+    int extras;   // K rebuild with a bias or a norm: bias and norm weight, f32 [unit + 1][16·plane tiles]
     int angles;   // K rebuild: f16 [angle_span][plane tiles][8][cosine, sine], rows 32 bytes apart
-    int turned;   // K rebuild: a warp's queries, f16 [plane tiles][8][16]
+    int turned;  // K rebuild: a warp's queries, f16 [plane tiles][8][16]; in fours: a warpgroup's, before the warps' memory
     int own;  // of one warp: its queries, `stages` tiles of K and V, sequences and positions; K rebuild: these of one more
+    int shared_turns;  // in fours: all warpgroups' queries
+    int plane_tiles;   // K rebuild: tiles of 16 dimensions; in fours: a multiple of four
 
-    LKV_HD explicit DecodePlan(const AttnArgs& p) {
+    // in_fours: as in p, where it is known beforehand
+    LKV_HD DecodePlan(const AttnArgs& p, bool in_fours) {
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         const int blocks = p.k_blocks > p.v_blocks ? p.k_blocks : p.v_blocks;
         chunks = p.n_regions * 8 * round_up_power(blocks) * static_cast<int>(sizeof(Chunk));
         queries = decode_rows * 64 * round_up_power(blocks) * 2;
-        factor = extras = angles = turned = 0;
+        factor = extras = angles = turned = shared_turns = plane_tiles = 0;
         if (p.rebuild != 0) {
-            const int tiles = plane_tiles(p.head_dim, p.n_rot);
-            queries = tiles * 16 * decode_rows * 4;
-            factor = p.k_blocks * 64 * 16 * tiles * 2;
-            extras = p.k_extras != 0 ? 2 * 16 * tiles * 4 : 0;
-            angles = angle_span * (32 * tiles + 32);
-            turned = tiles * 16 * decode_rows * 2;
+            const int unit = in_fours ? p.unit : 1;
+            plane_tiles = cuda::plane_tiles(p.head_dim, p.n_rot);
+            if (in_fours) plane_tiles = round_up(plane_tiles, 4);
+            queries = plane_tiles * 16 * decode_rows * 4;
+            factor = unit * (in_fours ? in_fours_blocks(p) : p.k_blocks) * 64 * 16 * plane_tiles * 2;
+            extras = p.k_extras != 0 ? (unit + 1) * 16 * plane_tiles * 4 : 0;
+            angles = angle_span * (32 * plane_tiles + 32);
+            turned = plane_tiles * 16 * decode_rows * 2;
         }
-        own = turned + p.tile * (p.stages * (p.k_pitch + p.v_pitch + 12) + (p.rebuild != 0 ? 12 : 0));
+        shared_turns = in_fours ? p.decode / 4 * turned : 0;
+        own = (in_fours ? 0 : turned) + p.tile * (p.stages * (p.k_pitch + p.v_pitch + 12) + (p.rebuild != 0 ? 12 : 0));
     }
     // bytes before the warps' own memory
-    LKV_HD int common() const { return groups + chunks + queries + factor + extras + angles; }
+    LKV_HD int common() const { return groups + chunks + queries + factor + extras + angles + shared_turns; }
     LKV_HD int total(const AttnArgs& p) const {
         const int all = common() + p.decode * own;
         const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);

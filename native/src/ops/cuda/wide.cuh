@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     wide_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ WidePlan plan) {
     constexpr int R = 8 * NT;
     constexpr bool as_stored = Kind == kind_f16_wide;  // channels and slots in their order, by matrix loads
-    if constexpr (Pair && !has_clusters) return;       // never launched: see launch_one
+    if constexpr (Pair && !has_clusters) return;       // never launched: see has_pairs
     extern __shared__ __align__(16) uint8_t shared[];
     let_next_start();
     const int split = blockIdx.z;

@@ -1,0 +1,19 @@
+#include "ops/cuda/instances.h"
+#include "ops/cuda/launch_decode.cuh"
+
+namespace lkv::cuda {
+
+cudaError_t launch_decode_fours(const AttnArgs& args, cudaStream_t stream) {
+    const int blocks = args.k_blocks > args.v_blocks ? args.k_blocks : args.v_blocks;
+    if (blocks > 2) return launch_kind<4, KPath::rebuilt_in_fours>(args, stream);
+    return launch_kind<2, KPath::rebuilt_in_fours>(args, stream);
+}
+
+bool multiplies_in_fours() {
+    // the kernel has a body only in machine code for compute capability 9.0 itself
+    cudaFuncAttributes of{};
+    void (*const kernel)(AttnArgs) = decode_kernel<4, 4, 1, any_kind, KPath::rebuilt_in_fours>;
+    return cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess && of.sharedSizeBytes > 0;
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,145 @@
+// What a thread block keeps to score a K that is rebuilt from its latent: k = zᵀ·B (+ bias), norm, RoPE, all in registers.
+//
+// A key at position β + δ is turned by δ only, and the queries back by β: q·R(β + δ)k = (R(β)ᵀq)·(R(δ)k). So the angles of
+// δ = 0 … 63 lie in one table that serves every tile, and the queries are turned once for 64 positions. The dimensions are
+// in the order of plane_dim: both of a plane's are in one thread, whichever pairing the model has.
+#pragma once
+
+#include "ops/cuda/angle.cuh"
+#include "ops/cuda/args.h"
+#include "ops/cuda/dequant.cuh"
+#include "ops/cuda/shared_plan.h"
+
+namespace lkv::cuda {
+
+struct RebuildTables {
+    int n_tiles;      // plane tiles of 16 dimensions
+    float4* queries;  // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
+    uint8_t* factor;  // B of the item's KV heads, in the order of whoever multiplies
+    float* bias;      // [unit][16·n_tiles]
+    float* norm;      // [16·n_tiles]
+    uint2* angles;    // [angle_span][4·n_tiles + 4]: cosines and sines of planes 2i and 2i + 1
+
+    // unit: KV heads of a thread block
+    __device__ RebuildTables(uint8_t* at, const DecodePlan& plan, int unit)
+        : n_tiles(plan.plane_tiles),
+          queries(reinterpret_cast<float4*>(at)),
+          factor(at + plan.queries),
+          bias(reinterpret_cast<float*>(at + plan.queries + plan.factor)),
+          norm(bias + unit * 16 * n_tiles),
+          angles(reinterpret_cast<uint2*>(at + plan.queries + plan.factor + plan.extras)) {}
+
+    __device__ int angle_pitch() const { return 4 * n_tiles + 4; }
+
+    // Bias, norm and angles, which depend on no earlier kernel.
+    __device__ void fill(const AttnArgs& p, int head_kv, int unit) const {
+        for (int i = threadIdx.x; p.k_extras != 0 && i < unit * 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
+            const int head = i / (16 * n_tiles);
+            const int column = i - head * 16 * n_tiles;
+            const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
+            bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[(head_kv + head) * p.head_dim + dim] : 0.0f;
+            if (head == 0) norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
+        }
+        for (int i = threadIdx.x; i < angle_span * 4 * n_tiles; i += static_cast<int>(blockDim.x)) {
+            const int position = i / (4 * n_tiles);
+            const int at = i - position * 4 * n_tiles;
+            float2 of[2] = {make_float2(1.0f, 0.0f), make_float2(1.0f, 0.0f)};
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                if (2 * at + k < p.n_rot / 2) of[k] = angle_of(p, 2 * at + k, position);
+            }
+            angles[position * angle_pitch() + at] =
+                make_uint2(bits(__floats2half2_rn(of[0].x, of[1].x)), bits(__floats2half2_rn(of[0].y, of[1].y)));
+        }
+    }
+
+    // row_at(i): q of query row i, or null.
+    template <class RowAt>
+    __device__ void fill_queries(const AttnArgs& p, RowAt&& row_at) const {
+        auto* const to = reinterpret_cast<float*>(queries);
+        for (int i = threadIdx.x; i < decode_rows * 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
+            const int row = i / (16 * n_tiles);
+            const int column = i - row * 16 * n_tiles;
+            const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
+            const float* const q = row_at(row);
+            const int lane = 4 * row + column % 8 / 2;
+            to[(column / 16 * 32 + lane) * 4 + column % 16 / 8 * 2 + column % 2] =
+                q != nullptr && dim >= 0 ? q[dim] : 0.0f;
+        }
+    }
+
+    // The cosine and sine by which the queries turn in plane i, back by `base` positions.
+    __device__ float2 query_angle(const AttnArgs& p, int i, int base) const {
+        if (i >= p.n_rot / 2) return make_float2(1.0f, 0.0f);
+        const float2 of = angle_of(p, i, base);
+        return make_float2(of.x * p.rope_mscale, of.y * p.rope_mscale);
+    }
+
+    // This lane's queries of tile j, turned by the angles of planes 8j + 2c and 8j + 2c + 1, as operand b.
+    __device__ uint2 turned_queries(int j, const float2 (&of)[2]) const {
+        const float4 q = queries[j * 32 + threadIdx.x % 32];
+        return make_uint2(bits(__floats2half2_rn(q.x * of[0].x + q.z * of[0].y, q.y * of[1].x + q.w * of[1].y)),
+                          bits(__floats2half2_rn(q.z * of[0].x - q.x * of[0].y, q.w * of[1].x - q.y * of[1].y)));
+    }
+
+    // The angles of tile j's planes 2c, 2c + 1 at `delta`.
+    __device__ uint2 angles_at(int delta, int j) const {
+        return angles[delta * angle_pitch() + 4 * j + threadIdx.x % 4];
+    }
+
+    // Bias (of this head) and norm's weight on tile j of the keys of slots g and g + 8: x and y as the products leave a plane's two
+    // dimensions. power: += their squares, for the norm.
+    __device__ void apply_extras(const AttnArgs& p, int j, const float* head_bias, float (&x)[4], float (&y)[4],
+                                 float (&power)[2]) const {
+        const int c = threadIdx.x % 4;
+        if (p.k_bias != nullptr) {
+            const float2 bias_x = *reinterpret_cast<const float2*>(head_bias + 16 * j + 2 * c);
+            const float2 bias_y = *reinterpret_cast<const float2*>(head_bias + 16 * j + 8 + 2 * c);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                x[e] += e % 2 == 0 ? bias_x.x : bias_x.y;
+                y[e] += e % 2 == 0 ? bias_y.x : bias_y.y;
+            }
+        }
+        if (p.k_norm != nullptr) {
+            const float2 norm_x = *reinterpret_cast<const float2*>(norm + 16 * j + 2 * c);
+            const float2 norm_y = *reinterpret_cast<const float2*>(norm + 16 * j + 8 + 2 * c);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                power[e / 2] += x[e] * x[e] + y[e] * y[e];
+                x[e] *= e % 2 == 0 ? norm_x.x : norm_x.y;
+                y[e] *= e % 2 == 0 ? norm_y.x : norm_y.y;
+            }
+        }
+    }
+
+    // These keys turned, as operand a of the scores.
+    __device__ static void turn_keys(const float (&x)[4], const float (&y)[4], const uint2 (&angle)[2],
+                                     uint32_t (&a)[4]) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const __half2 cosine = half2_of(angle[h].x);
+            const __half2 sine = half2_of(angle[h].y);
+            const __half2 first = __floats2half2_rn(x[2 * h], x[2 * h + 1]);
+            const __half2 second = __floats2half2_rn(y[2 * h], y[2 * h + 1]);
+            a[h] = bits(__hfma2(first, cosine, __hneg2(__hmul2(second, sine))));
+            a[2 + h] = bits(__hfma2(second, cosine, __hmul2(first, sine)));
+        }
+    }
+
+    // The norm of slots g and g + 8, whose squares four lanes hold.
+    __device__ void apply_norm(const AttnArgs& p, const float (&power)[2], float (&scores)[4]) const {
+        if (p.k_norm == nullptr) return;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float sum = power[h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            const float inverse = rsqrtf(sum / static_cast<float>(p.head_dim) + p.k_norm_eps);
+            scores[2 * h] *= inverse;
+            scores[2 * h + 1] *= inverse;
+        }
+    }
+};
+
+}  // namespace lkv::cuda
