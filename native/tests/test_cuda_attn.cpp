@@ -129,6 +129,32 @@ void wide() {
     }
 }
 
+// Regions of which one starts its rows on 16 bytes and one, with more bytes or fewer, does not.
+void wide_regions() {
+    using enum Format;
+    for (const std::vector<Format>& formats :
+         {std::vector{q8, q4_0}, {q4_0, q8}, {f16, q8}, {q4, f16}, {q4_0, q4, q8}}) {
+        for (const int rank : {512, 2048}) {
+            for (const int n_tokens : {1, 3}) {
+                AttnShape s;
+                s.name = "a latent of " + std::to_string(rank) + " in regions of";
+                for (const Format f : formats) s.name += std::string(" ") + lkv::format_name(f);
+                s.name += ", " + std::to_string(n_tokens) + " tokens";
+                s.n_kv = 4;
+                s.rep = 2;
+                s.k_group = s.v_group = 4;
+                s.k_ranks = s.v_ranks = {rank};
+                s.v_latent = true;
+                s.k_formats = s.v_formats = formats;
+                s.uniform = true;
+                s.n_past = 200;
+                s.n_tokens = n_tokens;
+                compare(s);
+            }
+        }
+    }
+}
+
 // Latents of more than 1024 channels, which two thread blocks share: every copy path, halves of different width, holes, regions of
 // different formats, several tokens and sequences.
 void wide_pairs() {
@@ -463,6 +489,7 @@ int main(int argc, char** argv) {
         lkv::test::paths_and_shapes(compare);
     }
     wide();
+    wide_regions();
     wide_pairs();
     for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
     return lkv::test::report("cuda_attn");

@@ -20,6 +20,9 @@ struct Chunk {
     uint16_t odd;     // q4_0: the chunk sits in the high nibbles
 };
 
+// The first channel of pair p of a decoded chunk; the second is two further. See dequant.cuh.
+LKV_HD constexpr int pair_channel(int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; }
+
 // Chunk kinds: the row formats by number (0 = not stored), and variants that the byte position allows.
 enum ChunkKind : uint8_t { kind_none = 0, kind_f16_wide = 64, kind_f16_part = 65 };
 constexpr int any_kind = -1;
@@ -83,8 +86,8 @@ struct AttnArgs {
     int32_t n_regions;
 
     // the plan
-    int32_t unit;         // KV heads of one work item: they share their K group (direct) and their V group
-    int32_t tile;         // slots of a tile: 16, 32, 64 or 128
+    int32_t unit;  // KV heads of one work item: they share their K group (rebuild by single warps: 1) and their V group
+    int32_t tile;  // slots of a tile: 16, 32, 64 or 128
     int32_t stages;       // tiles in flight
     int32_t n_split;      // parts of the sequence, at most
     int32_t least_tiles;  // tiles that are worth a part

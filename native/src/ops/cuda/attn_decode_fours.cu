@@ -13,7 +13,9 @@ bool multiplies_in_fours() {
     // the kernel has a body only in machine code for compute capability 9.0 itself
     cudaFuncAttributes of{};
     void (*const kernel)(AttnArgs) = decode_kernel<4, 4, 1, any_kind, KPath::rebuilt_in_fours>;
-    return cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess && of.sharedSizeBytes > 0;
+    const bool known = cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess;
+    if (!known) cudaGetLastError();  // not somebody else's
+    return known && of.sharedSizeBytes > 0;
 }
 
 }  // namespace lkv::cuda

@@ -31,7 +31,9 @@ bool has_pairs() {
     // code of an older architecture, translated for this device, knows no clusters
     cudaFuncAttributes of{};
     void (*const kernel)(AttnArgs, WidePlan) = wide_kernel<4, 1, any_kind, true>;
-    return cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess && of.ptxVersion >= 90;
+    const bool known = cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess;
+    if (!known) cudaGetLastError();  // not somebody else's
+    return known && of.ptxVersion >= 90;
 }
 
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream) {

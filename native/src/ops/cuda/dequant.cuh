@@ -14,8 +14,6 @@
 
 namespace lkv::cuda {
 
-__host__ __device__ constexpr int pair_channel(int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; }
-
 __device__ inline uint32_t bits(__half2 x) { return *reinterpret_cast<uint32_t*>(&x); }
 __device__ inline __half2 half2_of(uint32_t u) { return *reinterpret_cast<__half2*>(&u); }
 __device__ inline __half2 splat_half(uint16_t u) { return __half2half2(__ushort_as_half(u)); }

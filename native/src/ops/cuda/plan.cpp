@@ -148,7 +148,9 @@ bool plan_in_fours(const LatentAttnParams& p, int capacity, const Device& device
     const std::vector<int> v_bytes = group_bytes(p, &RegionView::v, a.v_blocks, 12);
     const int rows = a.n_tokens * (a.n_head / a.n_kv);
     const int blocks = std::max(a.k_blocks, a.v_blocks);
-    if (!device.in_fours || a.rebuild == 0 || rows > decode_rows || blocks < 2 || blocks > 4) return false;
+    if (!device.in_fours || a.rebuild == 0 || rows > decode_rows || !rebuilds_in_fours(a.k_blocks, a.v_blocks)) {
+        return false;
+    }
     AttnArgs plan = a;
     if (plan.k_blocks != blocks || plan.v_blocks != blocks || blocks == 3) plan.kind = any_kind;
     // rows on no 16 bytes are copied from the 16 before them
@@ -203,8 +205,8 @@ bool plan_decode(int capacity, const Device& device, AttnArgs& a) {
         a.tile = choice.tile;
         a.stages = choice.stages;
         a.decode = choice.warps;
-        if (DecodePlan(a, false).total(a) > device.shared_bytes / choice.resident - 1024 * (choice.resident - 1))
-            continue;
+        const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
+        if (DecodePlan(a, false).total(a) > room) continue;
         a.least_tiles = 2 * n_warps;
         const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
         a.n_split = std::clamp(device.n_multiprocessors * choice.resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
@@ -453,7 +455,6 @@ struct KeyFactor {
     }
 
 private:
-    static int pair_channel(int p) { return (p % 4 / 2) * 4 + p % 2 + p / 4 * 8; }
     uint16_t at(int head, int channel, int d) const {
         return channel < rank && d >= 0 ? half_saturate(k_b[(ptrdiff_t{head} * rank + channel) * head_dim + d])
                                         : uint16_t{0};

@@ -30,7 +30,8 @@ void plan_attention(const LatentAttnParams& params, int capacity, const Device& 
 
 Instance choose_instance(const AttnArgs& args);
 
-// Sums of all parts, then what merging needs: of the wide kernel [v_blocks, n_tokens, n_head, head_dim], else one part's sums.
+// Sums of all parts, then what merging needs: where combine_wide_kernel does it [v_blocks, n_tokens, n_head, head_dim], else one
+// part's sums.
 size_t partial_floats(const AttnArgs& args);
 size_t partial_ml_floats(const AttnArgs& args);
 
@@ -42,7 +43,7 @@ std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox);
 // [n_kv][blocks][dims / 8][4 steps][32 lanes][2 words].
 std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                const std::vector<int>& dims);
-// The same, dimensions padded with zeros to batches of 64 and blocks to decode_blocks, as 8 x 8 matrices of one word a lane (warpgroup.cuh):
+// The same, dimensions padded with zeros to batches of 64, `blocks` being decode_blocks, as 8 x 8 matrices of one word a lane (warpgroup.cuh):
 // [n_kv][batches][blocks][4 steps][8][2 words][32 lanes].
 std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                      const std::vector<int>& dims);

@@ -110,7 +110,7 @@ LKV_HD inline bool wide_halves(const GroupTable& group, const Chunk* chunks, int
 
 // Rows of K or V of one region, for the wide kernel's copies.
 struct alignas(16) WideSource {
-    const uint8_t* rows;  // the first byte of slot 0 that is copied
+    const uint8_t* rows;  // slot 0; copies begin at group.first
     const uint64_t* seq;
     const int32_t* pos;
     uint32_t row_bytes;
@@ -270,8 +270,13 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
     return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4);
 }
 LKV_HD inline int in_fours_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
-constexpr int in_fours_static_bytes = 1024;  // at most, beside DecodePlan
-constexpr int decode_rows = 8;               // query rows of the decode kernel: the columns of a tensor-core tile
+constexpr int decode_static_bytes = 64;  // at most, beside DecodePlan
+constexpr int in_fours_static_bytes = 1024;
+// Whether keys of these blocks may be rebuilt by warps in fours.
+LKV_HD constexpr bool rebuilds_in_fours(int k_blocks, int v_blocks) {
+    return k_blocks >= 2 && k_blocks <= 4 && v_blocks <= 4;
+}
+constexpr int decode_rows = 8;  // query rows of the decode kernel: the columns of a tensor-core tile
 
 // Wide latents in f16 leave the decode kernel no room for staged rows of K, which it keeps in registers anyway.
 LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int kind) {
@@ -291,7 +296,7 @@ struct DecodePlan {
     int shared_turns;  // in fours: all warpgroups' queries
     int plane_tiles;   // K rebuild: tiles of 16 dimensions; in fours: a multiple of four
 
-    // in_fours: as in p, where it is known beforehand
+    // in_fours: as in p; a constant in the kernel
     LKV_HD DecodePlan(const AttnArgs& p, bool in_fours) {
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         const int blocks = p.k_blocks > p.v_blocks ? p.k_blocks : p.v_blocks;

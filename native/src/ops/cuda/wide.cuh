@@ -8,7 +8,7 @@
 //
 // A step takes K of one tile and V of the one before, with two barriers: behind the scores, when K's buffer is free, and behind
 // softmax and values, when V's is. With three and one phase behind the other a latent of 1024 took 143 us a layer at 65536 slots in
-// f16, now 108. Two thread blocks may split the channels (Pair): each multiplies V while the other's half of the scores comes.
+// f16, now 110. Two thread blocks may split the channels (Pair): each multiplies V while the other's half of the scores comes.
 //
 // Rows of f16 are operands as they lie: matrix loads, channels in their order. Sixteen warps hide each other's chains of load,
 // dequantize, product: with eight, joint latents of 512 took 72 us a layer at 65536 slots in q4, and 96 in f16.
@@ -108,7 +108,9 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             from.n_slots = p.n_slots[r];
             from.tiles_before = parts.tiles_before(r);
             from.whole = copied_whole(from.row_bytes, from.group) ? 1 : 0;
-            from.pitch = from.whole != 0 ? static_cast<int>(from.row_bytes) : (is_k ? p.k_pitch : p.v_pitch);
+            // each region's own: the largest, by which tiles are laid out, need be no multiple of 16
+            from.pitch =
+                from.whole != 0 ? static_cast<int>(from.row_bytes) : pitch_of(static_cast<int>(from.group.bytes));
             from.affine = from.affine_from = from.lead = 0;
             if constexpr (Pair) {
                 const Chunk* const of = region.chunks + from.group.chunks;
@@ -369,7 +371,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             for (int w = 0; w < k_side; w++) {
 #pragma unroll
                 for (int k = 0; k < steps; k++) {
-                    // of a tile of 16 some threads read beyond their row, for nothing
+                    // of a small tile some threads read beyond their row, for nothing
                     if (k > 0 && 2 * k * row_threads >= tile) break;
                     const float2 x =
                         *reinterpret_cast<const float2*>(score_of + w * R * plane_pitch + 2 * k * row_threads);
