@@ -153,9 +153,9 @@ public:
             };
             args.k_b = pack(lkv::cuda::dims_in_order(head_dim));
             args.k_b_planes = pack(lkv::cuda::dims_by_plane(head_dim, args.n_rot, true));
-            args.k_b_cores = keep(lkv::cuda::pack_k_b_cores(factor.data(), p.n_kv, k_width, head_dim,
-                                                            lkv::cuda::in_fours_blocks(args),
-                                                            lkv::cuda::dims_by_plane(head_dim, args.n_rot, true)));
+            args.k_b_cores =
+                keep(lkv::cuda::pack_k_b_cores(factor.data(), p.n_kv, k_width, head_dim, lkv::cuda::decode_blocks(args),
+                                               lkv::cuda::dims_by_plane(head_dim, args.n_rot, true)));
             args.phases = keep(lkv::cuda::pack_phases(freqs.data(), head_dim / 2));
         }
         if (shape.v_rank > 0) {

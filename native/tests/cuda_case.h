@@ -85,7 +85,7 @@ public:
             args.k_b = pack(cuda::dims_in_order(p.head_dim));
             args.k_b_planes = pack(cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox));
             args.k_b_cores =
-                keep(cuda::pack_k_b_cores(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, cuda::in_fours_blocks(args),
+                keep(cuda::pack_k_b_cores(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, cuda::decode_blocks(args),
                                           cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox)));
             args.k_bias = keep(p.k_bias, static_cast<size_t>(p.n_kv * p.head_dim));
             args.k_norm = keep(p.k_norm, static_cast<size_t>(p.head_dim));

@@ -94,7 +94,6 @@ struct AttnArgs {
     int32_t rebuild;      // 1: K is rebuilt from its latent
     int32_t k_extras;     // 1: rebuild with a bias or a norm
     int32_t in_fours;     // 1: the decode kernel rebuilds K by warps in fours, of `unit` KV heads
-    int32_t merge_apart;  // 1: a latent V's parts are left to combine_wide_kernel, which also multiplies with B_v
     int32_t decode;       // warps of a thread block of the decode kernel, `tile` slots a warp; 0: another kernel
     int32_t kind;         // what every chunk of the decode kernel is, or any_kind
     int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
@@ -111,9 +110,6 @@ struct AttnArgs {
     uint32_t* done;  // [n_kv] 0 between launches: parts of a work item that have finished
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
 };
-
-// Whether the decode kernel leaves its parts to another.
-LKV_HD inline bool merges_apart(const AttnArgs& p) { return p.merge_apart != 0 && p.v_b != nullptr; }
 
 // What a plan depends on.
 struct Device {

@@ -355,13 +355,11 @@ cudaError_t describe_device(Device& device) {
 }
 
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
-    if (args.decode != 0 && !merges_apart(args)) {
-        if (args.in_fours != 0) return launch_decode_fours(args, stream);
-        return args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
-    }
     cudaError_t error = cudaSuccess;
     if (args.in_fours != 0) {
         error = launch_decode_fours(args, stream);
+    } else if (args.decode != 0) {
+        error = args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
     } else if (args.wide != 0) {
         error = launch_wide(args, stream);
     } else if (args.prefill != 0) {
@@ -370,7 +368,8 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         const Instance instance = choose_instance(args);
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
-    if (error != cudaSuccess || (args.n_split == 1 && args.v_b == nullptr)) return error;
+    const bool merged = args.decode != 0 ? !merges_apart(args) : args.n_split == 1 && args.v_b == nullptr;
+    if (error != cudaSuccess || merged) return error;
     // tokens that share one reading of B_v; their sums lie in shared memory
     if (args.n_tokens >= 64 && args.v_blocks <= 16) return combine<16, 256>(args, stream);
     return args.n_tokens >= 4 ? combine<4, 256>(args, stream) : combine<1, 1024>(args, stream);

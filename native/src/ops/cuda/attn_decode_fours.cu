@@ -4,18 +4,13 @@
 namespace lkv::cuda {
 
 cudaError_t launch_decode_fours(const AttnArgs& args, cudaStream_t stream) {
-    const int blocks = args.k_blocks > args.v_blocks ? args.k_blocks : args.v_blocks;
-    if (blocks > 2) return launch_kind<4, KPath::rebuilt_in_fours>(args, stream);
+    if (decode_blocks(args) == 4) return launch_kind<4, KPath::rebuilt_in_fours>(args, stream);
     return launch_kind<2, KPath::rebuilt_in_fours>(args, stream);
 }
 
 bool multiplies_in_fours() {
     // the kernel has a body only in machine code for compute capability 9.0 itself
-    cudaFuncAttributes of{};
-    void (*const kernel)(AttnArgs) = decode_kernel<4, 4, 1, any_kind, KPath::rebuilt_in_fours>;
-    const bool known = cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess;
-    if (!known) cudaGetLastError();  // not somebody else's
-    return known && of.sharedSizeBytes > 0;
+    return compiled<AttnArgs>(decode_kernel<4, 4, 1, any_kind, KPath::rebuilt_in_fours>).sharedSizeBytes > 0;
 }
 
 }  // namespace lkv::cuda

@@ -29,11 +29,7 @@ cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
 
 bool has_pairs() {
     // code of an older architecture, translated for this device, knows no clusters
-    cudaFuncAttributes of{};
-    void (*const kernel)(AttnArgs, WidePlan) = wide_kernel<4, 1, any_kind, true>;
-    const bool known = cudaFuncGetAttributes(&of, reinterpret_cast<const void*>(kernel)) == cudaSuccess;
-    if (!known) cudaGetLastError();  // not somebody else's
-    return known && of.ptxVersion >= 90;
+    return compiled<AttnArgs, WidePlan>(wide_kernel<4, 1, any_kind, true>).ptxVersion >= 90;
 }
 
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream) {

@@ -61,6 +61,15 @@ cudaError_t launch_clusters(dim3 cluster, void (*kernel)(Params...), dim3 grid, 
     return cudaLaunchKernelEx(&config, kernel, params...);
 }
 
+// What this build has of a kernel for this device: nothing but zeros where there is no code for it.
+template <class... Params>
+cudaFuncAttributes compiled(void (*kernel)(Params...)) {
+    cudaFuncAttributes of{};
+    if (cudaFuncGetAttributes(&of, kernel) == cudaSuccess) return of;
+    cudaGetLastError();  // not the next caller's
+    return {};
+}
+
 template <class... Params>
 cudaError_t launch_next(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes, cudaStream_t stream,
                         const Params&... params) {

@@ -140,26 +140,36 @@ int common_kind(const LatentAttnParams& p, const AttnArgs& a) {
     return kind_of(all.begin(), all.end());
 }
 
+// The decode kernel's blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind.
+int decode_kind(const AttnArgs& a) {
+    const int blocks = decode_blocks(a);
+    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks && (blocks <= 2 || a.rebuild != 0);
+    return has_path ? a.kind : any_kind;
+}
+
+// resident: thread blocks that the device runs at once
+int decode_parts(const AttnArgs& a, int capacity, int resident) {
+    const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
+    return std::clamp(resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
+}
+
 // Whether the decode kernel takes this shape of a rebuilt K by warps in fours, and with how many KV heads a thread block: as many as
 // share their latents, which are decoded once for all of them. A latent of 64 channels leaves the products too small: 86 us a layer
 // at 65536 against 71 by single warps; of 128 for two heads 104 against 121, of 256 for four 128 against 269 (q4 rows).
 bool plan_in_fours(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
-    const std::vector<int> k_bytes = group_bytes(p, &RegionView::k, a.k_blocks, 12);
-    const std::vector<int> v_bytes = group_bytes(p, &RegionView::v, a.v_blocks, 12);
     const int rows = a.n_tokens * (a.n_head / a.n_kv);
-    const int blocks = std::max(a.k_blocks, a.v_blocks);
     if (!device.in_fours || a.rebuild == 0 || rows > decode_rows || !rebuilds_in_fours(a.k_blocks, a.v_blocks)) {
         return false;
     }
     AttnArgs plan = a;
-    if (plan.k_blocks != blocks || plan.v_blocks != blocks || blocks == 3) plan.kind = any_kind;
+    plan.kind = decode_kind(a);
     // rows on no 16 bytes are copied from the 16 before them
+    const std::vector<int> k_bytes = group_bytes(p, &RegionView::k, a.k_blocks, 12);
+    const std::vector<int> v_bytes = group_bytes(p, &RegionView::v, a.v_blocks, 12);
     plan.k_pitch = pitch_of(*std::max_element(k_bytes.begin(), k_bytes.end()));
     plan.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
-    if (decode_reads_k_in_place(true, blocks, plan.kind)) plan.k_pitch = 0;
+    if (decode_reads_k_in_place(true, decode_blocks(plan), plan.kind)) plan.k_pitch = 0;
     plan.in_fours = 1;
-    // one thread block an item would read all of B_v: 27 of 190 us at 65536
-    plan.merge_apart = 64 * plan.v_blocks > widest_merged_by_one ? 1 : 0;
     plan.decode = n_warps;
     plan.tile = 16;
     const int shared_by = std::gcd(p.k_group, p.v_group);
@@ -169,8 +179,7 @@ bool plan_in_fours(const LatentAttnParams& p, int capacity, const Device& device
             plan.unit = unit;
             plan.stages = stages;
             plan.least_tiles = n_warps;  // a step of the thread block takes 8 us
-            const int tiles = std::max(1, capacity / (plan.tile * plan.least_tiles) + plan.n_regions);
-            plan.n_split = std::clamp(device.n_multiprocessors / (plan.n_kv / unit), 1, std::min(tiles, 128));
+            plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors);
             if (DecodePlan(plan, true).total(plan) > device.shared_bytes - in_fours_static_bytes) continue;
             a = plan;
             return true;
@@ -184,9 +193,7 @@ bool plan_decode(int capacity, const Device& device, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
     const int blocks = std::max(a.k_blocks, a.v_blocks);
     if (rows > decode_rows || blocks > 4) return false;
-    // the kernel's blocks of 64 channels come in ones, twos and fours: what a group has less is no chunk of its kind
-    if (a.k_blocks != blocks || a.v_blocks != blocks || blocks == 3 || (blocks > 2 && a.rebuild == 0))
-        a.kind = any_kind;
+    a.kind = decode_kind(a);
     const int k_pitch = a.k_pitch;
     if (decode_reads_k_in_place(a.rebuild != 0, blocks, a.kind)) a.k_pitch = 0;
     struct Choice {
@@ -208,8 +215,7 @@ bool plan_decode(int capacity, const Device& device, AttnArgs& a) {
         const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
         if (DecodePlan(a, false).total(a) > room) continue;
         a.least_tiles = 2 * n_warps;
-        const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
-        a.n_split = std::clamp(device.n_multiprocessors * choice.resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
+        a.n_split = decode_parts(a, capacity, device.n_multiprocessors * choice.resident);
         return true;
     }
     a.decode = 0;
@@ -368,7 +374,6 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
     a.least_tiles = 1;
     a.in_fours = 0;
-    a.merge_apart = 0;
     a.decode = 0;
     a.wide = 0;
     a.pair = 0;
@@ -418,7 +423,7 @@ size_t partial_floats(const AttnArgs& a) {
     const size_t rows =
         static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * static_cast<size_t>(a.v_blocks);
     return rows * (static_cast<size_t>(a.n_split) * 64 +
-                   static_cast<size_t>(a.wide != 0 || a.merge_apart != 0 ? a.head_dim : 64));
+                   static_cast<size_t>(a.wide != 0 || merges_apart(a) ? a.head_dim : 64));
 }
 
 size_t partial_ml_floats(const AttnArgs& a) {

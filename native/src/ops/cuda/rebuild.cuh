@@ -36,18 +36,11 @@ struct WarpRebuild : RebuildTables {
     __device__ void turn(const AttnArgs& p, int base) {
         turned_to = base;
         const int lane = threadIdx.x % 32;
-        const int c = lane % 4;
         for (int j0 = 0; j0 < n_tiles; j0 += 4) {
             const float2 mine = query_angle(p, 8 * j0 + lane, base);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                float2 of[2];
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    of[k].x = __shfl_sync(0xffffffffu, mine.x, 8 * j + 2 * c + k);
-                    of[k].y = __shfl_sync(0xffffffffu, mine.y, 8 * j + 2 * c + k);
-                }
-                if (j0 + j < n_tiles) turned[(j0 + j) * 32 + lane] = turned_queries(j0 + j, of);
+                if (j0 + j < n_tiles) turned[(j0 + j) * 32 + lane] = turned_queries(j0 + j, mine, 8 * j);
             }
         }
     }

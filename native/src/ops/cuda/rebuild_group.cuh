@@ -78,7 +78,7 @@ struct WarpgroupRebuild : RebuildTables {
 
 private:
     __device__ uint32_t head_bytes(const AttnArgs& p) const {
-        return static_cast<uint32_t>(in_fours_blocks(p) * 64 * 16 * n_tiles * 2);
+        return static_cast<uint32_t>(decode_blocks(p) * 64 * 16 * n_tiles * 2);
     }
 
     // Lowest and highest over four warps.
@@ -104,18 +104,11 @@ private:
         turned_to = base;
         const int lane = threadIdx.x % 32;
         const int warp = threadIdx.x / 32;
-        const int c = lane % 4;
         for (int j0 = 2 * (warp % 4); j0 < n_tiles; j0 += 8) {
             const float2 mine = query_angle(p, 8 * j0 + lane % 16, base);
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                float2 of[2];
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    of[k].x = __shfl_sync(0xffffffffu, mine.x, 8 * j + 2 * c + k);
-                    of[k].y = __shfl_sync(0xffffffffu, mine.y, 8 * j + 2 * c + k);
-                }
-                turned[(j0 + j) * 32 + lane] = turned_queries(j0 + j, of);
+                turned[(j0 + j) * 32 + lane] = turned_queries(j0 + j, mine, 8 * j);
             }
         }
         warpgroup_sync(warp);

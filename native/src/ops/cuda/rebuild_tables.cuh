@@ -75,8 +75,16 @@ struct RebuildTables {
         return make_float2(of.x * p.rope_mscale, of.y * p.rope_mscale);
     }
 
-    // This lane's queries of tile j, turned by the angles of planes 8j + 2c and 8j + 2c + 1, as operand b.
-    __device__ uint2 turned_queries(int j, const float2 (&of)[2]) const {
+    // This lane's queries of tile j, turned, as operand b. mine: this lane's angle, of which lanes first … first + 7 have those of
+    // the tile's planes. By all lanes.
+    __device__ uint2 turned_queries(int j, float2 mine, int first) const {
+        const int c = threadIdx.x % 4;
+        float2 of[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            of[k].x = __shfl_sync(0xffffffffu, mine.x, first + 2 * c + k);
+            of[k].y = __shfl_sync(0xffffffffu, mine.y, first + 2 * c + k);
+        }
         const float4 q = queries[j * 32 + threadIdx.x % 32];
         return make_uint2(bits(__floats2half2_rn(q.x * of[0].x + q.z * of[0].y, q.y * of[1].x + q.w * of[1].y)),
                           bits(__floats2half2_rn(q.z * of[0].x - q.x * of[0].y, q.w * of[1].x - q.y * of[1].y)));

@@ -263,13 +263,18 @@ struct PrefillPlan {
 
 // Wider latents V are merged and multiplied with B_v by more than one thread block a head.
 constexpr int widest_merged_by_one = 128;
+// Whether the decode kernel leaves its parts to combine_wide_kernel: one thread block an item would read all of B_v, 27 of 190 us
+// at 65536 for keys rebuilt in fours.
+LKV_HD inline bool merges_apart(const AttnArgs& p) {
+    return p.in_fours != 0 && p.v_b != nullptr && 64 * p.v_blocks > widest_merged_by_one;
+}
 constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
 // 64-channel blocks of K and of V that the decode kernel is compiled for.
 LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
     const int blocks = k_blocks > v_blocks ? k_blocks : v_blocks;
     return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4);
 }
-LKV_HD inline int in_fours_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
+LKV_HD inline int decode_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
 constexpr int decode_static_bytes = 64;  // at most, beside DecodePlan
 constexpr int in_fours_static_bytes = 1024;
 // Whether keys of these blocks may be rebuilt by warps in fours.
@@ -299,16 +304,16 @@ struct DecodePlan {
     // in_fours: as in p; a constant in the kernel
     LKV_HD DecodePlan(const AttnArgs& p, bool in_fours) {
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
-        const int blocks = p.k_blocks > p.v_blocks ? p.k_blocks : p.v_blocks;
-        chunks = p.n_regions * 8 * round_up_power(blocks) * static_cast<int>(sizeof(Chunk));
-        queries = decode_rows * 64 * round_up_power(blocks) * 2;
+        const int blocks = decode_blocks(p);
+        chunks = p.n_regions * 8 * blocks * static_cast<int>(sizeof(Chunk));
+        queries = decode_rows * 64 * blocks * 2;
         factor = extras = angles = turned = shared_turns = plane_tiles = 0;
         if (p.rebuild != 0) {
             const int unit = in_fours ? p.unit : 1;
             plane_tiles = cuda::plane_tiles(p.head_dim, p.n_rot);
             if (in_fours) plane_tiles = round_up(plane_tiles, 4);
             queries = plane_tiles * 16 * decode_rows * 4;
-            factor = unit * (in_fours ? in_fours_blocks(p) : p.k_blocks) * 64 * 16 * plane_tiles * 2;
+            factor = unit * (in_fours ? blocks : p.k_blocks) * 64 * 16 * plane_tiles * 2;
             extras = p.k_extras != 0 ? (unit + 1) * 16 * plane_tiles * 4 : 0;
             angles = angle_span * (32 * plane_tiles + 32);
             turned = plane_tiles * 16 * decode_rows * 2;
@@ -321,14 +326,13 @@ struct DecodePlan {
     LKV_HD int total(const AttnArgs& p) const {
         const int all = common() + p.decode * own;
         const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
-        const int blocks = p.k_blocks > p.v_blocks ? p.k_blocks : p.v_blocks;
-        const int pitch = (64 * round_up_power(blocks) + 8) * 4;
+        const int blocks = decode_blocks(p);
+        const int pitch = (64 * blocks + 8) * 4;
         const int merge = (p.decode + 1) * decode_rows * 8 + p.decode * rows * pitch;
         const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
         const int most = merge > parts ? merge : parts;
         return all > most ? all : most;
     }
-    LKV_HD static constexpr int round_up_power(int blocks) { return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4); }
 };
 
 }  // namespace lkv::cuda
