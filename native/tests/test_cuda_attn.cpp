@@ -1,5 +1,6 @@
 // The CUDA kernels on the CPU's cases, against the contract in double; rows against the CPU's bytes.
 #include <map>
+#include <set>
 
 #include "attn_matrix.h"
 #include "check.h"
@@ -475,22 +476,25 @@ int main(int argc, char** argv) {
         std::printf("cuda_attn: skipped: no CUDA device\n");
         return 77;
     }
-    const bool small = argc > 1 && std::string(argv[1]) == "small";  // for compute-sanitizer
-    rows();
-    products();
-    shared_latents();
-    scattered_positions();
-    nothing_visible();
-    grows();
-    lkv::test::formats(compare);
-    if (!small) {
-        lkv::test::regions(compare);
-        lkv::test::masks(compare);
-        lkv::test::paths_and_shapes(compare);
-    }
-    wide();
-    wide_regions();
-    wide_pairs();
+    // "small" leaves out what takes compute-sanitizer minutes; other arguments name the tests to run
+    const std::set<std::string> named(argv + 1, argv + argc);
+    const bool small = named.contains("small");
+    const auto run = [&](const char* name, bool in_small, const auto& test) {
+        if (small ? in_small : named.empty() || named.contains(name)) test();
+    };
+    run("rows", true, rows);
+    run("products", true, products);
+    run("shared_latents", true, shared_latents);
+    run("scattered_positions", true, scattered_positions);
+    run("nothing_visible", true, nothing_visible);
+    run("grows", true, grows);
+    run("formats", true, [] { lkv::test::formats(compare); });
+    run("regions", false, [] { lkv::test::regions(compare); });
+    run("masks", false, [] { lkv::test::masks(compare); });
+    run("paths_and_shapes", false, [] { lkv::test::paths_and_shapes(compare); });
+    run("wide", true, wide);
+    run("wide_regions", true, wide_regions);
+    run("wide_pairs", true, wide_pairs);
     for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
     return lkv::test::report("cuda_attn");
 }
