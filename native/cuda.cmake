@@ -7,7 +7,7 @@ set(cuda_dir ${CMAKE_CURRENT_LIST_DIR}/src/ops/cuda)
 add_library(latentkv_cuda STATIC
     ${cuda_dir}/attn.cu
     ${cuda_dir}/attn_decode.cu
-    ${cuda_dir}/attn_decode_fours.cu
+    ${cuda_dir}/attn_decode_specialized.cu
     ${cuda_dir}/attn_decode_rebuild.cu
     ${cuda_dir}/attn_direct.cu
     ${cuda_dir}/attn_prefill.cu
@@ -17,7 +17,7 @@ add_library(latentkv_cuda STATIC
     ${cuda_dir}/product.cu
     ${cuda_dir}/rows.cu
     ${cuda_dir}/plan.cpp)
-# Products by warps in fours are machine code of compute capability 9.0 itself, 90a; newer GPUs start from 90's intermediate code.
+# Products by warpgroups are machine code of compute capability 9.0 itself, 90a; newer GPUs start from 90's intermediate code.
 set(architectures ${CMAKE_CUDA_ARCHITECTURES})
 list(TRANSFORM architectures REPLACE "^90$" "90a-real;90-virtual")
 list(TRANSFORM architectures REPLACE "^90-real$" "90a-real")

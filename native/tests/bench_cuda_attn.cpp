@@ -2,7 +2,7 @@
 // bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--by-warp]
 //
 // --only: rows whose "model path format" contains one of the texts. --tokens: decode (1) or a ubatch (512) alone.
-// --by-warp: no products by warps in fours, as on GPUs that are not of compute capability 9.0.
+// --by-warp: no products by warpgroups, as on GPUs that are not of compute capability 9.0.
 // Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
 // the store kernel from normal values. Times: median of 5 replays of one captured graph over all layers.
 #include <cstdio>
@@ -269,7 +269,7 @@ int main(int argc, char** argv) {
             return 1;
         }
         if (arg == "--by-warp") {
-            device.in_fours = false;
+            device.specialized = false;
         } else if (arg == "--only") {
             only.emplace_back(argv[++i]);
         } else if (arg == "--tokens") {

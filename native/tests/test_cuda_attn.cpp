@@ -39,7 +39,7 @@ struct Cut {
     int tile;  // 0: as planned
     int stages;
     int n_split;
-    bool by_warp = false;  // K rebuild without products by warps in fours, as on other GPUs
+    bool by_warp = false;  // K rebuild without products by warpgroups, as on other GPUs
 };
 
 constexpr Cut cuts[] = {{"planned", 0, 0, 0},
@@ -54,16 +54,20 @@ void compare(const AttnShape& shape) {
     for (const Cut& cut : cuts) {
         lkv::cuda::Device limits = lkv::test::device_limits();
         if (cut.by_warp) {
-            if (DeviceCase(c.params, limits).args.in_fours == 0) continue;
-            limits.in_fours = false;
+            if (DeviceCase(c.params, limits).args.specialized == 0) continue;
+            limits.specialized = false;
         }
         DeviceCase device(c.params, limits);
         if (cut.tile > 0) {
             const int wc = device.args.prefill;
-            if (wc == 0) device.args.tile = std::min(cut.tile, device.args.tile);
+            if (wc == 0 && device.args.specialized == 0) device.args.tile = std::min(cut.tile, device.args.tile);
             // the decode kernel copies a direct K a tile ahead
-            const bool ahead = device.args.decode != 0 && device.args.rebuild == 0;
-            device.args.stages = std::min(std::max(cut.stages, ahead ? 2 : 1), device.args.stages);
+            int least_stages = device.args.decode != 0 && device.args.rebuild == 0 ? 2 : 1;
+            if (device.args.specialized != 0) {
+                least_stages =
+                    lkv::cuda::least_latent_buffers(lkv::cuda::decode_blocks(device.args), device.args.unit);
+            }
+            device.args.stages = std::min(std::max(cut.stages, least_stages), device.args.stages);
             // wide rows may be read from the cache, without copies; tiles that are made by the warp that uses them
             if (wc > 1 && cut.tile == 16) device.args.stages = 0;
             if (wc == 1 && cut.tile == 16) device.args.buffers = 1;
@@ -323,10 +327,15 @@ void scattered_positions() {
         for (int r = 0; r < c.params.n_regions; r++) c.params.regions[r].pos = moved[static_cast<size_t>(r)].data();
         const std::vector<int32_t> q_pos(1, 100 * std::abs(stride));
         c.params.q_pos = q_pos.data();
-        DeviceCase device(c.params);
-        CHECK(device.args.decode != 0);
-        const double error = relative_error(device.run(), c.oracle());
-        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        const std::vector<double> want = c.oracle();
+        for (const bool specialized : {true, false}) {
+            lkv::cuda::Device limits = lkv::test::device_limits();
+            limits.specialized = limits.specialized && specialized;
+            DeviceCase device(c.params, limits);
+            CHECK(limits.specialized ? device.args.specialized != 0 : device.args.decode != 0);
+            const double error = relative_error(device.run(), want);
+            CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        }
     }
 }
 

@@ -319,7 +319,7 @@ private:
             const std::vector<int> by_plane = cuda::dims_by_plane(h.head_dim, rope.freqs.empty() ? 0 : h.n_rot,
                                                                   h.block.rope_pairing == RopePairing::neox);
             a.k_b_planes = pack(by_plane);
-            if (device_.in_fours && cuda::rebuilds_in_fours(k_blocks, v_blocks)) {
+            if (device_.specialized && cuda::has_specialized_shape(k_blocks, v_blocks)) {
                 a.k_b_cores = keep(layer, cuda::pack_k_b_cores(weights.k_b.data(), h.n_kv, rank, h.head_dim,
                                                                cuda::decode_blocks(k_blocks, v_blocks), by_plane));
             }

@@ -70,7 +70,7 @@ struct AttnArgs {
     // rebuild; k_b null: direct
     const uint32_t* k_b;         // f16 pairs in the order of mma fragments, see pack_k_b; dimensions in their order
     const uint32_t* k_b_planes;  // the same, dimensions in the order of plane_dim
-    const uint32_t* k_b_cores;   // the same for warps in fours, see pack_k_b_cores
+    const uint32_t* k_b_cores;   // the same for the specialized kernel, see pack_k_b_cores
     const float* k_bias;         // [n_kv, head_dim]
     const float* k_norm;         // [head_dim]
     const uint64_t* phases;      // [n_rot/2] turns per position, 64-bit fraction
@@ -86,14 +86,14 @@ struct AttnArgs {
     int32_t n_regions;
 
     // the plan
-    int32_t unit;  // KV heads of one work item: they share their K group (rebuild by single warps: 1) and their V group
+    int32_t unit;  // KV heads of one work item: they share their K group (K rebuild outside the specialized kernel: 1) and their V group
     int32_t tile;  // slots of a tile: 16, 32, 64 or 128
     int32_t stages;       // tiles in flight
     int32_t n_split;      // parts of the sequence, at most
     int32_t least_tiles;  // tiles that are worth a part
     int32_t rebuild;      // 1: K is rebuilt from its latent
     int32_t k_extras;     // 1: rebuild with a bias or a norm
-    int32_t in_fours;     // 1: the decode kernel rebuilds K by warps in fours, of `unit` KV heads
+    int32_t specialized;  // 1: the specialized kernel, of `unit` KV heads, `stages` tiles of latents ahead
     int32_t decode;       // warps of a thread block of the decode kernel, `tile` slots a warp; 0: another kernel
     int32_t kind;         // what every chunk of the decode kernel is, or any_kind
     int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
@@ -115,7 +115,7 @@ struct AttnArgs {
 struct Device {
     int n_multiprocessors;
     int shared_bytes;  // that a thread block may have
-    bool in_fours;     // products by warps in fours: compute capability 9.0 and machine code for it
+    bool specialized;  // products by warpgroups: compute capability 9.0 and machine code for it
     bool pairs;        // clusters of two thread blocks: code for compute capability 9.0 or later
 };
 

@@ -349,15 +349,15 @@ cudaError_t describe_device(Device& device) {
     ask(device.n_multiprocessors, cudaDevAttrMultiProcessorCount);
     ask(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (error != cudaSuccess) return error;
-    device.in_fours = multiplies_in_fours();
+    device.specialized = has_specialized();
     device.pairs = has_pairs();
     return cudaSuccess;
 }
 
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-    if (args.in_fours != 0) {
-        error = launch_decode_fours(args, stream);
+    if (args.specialized != 0) {
+        error = launch_decode_specialized(args, stream);
     } else if (args.decode != 0) {
         error = args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
     } else if (args.wide != 0) {
@@ -368,7 +368,7 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         const Instance instance = choose_instance(args);
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
-    const bool merged = args.decode != 0 ? !merges_apart(args) : args.n_split == 1 && args.v_b == nullptr;
+    const bool merged = args.decode != 0 || args.specialized != 0 ? !merges_apart(args) : args.n_split == 1 && args.v_b == nullptr;
     if (error != cudaSuccess || merged) return error;
     // tokens that share one reading of B_v; their sums lie in shared memory
     if (args.n_tokens >= 64 && args.v_blocks <= 16) return combine<16, 256>(args, stream);

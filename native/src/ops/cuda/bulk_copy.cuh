@@ -13,20 +13,25 @@ constexpr bool has_bulk_copies = true;
 constexpr bool has_bulk_copies = false;
 #endif
 
-// A barrier in shared memory that opens once one thread has announced bytes and as many have arrived. Each opening is a phase;
-// phases are even and odd in turn, the first is even. Without bulk copies it is not there and always open.
+// A barrier in shared memory that opens once one thread (or `count`) has arrived, and as many bytes as were announced. Each opening
+// is a phase; phases are even and odd in turn, the first is even. Without bulk copies it is not there and always open.
 class Arrivals {
 public:
     __device__ explicit Arrivals(uint64_t* at) : at_(static_cast<uint32_t>(__cvta_generic_to_shared(at))) {}
 
     // By one thread; a barrier of all threads follows.
-    __device__ void init() const {
+    __device__ void init(int count = 1) const {
         if constexpr (has_bulk_copies) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at_) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at_), "r"(count) : "memory");
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
     }
-    // By one thread, once a phase; bytes may be 0.
+    __device__ void arrive() const {
+        if constexpr (has_bulk_copies) {
+            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at_) : "memory");
+        }
+    }
+    // Arrives too. By one thread, once a phase; bytes may be 0.
     __device__ void announce(uint32_t bytes) const {
         if constexpr (has_bulk_copies) {
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at_), "r"(bytes) : "memory");
@@ -60,8 +65,9 @@ private:
     uint32_t at_;
 };
 
-// Between a thread's own stores to shared memory and a bulk copy to the same place; a barrier comes between them too.
-__device__ inline void before_bulk_copies() {
+// Between a thread's own stores to shared memory and what the copy engine or products by warpgroups do there; a barrier comes
+// between them too.
+__device__ inline void before_async_access() {
     if constexpr (has_bulk_copies) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 

@@ -48,26 +48,6 @@ __device__ inline void copy_rows(int thread, uint8_t* dst, int pitch, const uint
     }
 }
 
-// Bytes of a group from a multiple of 16, for slot `slot`.
-__device__ inline int row_shift(uint32_t row_bytes, const GroupTable& group, int slot) {
-    return static_cast<int>((static_cast<uint32_t>(slot) * row_bytes + group.first) & 15);
-}
-
-// The group's bytes of n ≤ 16 rows from slot `first`, by one warp, by 16 bytes wherever rows start: row s comes to lie row_shift past
-// s * pitch. Whole 16 bytes are read, which the storage of rows is a multiple of. The copy engine would be asked row by row: 320
-// warp instructions a tile of 264-byte rows, as many as this with a check at the end of every 16 bytes.
-__device__ inline void copy_shifted_rows(int lane, uint8_t* dst, int pitch, const uint8_t* rows, uint32_t row_bytes,
-                                         const GroupTable& group, int first, int n) {
-    const int s = lane / 2;
-    if (s >= n) return;
-    const int shift = row_shift(row_bytes, group, first + s);
-    const uint8_t* const from = rows + static_cast<int64_t>(first + s) * row_bytes + group.first - shift;
-    uint8_t* const to = dst + s * pitch;
-    const int bytes = group.bytes == 0 ? 0 : shift + static_cast<int>(group.bytes);
-#pragma unroll 4
-    for (int at = 16 * (lane % 2); at < bytes; at += 32) copy_async<16>(to + at, from + at);
-}
-
 // n bytes, a multiple of 4, that lie in shared memory as in device memory. Both from multiples of 16.
 template <int threads>
 __device__ inline void copy_whole_rows(int thread, uint8_t* dst, const uint8_t* src, int n) {
@@ -116,6 +96,32 @@ __device__ inline void load_chunks(const AttnArgs& p, const WorkItem& item, Chun
         const RegionArgs& region = p.regions[r];
         to[i] = j < 4 * p.k_blocks ? region.chunks[region.k_groups[item.k_group].chunks + j]
                                    : region.chunks[region.v_groups[item.v_group].chunks + j - 4 * p.k_blocks];
+    }
+}
+
+// The same for the decode kernels: K with 4·KB chunks, V with 4·VB, GroupTables [n_regions][K, V], and how many slots each region has.
+template <int KB, int VB>
+__device__ inline void load_tables(const AttnArgs& p, const WorkItem& item, int threads, GroupTable* groups,
+                                   Chunk* chunks, int32_t* n_slots) {
+    constexpr int per_region = 4 * (KB + VB);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.n_regions * per_region; i += threads) {
+        const int r = i / per_region;
+        const int j = i - r * per_region;
+        const bool is_k = j < 4 * KB;
+        const int at = is_k ? j : j - 4 * KB;
+        const int n_chunks = 4 * (is_k ? p.k_blocks : p.v_blocks);
+        const int first =
+            is_k ? item.k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * n_chunks;
+        chunks[i] = at < n_chunks ? p.regions[r].chunks[first + at] : Chunk{};
+    }
+    if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
+        const bool is_k = threadIdx.x % 2 == 0;
+        const RegionArgs& region = p.regions[threadIdx.x / 2];
+        groups[threadIdx.x] = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+        // blocks of the kernel that the group does not have are no chunks of its kind
+        if ((is_k ? p.k_blocks : p.v_blocks) != (is_k ? KB : VB)) groups[threadIdx.x].kind = any_kind;
+        n_slots[threadIdx.x / 2] = p.n_slots[threadIdx.x / 2];
     }
 }
 

@@ -1,7 +1,7 @@
 // Attention for few query rows: up to 8 (tokens x the query heads that share this K and this V).
 // Slots are the rows of both products and the queries their 8 columns, so that no row of a tensor-core tile is wasted:
 //
-//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ   (K rebuild: rebuild.cuh, rebuild_group.cuh make K first)
+//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ   (K rebuild: rebuild.cuh makes K first)
 //   sums [16 channels x 8 queries] += Vᵀ [16 channels x 16 slots] · weights
 //
 // Every warp walks slots of its own, with its own copies in flight and its own maximum and sums; nothing waits for another
@@ -14,10 +14,10 @@
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/copy.cuh"
 #include "ops/cuda/dequant.cuh"
+#include "ops/cuda/finish.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/parts.cuh"
 #include "ops/cuda/rebuild.cuh"
-#include "ops/cuda/rebuild_group.cuh"
 #include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
@@ -29,43 +29,8 @@ __device__ inline uint32_t transposed(uint32_t x) {
     return y;
 }
 
-// Threads of a thread block; 0: as many as the plan chose.
-template <int threads>
-__device__ inline int block_threads() {
-    return threads != 0 ? threads : static_cast<int>(blockDim.x);
-}
-
-// z [n_rows][pitch], normalised, to the output; a latent V times B_v first. rows_at: where a query row is in the output.
-// The loops that run once are rolled, here and below: their instructions come from device memory, where a step's weights
-// have displaced them, and fetching 16 bytes for each costs more than running them.
-template <int threads>
-__device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int n_rows, const int32_t* rows_at) {
-    const int n_pairs = p.head_dim / 2;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < n_rows * n_pairs; i += block_threads<threads>()) {
-        const int row = i / n_pairs;
-        const int pair = i - row * n_pairs;
-        const int64_t to = rows_at[row];
-        float2 sum = make_float2(0.0f, 0.0f);
-        if (p.v_b == nullptr) {
-            sum = *reinterpret_cast<const float2*>(z + row * pitch + 2 * pair);
-        } else {
-            const int head = static_cast<int>(to % p.n_head);
-            const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
-                                       static_cast<int64_t>(head / (p.n_head / p.n_kv)) * p.v_rank_max * n_pairs + pair;
-#pragma unroll 8
-            for (int ch = 0; ch < p.v_rank_max; ch++) {
-                const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
-                sum.x += z[row * pitch + ch] * b.x;
-                sum.y += z[row * pitch + ch] * b.y;
-            }
-        }
-        *reinterpret_cast<float2*>(p.out + to * p.head_dim + 2 * pair) = sum;
-    }
-}
-
-// Where scores come from: the rows as stored, keys rebuilt by each warp, keys rebuilt by warps in fours.
-enum class KPath { stored, rebuilt, rebuilt_in_fours };
+// Where scores come from: the rows as stored, or keys rebuilt by each warp.
+enum class KPath { stored, rebuilt };
 
 // KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
 template <int KB, int VB, int MT, int Kind, KPath Path>
@@ -73,8 +38,6 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
                                   Path == KPath::stored && KB + VB <= 4 ? 2 : 1)
     decode_kernel(const __grid_constant__ AttnArgs p) {
     constexpr bool REBUILD = Path != KPath::stored;
-    constexpr bool IN_FOURS = Path == KPath::rebuilt_in_fours;
-    if constexpr (IN_FOURS && !has_warpgroup_products) return;
     constexpr int fixed_threads = Path == KPath::rebuilt && KB == 1 ? 0 : n_threads;
     const int threads = block_threads<fixed_threads>();
     const int warps = threads / 32;
@@ -86,17 +49,15 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     const Parts parts(p);
     const int split = blockIdx.y;
     if (split >= parts.count) return;
-    const DecodePlan plan(p, IN_FOURS);
+    const DecodePlan plan(p);
     const int lane = threadIdx.x % 32;
-    // in fours: from one lane, so that the compiler keeps what follows from it in uniform registers, where the products want it
-    const int warp = IN_FOURS ? __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) : threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
     const int g = lane / 4;
     const int c = lane % 4;
 
     const WorkItem item(p, blockIdx.x);
-    const auto same = [](int x) { return IN_FOURS ? __shfl_sync(0xffffffffu, x, 0) : x; };
-    const int tile_begin = same(parts.begin(split));
-    const int tile_end = same(parts.begin(split + 1));
+    const int tile_begin = parts.begin(split);
+    const int tile_end = parts.begin(split + 1);
 
     // every region's groups and chunks, once for all warps
     auto* const groups = reinterpret_cast<GroupTable*>(shared);  // [n_regions][K, V]
@@ -104,15 +65,8 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     auto* const queries = reinterpret_cast<uint2*>(shared + plan.groups + plan.chunks);  // [KB][4][32]
     uint8_t* const own = shared + plan.common() + warp * plan.own;
     // [stages] rows of K, of V; direct: sequences, positions
-    uint8_t* const stages = own + (IN_FOURS ? 0 : plan.turned);
-    __shared__ std::conditional_t<IN_FOURS, WarpgroupShared, char> in_fours;
-    [[maybe_unused]] auto keys = [&] {
-        if constexpr (IN_FOURS) {
-            return WarpgroupRebuild(p, reinterpret_cast<uint8_t*>(queries), plan, in_fours);
-        } else {
-            return WarpRebuild(reinterpret_cast<uint8_t*>(queries), plan, own);
-        }
-    }();
+    uint8_t* const stages = own + plan.turned;
+    [[maybe_unused]] WarpRebuild keys(reinterpret_cast<uint8_t*>(queries), plan, own);
     const int stage_bytes = tile * (p.k_pitch + p.v_pitch + (REBUILD ? 0 : 12));
     uint8_t* const marks = REBUILD ? stages + p.stages * stage_bytes : stages + tile * (p.k_pitch + p.v_pitch);
     const int marks_bytes = REBUILD ? tile * 12 : stage_bytes;
@@ -122,38 +76,19 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
         rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
     }
     constexpr int chunks_per_region = 4 * (KB + VB);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += threads) {
-        const int r = i / chunks_per_region;
-        const int j = i - r * chunks_per_region;
-        const bool is_k = j < 4 * KB;
-        const int at = is_k ? j : j - 4 * KB;
-        const int n_chunks = 4 * (is_k ? p.k_blocks : p.v_blocks);
-        const int first =
-            is_k ? item.k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * n_chunks;
-        chunks[i] = at < n_chunks ? p.regions[r].chunks[first + at] : Chunk{};
-    }
-    if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
-        const RegionArgs& region = p.regions[threadIdx.x / 2];
-        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-        // blocks of the kernel that the group does not have are no chunks of its kind
-        if ((threadIdx.x % 2 == 0 ? p.k_blocks : p.v_blocks) != KB) groups[threadIdx.x].kind = any_kind;
-        n_slots[threadIdx.x / 2] = p.n_slots[threadIdx.x / 2];
-    }
+    load_tables<KB, VB>(p, item, threads, groups, chunks, n_slots);
     if constexpr (REBUILD) keys.fill(p, item.head_kv);
     __syncthreads();
     wait_for_previous();
 
     // neighbouring tiles that a warp takes at once: as many as one turn of the queries serves, if that leaves no warp without
     int run_bits = 0;
-    if constexpr (REBUILD && !IN_FOURS) {
+    if constexpr (REBUILD) {
         while (tile << run_bits < angle_span && warps << (run_bits + 1) <= tile_end - tile_begin) run_bits++;
     }
     const auto tile_at = [&](int i) {
         return tile_begin + (((i >> run_bits) * warps + warp) << run_bits) + (i & ((1 << run_bits) - 1));
     };
-    // warps in fours have as many steps: the last tiles of some are empty
-    const auto step_at = [&](int i) { return IN_FOURS ? tile_begin + i * warps + warp / 4 * 4 : tile_at(i); };
     // Direct: all of tile i. Rebuild: K and the marks of tile i and V of the one before, whose buffers are free when K of tile
     // i - stages has been read; the scores take long enough for V to arrive.
     int issue_stage = 0;
@@ -164,11 +99,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
             const int pitch = side == 0 ? p.k_pitch : p.v_pitch;
             const uint8_t* const rows = side == 0 ? p.regions[r].k_rows : p.regions[r].v_rows;
             const uint32_t row_bytes = side == 0 ? p.regions[r].k_row_bytes : p.regions[r].v_row_bytes;
-            if constexpr (IN_FOURS) {
-                copy_shifted_rows(lane, to, pitch, rows, row_bytes, groups[2 * r + side], first, n);
-            } else {
-                copy_rows<32, REBUILD ? 2 : 1>(lane, to, pitch, rows, row_bytes, groups[2 * r + side], first, n);
-            }
+            copy_rows<32, REBUILD ? 2 : 1>(lane, to, pitch, rows, row_bytes, groups[2 * r + side], first, n);
         };
         const auto copy_marks = [&](int r, int first, int n, uint8_t* to) {
             auto* const seq = reinterpret_cast<uint64_t*>(to);
@@ -198,7 +129,6 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
             for (int side = 0; side < 2; side++) {
                 const int t = tile_at(i - side);
                 if (i < side) continue;
-                if (IN_FOURS && side == 0 && t >= tile_end) copy_marks(0, 0, 0, marks + issue_marks * marks_bytes);
                 if (t >= tile_end) continue;
                 const int r = parts.region_of(t);
                 const int first = (t - parts.tiles_before(r)) * tile;
@@ -219,7 +149,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     };
     const auto fill_queries = [&] {
         if constexpr (REBUILD) {
-            keys.fill_queries(p, query_row);
+            keys.fill_queries(p, 1.0f, threadIdx.x, threads, query_row);
             keys.wait(p.stages);
         } else {
 #pragma unroll 1
@@ -263,21 +193,18 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     // steps before the first tile only issue copies: one place in the code for them, which is fetched once
     const int ahead = REBUILD ? p.stages : p.stages - 1;
 #pragma unroll 1
-    for (int step = -ahead; step < 0 || step_at(step) < tile_end; step++) {
+    for (int step = -ahead; step < 0 || tile_at(step) < tile_end; step++) {
         if constexpr (!REBUILD) {
             __syncwarp();
             issue(step + ahead);
         }
-        const int t = IN_FOURS ? min(tile_at(max(step, 0)), tile_end - 1) : tile_at(max(step, 0));
+        const int t = tile_at(max(step, 0));
         uint8_t* const k_rows = stages + stage * stage_bytes;
         const Chunk* const k_chunks = chunks + parts.region_of(t) * chunks_per_region;
         const auto k_row = [&](int slot) -> const uint8_t* {
             const int r = parts.region_of(t);
             const int first = (t - parts.tiles_before(r)) * tile;
-            if constexpr (!k_in_place) {
-                const int shift = IN_FOURS ? row_shift(p.regions[r].k_row_bytes, groups[2 * r], first + slot) : 0;
-                return k_rows + slot * p.k_pitch + shift;
-            }
+            if constexpr (!k_in_place) return k_rows + slot * p.k_pitch;
             // past the last slot any row will do
             const int at = min(first + slot, n_slots[r] - 1);
             return p.regions[r].k_rows + static_cast<int64_t>(at) * p.regions[r].k_row_bytes + groups[2 * r].first;
@@ -418,16 +345,6 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
             }
             __syncwarp();
         }
-        [[maybe_unused]] const uint8_t* v_row[4];
-        if constexpr (IN_FOURS) {
-            const int r = parts.region_of(t);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int slot = 2 * c + i % 2 + i / 2 * 8;
-                const int at = (t - parts.tiles_before(r)) * tile + slot;
-                v_row[i] = v_rows + slot * p.v_pitch + row_shift(p.regions[r].v_row_bytes, groups[2 * r + 1], at);
-            }
-        }
         with_group_kind<Kind>(groups[2 * parts.region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
 #pragma unroll
             for (int b = 0; b < VB; b++) {
@@ -436,12 +353,8 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
                 for (int m = 0; m < MT; m++) {
                     uint32_t first[8];
                     uint32_t second[8];
-                    if constexpr (IN_FOURS) {
-                        four_rows<decltype(kind)::value>([&](int i) { return v_row[i]; }, chunk, g % 2, first, second);
-                    } else {
-                        four_slots<decltype(kind)::value>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk,
-                                                          g % 2, first, second);
-                    }
+                    four_slots<decltype(kind)::value>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk, g % 2,
+                                                      first, second);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};
@@ -478,9 +391,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
             for (int b = 0; b < VB; b++) {
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    // row g of V's tile i = 2j + e/2: chunk g/2, half g%2, pair i/2
-                    const int i = 2 * j + e / 2;
-                    to[64 * b + 16 * (g / 2) + 4 * (g % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2)] = acc[b][j][e];
+                    to[64 * b + sum_channel(g, 2 * j + e / 2)] = acc[b][j][e];
                 }
             }
         }
@@ -501,79 +412,13 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
         if (threadIdx.x % warps == 0) all[row] = make_float2(top, total);
     }
     __syncthreads();
-    const bool apart = IN_FOURS && merges_apart(p);
-    float* z = sums;  // [item.n_rows][width], over the first warp's sums
-    const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < item.n_rows * width; i += threads) {
-        const int row = i / width;
-        const int d = i - row * width;
-        const float top = all[row].x;
-        const float total = all[row].y;
+    // [item.n_rows][width], over the first warp's sums
+    end_part<fixed_threads>(p, parts, item, split, rows_at, all, 64 * VB, shared, sums, pitch, false, [&](int row, int d) {
         float sum = 0.0f;
 #pragma unroll 8
         for (int w = 0; w < warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * item.n_rows + row) * pitch + d];
-        if (parts.count == 1 && !apart) {
-            z[row * pitch + d] = total > 0.0f ? sum / total : 0.0f;
-            continue;
-        }
-        const int64_t at = split * all_rows + rows_at[row];
-        if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(top, total);
-        if (d < 64 * p.v_blocks) p.partial[at * 64 * p.v_blocks + d] = sum;
-    }
-    if (apart) return;
-    if (parts.count > 1) {
-        // the last part to finish adds all of them up
-        __shared__ bool last;
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) last = atomicInc(p.done + blockIdx.x, parts.count - 1) == parts.count - 1;
-        __syncthreads();
-        if (!last) return;
-        __threadfence();
-        auto* const weight = reinterpret_cast<float*>(shared);                  // [item.n_rows][count], where `ml` was
-        float* const merged = weight + round_up(item.n_rows * parts.count, 4);  // [item.n_rows][pitch]
-#pragma unroll 1
-        for (int row = warp; row < item.n_rows; row += warps) {
-            const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + rows_at[row];
-            float top = -INFINITY;
-#pragma unroll 1
-            for (int s = lane; s < parts.count; s += 32) top = fmaxf(top, __ldcg(of + s * all_rows).x);
-#pragma unroll 1
-            for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-            float total = 0.0f;
-#pragma unroll 1
-            for (int s = lane; s < parts.count; s += 32) {
-                const float2 part = __ldcg(of + s * all_rows);
-                const float share = part.y > 0.0f ? exp2f(part.x - top) : 0.0f;
-                weight[row * parts.count + s] = share;
-                total += part.y * share;
-            }
-#pragma unroll 1
-            for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
-            const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-#pragma unroll 1
-            for (int s = lane; s < parts.count; s += 32) weight[row * parts.count + s] *= inverse;
-        }
-        __syncthreads();
-        const int quads = 16 * p.v_blocks;
-        const int64_t step = all_rows * quads;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < item.n_rows * quads; i += threads) {
-            const int row = i / quads;
-            const auto* const from =
-                reinterpret_cast<const float4*>(p.partial) + rows_at[row] * quads + i - row * quads;
-            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-            for (int s = 0; s < parts.count; s++) {
-                add_share(sum, weight[row * parts.count + s], __ldcg(from + s * step));
-            }
-            *reinterpret_cast<float4*>(merged + row * pitch + 4 * (i - row * quads)) = sum;
-        }
-        z = merged;
-    }
-    __syncthreads();
-    finish<fixed_threads>(p, z, pitch, item.n_rows, rows_at);
+        return sum;
+    });
 }
 
 }  // namespace lkv::cuda

@@ -367,6 +367,12 @@ __device__ inline void slot_pairs(const uint8_t* a, const uint8_t* b, const Chun
     }
 }
 
+// Which of a 64-channel block's channels row g of tile i is, i = 0 … 7: lane 4g + c has half g % 2 of chunk g / 2 from slot_pairs,
+// four_rows and four_slots.
+__device__ inline int sum_channel(int g, int i) {
+    return 16 * (g / 2) + 4 * (g % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2);
+}
+
 // The same for two pairs of rows, row_at(0 … 3).
 template <int Kind = any_kind, class RowAt>
 __device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],

@@ -17,15 +17,15 @@ constexpr Instance instances[] = {{16, 1}, {32, 1}, {64, 1}, {16, 2}, {32, 2}, {
 
 cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_decode_rebuild(const AttnArgs& args, cudaStream_t stream);
-cudaError_t launch_decode_fours(const AttnArgs& args, cudaStream_t stream);
+cudaError_t launch_decode_specialized(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_prefill(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_prefill_rebuild(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_direct(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 cudaError_t launch_rebuild(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 
-// Whether this device and this build have what AttnArgs::in_fours and AttnArgs::pair ask for.
-bool multiplies_in_fours();
+// Whether this device and this build have what AttnArgs::specialized and AttnArgs::pair ask for.
+bool has_specialized();
 bool has_pairs();
 
 }  // namespace lkv::cuda

@@ -10,13 +10,13 @@ template <int B, int MT, int Kind, KPath Path>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
     return launch_next(decode_kernel<B, B, MT, Kind, Path>, grid, 32 * args.decode,
-                       static_cast<size_t>(DecodePlan(args, Path == KPath::rebuilt_in_fours).total(args)), stream,
+                       static_cast<size_t>(DecodePlan(args).total(args)), stream,
                        args);
 }
 
 template <int B, int Kind, KPath Path>
 cudaError_t launch_tile(const AttnArgs& args, cudaStream_t stream) {
-    if constexpr (Path == KPath::rebuilt_in_fours || (B > 2 && Path == KPath::rebuilt)) {
+    if constexpr (B > 2 && Path == KPath::rebuilt) {
         return launch_one<B, 1, Kind, Path>(args, stream);
     } else {
         return args.tile == 32 ? launch_one<B, 2, Kind, Path>(args, stream)

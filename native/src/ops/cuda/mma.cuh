@@ -56,6 +56,13 @@ __device__ inline void copy_async(void* dst, const void* src) {
     }
 }
 
+// 2^x, without exp2f's care for results below 2^-126.
+__device__ inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Into the L2 cache.
 __device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

@@ -114,17 +114,16 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
     return table;
 }
 
-// Staged bytes of the widest group of each region; `before`: more where rows start on no 16 bytes.
-std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, int before = 0) {
+// Staged bytes of the widest group of each region.
+std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
     std::vector<int> bytes;
     for (int r = 0; r < p.n_regions; r++) {
         std::vector<Chunk> chunks;
         const RowLayout& row = p.regions[r].*side;
         bytes.push_back(0);
         for (int g = 0; g < row.n_groups; g++) {
-            const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
             bytes.back() =
-                std::max(bytes.back(), static_cast<int>(table.bytes) + (table.access_bits == 4 ? 0 : before));
+                std::max(bytes.back(), static_cast<int>(group_table(row, row.groups[g], blocks, chunks).bytes));
         }
     }
     return bytes;
@@ -153,37 +152,28 @@ int decode_parts(const AttnArgs& a, int capacity, int resident) {
     return std::clamp(resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
 }
 
-// Whether the decode kernel takes this shape of a rebuilt K by warps in fours, and with how many KV heads a thread block: as many as
-// share their latents, which are decoded once for all of them. A latent of 64 channels leaves the products too small: 86 us a layer
-// at 65536 against 71 by single warps; of 128 for two heads 104 against 121, of 256 for four 128 against 269 (q4 rows).
-bool plan_in_fours(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
+// Whether the specialized kernel takes this shape of a rebuilt K. Two KV heads that share their latents have them decoded once.
+bool plan_specialized(int capacity, const Device& device, AttnArgs& a) {
     const int rows = a.n_tokens * (a.n_head / a.n_kv);
-    if (!device.in_fours || a.rebuild == 0 || rows > decode_rows || !rebuilds_in_fours(a.k_blocks, a.v_blocks)) {
+    if (!device.specialized || a.rebuild == 0 || rows > decode_rows || !has_specialized_shape(a.k_blocks, a.v_blocks)) {
         return false;
     }
     AttnArgs plan = a;
     plan.kind = decode_kind(a);
-    // rows on no 16 bytes are copied from the 16 before them
-    const std::vector<int> k_bytes = group_bytes(p, &RegionView::k, a.k_blocks, 12);
-    const std::vector<int> v_bytes = group_bytes(p, &RegionView::v, a.v_blocks, 12);
-    plan.k_pitch = pitch_of(*std::max_element(k_bytes.begin(), k_bytes.end()));
-    plan.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
-    if (decode_reads_k_in_place(true, decode_blocks(plan), plan.kind)) plan.k_pitch = 0;
-    plan.in_fours = 1;
-    plan.decode = n_warps;
-    plan.tile = 16;
-    const int shared_by = std::gcd(p.k_group, p.v_group);
-    for (int unit = shared_by; unit >= 1; unit--) {
+    plan.specialized = 1;
+    plan.tile = specialized_tile;
+    plan.least_tiles = 2;
+    const int shared_by = std::gcd(a.k_group, a.v_group);
+    for (const auto& [unit, buffers] : {std::pair{2, 8}, {2, 4}, {2, 2}, {1, 8}, {1, 4}, {1, 2}, {2, 1}}) {
         if (shared_by % unit != 0 || rows * unit > decode_rows) continue;
-        for (const int stages : {2, 1}) {
-            plan.unit = unit;
-            plan.stages = stages;
-            plan.least_tiles = n_warps;  // a step of the thread block takes 8 us
-            plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors);
-            if (DecodePlan(plan, true).total(plan) > device.shared_bytes - in_fours_static_bytes) continue;
-            a = plan;
-            return true;
-        }
+        if (buffers < least_latent_buffers(decode_blocks(a), unit)) continue;
+        if (buffers > 2 * tiles_at_once(decode_blocks(a)) && buffers > 4) continue;
+        plan.unit = unit;
+        plan.stages = buffers;
+        plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors);
+        if (SpecializedPlan(plan).total(plan) > device.shared_bytes - specialized_fixed) continue;
+        a = plan;
+        return true;
     }
     return false;
 }
@@ -213,7 +203,7 @@ bool plan_decode(int capacity, const Device& device, AttnArgs& a) {
         a.stages = choice.stages;
         a.decode = choice.warps;
         const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
-        if (DecodePlan(a, false).total(a) > room) continue;
+        if (DecodePlan(a).total(a) > room) continue;
         a.least_tiles = 2 * n_warps;
         a.n_split = decode_parts(a, capacity, device.n_multiprocessors * choice.resident);
         return true;
@@ -373,13 +363,13 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.k_pitch = pitch_of(*std::max_element(k_bytes.begin(), k_bytes.end()));
     a.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
     a.least_tiles = 1;
-    a.in_fours = 0;
+    a.specialized = 0;
     a.decode = 0;
     a.wide = 0;
     a.pair = 0;
     a.prefill = 0;
     a.kind = common_kind(p, a);
-    if (plan_in_fours(p, capacity, device, a)) return;
+    if (plan_specialized(capacity, device, a)) return;
     if (plan_decode(capacity, device, a)) return;
     if (plan_wide(p, capacity, device, a)) return;
     AttnArgs prefill = a;
@@ -490,13 +480,14 @@ std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_di
 std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                      const std::vector<int>& dims) {
     const KeyFactor factor{k_b, rank, head_dim, dims};
-    const size_t batches = (dims.size() + 63) / 64;
+    constexpr size_t batch = 2 * product_tiles;  // tiles of eight dimensions
+    const size_t batches = (dims.size() / 8 + batch - 1) / batch;
     std::vector<uint32_t> out;
-    out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * batches * 2048);
+    out.reserve(static_cast<size_t>(n_kv) * static_cast<size_t>(blocks) * batches * batch * 256);
     for (int j = 0; j < n_kv; j++) {
         for (size_t d = 0; d < batches; d++) {
             for (int step = 0; step < 4 * blocks; step++) {
-                for (size_t t = 8 * d; t < 8 * d + 8; t++) {
+                for (size_t t = batch * d; t < batch * (d + 1); t++) {
                     for (int of = 0; of < 2; of++) {
                         for (int lane = 0; lane < 32; lane++) {
                             out.push_back(factor.word(j, step / 4, t, step % 4, lane, of));

@@ -10,12 +10,15 @@
 namespace lkv::cuda {
 
 struct WarpRebuild : RebuildTables {
+    uint8_t* factor;  // B of the item's KV head
     uint2* turned;  // [n_tiles][32] this warp's queries, turned back by turned_to positions
     int turned_to = INT_MAX;
 
-    // own: this warp's memory
+    // at: B, then the tables; own: this warp's memory
     __device__ WarpRebuild(uint8_t* at, const DecodePlan& plan, uint8_t* own)
-        : RebuildTables(at, plan, 1), turned(reinterpret_cast<uint2*>(own)) {}
+        : RebuildTables(at + plan.factor, plan.tables, plan.plane_tiles, plan.plane_tiles, 1),
+          factor(at),
+          turned(reinterpret_cast<uint2*>(own)) {}
 
     // Everything but the queries; the copies are one group of this thread's.
     // factor: uint4 [k_blocks][n_tiles][4][32]: pack_k_b's words of a tile's first eight dimensions, then its second

@@ -13,21 +13,21 @@
 namespace lkv::cuda {
 
 struct RebuildTables {
-    int n_tiles;      // plane tiles of 16 dimensions
+    int n_tiles;      // tiles of 16 dimensions that there is room for
+    int used_tiles;   // tiles that have dimensions
     float4* queries;  // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
-    uint8_t* factor;  // B of the item's KV heads, in the order of whoever multiplies
     float* bias;      // [unit][16·n_tiles]
     float* norm;      // [16·n_tiles]
     uint2* angles;    // [angle_span][4·n_tiles + 4]: cosines and sines of planes 2i and 2i + 1
 
     // unit: KV heads of a thread block
-    __device__ RebuildTables(uint8_t* at, const DecodePlan& plan, int unit)
-        : n_tiles(plan.plane_tiles),
+    __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles, int used_tiles, int unit)
+        : n_tiles(n_tiles),
+          used_tiles(used_tiles),
           queries(reinterpret_cast<float4*>(at)),
-          factor(at + plan.queries),
-          bias(reinterpret_cast<float*>(at + plan.queries + plan.factor)),
+          bias(reinterpret_cast<float*>(at + layout.queries)),
           norm(bias + unit * 16 * n_tiles),
-          angles(reinterpret_cast<uint2*>(at + plan.queries + plan.factor + plan.extras)) {}
+          angles(reinterpret_cast<uint2*>(at + layout.queries + layout.extras)) {}
 
     __device__ int angle_pitch() const { return 4 * n_tiles + 4; }
 
@@ -53,27 +53,31 @@ struct RebuildTables {
         }
     }
 
-    // row_at(i): q of query row i, or null.
+    // row_at(i): q of query row i, or null. scale: what the queries are multiplied by. By `threads` threads.
     template <class RowAt>
-    __device__ void fill_queries(const AttnArgs& p, RowAt&& row_at) const {
+    __device__ void fill_queries(const AttnArgs& p, float scale, int thread, int threads, RowAt&& row_at) const {
         auto* const to = reinterpret_cast<float*>(queries);
-        for (int i = threadIdx.x; i < decode_rows * 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
+        for (int i = thread; i < decode_rows * 16 * n_tiles; i += threads) {
             const int row = i / (16 * n_tiles);
             const int column = i - row * 16 * n_tiles;
             const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
             const float* const q = row_at(row);
             const int lane = 4 * row + column % 8 / 2;
             to[(column / 16 * 32 + lane) * 4 + column % 16 / 8 * 2 + column % 2] =
-                q != nullptr && dim >= 0 ? q[dim] : 0.0f;
+                q != nullptr && dim >= 0 ? q[dim] * scale : 0.0f;
         }
     }
 
-    // The cosine and sine by which the queries turn in plane i, back by `base` positions.
-    __device__ float2 query_angle(const AttnArgs& p, int i, int base) const {
+    // The cosine and sine by which the queries turn in plane i, of this phase, back by `base` positions.
+    __device__ static float2 query_angle(const AttnArgs& p, int i, uint64_t phase, int base) {
         if (i >= p.n_rot / 2) return make_float2(1.0f, 0.0f);
-        const float2 of = angle_of(p, i, base);
+        const float2 of = angle_of(phase, base);
         return make_float2(of.x * p.rope_mscale, of.y * p.rope_mscale);
     }
+    __device__ static float2 query_angle(const AttnArgs& p, int i, int base) {
+        return query_angle(p, i, phase_of(p, i), base);
+    }
+    __device__ static uint64_t phase_of(const AttnArgs& p, int i) { return i < p.n_rot / 2 ? p.phases[i] : 0; }
 
     // This lane's queries of tile j, turned, as operand b. mine: this lane's angle, of which lanes first … first + 7 have those of
     // the tile's planes. By all lanes.

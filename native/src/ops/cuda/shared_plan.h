@@ -263,10 +263,10 @@ struct PrefillPlan {
 
 // Wider latents V are merged and multiplied with B_v by more than one thread block a head.
 constexpr int widest_merged_by_one = 128;
-// Whether the decode kernel leaves its parts to combine_wide_kernel: one thread block an item would read all of B_v, 27 of 190 us
-// at 65536 for keys rebuilt in fours.
+// Whether the specialized kernel leaves its parts to combine_wide_kernel: one thread block an item would read all of B_v, 27 of
+// 190 us at 65536.
 LKV_HD inline bool merges_apart(const AttnArgs& p) {
-    return p.in_fours != 0 && p.v_b != nullptr && 64 * p.v_blocks > widest_merged_by_one;
+    return p.specialized != 0 && p.v_b != nullptr && 64 * p.v_blocks > widest_merged_by_one;
 }
 constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
 // 64-channel blocks of K and of V that the decode kernel is compiled for.
@@ -276,11 +276,6 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
 }
 LKV_HD inline int decode_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
 constexpr int decode_static_bytes = 64;  // at most, beside DecodePlan
-constexpr int in_fours_static_bytes = 1024;
-// Whether keys of these blocks may be rebuilt by warps in fours.
-LKV_HD constexpr bool rebuilds_in_fours(int k_blocks, int v_blocks) {
-    return k_blocks >= 2 && k_blocks <= 4 && v_blocks <= 4;
-}
 constexpr int decode_rows = 8;  // query rows of the decode kernel: the columns of a tensor-core tile
 
 // Wide latents in f16 leave the decode kernel no room for staged rows of K, which it keeps in registers anyway.
@@ -288,47 +283,135 @@ LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int ki
     return rebuild && k_blocks == 4 && kind == kind_f16_wide;
 }
 
+// Where RebuildTables lie, in this order. Sizes in bytes, multiples of 16.
+struct RebuildLayout {
+    int queries = 0;  // f32 [plane tiles][8][16]
+    int extras = 0;   // with a bias or a norm: bias and norm weight, f32 [unit + 1][16·plane tiles]
+    int angles = 0;   // f16 [angle_span][plane tiles][8][cosine, sine], rows 32 bytes apart
+
+    RebuildLayout() = default;
+    // unit: KV heads of a thread block
+    LKV_HD RebuildLayout(const AttnArgs& p, int plane_tiles, int unit)
+        : queries(plane_tiles * 16 * decode_rows * 4),
+          extras(p.k_extras != 0 ? (unit + 1) * 16 * plane_tiles * 4 : 0),
+          angles(angle_span * (32 * plane_tiles + 32)) {}
+    LKV_HD int total() const { return queries + extras + angles; }
+};
+
 // Shared memory of the decode kernel, in this order. Sizes in bytes, multiples of 16.
 struct DecodePlan {
     int groups;   // GroupTable of K and V per region
     int chunks;   // descriptors of K, then V, per region
-    int queries;  // f16 [8][64·k_blocks]; K rebuild: f32 [plane tiles][8][16]
-    int factor;   // K rebuild: f16 [unit][64·k_blocks][16·plane tiles]
-    int extras;   // K rebuild with a bias or a norm: bias and norm weight, f32 [unit + 1][16·plane tiles]
-    int angles;   // K rebuild: f16 [angle_span][plane tiles][8][cosine, sine], rows 32 bytes apart
-    int turned;  // K rebuild: a warp's queries, f16 [plane tiles][8][16]; in fours: a warpgroup's, before the warps' memory
-    int own;  // of one warp: its queries, `stages` tiles of K and V, sequences and positions; K rebuild: these of one more
-    int shared_turns;  // in fours: all warpgroups' queries
-    int plane_tiles;   // K rebuild: tiles of 16 dimensions; in fours: a multiple of four
+    int queries;  // f16 [8][64·k_blocks]; K rebuild: 0
+    int factor;   // K rebuild: f16 [64·k_blocks][16·plane tiles]
+    RebuildLayout tables;
+    int turned;       // K rebuild: a warp's queries, f16 [plane tiles][8][16]
+    int own;          // of one warp: its queries, `stages` tiles of K and V, sequences and positions; K rebuild: these of one more
+    int plane_tiles;  // K rebuild: tiles of 16 dimensions
 
-    // in_fours: as in p; a constant in the kernel
-    LKV_HD DecodePlan(const AttnArgs& p, bool in_fours) {
+    LKV_HD explicit DecodePlan(const AttnArgs& p) {
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         const int blocks = decode_blocks(p);
         chunks = p.n_regions * 8 * blocks * static_cast<int>(sizeof(Chunk));
-        queries = decode_rows * 64 * blocks * 2;
-        factor = extras = angles = turned = shared_turns = plane_tiles = 0;
+        queries = p.rebuild != 0 ? 0 : decode_rows * 64 * blocks * 2;
+        factor = turned = plane_tiles = 0;
         if (p.rebuild != 0) {
-            const int unit = in_fours ? p.unit : 1;
             plane_tiles = cuda::plane_tiles(p.head_dim, p.n_rot);
-            if (in_fours) plane_tiles = round_up(plane_tiles, 4);
-            queries = plane_tiles * 16 * decode_rows * 4;
-            factor = unit * (in_fours ? blocks : p.k_blocks) * 64 * 16 * plane_tiles * 2;
-            extras = p.k_extras != 0 ? (unit + 1) * 16 * plane_tiles * 4 : 0;
-            angles = angle_span * (32 * plane_tiles + 32);
+            factor = p.k_blocks * 64 * 16 * plane_tiles * 2;
+            tables = RebuildLayout(p, plane_tiles, 1);
             turned = plane_tiles * 16 * decode_rows * 2;
         }
-        shared_turns = in_fours ? p.decode / 4 * turned : 0;
-        own = (in_fours ? 0 : turned) + p.tile * (p.stages * (p.k_pitch + p.v_pitch + 12) + (p.rebuild != 0 ? 12 : 0));
+        own = turned + p.tile * (p.stages * (p.k_pitch + p.v_pitch + 12) + (p.rebuild != 0 ? 12 : 0));
     }
     // bytes before the warps' own memory
-    LKV_HD int common() const { return groups + chunks + queries + factor + extras + angles + shared_turns; }
+    LKV_HD int common() const { return groups + chunks + queries + factor + tables.total(); }
     LKV_HD int total(const AttnArgs& p) const {
         const int all = common() + p.decode * own;
         const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
         const int blocks = decode_blocks(p);
         const int pitch = (64 * blocks + 8) * 4;
         const int merge = (p.decode + 1) * decode_rows * 8 + p.decode * rows * pitch;
+        const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
+        const int most = merge > parts ? merge : parts;
+        return all > most ? all : most;
+    }
+};
+
+// The specialized kernel: warps with roles, four by four.
+constexpr int n_making_warps = 4;
+constexpr int n_summing_warps = 4;
+// Of these as many take a tile as there are 64-channel blocks, 1, 2 or 4; the others the next tiles.
+LKV_HD constexpr int tiles_at_once(int blocks) { return n_making_warps / blocks; }
+constexpr int n_scoring_warps = 8;
+constexpr int specialized_threads = 32 * (n_making_warps + n_summing_warps + n_scoring_warps);
+constexpr int specialized_tile = 64;    // slots: the rows of a product by a warpgroup
+constexpr int max_latent_buffers = 8;  // a power of two
+constexpr int weight_buffer_bits = 2;
+constexpr int n_weight_buffers = 1 << weight_buffer_bits;
+constexpr int specialized_fixed = 1536;  // bytes of the kernel's own variables, at most
+
+// A tile's softmax weights, from the warps that score to those that sum.
+struct alignas(16) TileWeights {
+    uint16_t of[decode_rows][specialized_tile + 8];  // f16, relative to 2^base
+    float base[specialized_tile / 16][decode_rows];  // of 16 slots, those of one warp
+    uint64_t used;                                   // slots that hold a token
+};
+
+// Tiles of latents and of notes that there is room for. Who makes or reads a tile finds its next ones in the same buffers, which
+// is what tells two uses of a buffer apart. Scorers look two tiles ahead; those of one KV head work at different tiles.
+LKV_HD constexpr int least_latent_buffers(int blocks, int unit) {
+    return tiles_at_once(blocks) > 2 / unit ? tiles_at_once(blocks) : 2 / unit;
+}
+// Of 256 channels for two heads, shared memory has room for two.
+LKV_HD constexpr int note_buffers(int blocks, int unit) {
+    return blocks == 1 ? max_latent_buffers : (blocks == 4 && unit == 2 ? 2 : 4);
+}
+
+// What the warps that score need to know of a tile beside its latents; behind it the queries turned back by `lowest` positions, f16
+// [plane tiles][8][16].
+struct alignas(16) TileNotes {
+    uint64_t seq[specialized_tile];
+    int32_t pos[specialized_tile];
+    uint64_t used;    // slots that hold a token
+    uint64_t common;  // sequences that all slots are of
+    int32_t lowest;   // position of a token
+    int32_t highest;
+    int64_t unused;
+};
+
+// Whether K and V of these blocks are the specialized kernel's.
+LKV_HD constexpr bool has_specialized_shape(int k_blocks, int v_blocks) { return k_blocks <= 4 && v_blocks <= 4; }
+
+constexpr int product_tiles = 8;  // tiles of 16 dimensions that a product by a warpgroup makes
+
+// Shared memory of the specialized kernel, in this order. Sizes in bytes, multiples of 16; `factor`, which the copy engine fills,
+// first.
+struct SpecializedPlan {
+    int plane_tiles;  // tiles of 16 dimensions, a multiple of product_tiles
+    int blocks;       // 64-channel blocks that the kernel is compiled for
+    int factor;       // f16 [unit][64·blocks][16·plane tiles]
+    int latents;      // f16 [buffers][64·blocks][tile]
+    int weights;      // TileWeights [n_weight_buffers]
+    int groups;       // GroupTable of K and V per region
+    int chunks;       // descriptors of K, then V, per region
+    RebuildLayout tables;
+    int note;  // TileNotes [note_buffers], with what is behind them
+
+    LKV_HD explicit SpecializedPlan(const AttnArgs& p) : blocks(decode_blocks(p)) {
+        plane_tiles = round_up(cuda::plane_tiles(p.head_dim, p.n_rot), product_tiles);
+        factor = p.unit * blocks * 64 * 16 * plane_tiles * 2;
+        latents = p.stages * blocks * 64 * specialized_tile * 2;
+        weights = n_weight_buffers * static_cast<int>(sizeof(TileWeights));
+        groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
+        chunks = p.n_regions * 8 * blocks * static_cast<int>(sizeof(Chunk));
+        tables = RebuildLayout(p, plane_tiles, p.unit);
+        note = static_cast<int>(sizeof(TileNotes)) + plane_tiles * 16 * decode_rows * 2;
+    }
+    LKV_HD int total(const AttnArgs& p) const {
+        const int all = factor + latents + weights + groups + chunks + tables.total() + note_buffers(blocks, p.unit) * note;
+        const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
+        const int pitch = (64 * blocks + 8) * 4;
+        const int merge = 1024 + 4 * rows * pitch;
         const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
         const int most = merge > parts ? merge : parts;
         return all > most ? all : most;

@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
                         reinterpret_cast<uint32_t*>(v_rows + s * pitch)[k] = 0;
                     }
                 }
-                before_bulk_copies();
+                before_async_access();
                 __syncthreads();
             }
             const float* const scales = scales_of(i - 1);

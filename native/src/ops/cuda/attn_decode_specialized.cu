@@ -1,0 +1,42 @@
+#include "ops/cuda/decode_specialized.cuh"
+#include "ops/cuda/instances.h"
+
+namespace lkv::cuda {
+
+namespace {
+
+template <int B, int Kind>
+cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
+    return launch_next(decode_specialized_kernel<B, Kind>, grid, specialized_threads,
+                       static_cast<size_t>(SpecializedPlan(args).total(args)), stream, args);
+}
+
+template <int B>
+cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
+    switch (args.kind) {
+        case kind_f16_wide:
+            return launch_one<B, kind_f16_wide>(args, stream);
+        case static_cast<int>(Format::q8):
+            return launch_one<B, static_cast<int>(Format::q8)>(args, stream);
+        case static_cast<int>(Format::q4):
+            return launch_one<B, static_cast<int>(Format::q4)>(args, stream);
+        default:
+            return launch_one<B, any_kind>(args, stream);
+    }
+}
+
+}  // namespace
+
+cudaError_t launch_decode_specialized(const AttnArgs& args, cudaStream_t stream) {
+    const int blocks = decode_blocks(args);
+    if (blocks == 1) return launch_kind<1>(args, stream);
+    return blocks == 2 ? launch_kind<2>(args, stream) : launch_kind<4>(args, stream);
+}
+
+bool has_specialized() {
+    // the kernel has a body only in machine code for compute capability 9.0 itself
+    return compiled<AttnArgs>(decode_specialized_kernel<4, any_kind>).sharedSizeBytes > 0;
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,166 @@
+// Attention for up to 8 query rows on a K that is rebuilt from latents of up to 256 channels, by warps with roles (compute
+// capability 9.0's own code, sm_90a):
+//
+//   4 warps make    K's latents as stored -> f16 in shared memory, queries  make_latents.cuh
+//   2 x 4 score     latents · B, RoPE, times the queries, softmax weights   score_keys.cuh
+//   4 warps sum     V's latents in registers, times the weights             sum_values.cuh
+//
+// Roles are tiles of 64 slots apart and tell each other by barriers in shared memory; rows are read where they lie.
+#pragma once
+
+#include "ops/cuda/args.h"
+#include "ops/cuda/chain.cuh"
+#include "ops/cuda/copy.cuh"
+#include "ops/cuda/finish.cuh"
+#include "ops/cuda/make_latents.cuh"
+#include "ops/cuda/score_keys.cuh"
+#include "ops/cuda/sum_values.cuh"
+
+namespace lkv::cuda {
+
+// B: 64-channel blocks of a K and a V group. Kind: as in with_chunk.
+template <int B, int Kind>
+__global__ void __launch_bounds__(specialized_threads, 1)
+    decode_specialized_kernel(const __grid_constant__ AttnArgs p) {
+    if constexpr (!has_warpgroup_products) return;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ SpecializedBarriers barriers;
+    __shared__ int32_t rows_at[decode_rows];  // of a query row: which of [n_tokens, n_head] it is
+    __shared__ int32_t n_slots[max_regions];
+    let_next_start();
+    const Parts parts(p);
+    const int split = blockIdx.y;
+    if (split >= parts.count) return;
+    const SpecializedPlan plan(p);
+    const WorkItem item(p, blockIdx.x);
+    const int lane = threadIdx.x % 32;
+    // from one lane, so that the compiler keeps what follows from it in uniform registers
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+
+    uint8_t* const factor = shared;
+    uint8_t* const latents = factor + plan.factor;
+    auto* const weights = reinterpret_cast<TileWeights*>(latents + plan.latents);
+    auto* const groups = reinterpret_cast<GroupTable*>(latents + plan.latents + plan.weights);
+    auto* const chunks = reinterpret_cast<Chunk*>(reinterpret_cast<uint8_t*>(groups) + plan.groups);
+    uint8_t* const tables_at = reinterpret_cast<uint8_t*>(chunks) + plan.chunks;
+    const RebuildTables tables(tables_at, plan.tables, plan.plane_tiles,
+                              round_up(plane_tiles(p.head_dim, p.n_rot), product_tiles / 2), p.unit);
+    uint8_t* const notes = tables_at + plan.tables.total();
+    const int buffer_bits = __ffs(p.stages) - 1;
+    const int note_bits = __ffs(note_buffers(B, p.unit)) - 1;
+
+    if (threadIdx.x == 0) {
+        barriers.init(p.unit, B);
+        const auto bytes = static_cast<uint32_t>(plan.factor);
+        const Arrivals arrivals(&barriers.factor_arrives);
+        arrivals.announce(bytes);
+        arrivals.copy(factor,
+                      reinterpret_cast<const uint8_t*>(p.k_b_cores) +
+                          static_cast<int64_t>(item.head_kv) * (plan.factor / p.unit),
+                      bytes);
+    }
+    if (static_cast<int>(threadIdx.x) < item.n_rows) rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
+    load_tables<B, B>(p, item, specialized_threads, groups, chunks, n_slots);
+    // columns without a query row are multiplied too
+    for (int i = threadIdx.x; i < plan.weights / 4; i += specialized_threads) {
+        reinterpret_cast<uint32_t*>(weights)[i] = 0;
+    }
+    tables.fill(p, item.head_kv, p.unit);
+    __syncthreads();
+    wait_for_previous();
+
+    const int begin = __shfl_sync(0xffffffffu, parts.begin(split), 0);
+    const int end = __shfl_sync(0xffffffffu, parts.begin(split + 1), 0);
+    const TileRows<B> rows{p, parts, begin, end - begin, groups, chunks, n_slots};
+    float sums[4][4] = {};
+    float row_max[2] = {-INFINITY, -INFINITY};
+    float row_sum[2] = {0.0f, 0.0f};
+    float base[2] = {-INFINITY, -INFINITY};  // of a warp's sums
+    const int summing_warp = warp - n_making_warps;
+    const int scoring_warp = summing_warp - n_summing_warps;
+    constexpr int making_and_scoring = 32 * (n_making_warps + n_scoring_warps);
+    const auto queries_are_there = [] { asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring) : "memory"); };
+    if (warp < n_making_warps) {
+        make_latents<B, Kind>(p, rows, tables, barriers, latents, notes, plan.note, buffer_bits, note_bits, warp,
+                              queries_are_there);
+    } else if (scoring_warp < 0) {
+        sum_values<B, Kind>(rows, barriers, weights, summing_warp, sums, base);
+    } else if (rows.count > 0) {
+        tables.fill_queries(p, KeyScorer::query_scale(p), threadIdx.x - 32 * (n_making_warps + n_summing_warps),
+                            32 * n_scoring_warps, [&](int row) -> const float* {
+                                return row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width
+                                                         : nullptr;
+                            });
+        queries_are_there();
+        KeyScorer scorer(p, tables, item, rows_at, scoring_warp);
+        scorer.run<B>(rows.count, barriers, latents, notes, plan.note, buffer_bits, note_bits, factor, weights);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            row_max[i] = scorer.row_max[i];
+            row_sum[i] = scorer.row_sum[i];
+        }
+    }
+
+    // the sums meet where B was
+    __syncthreads();
+    constexpr int width = 64 * B;
+    constexpr int pitch = width + 8;
+    constexpr int slices = tiles_at_once(B);                            // warps that sum the same channels of different tiles
+    auto* const ml = reinterpret_cast<float2*>(shared);                 // [scoring warps][decode_rows] maximum, sum
+    auto* const all = ml + n_scoring_warps * decode_rows;               // [decode_rows]
+    auto* const shares = reinterpret_cast<float*>(all + decode_rows);   // [slices][decode_rows]
+    float* const total = shares + tiles_at_once(1) * decode_rows;       // [slices][n_rows][pitch]
+    const int g = lane / 4;
+    const int c = lane % 4;
+    if (scoring_warp >= 0) {
+        if (g == 0) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                ml[scoring_warp * decode_rows + 2 * c + i] = make_float2(row_max[i], row_sum[i]);
+            }
+        }
+    } else if (summing_warp >= 0) {
+        if (summing_warp % B == 0 && g == 0) {
+            shares[summing_warp / B * decode_rows + 2 * c] = base[0];
+            shares[summing_warp / B * decode_rows + 2 * c + 1] = base[1];
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = 2 * c + e % 2;
+            if (row >= item.n_rows) continue;
+            float* const to = total + (summing_warp / B * item.n_rows + row) * pitch + 64 * (summing_warp % B);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                to[sum_channel(g, 2 * j + e / 2)] = sums[j][e];
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < decode_rows) {
+        float top = -INFINITY;
+        float sum = 0.0f;
+        for (int w = 0; w < n_scoring_warps; w++) top = fmaxf(top, ml[w * decode_rows + threadIdx.x].x);
+        for (int w = 0; w < n_scoring_warps; w++) {
+            const float2 of = ml[w * decode_rows + threadIdx.x];
+            if (of.x != -INFINITY) sum += of.y * exp2f(of.x - top);
+        }
+        all[threadIdx.x] = make_float2(top, sum);
+        for (int slice = 0; slice < slices; slice++) {
+            float& of = shares[slice * decode_rows + threadIdx.x];
+            of = of == -INFINITY ? 0.0f : exp2f(of - top);
+        }
+    }
+    __syncthreads();
+    end_part<specialized_threads>(p, parts, item, split, rows_at, all, width, shared, total, pitch, merges_apart(p),
+                                  [&](int row, int d) {
+                                      float sum = 0.0f;
+#pragma unroll
+                                      for (int s = 0; s < slices; s++) {
+                                          sum += shares[s * decode_rows + row] *
+                                                 total[(s * item.n_rows + row) * pitch + d];
+                                      }
+                                      return sum;
+                                  });
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,143 @@
+// What the warps of the specialized kernel share: the tiles of a part, where their rows lie, and the barriers between roles.
+#pragma once
+
+#include "ops/cuda/args.h"
+#include "ops/cuda/bulk_copy.cuh"
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/parts.cuh"
+#include "ops/cuda/shared_plan.h"
+
+namespace lkv::cuda {
+
+// One tile after the other of a part: 64 slots of one region from slot `first`.
+struct TileCursor {
+    int i = 0;  // which of the part's
+    int region = 0;
+    int first = 0;
+    int end = 0;  // of the region's slots
+
+    __device__ int n() const { return min(specialized_tile, end - first); }
+};
+
+// The tiles of a part and where their rows lie. groups: [n_regions][K, V]; chunks: [n_regions][4·blocks of K, of V]
+template <int B>
+struct TileRows {
+    const AttnArgs& p;
+    const Parts& parts;
+    int begin;
+    int count;
+    const GroupTable* groups;
+    const Chunk* chunks;
+    const int32_t* n_slots;
+
+    // At the part's tile i; past the last one nothing but i is meant.
+    __device__ TileCursor cursor(int i) const {
+        TileCursor at;
+        at.region = parts.region_of(begin);
+        at.first = (begin - parts.tiles_before(at.region)) * specialized_tile;
+        at.end = n_slots[at.region];
+        step(at, i);
+        return at;
+    }
+    __device__ void step(TileCursor& at, int tiles) const {
+        at.i += tiles;
+        at.first += tiles * specialized_tile;
+        while (at.first >= at.end && at.i < count) {
+            at.first -= round_up(at.end, specialized_tile);
+            at.end = n_slots[++at.region];
+        }
+    }
+    __device__ const Chunk* chunks_of(const TileCursor& at, int side) const {
+        return chunks + (2 * at.region + side) * 4 * B;
+    }
+    __device__ const GroupTable& group(const TileCursor& at, int side) const { return groups[2 * at.region + side]; }
+    // The group's bytes of a tile's rows in device memory. side: 0 K, 1 V
+    struct Rows {
+        const uint8_t* at;
+        uint32_t row_bytes;
+        int last;
+        // Past the last slot any row will do.
+        __device__ const uint8_t* row(int slot) const {
+            return at + static_cast<uint64_t>(static_cast<uint32_t>(min(slot, last))) * row_bytes;
+        }
+    };
+    __device__ Rows rows(const TileCursor& at, int side) const {
+        const RegionArgs& region = p.regions[at.region];
+        const uint8_t* const from = side == 0 ? region.k_rows : region.v_rows;
+        const uint32_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
+        return {from + static_cast<int64_t>(at.first) * row_bytes + group(at, side).first, row_bytes, at.n() - 1};
+    }
+    // The tile's rows into the L2 cache, by B warps, of which this is `member`.
+    __device__ void fetch(const TileCursor& at, int side, int member) const {
+        if (at.i >= count) return;
+        const Rows of = rows(at, side);
+        const int bytes = static_cast<int>(group(at, side).bytes);
+        // rows of a cache lie side by side: a cache line each
+        constexpr int slots = specialized_tile / B;
+        for (int slot = slots * member + static_cast<int>(threadIdx.x % 32) % slots; slot < slots * (member + 1);
+             slot += 32) {
+            const uint8_t* const from = of.row(slot);
+            for (int b = slots < 32 ? 128 * (static_cast<int>(threadIdx.x % 32) / slots) : 0; b < bytes;
+                 b += slots < 32 ? 128 * (32 / slots) : 128) {
+                prefetch(from + b);
+            }
+        }
+    }
+};
+
+// Buffers are filled in turn: tile i uses buffer i % 2^bits for the (i / 2^bits)th time.
+struct Turn {
+    int buffer;
+    uint32_t phase;
+
+    __device__ Turn(int i, int bits) : buffer(i & ((1 << bits) - 1)), phase(static_cast<uint32_t>(i) >> bits & 1) {}
+};
+
+// Positions and sequences of slots lane and lane + 32 of a tile; unused ones have position 0 and no sequence.
+struct TileMarks {
+    int pos[2] = {};
+    uint64_t seq[2] = {};
+
+    TileMarks() = default;
+    __device__ TileMarks(const RegionArgs& region, const TileCursor& at) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int slot = static_cast<int>(threadIdx.x % 32) + 32 * h;
+            if (slot >= at.n()) continue;
+            pos[h] = region.pos[at.first + slot];
+            seq[h] = region.seq[at.first + slot];
+        }
+    }
+};
+
+struct SpecializedBarriers {
+    uint64_t latents_made[max_latent_buffers];
+    uint64_t latents_used[max_latent_buffers];
+    uint64_t notes_used[max_latent_buffers];
+    uint64_t weights_made[n_weight_buffers];
+    uint64_t weights_used[n_weight_buffers];
+    uint64_t factor_arrives;
+
+    // By one thread. unit: KV heads, of which each has warps that read a tile's latents and write its weights
+    __device__ void init(int unit, int blocks) {
+        const int scorers = unit * n_scoring_warps / 2;
+        for (int i = 0; i < max_latent_buffers; i++) {
+            Arrivals(&latents_made[i]).init(blocks);
+            Arrivals(&latents_used[i]).init(scorers);
+            Arrivals(&notes_used[i]).init(scorers);
+        }
+        for (int i = 0; i < n_weight_buffers; i++) {
+            Arrivals(&weights_made[i]).init(scorers);
+            Arrivals(&weights_used[i]).init(blocks);
+        }
+        Arrivals(&factor_arrives).init();
+    }
+};
+
+// One warp has arrived.
+__device__ inline void warp_arrives(uint64_t* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) Arrivals(barrier).arrive();
+}
+
+}  // namespace lkv::cuda
