@@ -431,7 +431,16 @@ void rows() {
         args.region = region.as<int32_t>();
         args.slot = slot.as<int32_t>();
         args.targets[0] = target(row, device_plan, k, v);
-        cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+        if (f % 2 == 0) {
+            cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+        } else {
+            lkv::cuda::StoreArgs alone = args;
+            alone.v = nullptr;
+            cuda_check(lkv::cuda::store_rows(alone, n, nullptr), "store_rows of K");
+            alone = args;
+            alone.k = nullptr;
+            cuda_check(lkv::cuda::store_rows(alone, n, nullptr), "store_rows of V");
+        }
         cuda_check(cudaDeviceSynchronize(), "storing");
         for (const DeviceBuffer* side : {&k, &v}) {
             const auto got = side->download<uint8_t>();

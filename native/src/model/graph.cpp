@@ -34,6 +34,7 @@ private:
     ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard);
     ggml_tensor* clamp(ggml_tensor* x);
     ggml_tensor* swapped(ggml_tensor* x);
+    ggml_tensor* held(ggml_tensor* x);
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer);
     ggml_tensor* encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec);
     ggml_tensor* begin();
@@ -102,9 +103,18 @@ ggml_tensor* Builder::swapped(ggml_tensor* x) {
     return ggml_cont(ctx_, ggml_permute(ctx_, x, 0, 2, 1, 3));
 }
 
+// What leads to K, V and Q keeps its memory: a GPU computes them side by side, and none may be written over another.
+ggml_tensor* Builder::held(ggml_tensor* x) {
+    if (shape_.on_gpu && shape_.n_tokens <= small_batch) {
+        ggml_set_output(x->view_src != nullptr ? x->view_src : x);
+    }
+    return x;
+}
+
 // q' = E_q[j(h)] q: [head_dim, n_head, n_tokens] -> [rank_k max, n_head, n_tokens]
 ggml_tensor* Builder::project(ggml_tensor* q, const LayerWeights& layer) {
-    return swapped(ggml_mul_mat(ctx_, layer.attn_q_e, swapped(q)));  // heads of one KV head share its E_q
+    // heads of one KV head share its E_q
+    return held(swapped(held(ggml_mul_mat(ctx_, layer.attn_q_e, held(swapped(q))))));
 }
 
 // z_g = E_k[g] k_g: [head_dim, n_kv, n_tokens] -> [Σ rank_k, n_tokens]
@@ -118,8 +128,8 @@ ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const Te
         const int64_t rank = spec.ranks.front();
         ggml_tensor* const e = ggml_view_3d(ctx_, layer.attn_k_e, width, rank, n_groups, row_bytes,
                                             static_cast<size_t>(rank) * row_bytes, 0);
-        ggml_tensor* const z =
-            swapped(ggml_mul_mat(ctx_, e, swapped(ggml_reshape_3d(ctx_, k, width, n_groups, n_tokens))));
+        ggml_tensor* const by_group = held(swapped(ggml_reshape_3d(ctx_, k, width, n_groups, n_tokens)));
+        ggml_tensor* const z = swapped(held(ggml_mul_mat(ctx_, e, by_group)));
         return ggml_reshape_2d(ctx_, z, rank * n_groups, n_tokens);
     }
     k = ggml_reshape_2d(ctx_, k, h_.width_kv(), n_tokens);
@@ -129,8 +139,8 @@ ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const Te
         ggml_tensor* const e = ggml_view_2d(ctx_, layer.attn_k_e, width, spec.ranks[g], row_bytes, row * row_bytes);
         ggml_tensor* const kg =
             ggml_view_2d(ctx_, k, width, n_tokens, k->nb[1], g * static_cast<size_t>(width) * sizeof(float));
-        ggml_tensor* const zg = ggml_mul_mat(ctx_, e, kg);
-        z = z == nullptr ? zg : ggml_concat(ctx_, z, zg, 0);
+        ggml_tensor* const zg = held(ggml_mul_mat(ctx_, e, kg));
+        z = z == nullptr ? zg : held(ggml_concat(ctx_, z, zg, 0));
         row += static_cast<size_t>(spec.ranks[g]);
     }
     return z;
@@ -185,23 +195,24 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     const int64_t n_tokens = x->ne[1];
     const int64_t hd = h_.head_dim;
     const bool roped = h_.block.position == Position::rope;
+    held(x);
 
     ggml_tensor* q = nullptr;  // [head_dim, n_head, n_tokens]
     ggml_tensor* k = nullptr;  // [head_dim, n_kv, n_tokens], or null where A gives the latent
     ggml_tensor* v = nullptr;
     if (layer.attn_qkv != nullptr) {
-        ggml_tensor* const qkv = clamp(linear(x, layer.attn_qkv, layer.attn_qkv_bias));
+        ggml_tensor* const qkv = held(clamp(linear(x, layer.attn_qkv, layer.attn_qkv_bias)));
         const size_t f = sizeof(float);
         const auto cut = [&](int64_t heads, int64_t first) {
-            return ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, hd, heads, n_tokens, static_cast<size_t>(hd) * f, qkv->nb[1],
-                                                static_cast<size_t>(first * hd) * f));
+            return held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, hd, heads, n_tokens, static_cast<size_t>(hd) * f,
+                                                     qkv->nb[1], static_cast<size_t>(first * hd) * f)));
         };
         q = cut(h_.n_head, 0);
         k = cut(h_.n_kv, h_.n_head);
         v = cut(h_.n_kv, h_.n_head + h_.n_kv);
     } else {
         const auto heads = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n) {
-            return ggml_reshape_3d(ctx_, clamp(linear(x, weight, bias)), hd, n, n_tokens);
+            return ggml_reshape_3d(ctx_, held(clamp(linear(x, weight, bias))), hd, n, n_tokens);
         };
         q = heads(layer.attn_q, layer.attn_q_bias, h_.n_head);
         k = layer.attn_k == nullptr ? nullptr : heads(layer.attn_k, layer.attn_k_bias, h_.n_kv);
@@ -218,16 +229,20 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
         q = rope(q);
         k = k == nullptr ? nullptr : rope(k);
     }
+    held(q);
+    if (k != nullptr) {
+        held(k);
+    }
 
     ggml_tensor* k_store = nullptr;  // [Σ rank_k or w, n_tokens]
     ggml_tensor* k_seen = nullptr;   // what exact rows hold; null: k_store
     switch (spec.k_path) {
         case KPath::full:
-            q = rotate(q, constants_.hadamard_k);
-            k_store = rotate(k, constants_.hadamard_k);
+            q = held(rotate(q, constants_.hadamard_k));
+            k_store = held(rotate(k, constants_.hadamard_k));
             break;
         case KPath::rebuild:
-            k_store = linear(x, layer.attn_k_a, layer.attn_k_a_bias);
+            k_store = held(linear(x, layer.attn_k_a, layer.attn_k_a_bias));
             break;
         case KPath::rotated:
             k_store = encode(k, layer, spec.k);
@@ -238,13 +253,13 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
             }
             break;
         case KPath::absorbed:
-            k_store = linear(x, layer.attn_k_a, layer.attn_k_a_bias);
+            k_store = held(linear(x, layer.attn_k_a, layer.attn_k_a_bias));
             q = project(q, layer);
             break;
     }
     const bool v_rotated = spec.v_path == VPath::full && constants_.hadamard_v != nullptr;
-    ggml_tensor* v_store = spec.v_path == VPath::latent ? linear(x, layer.attn_v_a, layer.attn_v_a_bias)
-                                                        : rotate(v, constants_.hadamard_v);
+    ggml_tensor* v_store = held(spec.v_path == VPath::latent ? linear(x, layer.attn_v_a, layer.attn_v_a_bias)
+                                                             : rotate(v, constants_.hadamard_v));
     k_store = ggml_reshape_2d(ctx_, k_store, ggml_nelements(k_store) / n_tokens, n_tokens);
     v_store = ggml_reshape_2d(ctx_, v_store, ggml_nelements(v_store) / n_tokens, n_tokens);
 

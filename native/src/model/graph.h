@@ -50,6 +50,9 @@ struct ExactRows {
     LayerCacheSpec spec;                // of what it holds
 };
 
+// Tokens of the largest batch whose K, V and Q a GPU computes side by side, and whose graph it records.
+constexpr int small_batch = 8;
+
 struct GraphShape {
     int n_tokens = 1;
     int n_outputs = 1;

@@ -1,6 +1,7 @@
 // How our ops run inside ggml on the GPU: a backend that wraps ggml-cuda's. Ordinary nodes go to ggml-cuda as views of the
 // graph, our nodes launch on ggml-cuda's own stream in between; nothing is copied between backends and nothing waits.
-// The second run of a small graph is recorded, and every later one is a single launch of the recording.
+// In small graphs what leads to K, to V and to the queries runs at the same time, on three streams (branches.h).
+// The second run of such a graph is recorded, and every later one is a single launch of the recording.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "ops/cuda/plan.h"
 #include "ops/cuda/product.h"
 #include "ops/cuda/shared_plan.h"
+#include "runtime/branches.h"
 #include "runtime/ggml_stream.h"
 #include "runtime/gpu.h"
 
@@ -29,9 +31,6 @@ namespace {
 
 using cuda::check;
 using cuda::DeviceMemory;
-
-constexpr int longest_recorded_batch =
-    8;  // decoding; a prefill graph runs once or twice and its launches hide behind its work
 
 constexpr size_t largest_pinned = size_t{8} << 20;
 
@@ -73,19 +72,44 @@ private:
     void* data_ = nullptr;
 };
 
+// One of ggml-cuda's backends and the stream it works on.
+class Lane {
+public:
+    Lane() : backend_(ggml_backend_cuda_init(0)) {
+        if (backend_ == nullptr) fail("cuda", "expected device 0 to start; got an error of ggml-cuda");
+        stream_ = cuda::stream_of(backend_.get());
+        check(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming), "an event");
+    }
+    Lane(const Lane&) = delete;
+    Lane& operator=(const Lane&) = delete;
+    ~Lane() { cudaEventDestroy(reached_); }
+
+    ggml_backend_t backend() const { return backend_.get(); }
+    cudaStream_t stream() const { return stream_; }
+
+    // What is launched here from now on waits for all that was launched on the other by now.
+    cudaError_t wait_for(const Lane& other) {
+        const cudaError_t error = cudaEventRecord(other.reached_, other.stream_);
+        return error == cudaSuccess ? cudaStreamWaitEvent(stream_, other.reached_, 0) : error;
+    }
+
+private:
+    ggml_backend_ptr backend_;
+    cudaStream_t stream_ = nullptr;
+    cudaEvent_t reached_ = nullptr;
+};
+
 class CudaGpu final : public Gpu {
 public:
     CudaGpu() {
         // a recording of the whole step cannot contain ggml-cuda's recordings of its parts
         setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0);
-        inner_.reset(ggml_backend_cuda_init(0));
-        if (inner_ == nullptr) fail("cuda", "expected device 0 to start; got an error of ggml-cuda");
-        stream_ = cuda::stream_of(inner_.get());
-        check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "a stream");
-        check(cudaEventCreateWithFlags(&computed_, cudaEventDisableTiming), "an event");
-        check(cudaEventCreateWithFlags(&stored_, cudaEventDisableTiming), "an event");
+        main_.emplace();
+        k_lane_.emplace();
+        v_lane_.emplace();
+        stream_ = main_->stream();
         check(cuda::describe_device(device_), "a device query");
-        wrapper_ = *inner_;
+        wrapper_ = *main_->backend();
         static uint8_t guid[16] = {'l', 'a', 't', 'e', 'n', 't', 'k', 'v', '-', 'c', 'u', 'd', 'a'};
         wrapper_.guid = &guid;
         wrapper_.context = this;
@@ -93,7 +117,7 @@ public:
         wrapper_.iface.get_name = [](ggml_backend_t) { return "latentkv-cuda"; };
         wrapper_.iface.free = [](ggml_backend_t) {};
         wrapper_.iface.synchronize = [](ggml_backend_t b) {
-            ggml_backend_synchronize(static_cast<CudaGpu*>(b->context)->inner_.get());
+            ggml_backend_synchronize(static_cast<CudaGpu*>(b->context)->main_->backend());
         };
         wrapper_.iface.graph_compute = [](ggml_backend_t b, ggml_cgraph* graph) {
             return static_cast<CudaGpu*>(b->context)->compute(graph);
@@ -103,12 +127,11 @@ public:
     ~CudaGpu() override {
         cudaStreamSynchronize(stream_);
         drop_recording();
-        cudaEventDestroy(stored_);
-        cudaEventDestroy(computed_);
-        cudaStreamDestroy(side_);
     }
 
-    std::string name() const override { return ggml_backend_dev_description(ggml_backend_get_device(inner_.get())); }
+    std::string name() const override {
+        return ggml_backend_dev_description(ggml_backend_get_device(main_->backend()));
+    }
     ggml_backend_t backend() override { return &wrapper_; }
 
     std::unique_ptr<CacheStorage> allocate(size_t bytes) override {
@@ -207,7 +230,7 @@ public:
 
     void prepare(const Graph& graph) override {
         drop_recording();
-        const ggml_backend_dev_t device = ggml_backend_get_device(inner_.get());
+        const ggml_backend_dev_t device = ggml_backend_get_device(main_->backend());
         for (int i = 0; i < ggml_graph_n_nodes(graph.nodes); i++) {
             const ggml_tensor* const node = ggml_graph_node(graph.nodes, i);
             if (node->op != GGML_OP_CUSTOM && !ggml_backend_dev_supports_op(device, node)) {
@@ -228,7 +251,9 @@ public:
             partial_ = DeviceMemory(partial * sizeof(float));
             partial_ml_ = DeviceMemory(partial_ml * sizeof(float));
         }
-        recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= longest_recorded_batch;
+        // a prefill graph runs once or twice, and its launches hide behind its work
+        recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= small_batch;
+        branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
     }
 
     void move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) override {
@@ -349,22 +374,26 @@ private:
         return layer.plans.emplace(node.params.n_tokens, args).first->second;
     }
 
-    cudaError_t run_store(const ggml_tensor* dst, const AttentionNode& node) {
+    // K's rows, V's, or both
+    cudaError_t store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v,
+                      cudaStream_t stream) {
         const ggml_tensor* const k = dst->src[0];
         const ggml_tensor* const v = dst->src[1];
         cuda::StoreArgs args{};
-        args.k = static_cast<const float*>(k->data);
-        args.v = static_cast<const float*>(v->data);
+        if (with_k) args.k = static_cast<const float*>(k->data);
+        if (with_v) args.v = static_cast<const float*>(v->data);
         args.k_stride = static_cast<int64_t>(k->nb[1] / sizeof(float));
         args.v_stride = static_cast<int64_t>(v->nb[1] / sizeof(float));
         args.region = region();
         args.slot = slot();
         std::copy_n(layers_[static_cast<size_t>(node.layer)].targets, cuda::max_regions, args.targets);
-        // rows are stored beside the products that make the queries
-        cudaError_t error = cudaEventRecord(computed_, stream_);
-        if (error == cudaSuccess) error = cudaStreamWaitEvent(side_, computed_, 0);
-        if (error == cudaSuccess) error = cuda::store_rows(args, static_cast<int>(k->ne[1]), side_);
-        if (error == cudaSuccess) error = cudaEventRecord(stored_, side_);
+        return cuda::store_rows(args, static_cast<int>(k->ne[1]), stream);
+    }
+
+    // Rows are stored beside the products that make the queries.
+    cudaError_t run_store(const ggml_tensor* dst, const AttentionNode& node) {
+        cudaError_t error = k_lane_->wait_for(*main_);
+        if (error == cudaSuccess) error = store(dst, node, true, true, k_lane_->stream());
         unjoined_ = true;
         return error;
     }
@@ -372,7 +401,7 @@ private:
     cudaError_t join() {
         if (!unjoined_) return cudaSuccess;
         unjoined_ = false;
-        return cudaStreamWaitEvent(stream_, stored_, 0);
+        return main_->wait_for(*k_lane_);
     }
 
     cudaError_t run_attention(const ggml_tensor* dst, const AttentionNode& node) {
@@ -413,41 +442,73 @@ private:
         return args;
     }
 
-    // C calls this: errors are logged and returned, never thrown.
-    ggml_status enqueue(ggml_cgraph* graph) {
-        const int n = ggml_graph_n_nodes(graph);
-        const auto ordinary = [&](int first, int end) {
-            if (first == end) return GGML_STATUS_SUCCESS;
-            ggml_cgraph view = ggml_graph_view(graph, first, end);
-            return ggml_backend_graph_compute_async(inner_.get(), &view);
+    static const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* function = nullptr) {
+        ggml_custom_op_params params;
+        std::memcpy(&params, node->op_params, sizeof params);
+        if (function != nullptr) *function = params.fun;
+        return *static_cast<const AttentionNode*>(params.userdata);
+    }
+
+    // C calls these three: errors are logged and returned, never thrown.
+    static ggml_status started(cudaError_t error, const ggml_tensor* node) {
+        if (error == cudaSuccess) return GGML_STATUS_SUCCESS;
+        log(LogLevel::error, "[cuda] expected ", node->name, " to start; got ", cudaGetErrorString(error));
+        return GGML_STATUS_FAILED;
+    }
+
+    ggml_status run(ggml_cgraph* graph, int first, int end, const Lane& lane) {
+        const auto ordinary = [&](int from, int to) {
+            if (from == to) return GGML_STATUS_SUCCESS;
+            ggml_cgraph view = ggml_graph_view(graph, from, to);
+            return ggml_backend_graph_compute_async(lane.backend(), &view);
         };
-        int first = 0;
-        for (int i = 0; i < n; i++) {
+        for (int i = first; i < end; i++) {
             ggml_tensor* const node = ggml_graph_node(graph, i);
             const std::optional<cuda::ProductArgs> product = product_of(node);
             if (node->op != GGML_OP_CUSTOM && !product) continue;
-            const ggml_status status = ordinary(first, i);
+            ggml_status status = ordinary(first, i);
             if (status != GGML_STATUS_SUCCESS) return status;
             first = i + 1;
             if (product) {
-                const cudaError_t error = cuda::multiply(*product, stream_);
-                if (error == cudaSuccess) continue;
-                log(LogLevel::error, "[cuda] expected the product ", node->name, " to start; got ",
-                    cudaGetErrorString(error));
-                return GGML_STATUS_FAILED;
+                status = started(cuda::multiply(*product, lane.stream()), node);
+            } else {
+                ggml_custom_op_t function = nullptr;
+                const AttentionNode& attention = attention_of(node, &function);
+                status = started(
+                    function == gpu_store_node ? run_store(node, attention) : run_attention(node, attention), node);
             }
-            ggml_custom_op_params params;
-            std::memcpy(&params, node->op_params, sizeof params);
-            const auto& attention = *static_cast<const AttentionNode*>(params.userdata);
-            const cudaError_t error =
-                params.fun == gpu_store_node ? run_store(node, attention) : run_attention(node, attention);
-            if (error != cudaSuccess) {
-                log(LogLevel::error, "[cuda] expected a kernel of layer ", attention.layer, " to start; got ",
-                    cudaGetErrorString(error));
-                return GGML_STATUS_FAILED;
-            }
+            if (status != GGML_STATUS_SUCCESS) return status;
         }
-        const ggml_status status = ordinary(first, n);
+        return ordinary(first, end);
+    }
+
+    // K and V of a layer and their rows on streams of their own, beside the queries; all have joined behind it.
+    ggml_status run_branches(ggml_cgraph* graph, const Branches& layer) {
+        const ggml_tensor* const rows = ggml_graph_node(graph, layer.store);
+        const AttentionNode& node = attention_of(rows);
+        const auto branch = [&](Lane& lane, int first, int end, bool is_k) {
+            ggml_status status = started(lane.wait_for(*main_), rows);
+            if (status == GGML_STATUS_SUCCESS) status = run(graph, first, end, lane);
+            return status == GGML_STATUS_SUCCESS ? started(store(rows, node, is_k, !is_k, lane.stream()), rows)
+                                                 : status;
+        };
+        ggml_status status = branch(*k_lane_, layer.k, layer.v, true);
+        if (status == GGML_STATUS_SUCCESS) status = branch(*v_lane_, layer.v, layer.store, false);
+        if (status == GGML_STATUS_SUCCESS) status = run(graph, layer.store + 1, layer.attention, *main_);
+        if (status == GGML_STATUS_SUCCESS) status = started(main_->wait_for(*k_lane_), rows);
+        if (status == GGML_STATUS_SUCCESS) status = started(main_->wait_for(*v_lane_), rows);
+        return status;
+    }
+
+    ggml_status enqueue(ggml_cgraph* graph) {
+        int first = 0;
+        for (const Branches& layer : branches_) {
+            ggml_status status = run(graph, first, layer.k, *main_);
+            if (status == GGML_STATUS_SUCCESS) status = run_branches(graph, layer);
+            if (status != GGML_STATUS_SUCCESS) return status;
+            first = layer.attention;
+        }
+        const ggml_status status = run(graph, first, ggml_graph_n_nodes(graph), *main_);
         return status == GGML_STATUS_SUCCESS && join() != cudaSuccess ? GGML_STATUS_FAILED : status;
     }
 
@@ -487,13 +548,13 @@ private:
         seen_ = nullptr;
     }
 
-    ggml_backend_ptr inner_;
+    // made after the setting that they read: no recordings of ggml-cuda's own
+    std::optional<Lane> main_;
+    std::optional<Lane> k_lane_;
+    std::optional<Lane> v_lane_;
     ggml_backend wrapper_{};
-    cudaStream_t stream_ = nullptr;  // ggml-cuda's
-    cudaStream_t side_ = nullptr;    // stores
-    cudaEvent_t computed_ = nullptr;
-    cudaEvent_t stored_ = nullptr;
-    bool unjoined_ = false;  // a store that the main stream has not waited for
+    cudaStream_t stream_ = nullptr;  // of main_
+    bool unjoined_ = false;          // a store that the main stream has not waited for
     cuda::Device device_{};
 
     std::vector<Layer> layers_;
@@ -518,6 +579,7 @@ private:
     DeviceMemory done_;
 
     bool recordable_ = false;
+    std::vector<Branches> branches_;  // of the prepared graph
     const ggml_cgraph* seen_ = nullptr;
     const ggml_cgraph* recorded_ = nullptr;
     cudaGraphExec_t recording_ = nullptr;

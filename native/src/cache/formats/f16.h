@@ -25,6 +25,9 @@ struct F16 {
             store8_half(dst + 2 * i, min8(max8(load8(x + i), splat(-half_max)), splat(half_max)));
         }
 #endif
+#if defined(__CUDACC__)
+#pragma unroll 8
+#endif
         for (int i = whole + writer(); i < width; i += writers) {
             store_u16(dst + 2 * i, half_saturate(x[i]));
         }

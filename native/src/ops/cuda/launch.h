@@ -8,6 +8,7 @@
 namespace lkv::cuda {
 
 cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream);
+// K's rows where args.k is not null, V's where args.v is not.
 cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream);
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
 

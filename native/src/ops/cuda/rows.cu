@@ -1,5 +1,7 @@
 #include "ops/cuda/rows.cuh"
 
+#include <algorithm>
+
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/launch.h"
 
@@ -7,18 +9,40 @@ namespace lkv::cuda {
 
 namespace {
 
-// grid: tokens x {K, V}
+// Floats of a row that is staged in shared memory: what every kernel may use.
+constexpr int64_t staged_floats = 48 * 1024 / sizeof(float);
+
+// What describes rows depends on no earlier kernel, and a layer's weights have displaced it from the L2 cache.
+__device__ void prefetch(const SegmentLayout* segments, int n) {
+    const int at = threadIdx.x * 32;
+    if (at < n * static_cast<int>(sizeof(SegmentLayout))) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(segments) + at));
+    }
+}
+
+// grid: tokens x {K, V}, or tokens x the one that is stored
 __global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constant__ StoreArgs p) {
+    extern __shared__ float staged[];
     let_next_start();
-    wait_for_previous();
+    const bool is_k = blockIdx.y == 0 && p.k != nullptr;
+    for (const RowTarget& target : p.targets) {
+        prefetch(is_k ? target.k_segments : target.v_segments, is_k ? target.n_k_segments : target.n_v_segments);
+    }
     const int token = blockIdx.x;
+    wait_for_previous();
     const RowTarget& to = p.targets[p.region[token]];
     const int64_t slot = p.slot[token];
-    if (blockIdx.y == 0) {
-        write_row_shared(to.k_segments, to.n_k_segments, p.k + token * p.k_stride, to.k_rows + slot * to.k_row_bytes);
-    } else {
-        write_row_shared(to.v_segments, to.n_v_segments, p.v + token * p.v_stride, to.v_rows + slot * to.v_row_bytes);
+    const int64_t stride = is_k ? p.k_stride : p.v_stride;
+    const float* x = (is_k ? p.k : p.v) + token * stride;
+    if (stride <= staged_floats) {
+        // every value is read several times, by eight lanes in turn
+        for (int i = threadIdx.x; i < stride; i += row_threads) staged[i] = x[i];
+        __syncthreads();
+        x = staged;
     }
+    // one call: the formats' code once
+    write_row_shared(is_k ? to.k_segments : to.v_segments, is_k ? to.n_k_segments : to.n_v_segments, x,
+                     is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes);
 }
 
 __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
@@ -104,7 +128,13 @@ cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream
 }
 
 cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream) {
-    return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), 2), row_threads, 0, stream, args);
+    const unsigned sides = (args.k != nullptr ? 1 : 0) + (args.v != nullptr ? 1 : 0);
+    int64_t staged = 0;
+    for (const int64_t floats : {args.k != nullptr ? args.k_stride : 0, args.v != nullptr ? args.v_stride : 0}) {
+        if (floats <= staged_floats) staged = std::max(staged, floats);
+    }
+    return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), sides), row_threads,
+                       sizeof(float) * static_cast<size_t>(staged), stream, args);
 }
 
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream) {

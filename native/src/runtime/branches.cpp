@@ -1,0 +1,132 @@
+#include "runtime/branches.h"
+
+#include <bit>
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+
+namespace lkv {
+namespace {
+
+constexpr uint8_t to_k = 1;
+constexpr uint8_t to_v = 2;
+constexpr uint8_t to_q = 4;
+
+// As latent_attn of a graph for the GPU makes it: [queries, stored rows, K, V].
+bool is_attention(const ggml_tensor* node) {
+    return node->op == GGML_OP_CUSTOM && node->src[3] != nullptr && node->src[1]->op == GGML_OP_CUSTOM &&
+           node->src[1]->src[0] == node->src[2] && node->src[1]->src[1] == node->src[3];
+}
+
+bool is_view(const ggml_tensor* node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
+           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
+bool overlap(const ggml_tensor* a, const ggml_tensor* b) {
+    const auto* const a0 = static_cast<const char*>(a->data);
+    const auto* const b0 = static_cast<const char*>(b->data);
+    return a0 < b0 + ggml_nbytes(b) && b0 < a0 + ggml_nbytes(a);
+}
+
+struct Memory {
+    std::vector<const ggml_tensor*> read;
+    std::vector<const ggml_tensor*> written;
+};
+
+Memory memory_of(ggml_cgraph* graph, int first, int end, const ggml_tensor* result) {
+    Memory memory;
+    memory.read.push_back(result);
+    for (int i = first; i < end; i++) {
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        if (is_view(node)) {
+            continue;
+        }
+        memory.written.push_back(node);
+        for (const ggml_tensor* src : node->src) {
+            if (src != nullptr) {
+                memory.read.push_back(src);
+            }
+        }
+    }
+    return memory;
+}
+
+// a writes nothing that b reads or writes
+bool spares(const Memory& a, const Memory& b) {
+    for (const ggml_tensor* written : a.written) {
+        for (const auto* list : {&b.read, &b.written}) {
+            for (const ggml_tensor* other : *list) {
+                if (overlap(written, other)) {
+                    return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
+// Nodes [begin, attention] of the graph, with one store among them.
+std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, int attention) {
+    const ggml_tensor* const rows = ggml_graph_node(graph, store);
+    const ggml_tensor* const attend = ggml_graph_node(graph, attention);
+    std::unordered_map<const ggml_tensor*, uint8_t> leads;
+    leads[rows->src[0]] |= to_k;
+    leads[rows->src[1]] |= to_v;
+    leads[attend->src[0]] |= to_q;
+    for (int i = attention - 1; i >= begin; i--) {
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        const uint8_t to = leads[node];
+        for (const ggml_tensor* src : node->src) {
+            if (src != nullptr) {
+                leads[src] |= to;
+            }
+        }
+    }
+    Branches b{begin, begin, store, attention};
+    const auto leads_to = [&](int i, uint8_t one) { return leads[ggml_graph_node(graph, i)] == one; };
+    const auto shared = [&](int i) { return std::popcount(leads[ggml_graph_node(graph, i)]) != 1; };
+    while (b.k < store && shared(b.k)) b.k++;
+    b.v = b.k;
+    while (b.v < store && leads_to(b.v, to_k)) b.v++;
+    for (int i = b.v; i < store; i++) {
+        if (!leads_to(i, to_v)) {
+            return std::nullopt;
+        }
+    }
+    for (int i = store + 1; i < attention; i++) {
+        if (!leads_to(i, to_q)) {
+            return std::nullopt;
+        }
+    }
+    const Memory k = memory_of(graph, b.k, b.v, rows->src[0]);
+    const Memory v = memory_of(graph, b.v, store, rows->src[1]);
+    const Memory q = memory_of(graph, store + 1, attention, attend->src[0]);
+    const bool apart = spares(k, v) && spares(k, q) && spares(v, k) && spares(v, q) && spares(q, k) && spares(q, v);
+    return apart ? std::optional(b) : std::nullopt;
+}
+
+}  // namespace
+
+std::vector<Branches> find_branches(ggml_cgraph* graph) {
+    std::vector<Branches> layers;
+    std::unordered_map<const ggml_tensor*, int> customs;
+    int begin = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        if (node->op == GGML_OP_CUSTOM) {
+            customs[node] = i;
+        }
+        if (!is_attention(node)) {
+            continue;
+        }
+        const std::optional<Branches> layer = branches_of(graph, begin, customs.at(node->src[1]), i);
+        if (layer) {
+            layers.push_back(*layer);
+        }
+        begin = i + 1;
+    }
+    return layers;
+}
+
+}  // namespace lkv

@@ -1,0 +1,22 @@
+// Which nodes of a layer may run at the same time: those that lead to K alone, to V alone and to the queries alone.
+#pragma once
+
+#include <vector>
+
+#include "ggml.h"
+
+namespace lkv {
+
+// Indices of one layer's nodes: what several need lies before `k`; [k, v) leads to K alone, [v, store) to V, node `store` writes
+// the rows, (store, attention) leads to the queries.
+struct Branches {
+    int k = 0;
+    int v = 0;
+    int store = 0;
+    int attention = 0;
+};
+
+// Of an allocated graph for the GPU: layers where no branch needs another's results or writes what another reads or writes.
+std::vector<Branches> find_branches(ggml_cgraph* graph);
+
+}  // namespace lkv
