@@ -84,8 +84,14 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
         }
     }
     Branches b{begin, begin, store, attention};
-    const auto leads_to = [&](int i, uint8_t one) { return leads[ggml_graph_node(graph, i)] == one; };
-    const auto shared = [&](int i) { return std::popcount(leads[ggml_graph_node(graph, i)]) != 1; };
+    const auto leads_to = [&](int i, uint8_t one) {
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        return is_view(node) || leads[node] == one;
+    };
+    const auto shared = [&](int i) {
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        return is_view(node) || std::popcount(leads[node]) != 1;
+    };
     while (b.k < store && shared(b.k)) b.k++;
     b.v = b.k;
     while (b.v < store && leads_to(b.v, to_k)) b.v++;

@@ -27,8 +27,8 @@ LKV_HD inline void extremes(const float* x, int width, float& low, float& high) 
         low = fminf(low, x[i]);
         high = fmaxf(high, x[i]);
     }
-    low = across_writers(low, [](float a, float b) { return fminf(a, b); });
-    high = across_writers(high, [](float a, float b) { return fmaxf(a, b); });
+    low = across<writers>(low, [](float a, float b) { return fminf(a, b); });
+    high = across<writers>(high, [](float a, float b) { return fmaxf(a, b); });
 #else
     f32x8 l = load8(x);
     f32x8 h = l;
@@ -59,36 +59,27 @@ public:
         if (!(reach > 1e-12f && reach < 1e12f)) return widest;
 
         const float mean = FreeCentre ? sum(x, width) / n : 0.0f;
-        // From both starts at once: the sums of one fill the waits of the other. On a device a pass is one piece of code, which is
-        // fetched once: with staged rows (rows.cu) a token's q4 rows of 128 channels take 8 us instead of 16.
-        Step step[2] = {widest, {sqrtf(power(x, width, mean) / n) * gaussian_step(), mean}};
-        Step best[2] = {widest, widest};
-        float best_gain[2] = {-1.0f, -1.0f};
-        bool improves[2] = {true, true};
+        const Step starts[2] = {widest, {sqrtf(power(x, width, mean) / n) * gaussian_step(), mean}};
+        Ended best{widest, -1.0f};
+        for (int s = first_start(); s < 2; s += starts_at_once) {
+            Step step = starts[s];
 #if defined(__CUDACC__)
 #pragma unroll 1
 #endif
-        for (int k = 0; k < n_refine; k++) {
-            Moments moments_of[2];
-            moments(x, width, step, moments_of);
-            for (int s = 0; s < 2; s++) {
-                const Moments& m = moments_of[s];
+            for (int k = 0; k < n_refine; k++) {
+                const Moments m = moments(x, width, step);
                 const float l_mean = FreeCentre ? m.l / n : 0.0f;
                 // fused by name: left to the compilers, the last bit differs between machines, and with it which start wins
                 const float xl = fmaf(-l_mean, m.x, m.xl);  // covariance, relative to step.centre
                 const float ll = fmaf(-l_mean, m.l, m.ll);
-                improves[s] = improves[s] && xl > 0.0f && ll > 0.0f;
-                if (!improves[s]) continue;
-                step[s].scale = xl / ll;
-                if (FreeCentre) step[s].centre += fmaf(-step[s].scale, l_mean, m.x / n);
+                if (!(xl > 0.0f && ll > 0.0f)) break;
+                step.scale = xl / ll;
+                if (FreeCentre) step.centre += fmaf(-step.scale, l_mean, m.x / n);
                 // What the levels explain of the segment's variance: the largest gain is the smallest error.
-                if (xl * step[s].scale > best_gain[s]) {
-                    best_gain[s] = xl * step[s].scale;
-                    best[s] = step[s];
-                }
+                if (xl * step.scale > best.gain) best = {step, xl * step.scale};
             }
         }
-        return best_gain[1] > best_gain[0] ? best[1] : best[0];
+        return better_half(best);
     }
 
 private:
@@ -100,6 +91,27 @@ private:
         return step[Bits];
     }
 
+    struct Ended {
+        Step step;
+        float gain;
+    };
+
+    // On a device half of a segment's lanes go from each start. The first start's end is kept where both gain as much.
+#if defined(__CUDA_ARCH__)
+    static constexpr int starts_at_once = 2;
+    __device__ static int first_start() { return writer() / adders; }
+    __device__ static Step better_half(const Ended& own) {
+        const Ended other{{from_other_half(own.step.scale), from_other_half(own.step.centre)},
+                          from_other_half(own.gain)};
+        const bool own_wins = first_start() == 0 ? !(other.gain > own.gain) : own.gain > other.gain;
+        return own_wins ? own.step : other.step;
+    }
+#else
+    static constexpr int starts_at_once = 1;
+    LKV_HD static constexpr int first_start() { return 0; }
+    LKV_HD static Step better_half(const Ended& own) { return own.step; }
+#endif
+
     struct Moments {
         float x;  // Σ (x − centre)
         float l;  // Σ level
@@ -109,43 +121,39 @@ private:
 
 #if defined(__CUDACC__)
     LKV_HD static float add_up(float x) {
-        return across_writers(x, [](float a, float b) { return a + b; });
+        return across<adders>(x, [](float a, float b) { return a + b; });
     }
 
     LKV_HD static float sum(const float* x, int width) {
         float s = 0.0f;
 #pragma unroll 4
-        for (int i = writer(); i < width; i += writers) s += x[i];
+        for (int i = adder(); i < width; i += adders) s += x[i];
         return add_up(s);
     }
 
     LKV_HD static float power(const float* x, int width, float mean) {
         float p = 0.0f;
 #pragma unroll 4
-        for (int i = writer(); i < width; i += writers) {
+        for (int i = adder(); i < width; i += adders) {
             const float v = x[i] - mean;
             p = fmaf(v, v, p);
         }
         return add_up(p);
     }
 
-    LKV_HD static void moments(const float* x, int width, const Step (&step)[2], Moments (&m)[2]) {
-        const float inverse[2] = {1.0f / step[0].scale, 1.0f / step[1].scale};
-        m[0] = m[1] = {};
-#pragma unroll 4
-        for (int i = writer(); i < width; i += writers) {
-            const float value = x[i];
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const float y = value - step[s].centre;
-                const float level = truncf(fminf(fmaxf(fmaf(y, inverse[s], z + 0.5f), 0.0f), 2 * z)) - z;
-                m[s].x += y;
-                m[s].l += level;
-                m[s].xl = fmaf(y, level, m[s].xl);
-                m[s].ll = fmaf(level, level, m[s].ll);
-            }
+    LKV_HD static Moments moments(const float* x, int width, Step step) {
+        const float inverse = 1.0f / step.scale;
+        Moments m{};
+#pragma unroll 8
+        for (int i = adder(); i < width; i += adders) {
+            const float y = x[i] - step.centre;
+            const float level = truncf(fminf(fmaxf(fmaf(y, inverse, z + 0.5f), 0.0f), 2 * z)) - z;
+            m.x += y;
+            m.l += level;
+            m.xl = fmaf(y, level, m.xl);
+            m.ll = fmaf(level, level, m.ll);
         }
-        for (Moments& of : m) of = {add_up(of.x), add_up(of.l), add_up(of.xl), add_up(of.ll)};
+        return {add_up(m.x), add_up(m.l), add_up(m.xl), add_up(m.ll)};
     }
 #else
     static float sum(const float* x, int width) {
@@ -161,10 +169,6 @@ private:
             p = fma8(v, v, p);
         }
         return lkv::sum(p);
-    }
-
-    static void moments(const float* x, int width, const Step (&step)[2], Moments (&m)[2]) {
-        for (int s = 0; s < 2; s++) m[s] = moments(x, width, step[s]);
     }
 
     static Moments moments(const float* x, int width, Step step) {

@@ -26,24 +26,35 @@ struct Affine {
     float offset;
 };
 
-// On a device eight neighbouring lanes of a warp write one segment together: lane l takes elements (chunks, blocks) l, l + 8, …,
-// and sums come together in the order of the host's vectors, so that both write the same bytes.
+// On a device sixteen neighbouring lanes of a warp write one segment together: lane l takes elements (chunks, blocks) l, l + 16, …
+// Sums come together in the order of the host's vectors, so that both write the same bytes: lane l takes elements l % 8,
+// l % 8 + 8, …, and the two halves of eight lanes add up different things (fit.h).
 #if defined(__CUDA_ARCH__)
-constexpr int writers = 8;
+constexpr int writers = 16;
+constexpr int adders = 8;
 __device__ inline int writer() { return static_cast<int>(threadIdx.x % writers); }
+__device__ inline int adder() { return static_cast<int>(threadIdx.x % adders); }
 
-template <class Combine>
-__device__ inline float across_writers(float x, Combine combine) {
-    const unsigned mask = 0xffu << (threadIdx.x % 32 / writers * writers);
-    for (int o = writers / 2; o > 0; o /= 2) x = combine(x, __shfl_xor_sync(mask, x, o));
+// Combined over `n` neighbouring lanes: writers or adders.
+template <int n, class Combine>
+__device__ inline float across(float x, Combine combine) {
+    const unsigned mask = ((1u << n) - 1) << (threadIdx.x % 32 / n * n);
+    for (int o = n / 2; o > 0; o /= 2) x = combine(x, __shfl_xor_sync(mask, x, o));
     return x;
+}
+
+// From the other half of the writers.
+__device__ inline float from_other_half(float x) {
+    return __shfl_xor_sync(0xffffu << (threadIdx.x % 32 / writers * writers), x, adders);
 }
 #else
 constexpr int writers = 1;
+constexpr int adders = 1;
 LKV_HD constexpr int writer() { return 0; }
+LKV_HD constexpr int adder() { return 0; }
 
-template <class Combine>
-LKV_HD float across_writers(float x, Combine) {
+template <int n, class Combine>
+LKV_HD float across(float x, Combine) {
     return x;
 }
 #endif

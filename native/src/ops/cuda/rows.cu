@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constan
     const int64_t stride = is_k ? p.k_stride : p.v_stride;
     const float* x = (is_k ? p.k : p.v) + token * stride;
     if (stride <= staged_floats) {
-        // every value is read several times, by eight lanes in turn
+        // every value is read several times, by the lanes of its segment
         for (int i = threadIdx.x; i < stride; i += row_threads) staged[i] = x[i];
         __syncthreads();
         x = staged;

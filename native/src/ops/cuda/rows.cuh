@@ -6,10 +6,10 @@
 
 namespace lkv::cuda {
 
-constexpr int row_threads = 256;
-constexpr int writers_per_segment = 8;  // lanes, as format.h says
+constexpr int row_threads = 512;
+constexpr int writers_per_segment = 16;  // lanes, as format.h says
 
-// The device's write_segment: all eight lanes of a group enter with the same arguments.
+// The device's write_segment: all sixteen lanes of a group enter with the same arguments.
 __device__ inline void write_segment_shared(int32_t format, const float* x, int width, uint8_t* dst) {
     switch (static_cast<Format>(format)) {
         case Format::none:
