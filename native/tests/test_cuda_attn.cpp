@@ -64,8 +64,7 @@ void compare(const AttnShape& shape) {
             // the decode kernel copies a direct K a tile ahead
             int least_stages = device.args.decode != 0 && device.args.rebuild == 0 ? 2 : 1;
             if (device.args.specialized != 0) {
-                least_stages =
-                    lkv::cuda::least_latent_buffers(lkv::cuda::decode_blocks(device.args), device.args.unit);
+                least_stages = lkv::cuda::least_latent_buffers(lkv::cuda::decode_blocks(device.args), device.args.unit);
             }
             device.args.stages = std::min(std::max(cut.stages, least_stages), device.args.stages);
             // wide rows may be read from the cache, without copies; tiles that are made by the warp that uses them

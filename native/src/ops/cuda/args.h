@@ -86,8 +86,9 @@ struct AttnArgs {
     int32_t n_regions;
 
     // the plan
-    int32_t unit;  // KV heads of one work item: they share their K group (K rebuild outside the specialized kernel: 1) and their V group
-    int32_t tile;  // slots of a tile: 16, 32, 64 or 128
+    int32_t
+        unit;  // KV heads of one work item: they share their K group (K rebuild outside the specialized kernel: 1) and their V group
+    int32_t tile;         // slots of a tile: 16, 32, 64 or 128
     int32_t stages;       // tiles in flight
     int32_t n_split;      // parts of the sequence, at most
     int32_t least_tiles;  // tiles that are worth a part

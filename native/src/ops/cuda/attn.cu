@@ -368,7 +368,8 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         const Instance instance = choose_instance(args);
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
-    const bool merged = args.decode != 0 || args.specialized != 0 ? !merges_apart(args) : args.n_split == 1 && args.v_b == nullptr;
+    const bool merged =
+        args.decode != 0 || args.specialized != 0 ? !merges_apart(args) : args.n_split == 1 && args.v_b == nullptr;
     if (error != cudaSuccess || merged) return error;
     // tokens that share one reading of B_v; their sums lie in shared memory
     if (args.n_tokens >= 64 && args.v_blocks <= 16) return combine<16, 256>(args, stream);

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     };
     const auto fill_queries = [&] {
         if constexpr (REBUILD) {
-            keys.fill_queries(p, 1.0f, threadIdx.x, threads, query_row);
+            keys.fill_queries(p, threadIdx.x, threads, query_row);
             keys.wait(p.stages);
         } else {
 #pragma unroll 1
@@ -413,12 +413,14 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     }
     __syncthreads();
     // [item.n_rows][width], over the first warp's sums
-    end_part<fixed_threads>(p, parts, item, split, rows_at, all, 64 * VB, shared, sums, pitch, false, [&](int row, int d) {
-        float sum = 0.0f;
+    end_part<fixed_threads>(p, parts, item, split, rows_at, all, 64 * VB, shared, sums, pitch, false,
+                            [&](int row, int d) {
+                                float sum = 0.0f;
 #pragma unroll 8
-        for (int w = 0; w < warps; w++) sum += ml[w * n_rows_max + row].x * sums[(w * item.n_rows + row) * pitch + d];
-        return sum;
-    });
+                                for (int w = 0; w < warps; w++)
+                                    sum += ml[w * n_rows_max + row].x * sums[(w * item.n_rows + row) * pitch + d];
+                                return sum;
+                            });
 }
 
 }  // namespace lkv::cuda

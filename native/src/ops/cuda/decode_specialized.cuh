@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     auto* const chunks = reinterpret_cast<Chunk*>(reinterpret_cast<uint8_t*>(groups) + plan.groups);
     uint8_t* const tables_at = reinterpret_cast<uint8_t*>(chunks) + plan.chunks;
     const RebuildTables tables(tables_at, plan.tables, plan.plane_tiles,
-                              round_up(plane_tiles(p.head_dim, p.n_rot), product_tiles / 2), p.unit);
+                               round_up(plane_tiles(p.head_dim, p.n_rot), product_tiles / 2), p.unit);
     uint8_t* const notes = tables_at + plan.tables.total();
     const int buffer_bits = __ffs(p.stages) - 1;
     const int note_bits = __ffs(note_buffers(B, p.unit)) - 1;
@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         const auto bytes = static_cast<uint32_t>(plan.factor);
         const Arrivals arrivals(&barriers.factor_arrives);
         arrivals.announce(bytes);
-        arrivals.copy(factor,
-                      reinterpret_cast<const uint8_t*>(p.k_b_cores) +
-                          static_cast<int64_t>(item.head_kv) * (plan.factor / p.unit),
-                      bytes);
+        arrivals.copy(
+            factor,
+            reinterpret_cast<const uint8_t*>(p.k_b_cores) + static_cast<int64_t>(item.head_kv) * (plan.factor / p.unit),
+            bytes);
     }
     if (static_cast<int>(threadIdx.x) < item.n_rows) rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
     load_tables<B, B>(p, item, specialized_threads, groups, chunks, n_slots);
@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     } else if (scoring_warp < 0) {
         sum_values<B, Kind>(rows, barriers, weights, summing_warp, sums, base);
     } else if (rows.count > 0) {
-        tables.fill_queries(p, KeyScorer::query_scale(p), threadIdx.x - 32 * (n_making_warps + n_summing_warps),
-                            32 * n_scoring_warps, [&](int row) -> const float* {
+        tables.fill_queries(p, threadIdx.x - 32 * (n_making_warps + n_summing_warps), 32 * n_scoring_warps,
+                            [&](int row) -> const float* {
                                 return row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width
                                                          : nullptr;
                             });
@@ -105,11 +105,11 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     __syncthreads();
     constexpr int width = 64 * B;
     constexpr int pitch = width + 8;
-    constexpr int slices = tiles_at_once(B);                            // warps that sum the same channels of different tiles
-    auto* const ml = reinterpret_cast<float2*>(shared);                 // [scoring warps][decode_rows] maximum, sum
-    auto* const all = ml + n_scoring_warps * decode_rows;               // [decode_rows]
-    auto* const shares = reinterpret_cast<float*>(all + decode_rows);   // [slices][decode_rows]
-    float* const total = shares + tiles_at_once(1) * decode_rows;       // [slices][n_rows][pitch]
+    constexpr int slices = tiles_at_once(B);               // warps that sum the same channels of different tiles
+    auto* const ml = reinterpret_cast<float2*>(shared);    // [scoring warps][decode_rows] maximum, sum
+    auto* const all = ml + n_scoring_warps * decode_rows;  // [decode_rows]
+    auto* const shares = reinterpret_cast<float*>(all + decode_rows);  // [slices][decode_rows]
+    float* const total = shares + tiles_at_once(1) * decode_rows;      // [slices][n_rows][pitch]
     const int g = lane / 4;
     const int c = lane % 4;
     if (scoring_warp >= 0) {
@@ -151,16 +151,15 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         }
     }
     __syncthreads();
-    end_part<specialized_threads>(p, parts, item, split, rows_at, all, width, shared, total, pitch, merges_apart(p),
-                                  [&](int row, int d) {
-                                      float sum = 0.0f;
+    end_part<specialized_threads>(
+        p, parts, item, split, rows_at, all, width, shared, total, pitch, merges_apart(p), [&](int row, int d) {
+            float sum = 0.0f;
 #pragma unroll
-                                      for (int s = 0; s < slices; s++) {
-                                          sum += shares[s * decode_rows + row] *
-                                                 total[(s * item.n_rows + row) * pitch + d];
-                                      }
-                                      return sum;
-                                  });
+            for (int s = 0; s < slices; s++) {
+                sum += shares[s * decode_rows + row] * total[(s * item.n_rows + row) * pitch + d];
+            }
+            return sum;
+        });
 }
 
 }  // namespace lkv::cuda

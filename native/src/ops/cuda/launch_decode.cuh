@@ -10,8 +10,7 @@ template <int B, int MT, int Kind, KPath Path>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
     return launch_next(decode_kernel<B, B, MT, Kind, Path>, grid, 32 * args.decode,
-                       static_cast<size_t>(DecodePlan(args).total(args)), stream,
-                       args);
+                       static_cast<size_t>(DecodePlan(args).total(args)), stream, args);
 }
 
 template <int B, int Kind, KPath Path>

@@ -74,8 +74,8 @@ __device__ inline void make_latents(const AttnArgs& p, const TileRows<B>& rows, 
         }
 
         const bool used[2] = {marks.seq[0] != 0, marks.seq[1] != 0};
-        const int lowest = __reduce_min_sync(
-            0xffffffffu, min(used[0] ? marks.pos[0] : INT_MAX, used[1] ? marks.pos[1] : INT_MAX));
+        const int lowest =
+            __reduce_min_sync(0xffffffffu, min(used[0] ? marks.pos[0] : INT_MAX, used[1] ? marks.pos[1] : INT_MAX));
         if (!waited) queries_are_there();
         waited = true;
         auto& of = *reinterpret_cast<TileNotes*>(notes + note_turn.buffer * note);
@@ -99,8 +99,8 @@ __device__ inline void make_latents(const AttnArgs& p, const TileRows<B>& rows, 
             const uint64_t common =
                 __reduce_and_sync(0xffffffffu, static_cast<uint32_t>(both)) |
                 static_cast<uint64_t>(__reduce_and_sync(0xffffffffu, static_cast<uint32_t>(both >> 32))) << 32;
-            const uint64_t filled = __ballot_sync(0xffffffffu, used[0]) |
-                                    static_cast<uint64_t>(__ballot_sync(0xffffffffu, used[1])) << 32;
+            const uint64_t filled =
+                __ballot_sync(0xffffffffu, used[0]) | static_cast<uint64_t>(__ballot_sync(0xffffffffu, used[1])) << 32;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 of.pos[lane + 32 * h] = marks.pos[h];

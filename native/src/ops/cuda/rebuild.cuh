@@ -11,7 +11,7 @@ namespace lkv::cuda {
 
 struct WarpRebuild : RebuildTables {
     uint8_t* factor;  // B of the item's KV head
-    uint2* turned;  // [n_tiles][32] this warp's queries, turned back by turned_to positions
+    uint2* turned;    // [n_tiles][32] this warp's queries, turned back by turned_to positions
     int turned_to = INT_MAX;
 
     // at: B, then the tables; own: this warp's memory

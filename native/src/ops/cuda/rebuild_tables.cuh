@@ -53,9 +53,9 @@ struct RebuildTables {
         }
     }
 
-    // row_at(i): q of query row i, or null. scale: what the queries are multiplied by. By `threads` threads.
+    // row_at(i): q of query row i, or null. By `threads` threads.
     template <class RowAt>
-    __device__ void fill_queries(const AttnArgs& p, float scale, int thread, int threads, RowAt&& row_at) const {
+    __device__ void fill_queries(const AttnArgs& p, int thread, int threads, RowAt&& row_at) const {
         auto* const to = reinterpret_cast<float*>(queries);
         for (int i = thread; i < decode_rows * 16 * n_tiles; i += threads) {
             const int row = i / (16 * n_tiles);
@@ -64,7 +64,7 @@ struct RebuildTables {
             const float* const q = row_at(row);
             const int lane = 4 * row + column % 8 / 2;
             to[(column / 16 * 32 + lane) * 4 + column % 16 / 8 * 2 + column % 2] =
-                q != nullptr && dim >= 0 ? q[dim] * scale : 0.0f;
+                q != nullptr && dim >= 0 ? q[dim] : 0.0f;
         }
     }
 

@@ -37,14 +37,11 @@ public:
         }
     }
 
-    // The queries of the tables are multiplied by this.
-    __device__ static float query_scale(const AttnArgs& p) { return p.scale * log2_e; }
-
     // n_tiles: of the part; factor: pack_k_b_cores of the item's KV heads
     template <int B>
-    __device__ void run(int n_tiles, SpecializedBarriers& barriers, const uint8_t* latents, const uint8_t* notes, int note,
-                        int buffer_bits, int note_bits, const uint8_t* factor, TileWeights* weights) {
-        constexpr uint32_t a_step = specialized_tile * 16 * 2;     // bytes of 16 channels
+    __device__ void run(int n_tiles, SpecializedBarriers& barriers, const uint8_t* latents, const uint8_t* notes,
+                        int note, int buffer_bits, int note_bits, const uint8_t* factor, TileWeights* weights) {
+        constexpr uint32_t a_step = specialized_tile * 16 * 2;  // bytes of 16 channels
         constexpr uint32_t b_step = product_tiles * 16 * 16 * 2;
         const auto a_at = static_cast<uint32_t>(__cvta_generic_to_shared(latents));
         const auto b_at =
@@ -107,9 +104,7 @@ private:
     static constexpr float log2_e = 1.4426950408889634f;
 
     // The tile's slot that is this lane's slot g (h = 0) or g + 8.
-    __device__ int slot(int h) const {
-        return 16 * (warp_ % 4) + static_cast<int>(threadIdx.x % 32) / 4 + 8 * h;
-    }
+    __device__ int slot(int h) const { return 16 * (warp_ % 4) + static_cast<int>(threadIdx.x % 32) / 4 + 8 * h; }
 
     // s += the scores of 128 dimensions.
     __device__ void score(const TileNotes& of, int j0, float (&keys)[8 * product_tiles], float (&power)[2],
@@ -192,15 +187,16 @@ private:
         }
     }
 
-    // What a query does not see, and other heads' queries: -INFINITY. ALiBi's bias.
+    // Scores as powers of two; what a query does not see, and other heads' queries: -INFINITY. ALiBi's bias.
     __device__ void mask(const TileNotes& of, float (&s)[4]) const {
+        const float scale = p_.scale * log2_e;
         // bit by bit: no branches, which lanes would take differently
         const bool all = static_cast<int>(of.highest <= min(my_pos_[0], my_pos_[1])) &
                          static_cast<int>((of.common & my_seq_[0]) != 0) &
                          static_cast<int>((of.common & my_seq_[1]) != 0);
         if (p_.window == 0 && p_.alibi_slopes == nullptr && __all_sync(0xffffffffu, all)) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[e] = mine_[e % 2] ? s[e] : -INFINITY;
+            for (int e = 0; e < 4; e++) s[e] = mine_[e % 2] ? s[e] * scale : -INFINITY;
             return;
         }
 #pragma unroll
@@ -213,7 +209,7 @@ private:
                 const bool seen = mine_[i] && (slot_seq & my_seq_[i]) != 0 && distance >= 0 &&
                                   (p_.window == 0 || distance < p_.window);
                 float& x = s[2 * h + i];
-                x = seen ? x - slope_[i] * static_cast<float>(distance) : -INFINITY;
+                x = seen ? x * scale - slope_[i] * static_cast<float>(distance) : -INFINITY;
             }
         }
     }
@@ -226,7 +222,7 @@ private:
                                row_max[1] == -INFINITY ? 0.0f : row_max[1]};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const __half2 weight = 
+            const __half2 weight =
                 __floats2half2_rn(power_of_two(s[2 * h] - base[0]), power_of_two(s[2 * h + 1] - base[1]));
             const float2 as_used = __half22float2(weight);  // the weights as the product sees them
             row_sum[0] += as_used.x;

@@ -276,7 +276,7 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
 }
 LKV_HD inline int decode_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
 constexpr int decode_static_bytes = 64;  // at most, beside DecodePlan
-constexpr int decode_rows = 8;  // query rows of the decode kernel: the columns of a tensor-core tile
+constexpr int decode_rows = 8;           // query rows of the decode kernel: the columns of a tensor-core tile
 
 // Wide latents in f16 leave the decode kernel no room for staged rows of K, which it keeps in registers anyway.
 LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int kind) {
@@ -305,8 +305,8 @@ struct DecodePlan {
     int queries;  // f16 [8][64·k_blocks]; K rebuild: 0
     int factor;   // K rebuild: f16 [64·k_blocks][16·plane tiles]
     RebuildLayout tables;
-    int turned;       // K rebuild: a warp's queries, f16 [plane tiles][8][16]
-    int own;          // of one warp: its queries, `stages` tiles of K and V, sequences and positions; K rebuild: these of one more
+    int turned;  // K rebuild: a warp's queries, f16 [plane tiles][8][16]
+    int own;  // of one warp: its queries, `stages` tiles of K and V, sequences and positions; K rebuild: these of one more
     int plane_tiles;  // K rebuild: tiles of 16 dimensions
 
     LKV_HD explicit DecodePlan(const AttnArgs& p) {
@@ -344,7 +344,7 @@ constexpr int n_summing_warps = 4;
 LKV_HD constexpr int tiles_at_once(int blocks) { return n_making_warps / blocks; }
 constexpr int n_scoring_warps = 8;
 constexpr int specialized_threads = 32 * (n_making_warps + n_summing_warps + n_scoring_warps);
-constexpr int specialized_tile = 64;    // slots: the rows of a product by a warpgroup
+constexpr int specialized_tile = 64;   // slots: the rows of a product by a warpgroup
 constexpr int max_latent_buffers = 8;  // a power of two
 constexpr int weight_buffer_bits = 2;
 constexpr int n_weight_buffers = 1 << weight_buffer_bits;
@@ -408,7 +408,8 @@ struct SpecializedPlan {
         note = static_cast<int>(sizeof(TileNotes)) + plane_tiles * 16 * decode_rows * 2;
     }
     LKV_HD int total(const AttnArgs& p) const {
-        const int all = factor + latents + weights + groups + chunks + tables.total() + note_buffers(blocks, p.unit) * note;
+        const int all =
+            factor + latents + weights + groups + chunks + tables.total() + note_buffers(blocks, p.unit) * note;
         const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
         const int pitch = (64 * blocks + 8) * 4;
         const int merge = 1024 + 4 * rows * pitch;

@@ -44,9 +44,8 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
             for (int m = 0; m < groups; m++) {
                 uint32_t first[8];
                 uint32_t second[8];
-                four_rows<decltype(kind)::value>(
-                    [&](int r) { return tile.row(16 * m + 2 * c + r % 2 + r / 2 * 8); }, chunk,
-                    g % 2, first, second);
+                four_rows<decltype(kind)::value>([&](int r) { return tile.row(16 * m + 2 * c + r % 2 + r / 2 * 8); },
+                                                 chunk, g % 2, first, second);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     a[m][j][0] = first[2 * j];
