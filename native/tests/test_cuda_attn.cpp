@@ -45,6 +45,7 @@ struct Cut {
 constexpr Cut cuts[] = {{"planned", 0, 0, 0},
                         {"tiles of 16, one stage, 3 parts", 16, 1, 3},
                         {"tiles of 32, 2 parts", 32, 2, 2},
+                        {"one part, one stage", 64, 1, 1},
                         {"planned, by warp", 0, 0, 0, true}};
 
 void compare(const AttnShape& shape) {
@@ -254,6 +255,33 @@ void shared_latents() {
     }
 }
 
+// Parts so long that every buffer between the roles of the specialized kernel is filled and emptied many times.
+void long_parts() {
+    struct Heads {
+        int group, rep, rank;
+    };
+    for (const Heads& h :
+         {Heads{1, 4, 64}, Heads{2, 4, 64}, Heads{1, 8, 128}, Heads{2, 2, 112}, Heads{4, 4, 256}, Heads{1, 1, 208}}) {
+        for (const bool permute : {false, true}) {
+            AttnShape s;
+            s.name = "long parts, latents of " + std::to_string(h.rank) + " for " + std::to_string(h.group) + " x " +
+                     std::to_string(h.rep) + " heads" + (permute ? ", slots in any order" : "");
+            s.head_dim = 128;
+            s.n_kv = 4;
+            s.rep = h.rep;
+            s.k_rebuild = s.v_latent = true;
+            s.k_group = s.v_group = h.group;
+            s.k_ranks.assign(static_cast<size_t>(4 / h.group), h.rank);
+            s.v_ranks = s.k_ranks;
+            s.k_formats = s.v_formats = {permute ? Format::f16 : Format::q4};
+            s.uniform = true;
+            s.permute = permute;
+            s.n_past = 2500;
+            compare(s);
+        }
+    }
+}
+
 // y = W x for many small matrices, in double.
 void products() {
     struct Shape {
@@ -339,14 +367,24 @@ void scattered_positions() {
 }
 
 void nothing_visible() {
-    for (const int n_tokens : {1, 140}) {
-        AttnShape s;
-        s.n_tokens = n_tokens;
-        AttnCase c(s);
-        std::vector<int32_t> other(static_cast<size_t>(c.params.n_tokens), 5);
-        c.params.q_seq = other.data();
-        DeviceCase device(c.params);
-        for (const float x : device.run()) CHECK(x == 0.0f);
+    for (const bool rebuild : {false, true}) {
+        for (const int n_tokens : {1, 140}) {
+            AttnShape s;
+            s.n_tokens = n_tokens;
+            s.k_rebuild = s.v_latent = rebuild;
+            if (rebuild) s.k_ranks = s.v_ranks = {48, 64};
+            AttnCase c(s);
+            if (rebuild && n_tokens == 1) {
+                // parts without a tile
+                DeviceCase empty(c.params);
+                empty.args.n_slots = empty.keep(std::vector<int32_t>(static_cast<size_t>(c.params.n_regions), 0));
+                for (const float x : empty.run()) CHECK(x == 0.0f);
+            }
+            std::vector<int32_t> other(static_cast<size_t>(c.params.n_tokens), 5);
+            c.params.q_seq = other.data();
+            DeviceCase device(c.params);
+            for (const float x : device.run()) CHECK(x == 0.0f);
+        }
     }
 }
 
@@ -502,6 +540,7 @@ int main(int argc, char** argv) {
     run("rows", true, rows);
     run("products", true, products);
     run("shared_latents", true, shared_latents);
+    run("long_parts", false, long_parts);
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
     run("grows", true, grows);

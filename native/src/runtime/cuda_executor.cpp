@@ -504,7 +504,20 @@ private:
         return status;
     }
 
+    // Of a failure nothing is left under way: what comes next, reused memory too, waits for the main stream only.
     ggml_status enqueue(ggml_cgraph* graph) {
+        const ggml_status status = enqueue_nodes(graph);
+        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+        if (status != GGML_STATUS_SUCCESS && cudaStreamIsCapturing(stream_, &capture) == cudaSuccess &&
+            capture == cudaStreamCaptureStatusNone) {
+            cudaStreamSynchronize(v_lane_->stream());
+            cudaStreamSynchronize(q_lane_->stream());
+            unjoined_ = false;
+        }
+        return status;
+    }
+
+    ggml_status enqueue_nodes(ggml_cgraph* graph) {
         int first = 0;
         for (const Branches& layer : branches_) {
             ggml_status status = run(graph, first, layer.k, *main_);

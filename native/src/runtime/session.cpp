@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -158,6 +159,7 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
     GraphShape shape;
     shape.n_tokens = kv.n_ubatch;
     shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
+    shape.on_gpu = model.gpu_memory() != nullptr;
     const auto reserve = [&](const ExactRows* exact) {
         const std::unique_ptr<Graph> graph = build_graph(model, cache, rope, constants, batch, shape, exact);
         const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
@@ -166,6 +168,12 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
         return bytes;
     };
     size_t most = reserve(nullptr);
+    if (shape.on_gpu) {
+        // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short
+        const int n_ubatch = std::exchange(shape.n_tokens, std::min(small_batch, shape.n_tokens));
+        most = std::max(most, reserve(nullptr));
+        shape.n_tokens = n_ubatch;
+    }
     const bool lazy = prefill_option(model, options) == Prefill::lazy;
     for (shape.layer = 0; lazy && shape.layer < model.hparams().n_layer; shape.layer++) {
         ExactRows exact;

@@ -7,6 +7,9 @@ namespace {
 
 template <int B, int Kind>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
+    if ((args.stages & (args.stages - 1)) != 0 || args.stages < least_latent_buffers(B, args.unit)) {
+        return cudaErrorInvalidValue;  // Turn counts in powers of two
+    }
     const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
     return launch_next(decode_specialized_kernel<B, Kind>, grid, specialized_threads,
                        static_cast<size_t>(SpecializedPlan(args).total(args)), stream, args);

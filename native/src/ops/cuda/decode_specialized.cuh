@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         }
     }
 
-    // the sums meet where B was
+    // the sums meet where B was, which a part without tiles has not waited for
+    Arrivals(&barriers.factor_arrives).wait(0);
     __syncthreads();
     constexpr int width = 64 * B;
     constexpr int pitch = width + 8;
