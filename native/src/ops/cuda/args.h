@@ -86,8 +86,8 @@ struct AttnArgs {
     int32_t n_regions;
 
     // the plan
-    int32_t
-        unit;  // KV heads of one work item: they share their K group (K rebuild outside the specialized kernel: 1) and their V group
+    // KV heads of one work item: they share their V group and their K group (K rebuild by single warps or in prefill: 1)
+    int32_t unit;
     int32_t tile;         // slots of a tile: 16, 32, 64 or 128
     int32_t stages;       // tiles in flight
     int32_t n_split;      // parts of the sequence, at most

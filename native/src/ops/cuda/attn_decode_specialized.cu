@@ -17,16 +17,7 @@ cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
 
 template <int B>
 cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
-    switch (args.kind) {
-        case kind_f16_wide:
-            return launch_one<B, kind_f16_wide>(args, stream);
-        case static_cast<int>(Format::q8):
-            return launch_one<B, static_cast<int>(Format::q8)>(args, stream);
-        case static_cast<int>(Format::q4):
-            return launch_one<B, static_cast<int>(Format::q4)>(args, stream);
-        default:
-            return launch_one<B, any_kind>(args, stream);
-    }
+    return with_kind(args.kind, [&](auto kind) { return launch_one<B, decltype(kind)::value>(args, stream); });
 }
 
 }  // namespace

@@ -33,16 +33,7 @@ bool has_pairs() {
 }
 
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream) {
-    switch (args.kind) {
-        case kind_f16_wide:
-            return launch_kind<kind_f16_wide>(args, stream);
-        case static_cast<int>(Format::q8):
-            return launch_kind<static_cast<int>(Format::q8)>(args, stream);
-        case static_cast<int>(Format::q4):
-            return launch_kind<static_cast<int>(Format::q4)>(args, stream);
-        default:
-            return launch_kind<any_kind>(args, stream);
-    }
+    return with_kind(args.kind, [&](auto kind) { return launch_kind<decltype(kind)::value>(args, stream); });
 }
 
 }  // namespace lkv::cuda

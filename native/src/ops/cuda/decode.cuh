@@ -8,8 +8,6 @@
 // warp until the end of a part. A stored byte is copied once and dequantized once, in registers.
 #pragma once
 
-#include <type_traits>
-
 #include "ops/cuda/args.h"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/copy.cuh"

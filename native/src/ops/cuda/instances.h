@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <type_traits>
+
+#include "cache/formats.h"
 #include "ops/cuda/args.h"
 
 namespace lkv::cuda {
@@ -14,6 +17,21 @@ struct Instance {
 };
 
 constexpr Instance instances[] = {{16, 1}, {32, 1}, {64, 1}, {16, 2}, {32, 2}, {16, 4}};
+
+// Launches by AttnArgs::kind: launch(kind) gets it as a constant.
+template <class Launch>
+cudaError_t with_kind(int kind, Launch&& launch) {
+    switch (kind) {
+        case kind_f16_wide:
+            return launch(std::integral_constant<int, kind_f16_wide>{});
+        case static_cast<int>(Format::q8):
+            return launch(std::integral_constant<int, static_cast<int>(Format::q8)>{});
+        case static_cast<int>(Format::q4):
+            return launch(std::integral_constant<int, static_cast<int>(Format::q4)>{});
+        default:
+            return launch(std::integral_constant<int, any_kind>{});
+    }
+}
 
 cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_decode_rebuild(const AttnArgs& args, cudaStream_t stream);

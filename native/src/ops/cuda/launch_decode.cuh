@@ -25,16 +25,7 @@ cudaError_t launch_tile(const AttnArgs& args, cudaStream_t stream) {
 
 template <int B, KPath Path>
 cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
-    switch (args.kind) {
-        case kind_f16_wide:
-            return launch_tile<B, kind_f16_wide, Path>(args, stream);
-        case static_cast<int>(Format::q8):
-            return launch_tile<B, static_cast<int>(Format::q8), Path>(args, stream);
-        case static_cast<int>(Format::q4):
-            return launch_tile<B, static_cast<int>(Format::q4), Path>(args, stream);
-        default:
-            return launch_tile<B, any_kind, Path>(args, stream);
-    }
+    return with_kind(args.kind, [&](auto kind) { return launch_tile<B, decltype(kind)::value, Path>(args, stream); });
 }
 
 template <KPath Path>

@@ -164,10 +164,10 @@ bool plan_specialized(int capacity, const Device& device, AttnArgs& a) {
     plan.tile = specialized_tile;
     plan.least_tiles = 2;
     const int shared_by = std::gcd(a.k_group, a.v_group);
+    const int blocks = decode_blocks(a);
     for (const auto& [unit, buffers] : {std::pair{2, 8}, {2, 4}, {2, 2}, {1, 8}, {1, 4}, {1, 2}, {2, 1}}) {
         if (shared_by % unit != 0 || rows * unit > decode_rows) continue;
-        if (buffers < least_latent_buffers(decode_blocks(a), unit)) continue;
-        if (buffers > 2 * tiles_at_once(decode_blocks(a)) && buffers > 4) continue;
+        if (buffers < least_latent_buffers(blocks, unit) || buffers > std::max(4, 2 * tiles_at_once(blocks))) continue;
         plan.unit = unit;
         plan.stages = buffers;
         plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors);

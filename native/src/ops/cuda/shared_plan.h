@@ -298,6 +298,16 @@ struct RebuildLayout {
     LKV_HD int total() const { return queries + extras + angles; }
 };
 
+// What a decode kernel needs at the end of a part: `maxima` bytes and `slices` times the sums of all rows, then the parts' weights and
+// merged sums (finish.cuh).
+LKV_HD inline int end_part_bytes(const AttnArgs& p, int maxima, int slices) {
+    const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
+    const int pitch = (64 * decode_blocks(p) + 8) * 4;
+    const int merge = maxima + slices * rows * pitch;
+    const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
+    return merge > parts ? merge : parts;
+}
+
 // Shared memory of the decode kernel, in this order. Sizes in bytes, multiples of 16.
 struct DecodePlan {
     int groups;   // GroupTable of K and V per region
@@ -327,13 +337,8 @@ struct DecodePlan {
     LKV_HD int common() const { return groups + chunks + queries + factor + tables.total(); }
     LKV_HD int total(const AttnArgs& p) const {
         const int all = common() + p.decode * own;
-        const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
-        const int blocks = decode_blocks(p);
-        const int pitch = (64 * blocks + 8) * 4;
-        const int merge = (p.decode + 1) * decode_rows * 8 + p.decode * rows * pitch;
-        const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
-        const int most = merge > parts ? merge : parts;
-        return all > most ? all : most;
+        const int end = end_part_bytes(p, (p.decode + 1) * decode_rows * 8, p.decode);
+        return all > end ? all : end;
     }
 };
 
@@ -376,7 +381,6 @@ struct alignas(16) TileNotes {
     uint64_t common;  // sequences that all slots are of
     int32_t lowest;   // position of a token
     int32_t highest;
-    int64_t unused;
 };
 
 // Whether K and V of these blocks are the specialized kernel's.
@@ -410,12 +414,8 @@ struct SpecializedPlan {
     LKV_HD int total(const AttnArgs& p) const {
         const int all =
             factor + latents + weights + groups + chunks + tables.total() + note_buffers(blocks, p.unit) * note;
-        const int rows = p.n_tokens * p.unit * (p.n_head / p.n_kv);
-        const int pitch = (64 * blocks + 8) * 4;
-        const int merge = 1024 + 4 * rows * pitch;
-        const int parts = round_up(rows * p.n_split, 4) * 4 + rows * pitch;
-        const int most = merge > parts ? merge : parts;
-        return all > most ? all : most;
+        const int end = end_part_bytes(p, 1024, tiles_at_once(1));
+        return all > end ? all : end;
     }
 };
 
