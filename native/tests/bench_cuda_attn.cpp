@@ -1,7 +1,8 @@
 // Speed of the CUDA kernels alone, as JSON on standard output: microseconds a layer, GB/s of stored rows, share of the copy
-// bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--by-warp]
+// bandwidth measured first.   bench_cuda_attn [depth …] [--tokens N] [--only TEXT …] [--by-warp] [--cold]
 //
 // --only: rows whose "model path format" contains one of the texts. --tokens: decode (1) or a ubatch (512) alone.
+// --cold: a copy of 64 MiB before every layer, as a layer's weights displace caches, its own time taken off.
 // --by-warp: no products by warpgroups, as on GPUs that are not of compute capability 9.0.
 // Decode of one token. Layers are cycled so that the rows of one pass exceed the L2 cache several times; rows are written by
 // the store kernel from normal values. Times: median of 5 replays of one captured graph over all layers.
@@ -217,21 +218,32 @@ public:
         cuda_check(cudaStreamSynchronize(stream), "storing");
     }
 
-    double attention_us() {
-        return 1e6 / n_layers_ * graph_seconds(stream_, [&] {
-                   for (const auto& args : layers_) cuda_check(lkv::cuda::attend(args, stream_), "attend");
-               });
+    // between: what runs before every layer, or nothing
+    double attention_us(const std::function<void()>& between) {
+        return layer_us(layers_, between, [&](const auto& args) { return lkv::cuda::attend(args, stream_); });
     }
-    double store_us() {
-        return 1e6 / n_layers_ * graph_seconds(stream_, [&] {
-                   for (const auto& args : stores_)
-                       cuda_check(lkv::cuda::store_rows(args, n_tokens_, stream_), "store");
-               });
+    double store_us(const std::function<void()>& between) {
+        return layer_us(stores_, between,
+                        [&](const auto& args) { return lkv::cuda::store_rows(args, n_tokens_, stream_); });
     }
     size_t layer_bytes() const { return layer_bytes_; }
     const lkv::cuda::AttnArgs& args() const { return layers_.front(); }
 
 private:
+    template <class Layers, class Launch>
+    double layer_us(const Layers& layers, const std::function<void()>& between, const Launch& launch) {
+        const auto pass = [&](bool with_layers) {
+            return graph_seconds(stream_, [&] {
+                for (const auto& args : layers) {
+                    if (between) between();
+                    if (with_layers) cuda_check(launch(args), "a layer");
+                }
+            });
+        };
+        const double alone = between ? pass(false) : 0.0;
+        return 1e6 / n_layers_ * (pass(true) - alone);
+    }
+
     template <class T>
     T* keep(const std::vector<T>& host) {
         kept_.emplace_back(host);
@@ -261,6 +273,7 @@ int main(int argc, char** argv) {
     std::vector<int> depths;
     std::vector<std::string> only;
     int only_tokens = 0;
+    bool cold = false;
     lkv::cuda::Device device = lkv::test::device_limits();
     for (int i = 1; i < argc; i++) {
         const std::string arg = argv[i];
@@ -268,7 +281,9 @@ int main(int argc, char** argv) {
             std::fprintf(stderr, "[bench] expected a value after %s; got none\n", argv[i]);
             return 1;
         }
-        if (arg == "--by-warp") {
+        if (arg == "--cold") {
+            cold = true;
+        } else if (arg == "--by-warp") {
             device.specialized = false;
         } else if (arg == "--only") {
             only.emplace_back(argv[++i]);
@@ -291,6 +306,15 @@ int main(int argc, char** argv) {
     const double copy = copy_bandwidth(stream);
     std::printf("{\n  \"device\": \"%s\",\n  \"copy_gb_per_s\": %.0f,\n  \"rows\": [", properties.name, copy / 1e9);
     std::fprintf(stderr, "%s, copy %.0f GB/s\n", properties.name, copy / 1e9);
+    constexpr size_t weight_bytes = size_t{64} << 20;
+    const DeviceBuffer weights(2 * weight_bytes);
+    std::function<void()> between;
+    if (cold) {
+        between = [&] {
+            auto* const to = weights.as<uint8_t>();
+            cuda_check(lkv::cuda::copy_bytes(to, to + weight_bytes, weight_bytes, stream), "a copy");
+        };
+    }
     const char* separator = "\n";
     for (const int n_tokens : {1, 512}) {
         if (only_tokens != 0 && n_tokens != only_tokens) continue;
@@ -302,8 +326,8 @@ int main(int argc, char** argv) {
                     if (!wanted(shape, format)) continue;
                     try {
                         Bench bench(shape, format, depth, n_tokens, device, stream);
-                        const double us = bench.attention_us();
-                        const double store = bench.store_us();
+                        const double us = bench.attention_us(between);
+                        const double store = bench.store_us(between);
                         const double floor = static_cast<double>(bench.layer_bytes()) / copy * 1e6;
                         const auto& a = bench.args();
                         std::printf(
