@@ -7,25 +7,37 @@
 
 namespace lkv::cuda {
 
+// Of every region, on the device.
+struct SlotCounts {
+    int32_t of[max_regions];
+
+    __device__ explicit SlotCounts(const AttnArgs& p) {
+#pragma unroll
+        for (int r = 0; r < max_regions; r++) of[r] = r < p.n_regions ? p.n_slots[r] : 0;
+    }
+};
+
 struct Parts {
     int before_1, before_2,
         n_tiles;  // tiles before regions 1 and 2, and all; not an array, which would leave the registers
     int tile;     // slots of a tile: the plan's, or fewer in the wide kernel
     int count;    // parts with work, 1 … n_split
+    bool halves;  // two thread blocks of the wide kernel take half the query rows of a part each: enough are idle
 
-    __device__ explicit Parts(const AttnArgs& p) : tile(p.tile) {
+    __device__ explicit Parts(const AttnArgs& p) : Parts(p, SlotCounts(p)) {}
+    __device__ Parts(const AttnArgs& p, const SlotCounts& n_slots) : tile(p.tile) {
         static_assert(max_regions == 3);
-        const auto n_slots = [&](int r) { return r < p.n_regions ? p.n_slots[r] : 0; };
         if (p.wide != 0) {
-            const int all = n_slots(0) + n_slots(1) + n_slots(2);
+            const int all = n_slots.of[0] + n_slots.of[1] + n_slots.of[2];
             while (tile > least_wide_tile && all <= tile / 2 * enough_wide_parts) tile /= 2;
         }
         const int tile_bits = __ffs(tile) - 1;
-        const auto tiles = [&](int r) { return (n_slots(r) + tile - 1) >> tile_bits; };
+        const auto tiles = [&](int r) { return (n_slots.of[r] + tile - 1) >> tile_bits; };
         before_1 = tiles(0);
         before_2 = before_1 + tiles(1);
         n_tiles = before_2 + tiles(2);
         count = max(1, min(p.n_split, (n_tiles + p.least_tiles - 1) / p.least_tiles));
+        halves = p.wide == max_wide_rows && p.pair == 0 && 2 * count <= p.n_split;
     }
     // 32 bits: at most 2^20 tiles and 132 parts
     __device__ int begin(int part) const {

@@ -257,7 +257,8 @@ bool plan_wide(const LatentAttnParams& p, int capacity, const Device& device, At
             if (WidePlan(a, a.wide).total > device.shared_bytes - wide_fixed) continue;
             const int blocks = a.n_kv / a.unit * (a.pair != 0 ? 2 : (rows + a.wide - 1) / a.wide);
             const int tiles = std::max(1, capacity / std::min(tile, least_wide_tile) + a.n_regions);
-            a.n_split = std::clamp(device.n_multiprocessors / blocks, 1, std::min(tiles, 132));
+            // a short cache's parts are shared by two thread blocks
+            a.n_split = std::clamp(device.n_multiprocessors / blocks, 1, std::min(2 * tiles, most_parts));
             return true;
         }
     }

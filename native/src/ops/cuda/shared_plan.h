@@ -50,8 +50,11 @@ struct SharedPlan {
     }
 };
 
+constexpr int most_parts = 132;  // of the sequence
+
 constexpr int n_wide_threads = 512;
 constexpr int n_wide_warps = n_wide_threads / 32;
+constexpr int max_wide_rows = 32;  // query rows of a thread block
 constexpr int max_wide_tile = 128;
 constexpr int max_wide_stages = 2;
 constexpr int least_wide_tile = 32;    // slots of a tile of the wide kernel, where the plan has more
@@ -166,8 +169,9 @@ struct WidePlan {
         scales = weights + 2 * rows * (tile + 8) * 2;
         exchange = scales + 2 * rows * 4;
         total = exchange + (p.pair != 0 ? (tile > 32 ? 4 : 2) * n_wide_threads * 8 : 0);
-        // the sums of the warps that share channels meet where the tiles were
-        const int merge = k_stages + rows * (64 * v_blocks + 4) * 4;
+        // the sums of the warps that share channels meet where the tiles were, but those that a warp keeps
+        const int side = wide_channel_warps(v_blocks);
+        const int merge = k_stages + (n_wide_warps / side - 1) * rows * 64 * side * 4;
         total = total > merge ? total : merge;
     }
 };

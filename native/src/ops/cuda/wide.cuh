@@ -26,126 +26,98 @@
 
 namespace lkv::cuda {
 
-// NT: 8-row blocks of queries, 2 or 4. NB: 64-channel blocks of V per warp. Kind: as in with_chunk. Pair: two thread blocks of a
-// cluster share a part: all its query rows, half of K's channels and half of V's each.
+// What a thread block works at: tiles [begin, begin + n) of the slots, a part of the sequence, for the query rows from `own_row` on.
+struct WideShare {
+    int tile;  // slots
+    int begin;
+    int n_tiles;
+    int own_row;  // the first of them in WideShared
+    int rank;     // of a pair
+    int k_first;  // this thread block's 64-channel blocks of K and of V
+    int k_blocks;
+    int v_first;
+    int v_blocks;
+};
+
+// Where a row's sums go, null where there is no row, and by what they are multiplied.
+struct alignas(16) RowEnd {
+    float* to;
+    float scale;
+};
+
+// The kernel's own shared memory.
+struct WideShared {
+    WideRow rows[max_wide_rows];
+    int32_t row_at[max_wide_rows];          // of [n_tokens, n_head], -1 where there is no row
+    uint64_t arrivals[2][max_wide_stages];  // of K and V rows that the copy engine brings
+    uint64_t scores_arrive[2];              // from the other of a pair
+    int32_t part;                           // of `parts` that have work
+    int32_t parts;
+};
+
 template <int NT, int NB, int Kind, bool Pair>
-__global__ void __launch_bounds__(n_wide_threads, 1)
-    wide_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ WidePlan plan) {
+__device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& plan, const WideShare& share,
+                                            uint8_t* shared, WideShared& own) {
     constexpr int R = 8 * NT;
     constexpr bool as_stored = Kind == kind_f16_wide;  // channels and slots in their order, by matrix loads
-    if constexpr (Pair && !has_clusters) return;       // never launched: see has_pairs
-    extern __shared__ __align__(16) uint8_t shared[];
-    let_next_start();
-    const int split = blockIdx.z;
+    constexpr float log2_e = 1.4426950408889634f;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int g = lane / 4;
     const int c = lane % 4;
-    const int rank = Pair ? pair_rank() : 0;
-    const int k_first = Pair ? rank * plan.k_blocks : 0;  // this thread block's 64-channel blocks of K and of V
-    const int v_first = Pair ? rank * plan.v_blocks : 0;
-    const int k_blocks = Pair ? min(plan.k_blocks, p.k_blocks - k_first) : p.k_blocks;
-    const int v_blocks = Pair ? min(plan.v_blocks, p.v_blocks - v_first) : p.v_blocks;
-
-    auto* const sources = reinterpret_cast<WideSource*>(shared);  // [n_regions][K, V]
-    auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.chunks);
+    const int tile = share.tile;
+    const int tile_begin = share.begin;
+    const int n_tiles = share.n_tiles;
+    const int k_blocks = share.k_blocks;
+    const int v_blocks = share.v_blocks;
+    const auto* const sources = reinterpret_cast<const WideSource*>(shared);  // [n_regions][K, V]
+    const auto* const chunks = reinterpret_cast<const Chunk*>(shared + plan.chunks);
     auto* const queries = reinterpret_cast<uint2*>(shared + plan.queries);  // [k_blocks][4][NT/2][32][2]
     const auto seq_of = [&](int i, int tile) {
         return reinterpret_cast<uint64_t*>(shared + plan.marks + (i & (wide_marks - 1)) * tile * 12);
     };
+    auto& arrivals = own.arrivals;
+    [[maybe_unused]] auto& scores_arrive = own.scores_arrive;
 
-    const WorkItem item(p, blockIdx.x);
-    const int first_row = Pair ? 0 : blockIdx.y * R;
-
-    __shared__ WideRow rows[R];
-    __shared__ uint64_t arrivals[2][max_wide_stages];  // of K and V rows that the copy engine brings
-    __shared__ uint64_t scores_arrive[2];              // from the other of a pair
-    constexpr float log2_e = 1.4426950408889634f;
-    int tile, tile_begin, n_tiles;
-    bool only_part;
-    {
-        const Parts parts(p);
-        if (split >= parts.count) return;
-        only_part = parts.count == 1;
-        tile = parts.tile;
-        tile_begin = parts.begin(split);
-        n_tiles = parts.begin(split + 1) - tile_begin;
-        const int per_region = 4 * (plan.k_blocks + plan.v_blocks);
-#pragma unroll 1
-        for (int i = threadIdx.x; i < p.n_regions * per_region; i += n_wide_threads) {
-            const int r = i / per_region;
-            const int j = i - r * per_region;
-            const bool is_k = j < 4 * plan.k_blocks;
-            const int at = is_k ? 4 * k_first + j : 4 * v_first + j - 4 * plan.k_blocks;
-            const int all = 4 * (is_k ? p.k_blocks : p.v_blocks);
-            const RegionArgs& region = p.regions[r];
-            const Chunk* const from =
-                region.chunks + (is_k ? item.k_group * 4 * p.k_blocks
-                                      : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * 4 * p.v_blocks);
-            Chunk chunk = at < all ? from[at] : Chunk{};
-            if constexpr (Pair) {
-                const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-                const uint32_t row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
-                if (wide_halves(group, from, all) && at < all) {
-                    const int begin = 4 * (is_k ? k_first : v_first);
-                    const WideHalf half(group, row_bytes, from, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
-                    chunk.codes = static_cast<uint16_t>(chunk.codes - from[begin].codes + half.lead);
-                    chunk.affine = static_cast<uint16_t>(half.affine);
-                }
-            }
-            chunks[i] = chunk;
+    // queries [row][channel] f32 -> operand b of the products, two blocks of 8 rows in a 16-byte word: lane 4g + c holds row g,
+    // channels of pair s and s + 4 of chunk c; as stored: channels 2c, 2c + 1, 2c + 8, 2c + 9 of chunk s.
+    // Item i: neighbouring threads read neighbouring channels of one row, 4·half … 4·half + 3 and 8 + those of a chunk.
+    struct Channels {
+        float4 x, y;
+    };
+    const int n_items = plan.k_blocks * 8 * R;
+    const auto read_query = [&](int i) {
+        const int at = i < n_items ? own.row_at[share.own_row + i / 8 % R] : -1;
+        const float* const from = at >= 0 ? p.q + static_cast<int64_t>(at) * p.q_width : nullptr;
+        const int channel = 64 * (share.k_first + i / (8 * R)) + 16 * (i / 2 % 4) + 4 * (i % 2);
+        return Channels{four_floats(from, p.q_width, channel), four_floats(from, p.q_width, channel + 8)};
+    };
+    const auto keep_query = [&](int i, const Channels& of) {
+        const float4& x = of.x;
+        const float4& y = of.y;
+        const int half = i % 2;
+        const int chunk = i / 2 % 4;
+        const int row = i / 8 % R;
+        const auto word = [&](float a, float b) { return bits(__floats2half2_rn(a, b)); };
+        const auto to = [&](int s, int at) -> uint2& {
+            const int b = i / (8 * R);
+            return queries[(((b * 4 + s) * (NT / 2) + row / 16) * 32 + row % 8 * 4 + at) * 2 + row / 8 % 2];
+        };
+        if (i >= n_items) return;
+        if constexpr (as_stored) {
+            to(chunk, 2 * half) = make_uint2(word(x.x, x.y), word(y.x, y.y));
+            to(chunk, 2 * half + 1) = make_uint2(word(x.z, x.w), word(y.z, y.w));
+        } else {
+            to(2 * half, chunk) = make_uint2(word(x.x, x.z), word(y.x, y.z));
+            to(2 * half + 1, chunk) = make_uint2(word(x.y, x.w), word(y.y, y.w));
         }
-        if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
-            const int r = threadIdx.x / 2;
-            const bool is_k = threadIdx.x % 2 == 0;
-            const RegionArgs& region = p.regions[r];
-            WideSource from;
-            from.group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-            from.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
-            from.rows = is_k ? region.k_rows : region.v_rows;
-            from.seq = region.seq;
-            from.pos = region.pos;
-            from.n_slots = p.n_slots[r];
-            from.tiles_before = parts.tiles_before(r);
-            from.whole = copied_whole(from.row_bytes, from.group) ? 1 : 0;
-            // each region's own: the largest, by which tiles are laid out, need be no multiple of 16
-            from.pitch =
-                from.whole != 0 ? static_cast<int>(from.row_bytes) : pitch_of(static_cast<int>(from.group.bytes));
-            from.affine = from.affine_from = from.lead = 0;
-            if constexpr (Pair) {
-                const Chunk* const of = region.chunks + from.group.chunks;
-                const int begin = 4 * (is_k ? k_first : v_first);
-                if (wide_halves(from.group, of, 4 * (is_k ? p.k_blocks : p.v_blocks))) {
-                    const WideHalf half(from.group, from.row_bytes, of, begin,
-                                        begin + 4 * (is_k ? k_blocks : v_blocks));
-                    from.affine_from = static_cast<int>(from.group.first) + of[0].affine;
-                    from.group.first = half.first;
-                    from.group.bytes = half.bytes;
-                    from.group.access_bits = 4;
-                    from.whole = 0;
-                    from.pitch = half.pitch;
-                    from.affine = half.affine;
-                    from.lead = half.lead;
-                }
-            }
-            sources[threadIdx.x] = from;
-        }
-    }
-    if (static_cast<int>(threadIdx.x) < 2 * p.stages) Arrivals(&arrivals[threadIdx.x % 2][threadIdx.x / 2]).init();
-    if constexpr (Pair) {
-        if (threadIdx.x < 2) Arrivals(&scores_arrive[threadIdx.x]).init();
-        pair_barrier();
-    } else {
-        __syncthreads();
-    }
-    wait_for_previous();
-    if (static_cast<int>(threadIdx.x) < R) {
-        const bool exists = first_row + static_cast<int>(threadIdx.x) < item.n_rows;
-        const int at = exists ? item.row_at(p, first_row + static_cast<int>(threadIdx.x)) : 0;
-        const int token = at / p.n_head;
-        rows[threadIdx.x] = {
-            exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1,
-            exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
+    };
+    // on their way while the first rows are asked for
+    constexpr int ahead = 2;
+    Channels first_queries[ahead];
+#pragma unroll
+    for (int k = 0; k < ahead; k++) {
+        first_queries[k] = read_query(static_cast<int>(threadIdx.x) + k * n_wide_threads);
     }
 
     const int stage_bits = p.stages - 1;  // one stage or two
@@ -243,36 +215,6 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         }
         copies_commit();
     };
-    // queries [row][channel] f32 -> operand b of the products, two blocks of 8 rows in a 16-byte word: lane 4g + c holds row g,
-    // channels of pair s and s + 4 of chunk c; as stored: channels 2c, 2c + 1, 2c + 8, 2c + 9 of chunk s
-    const auto fill_queries = [&] {
-    // neighbouring threads read neighbouring channels of one row
-#pragma unroll 4
-        for (int i = threadIdx.x; i < plan.k_blocks * 8 * R; i += n_wide_threads) {
-            const int half = i % 2;  // channels 4·half … 4·half + 3 and 8 + those of a chunk
-            const int chunk = i / 2 % 4;
-            const int row = i / 8 % R;
-            const int b = i / 8 / R;
-            const float* const from = first_row + row < item.n_rows
-                                          ? p.q + static_cast<int64_t>(item.row_at(p, first_row + row)) * p.q_width
-                                          : nullptr;
-            const int channel = 64 * (k_first + b) + 16 * chunk + 4 * half;
-            const float4 x = four_floats(from, p.q_width, channel);
-            const float4 y = four_floats(from, p.q_width, channel + 8);
-            const auto word = [&](float a, float b) { return bits(__floats2half2_rn(a, b)); };
-            const auto to = [&](int s, int at) -> uint2& {
-                return queries[(((b * 4 + s) * (NT / 2) + row / 16) * 32 + row % 8 * 4 + at) * 2 + row / 8 % 2];
-            };
-            if constexpr (as_stored) {
-                to(chunk, 2 * half) = make_uint2(word(x.x, x.y), word(y.x, y.y));
-                to(chunk, 2 * half + 1) = make_uint2(word(x.z, x.w), word(y.z, y.w));
-            } else {
-                to(2 * half, chunk) = make_uint2(word(x.x, x.z), word(y.x, y.z));
-                to(2 * half + 1, chunk) = make_uint2(word(x.y, x.w), word(y.y, y.w));
-            }
-        }
-    };
-
     // whose softmax this thread shares
     constexpr int row_threads = n_wide_threads / R;
     constexpr int steps =
@@ -301,11 +243,29 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     };
     const auto scales_of = [&](int i) { return reinterpret_cast<float*>(shared + plan.scales) + (i & 1) * R; };
 
+    // K of tile 0, then K of the next and V of the one before in turn, as in the loop below; rolled, since it runs once
+#pragma unroll 1
+    for (int k = 0; k < 2 * p.stages; k++) issue(k % 2, k / 2 - k % 2);
+#pragma unroll
+    for (int k = 0; k < ahead; k++) {
+        keep_query(static_cast<int>(threadIdx.x) + k * n_wide_threads, first_queries[k]);
+    }
+#pragma unroll 1
+    for (int at = threadIdx.x + ahead * n_wide_threads; at < n_items; at += ahead * n_wide_threads) {
+        Channels next[ahead];
+#pragma unroll
+        for (int k = 0; k < ahead; k++) next[k] = read_query(at + k * n_wide_threads);
+#pragma unroll
+        for (int k = 0; k < ahead; k++) keep_query(at + k * n_wide_threads, next[k]);
+    }
+    copies_wait(2 * p.stages - 1);
+    __syncthreads();
+
     int moved = 0;  // whether a row's maximum has
     // K of tile i, then V of tile i - 1: between two barriers warps are at different work
 #pragma unroll 1
-    for (int i = -p.stages; i <= n_tiles; i++) {
-        const bool has_k = i >= 0 && i < n_tiles;
+    for (int i = 0; i <= n_tiles; i++) {
+        const bool has_k = i < n_tiles;
         const Chunk* const k_chunks = chunks + (has_k ? region_of(i) : 0) * 4 * (plan.k_blocks + plan.v_blocks);
         if (has_k) {
             const WideSource& source = sources[2 * region_of(i)];
@@ -356,18 +316,15 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
                 }
             }
         }
-        int holes = 0;
-        if (i >= 0) {
-            copies_wait(2 * p.stages - 2);  // V of tile i - 1
-            holes = __syncthreads_or(i > 0 && static_cast<int>(threadIdx.x) < tile &&
-                                     seq_of(i - 1, tile)[threadIdx.x] == 0);
-        }
+        copies_wait(2 * p.stages - 2);  // V of tile i - 1
+        const int holes =
+            __syncthreads_or(i > 0 && static_cast<int>(threadIdx.x) < tile && seq_of(i - 1, tile)[threadIdx.x] == 0);
         float2 score[steps];
 #pragma unroll
         for (int k = 0; k < steps; k++) score[k] = make_float2(0.0f, 0.0f);
         if (has_k) {
             const float* const score_of = planes + my_row * plane_pitch + 2 * my_part;
-#pragma unroll(Pair ? 4 : 2)
+#pragma unroll(Pair || NT == 2 ? 4 : 2)
             for (int w = 0; w < k_side; w++) {
 #pragma unroll
                 for (int k = 0; k < steps; k++) {
@@ -395,7 +352,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         const auto softmax = [&] {
             const uint64_t* const seq = seq_of(i, tile);
             const auto* const pos = reinterpret_cast<const int32_t*>(seq + tile);
-            const WideRow row = rows[my_row];
+            const WideRow row = own.rows[share.own_row + my_row];
             const float scale = p.scale * log2_e;
             float tile_max = -INFINITY;
 #pragma unroll
@@ -464,7 +421,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
             }
             const float* const scales = scales_of(i - 1);
             const __half* const weights = weights_of(i - 1);
-            if (moved != 0) {
+            if (moved != 0 && i > 1) {  // sums of the first tile are still to come
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
                     const float2 by = *reinterpret_cast<const float2*>(scales + 8 * n + 2 * c);
@@ -535,78 +492,221 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
                 softmax();
             }
         }
-        if (i >= 0) {
-            copies_wait(2 * p.stages - 2);              // K of tile i + 1
-            moved = __syncthreads_or(rescale != 1.0f);  // rarely, once a few tiles have passed
-        }
+        copies_wait(2 * p.stages - 2);              // K of tile i + 1
+        moved = __syncthreads_or(rescale != 1.0f);  // rarely, once a few tiles have passed
         issue(1, i - 1 + p.stages);
-        if (i == -1) {
-            // while the first tiles are under way
-            fill_queries();
-            copies_wait(2 * p.stages - 1);
-            __syncthreads();
-        }
     }
 
     // every thread of a row holds its own part of the sum
 #pragma unroll
     for (int o = row_threads / 2; o > 0; o /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, o);
 
-    // warps that took other slots of the same channels add theirs
-    auto* const merged =
-        reinterpret_cast<float*>(shared + plan.k_stages);  // [R][64·v_blocks + 4], channels as the products leave them
-    const int width = 64 * v_blocks;
-    const int merged_pitch = width + 4;
+    const bool is_result = !Pair && p.v_b == nullptr && own.parts == 1;
+    auto* const ends = reinterpret_cast<RowEnd*>(shared + plan.queries);  // [R], queries are read no more
+    if (my_part == 0) {
+        RowEnd end{nullptr, 1.0f};
+        const int row = own.row_at[share.own_row + my_row];
+        if (row >= 0 && is_result) {
+            end = {p.out + static_cast<int64_t>(row) * p.head_dim, row_sum > 0.0f ? 1.0f / row_sum : 0.0f};
+        } else if (row >= 0) {
+            const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
+            end.to = p.partial + 64 * (at * p.v_blocks + share.v_first);
+            if (share.rank == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max, row_sum);
+        }
+        ends[my_row] = end;
+    }
+    const int width = is_result ? p.head_dim : 64 * v_blocks;
+
+    // A thread's sums are of 2·NT rows and, of each, eight channels of a block, row g of the products' tiles i = 0 … 7: as stored
+    // channel 8i + g, else chunk g/2, half g%2 and of it pair i/2, second if i is odd.
+    constexpr int n_own = 2 * NT;
+    const auto sums_of = [&](int n, int row, int half) __attribute__((always_inline)) {
+        const auto at = [&](int i) { return acc[n][i / 2][row / 2][i % 2 * 2 + row % 2]; };
+        return as_stored ? make_float4(at(4 * half), at(4 * half + 1), at(4 * half + 2), at(4 * half + 3))
+                         : make_float4(at(4 * half), at(4 * half + 2), at(4 * half + 1), at(4 * half + 3));
+    };
+    // Warps that took other slots of the same channels share out the rows: each adds up its own. (In turns in one place, read and
+    // written again, this took 2.5 us of a short cache's 12.)
+    auto* const others = reinterpret_cast<float4*>(shared + plan.k_stages);  // [v_slots - 1][n_own][v_side][2][32]
+    const int rows_each = max(1, n_own / v_slots);
+    const auto other = [&](int source, int row, int half) -> float4& {
+        return others[(((source * n_own + row) * v_side + v_channel) * 2 + half) * 32 + lane];
+    };
+    const auto owner_of = [&](int row) { return row / rows_each; };
+    if constexpr (NB == 1) {
+#pragma unroll
+        for (int row = 0; row < n_own; row++) {
+            if (owner_of(row) == v_slot) continue;
+            const int source = v_slot - (v_slot > owner_of(row) ? 1 : 0);
+            other(source, row, 0) = sums_of(0, row, 0);
+            other(source, row, 1) = sums_of(0, row, 1);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int row = 0; row < n_own; row++) {
+        if (owner_of(row) != v_slot) continue;
+        const RowEnd end = ends[row / 2 * 8 + 2 * c + row % 2];
+        if (end.to == nullptr) continue;
+#pragma unroll
+        for (int n = 0; n < NB; n++) {
+            const int b = v_channel + v_side * n;
+            float4 sum[2] = {sums_of(n, row, 0), sums_of(n, row, 1)};
+            if constexpr (NB == 1) {
 #pragma unroll 1
-    for (int turn = 0; turn < v_slots; turn++) {
-        if (v_slot == turn) {
+                for (int source = 0; source < v_slots - 1; source++) {
+                    add_share(sum[0], 1.0f, other(source, row, 0));
+                    add_share(sum[1], 1.0f, other(source, row, 1));
+                }
+            }
 #pragma unroll
-            for (int n = 0; n < NB; n++) {
-                const int b = v_channel + v_side * n;
-                if (b < v_blocks) {
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-#pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            const int place = 64 * b + 8 * (2 * j + e / 2) + g;
-#pragma unroll
-                            for (int m = 0; m < NT; m++) {
-                                float* const to = merged + (8 * m + 2 * c + e % 2) * merged_pitch + place;
-                                *to = turn == 0 ? acc[n][j][m][e] : *to + acc[n][j][m][e];
-                            }
-                        }
-                    }
+            for (int half = 0; half < 2; half++) {
+                const float4 x = make_float4(sum[half].x * end.scale, sum[half].y * end.scale, sum[half].z * end.scale,
+                                             sum[half].w * end.scale);
+                if constexpr (as_stored) {
+                    const int d = 64 * b + 32 * half + g;
+                    if (d < width) end.to[d] = x.x;
+                    if (d + 8 < width) end.to[d + 8] = x.y;
+                    if (d + 16 < width) end.to[d + 16] = x.z;
+                    if (d + 24 < width) end.to[d + 24] = x.w;
+                } else {
+                    const int d = 64 * b + g / 2 * 16 + 8 * half + g % 2 * 4;
+                    if (d < width) *reinterpret_cast<float4*>(end.to + d) = x;
                 }
             }
         }
+    }
+}
+
+// NT: 8-row blocks of queries, 2 or 4. NB: 64-channel blocks of V per warp. Kind: as in with_chunk. Pair: two thread blocks of a
+// cluster share a part: all its query rows, half of K's channels and half of V's each. Of a short cache with 32 query rows two
+// thread blocks take 16 rows of a part each, see Parts.
+template <int NT, int NB, int Kind, bool Pair>
+__global__ void __launch_bounds__(n_wide_threads, 1)
+    wide_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ WidePlan plan) {
+    constexpr int R = 8 * NT;
+    if constexpr (Pair && !has_clusters) return;  // never launched: see has_pairs
+    extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ WideShared own;
+    let_next_start();
+    const int rank = Pair ? pair_rank() : 0;
+    const int k_first = Pair ? rank * plan.k_blocks : 0;  // this thread block's 64-channel blocks of K and of V
+    const int v_first = Pair ? rank * plan.v_blocks : 0;
+    const int k_blocks = Pair ? min(plan.k_blocks, p.k_blocks - k_first) : p.k_blocks;
+    const int v_blocks = Pair ? min(plan.v_blocks, p.v_blocks - v_first) : p.v_blocks;
+
+    auto* const sources = reinterpret_cast<WideSource*>(shared);  // [n_regions][K, V]
+    auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.chunks);
+    const WorkItem item(p, blockIdx.x);
+
+    // Nothing here depends on an earlier kernel of the step. Every warp at its own: what it waits for comes at the same time.
+    const SlotCounts n_slots(p);
+    constexpr int row_thread = n_wide_threads - 32;
+    const int row = static_cast<int>(threadIdx.x) - row_thread;
+    if (row >= 0 && row < R) {
+        const int of_item = (Pair ? 0 : blockIdx.y * R) + row;
+        const bool exists = of_item < item.n_rows;
+        const int at = exists ? item.row_at(p, of_item) : 0;
+        const int token = at / p.n_head;
+        constexpr float log2_e = 1.4426950408889634f;
+        own.row_at[row] = exists ? at : -1;
+        own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1,
+                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
+    }
+    const int per_region = 4 * (plan.k_blocks + plan.v_blocks);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.n_regions * per_region; i += n_wide_threads) {
+        const int r = i / per_region;
+        const int j = i - r * per_region;
+        const bool is_k = j < 4 * plan.k_blocks;
+        const int at = is_k ? 4 * k_first + j : 4 * v_first + j - 4 * plan.k_blocks;
+        const int all = 4 * (is_k ? p.k_blocks : p.v_blocks);
+        const RegionArgs& region = p.regions[r];
+        const Chunk* const from =
+            region.chunks + (is_k ? item.k_group * 4 * p.k_blocks
+                                  : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * 4 * p.v_blocks);
+        Chunk chunk = at < all ? from[at] : Chunk{};
+        if constexpr (Pair) {
+            const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+            const uint32_t row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
+            if (wide_halves(group, from, all) && at < all) {
+                const int begin = 4 * (is_k ? k_first : v_first);
+                const WideHalf half(group, row_bytes, from, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
+                chunk.codes = static_cast<uint16_t>(chunk.codes - from[begin].codes + half.lead);
+                chunk.affine = static_cast<uint16_t>(half.affine);
+            }
+        }
+        chunks[i] = chunk;
+    }
+    const Parts parts(p, n_slots);
+    WideShare share;
+    const int part = static_cast<int>(parts.halves ? blockIdx.z / 2 : blockIdx.z);
+    if (part >= parts.count) return;
+    if (threadIdx.x == 0) {
+        own.part = part;
+        own.parts = parts.count;
+    }
+    share.own_row = parts.halves ? static_cast<int>(blockIdx.z % 2) * (R / 2) : 0;
+    share.tile = parts.tile;
+    share.begin = parts.begin(part);
+    share.n_tiles = parts.begin(part + 1) - share.begin;
+    share.rank = rank;
+    share.k_first = k_first;
+    share.k_blocks = k_blocks;
+    share.v_first = v_first;
+    share.v_blocks = v_blocks;
+    constexpr int source_thread = n_wide_threads - 64;
+    const int source = static_cast<int>(threadIdx.x) - source_thread;
+    if (source >= 0 && source < 2 * p.n_regions) {
+        const int r = source / 2;
+        const bool is_k = source % 2 == 0;
+        const RegionArgs& region = p.regions[r];
+        WideSource from;
+        from.group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+        from.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
+        from.rows = is_k ? region.k_rows : region.v_rows;
+        from.seq = region.seq;
+        from.pos = region.pos;
+        from.n_slots = r == 0 ? n_slots.of[0] : (r == 1 ? n_slots.of[1] : n_slots.of[2]);
+        from.tiles_before = parts.tiles_before(r);
+        from.whole = copied_whole(from.row_bytes, from.group) ? 1 : 0;
+        // each region's own: the largest, by which tiles are laid out, need be no multiple of 16
+        from.pitch = from.whole != 0 ? static_cast<int>(from.row_bytes) : pitch_of(static_cast<int>(from.group.bytes));
+        from.affine = from.affine_from = from.lead = 0;
+        if constexpr (Pair) {
+            const Chunk* const of = region.chunks + from.group.chunks;
+            const int begin = 4 * (is_k ? k_first : v_first);
+            if (wide_halves(from.group, of, 4 * (is_k ? p.k_blocks : p.v_blocks))) {
+                const WideHalf half(from.group, from.row_bytes, of, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
+                from.affine_from = static_cast<int>(from.group.first) + of[0].affine;
+                from.group.first = half.first;
+                from.group.bytes = half.bytes;
+                from.group.access_bits = 4;
+                from.whole = 0;
+                from.pitch = half.pitch;
+                from.affine = half.affine;
+                from.lead = half.lead;
+            }
+        }
+        sources[source] = from;
+    }
+    if (static_cast<int>(threadIdx.x) < 2 * p.stages) {
+        Arrivals(&own.arrivals[threadIdx.x % 2][threadIdx.x / 2]).init();
+    }
+    if constexpr (Pair) {
+        if (threadIdx.x < 2) Arrivals(&own.scores_arrive[threadIdx.x]).init();
+        pair_barrier();
+    } else {
         __syncthreads();
     }
-
-    if (first_row + my_row >= item.n_rows) return;
-    const int out_row = item.row_at(p, first_row + my_row);
-    const float* const from = merged + my_row * merged_pitch;
-    // row g of a block's tile i: as stored channel 8i + g, else chunk g/2, half g%2 and of it pair i/2, second if i is odd
-    const auto channels_at = [&](int d) {
-        if constexpr (as_stored) return *reinterpret_cast<const float4*>(from + d);
-        const float* const at = from + d / 64 * 64 + d / 8 % 2 * 32 + d / 16 % 4 * 2 + d / 4 % 2;
-        return make_float4(at[0], at[16], at[8], at[24]);
-    };
-    if (!Pair && only_part && p.v_b == nullptr) {
-        const float inverse = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
-#pragma unroll 1
-        for (int d = 4 * my_part; d < p.head_dim; d += 4 * row_threads) {
-            const float4 x = channels_at(d);
-            *reinterpret_cast<float4*>(p.out + int64_t{out_row} * p.head_dim + d) =
-                make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse);
-        }
-    } else {
-        const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
-        if (my_part == 0 && rank == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max, row_sum);
-#pragma unroll 2
-        for (int d = 4 * my_part; d < width; d += 4 * row_threads) {
-            *reinterpret_cast<float4*>(p.partial + 64 * (at * p.v_blocks + v_first) + d) = channels_at(d);
+    wait_for_previous();
+    if constexpr (NT == 4 && !Pair) {
+        if (parts.halves) {
+            attend_part<2, NB, Kind, Pair>(p, plan, share, shared, own);
+            return;
         }
     }
+    attend_part<NT, NB, Kind, Pair>(p, plan, share, shared, own);
 }
 
 }  // namespace lkv::cuda
