@@ -1,6 +1,7 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/chain.cuh"
+#include "ops/cuda/cluster.cuh"
 #include "ops/cuda/instances.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
@@ -194,102 +195,233 @@ __global__ void __launch_bounds__(project_threads) project_kernel(const __grid_c
 }
 
 constexpr int wide_threads = 512;
-constexpr int wide_rows = 4;  // query rows that share one reading of B_v
+constexpr int wide_warps = wide_threads / 32;
+constexpr int wide_rows = 4;        // query rows that share one reading of B_v
+constexpr int largest_cluster = 8;  // thread blocks, on every GPU that has clusters
 
-// A wide latent V, few query rows: both in one launch. grid: KV heads x 64-channel blocks. Every thread block merges the parts of its channels and multiplies
-// them with their rows of B_v; the last one of a head adds the blocks up, in their order.
-__global__ void __launch_bounds__(wide_threads) combine_wide_kernel(const __grid_constant__ AttnArgs p) {
+// Division by multiplication: a dividend below 1024, a divisor of at most 512. Where all multiprocessors were busy before, the
+// kernel's set-up is waited for: with six divisions in it a layer took 1 to 2 us more.
+struct Divisor {
+    uint32_t n;
+    uint32_t reciprocal;  // 2^20 / n, rounded up
+    explicit Divisor(int of) : n(static_cast<uint32_t>(of)), reciprocal(((1u << 20) + n - 1) / n) {}
+};
+struct Quotient {
+    int whole, rest;
+    __device__ Quotient(int of, const Divisor& by)
+        : whole(static_cast<int>(static_cast<uint32_t>(of) * by.reciprocal >> 20)),
+          rest(of - whole * static_cast<int>(by.n)) {}
+};
+
+// What combine_wide_kernel divides by: pairs of dimensions, query heads of a KV head, results that a thread block of a cluster adds up.
+struct CombinePlan {
+    Divisor pairs, rep, per_block;
+    int32_t n_slices, per_slice;  // of 64 channels: slices and channels of each
+    CombinePlan(const AttnArgs& p, int blocks)
+        : pairs(p.head_dim / 2),
+          rep(p.n_head / p.n_kv),
+          per_block((wide_rows * p.head_dim / 2 + blocks - 1) / blocks),
+          n_slices(2 * wide_threads / p.head_dim),
+          per_slice((64 + n_slices - 1) / n_slices) {}
+};
+
+// The weights of the parts in query row `row`, normalised, to weight[s]. By one warp.
+__device__ void warp_weights(const float2* ml, int count, int64_t step, float* weight) {
+    constexpr int held = (most_parts + 31) / 32;
+    const int lane = threadIdx.x % 32;
+    float2 part[held];
+    float top = -INFINITY;
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        const int s = 32 * k + lane;
+        part[k] = s < count ? __ldcg(ml + s * step) : make_float2(-INFINITY, 0.0f);
+    }
+#pragma unroll
+    for (int k = 0; k < held; k++) top = fmaxf(top, part[k].x);
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    float total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        if (32 * k >= count) break;
+        const float share = part[k].y > 0.0f ? exp2f(part[k].x - top) : 0.0f;
+        total += part[k].y * share;
+        part[k].x = share;
+    }
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        if (32 * k + lane < count) weight[32 * k + lane] = part[k].x * inverse;
+    }
+    __syncwarp();
+}
+
+// A wide latent V, few query rows: both in one launch. grid: KV heads x 64-channel blocks. Every thread block merges the parts of
+// its channels and multiplies them with their rows of B_v. Where the thread blocks of a head are a cluster each adds up some of
+// the results that the others have sent into its shared memory; elsewhere the last one adds up what all left in memory (3 us of a
+// short cache's 9). The sums of the blocks come in their order.
+__global__ void __launch_bounds__(wide_threads, 2)
+    combine_wide_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ CombinePlan by) {
     let_next_start();
-    extern __shared__ __align__(16) float weight[];  // [wide_rows][n_split]
-    __shared__ float4 slices[wide_threads];
-    __shared__ float4 z[wide_rows][16];  // 64 channels
+    extern __shared__ __align__(16) float weights[];  // [wide_warps][n_split]
+    __shared__ float4 z[64];                          // of a channel wide_rows rows
     __shared__ float2 sums[wide_rows][wide_threads];
+    __shared__ float2 sent[wide_threads + largest_cluster];  // by every block of the cluster, `per_block` each
     __shared__ bool last;
-    const int n_pairs = p.head_dim / 2;
-    const int pair = threadIdx.x % n_pairs;
-    const int slice = threadIdx.x / n_pairs;
-    const int n_slices = wide_threads / n_pairs;
-    const int per_slice = (64 + n_slices - 1) / n_slices;
+    const bool together = cluster_blocks() > 1;
+    const int blocks = cluster_blocks();
+    const int rank = cluster_rank();
+    if (together) cluster_arrive();  // the others have started
+    const int n_pairs = static_cast<int>(by.pairs.n);
+    const auto [slice, pair] = Quotient(static_cast<int>(threadIdx.x), by.pairs);
+    const int n_slices = by.n_slices;
+    const int per_slice = by.per_slice;
     const int first_channel = 64 * blockIdx.y + slice * per_slice;
     const int channels =
         slice < n_slices ? max(0, min(min(per_slice, 64 - slice * per_slice), p.v_rank_max - first_channel)) : 0;
     const auto* const factor = reinterpret_cast<const __half2*>(p.v_b) +
                                (static_cast<int64_t>(blockIdx.x) * p.v_rank_max + first_channel) * n_pairs + pair;
-    // weights, which no earlier kernel writes: on their way while the parts are still at work
+    // weights, which no earlier kernel writes: they come while the parts are still at work
+    constexpr int held = 8;
+    __half2 b[held];
+#pragma unroll
+    for (int ch = 0; ch < held; ch++) {
+        b[ch] = ch < channels ? __ldg(factor + static_cast<int64_t>(ch) * n_pairs) : __half2{};
+    }
 #pragma unroll 1
-    for (int ch = 0; ch < channels; ch++) prefetch(factor + static_cast<int64_t>(ch) * n_pairs);
-    wait_for_previous();
+    for (int ch = held; ch < channels; ch++) prefetch(factor + static_cast<int64_t>(ch) * n_pairs);
     const Parts parts(p);
-    const int rep = p.n_head / p.n_kv;
+    const int rep = static_cast<int>(by.rep.n);
     const int n_rows = p.n_tokens * rep;  // of this KV head
     const int width = 64 * p.v_blocks;
-    const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
-    const auto row_at = [&](int row) -> int64_t { return row / rep * p.n_head + blockIdx.x * rep + row % rep; };
-    float* const scratch = p.partial + p.n_split * all_rows * width;  // [v_blocks][all_rows][head_dim]
+    const int all_rows = p.n_tokens * p.n_head;
+    const auto row_at = [&](int row) {
+        const Quotient of(row, by.rep);
+        return of.whole * p.n_head + static_cast<int>(blockIdx.x) * rep + of.rest;
+    };
+    float* const scratch =
+        p.partial + static_cast<int64_t>(p.n_split) * all_rows * width;  // [v_blocks][all_rows][head_dim]
 
+    // A warp has 16 channels of a row: four quads, whose parts eight lanes share.
+    constexpr int turns = 8;
+    const int lane = threadIdx.x % 32;
+    const int row = threadIdx.x / 32 / (wide_warps / wide_rows);
+    const int quad = threadIdx.x / 32 % (wide_warps / wide_rows) * 4 + lane % 4;
+    const int turn = lane / 4;
+    float* const weight = weights + threadIdx.x / 32 * p.n_split;
+    const int64_t step = static_cast<int64_t>(all_rows) * width / 4;
+    int at = row_at(row);  // of row0 + row, below; divisions take their time before the parts are there
+    // results of a step, pairs of dimensions: this thread's sum over the slices of `slice`'s row, and who adds up the blocks' sums
+    const int per_block = static_cast<int>(by.per_block.n);
+    const Quotient owner(static_cast<int>(threadIdx.x), by.per_block);
+    const uint32_t there = owner.whole < blocks ? in_block(sent + rank * per_block + owner.rest, owner.whole) : 0;
+    const int own = rank * per_block + static_cast<int>(threadIdx.x);
+    const auto [own_row, own_pair] = Quotient(own, by.pairs);
+    int own_at = row_at(own_row);
+    wait_for_previous();
 #pragma unroll 1
     for (int row0 = 0; row0 < n_rows; row0 += wide_rows) {
         const int rows = min(wide_rows, n_rows - row0);
-        if (threadIdx.x / 32 < rows) {
-            const int row = threadIdx.x / 32;
-            part_weights(p, parts.count, all_rows, row_at(row0 + row), weight + row * p.n_split);
+        float4 sum_z = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (row < rows) {
+            if (row0 > 0) at = row_at(row0 + row);
+            const auto* const from =
+                reinterpret_cast<const float4*>(p.partial + static_cast<int64_t>(at) * width + 64 * blockIdx.y) + quad;
+            // on their way before their weights are known
+            constexpr int ahead = 2;
+            float4 first[ahead];
+#pragma unroll
+            for (int k = 0; k < ahead; k++) {
+                const int s = turn + k * turns;
+                first[k] = s < parts.count ? __ldcg(from + s * step) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+            warp_weights(reinterpret_cast<const float2*>(p.partial_ml) + at, parts.count, all_rows, weight);
+#pragma unroll
+            for (int k = 0; k < ahead; k++) {
+                if (turn + k * turns < parts.count) add_share(sum_z, weight[turn + k * turns], first[k]);
+            }
+#pragma unroll 8
+            for (int s = turn + ahead * turns; s < parts.count; s += turns) {
+                add_share(sum_z, weight[s], __ldcg(from + s * step));
+            }
+#pragma unroll
+            for (int o = 4; o < 32; o *= 2) {
+                sum_z.x += __shfl_xor_sync(0xffffffffu, sum_z.x, o);
+                sum_z.y += __shfl_xor_sync(0xffffffffu, sum_z.y, o);
+                sum_z.z += __shfl_xor_sync(0xffffffffu, sum_z.z, o);
+                sum_z.w += __shfl_xor_sync(0xffffffffu, sum_z.w, o);
+            }
+        }
+        if (turn == 0) {
+            float* const to = reinterpret_cast<float*>(z + 4 * quad) + row;
+            to[0] = sum_z.x;
+            to[wide_rows] = sum_z.y;
+            to[2 * wide_rows] = sum_z.z;
+            to[3 * wide_rows] = sum_z.w;
         }
         __syncthreads();
-        {
-            // 16 quads of channels x wide_rows rows; four threads share an element's parts
-            const int quad = threadIdx.x % 16;
-            const int row = threadIdx.x / 16 % wide_rows;
-            const int turn = threadIdx.x / (16 * wide_rows);
-            constexpr int turns = wide_threads / (16 * wide_rows);
-            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (row < rows) {
-                const auto* const from =
-                    reinterpret_cast<const float4*>(p.partial + row_at(row0 + row) * width + 64 * blockIdx.y) + quad;
-                const int64_t step = all_rows * width / 4;
-#pragma unroll 8
-                for (int s = turn; s < parts.count; s += turns) {
-                    add_share(sum, weight[row * p.n_split + s], __ldcg(from + s * step));
-                }
-            }
-            slices[threadIdx.x] = sum;
-            __syncthreads();
-            if (turn == 0) {
-#pragma unroll 1
-                for (int k = 1; k < turns; k++) {
-                    add_share(sum, 1.0f, slices[threadIdx.x + k * 16 * wide_rows]);
-                }
-                z[row][quad] = sum;
-            }
-            __syncthreads();
-        }
         float2 sum[wide_rows] = {};
+        const auto add_channel = [&](int ch, __half2 factors) {
+            const float2 by = __half22float2(factors);
+            const float4 x = z[slice * per_slice + ch];
+            sum[0].x += x.x * by.x;
+            sum[0].y += x.x * by.y;
+            sum[1].x += x.y * by.x;
+            sum[1].y += x.y * by.y;
+            sum[2].x += x.z * by.x;
+            sum[2].y += x.z * by.y;
+            sum[3].x += x.w * by.x;
+            sum[3].y += x.w * by.y;
+        };
+#pragma unroll
+        for (int ch = 0; ch < held; ch++) {
+            if (ch < channels) add_channel(ch, b[ch]);
+        }
 #pragma unroll 8
-        for (int ch = 0; ch < channels; ch++) {
-            const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
+        for (int ch = held; ch < channels; ch++) add_channel(ch, __ldg(factor + static_cast<int64_t>(ch) * n_pairs));
 #pragma unroll
-            for (int row = 0; row < wide_rows; row++) {
-                const float x = reinterpret_cast<const float*>(z[row])[slice * per_slice + ch];
-                sum[row].x += x * b.x;
-                sum[row].y += x * b.y;
-            }
-        }
-#pragma unroll
-        for (int row = 0; row < wide_rows; row++) sums[row][threadIdx.x] = sum[row];
+        for (int k = 0; k < wide_rows; k++) sums[k][threadIdx.x] = sum[k];
         __syncthreads();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < rows * n_pairs; i += wide_threads) {
-            const int row = i / n_pairs;
-            const int at = i - row * n_pairs;
+        if (together && row0 == 0) cluster_wait();
+        if (slice < rows) {  // at most one result a thread: head_dim <= 256
             float2 total = make_float2(0.0f, 0.0f);
-#pragma unroll 1
+#pragma unroll 8
             for (int k = 0; k < n_slices; k++) {
-                total.x += sums[row][k * n_pairs + at].x;
-                total.y += sums[row][k * n_pairs + at].y;
+                total.x += sums[slice][k * n_pairs + pair].x;
+                total.y += sums[slice][k * n_pairs + pair].y;
             }
-            reinterpret_cast<float2*>(scratch + (blockIdx.y * all_rows + row_at(row0 + row)) * p.head_dim)[at] = total;
+            if (together) {
+                store_there(there, total);
+            } else {
+                const int64_t to = static_cast<int64_t>(blockIdx.y) * all_rows + row_at(row0 + slice);
+                reinterpret_cast<float2*>(scratch + to * p.head_dim)[pair] = total;
+            }
         }
-        __syncthreads();
+        if (!together) {
+            __syncthreads();
+            continue;
+        }
+        cluster_arrive();
+        cluster_wait();
+        if (static_cast<int>(threadIdx.x) < per_block && own_row < rows) {
+            float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int k = 0; k < largest_cluster; k++) {
+                if (k >= blocks) break;
+                total.x += sent[k * per_block + threadIdx.x].x;
+                total.y += sent[k * per_block + threadIdx.x].y;
+            }
+            if (row0 > 0) own_at = row_at(row0 + own_row);
+            reinterpret_cast<float2*>(p.out + static_cast<int64_t>(own_at) * p.head_dim)[own_pair] = total;
+        }
+        if (row0 + wide_rows < n_rows) {  // `sent` is read
+            cluster_arrive();
+            cluster_wait();
+        }
     }
+    if (together) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last = atomicInc(p.done + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
@@ -298,17 +430,29 @@ __global__ void __launch_bounds__(wide_threads) combine_wide_kernel(const __grid
     __threadfence();
 #pragma unroll 1
     for (int i = threadIdx.x; i < n_rows * n_pairs; i += wide_threads) {
-        const int row = i / n_pairs;
-        const int64_t to = row_at(row) * n_pairs + i - row * n_pairs;
+        const int to_row = i / n_pairs;
+        const int64_t to = static_cast<int64_t>(row_at(to_row)) * n_pairs + i - to_row * n_pairs;
         float2 total = make_float2(0.0f, 0.0f);
 #pragma unroll 4
-        for (int b = 0; b < static_cast<int>(gridDim.y); b++) {
-            const float2 x = __ldcg(reinterpret_cast<const float2*>(scratch) + b * all_rows * n_pairs + to);
+        for (int k = 0; k < static_cast<int>(gridDim.y); k++) {
+            const float2 x =
+                __ldcg(reinterpret_cast<const float2*>(scratch) + static_cast<int64_t>(k) * all_rows * n_pairs + to);
             total.x += x.x;
             total.y += x.y;
         }
         reinterpret_cast<float2*>(p.out)[to] = total;
     }
+}
+
+cudaError_t combine_wide(const AttnArgs& args, cudaStream_t stream) {
+    // code of an older architecture, translated for this device, knows no clusters
+    static const bool clusters = compiled(combine_wide_kernel).ptxVersion >= 90 && device_chains();
+    const int blocks = args.v_blocks;
+    const bool together = clusters && blocks > 1 && blocks <= largest_cluster;
+    const CombinePlan plan(args, together ? blocks : 1);
+    return launch_clusters(dim3(1, together ? static_cast<unsigned>(blocks) : 1), combine_wide_kernel,
+                           dim3(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(blocks)), wide_threads,
+                           sizeof(float) * wide_warps * static_cast<size_t>(args.n_split), stream, args, plan);
 }
 
 template <int T, int threads>
@@ -324,9 +468,7 @@ cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
                            args);
     }
     if (args.wide != 0 || merges_apart(args)) {
-        return launch_next(combine_wide_kernel,
-                           dim3(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(args.v_blocks)), wide_threads,
-                           sizeof(float) * wide_rows * n_split, stream, args);
+        return combine_wide(args, stream);
     }
     if (args.n_split > 1) {
         const cudaError_t error = launch_next(merge_kernel, dim3(heads * tokens, static_cast<unsigned>(args.v_blocks)),
