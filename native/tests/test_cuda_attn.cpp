@@ -523,6 +523,46 @@ void rows() {
                 static_cast<long long>(total));
 }
 
+// One segment a row, as a latent of all heads has it: the steps of few bits are fitted by a whole thread block.
+void rows_of_one_segment() {
+    std::mt19937 random(12);
+    constexpr int n = 40;
+    for (int f = 1; f < lkv::n_formats; f++) {
+        const auto format = static_cast<Format>(f);
+        if (lkv::format_in_blocks(format)) continue;
+        for (const int width : {240, 256, 272, 512, 1040, 2048, 2064}) {
+            if (width % lkv::format_width_multiple(format) != 0) continue;
+            const RowPlan plan({{{format, width}}});
+            const RowLayout row = plan.view();
+            const std::vector<float> x = rows_of_values(n, width, random);
+            const auto row_bytes = static_cast<size_t>(row.row_bytes);
+            std::vector<uint8_t> want(n * row_bytes);
+            for (size_t i = 0; i < n; i++) {
+                lkv::write_row(row, &x[i * static_cast<size_t>(width)], &want[i * row_bytes]);
+            }
+            const DevicePlan device_plan(row);
+            const DeviceBuffer values(x);
+            const DeviceBuffer k(want.size());
+            const DeviceBuffer v(want.size());
+            std::vector<int32_t> slots(n);
+            std::iota(slots.begin(), slots.end(), 0);
+            const DeviceBuffer slot(slots);
+            const DeviceBuffer region(std::vector<int32_t>(n, 0));
+            lkv::cuda::StoreArgs args{};
+            args.k = args.v = values.as<float>();
+            args.k_stride = args.v_stride = width;
+            args.region = region.as<int32_t>();
+            args.slot = slot.as<int32_t>();
+            args.targets[0] = target(row, device_plan, k, v);
+            cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+            cuda_check(cudaDeviceSynchronize(), "storing");
+            CHECK_MSG(k.download<uint8_t>() == want && v.download<uint8_t>() == want,
+                      std::string("rows of ") + std::to_string(width) + " channels of " + lkv::format_name(format) +
+                          " differ from the CPU's");
+        }
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -538,6 +578,7 @@ int main(int argc, char** argv) {
         if (small ? in_small : named.empty() || named.contains(name)) test();
     };
     run("rows", true, rows);
+    run("rows_of_one_segment", true, rows_of_one_segment);
     run("products", true, products);
     run("shared_latents", true, shared_latents);
     run("long_parts", false, long_parts);

@@ -19,6 +19,14 @@ struct Step {
     float centre;
 };
 
+constexpr int n_refine = 3;
+
+// Optimal step of a 2^bits-level uniform quantizer for a Gaussian of standard deviation 1.
+LKV_HD constexpr float gaussian_step(int bits) {
+    constexpr float step[9] = {0.0f, 1.5958f, 0.9957f, 0.5860f, 0.3352f, 0.1881f, 0.1041f, 0.0569f, 0.0308f};
+    return step[bits];
+}
+
 // x: [width], width a multiple of 16
 LKV_HD inline void extremes(const float* x, int width, float& low, float& high) {
 #if defined(__CUDACC__)
@@ -59,7 +67,7 @@ public:
         if (!(reach > 1e-12f && reach < 1e12f)) return widest;
 
         const float mean = FreeCentre ? sum(x, width) / n : 0.0f;
-        const Step starts[2] = {widest, {sqrtf(power(x, width, mean) / n) * gaussian_step(), mean}};
+        const Step starts[2] = {widest, {sqrtf(power(x, width, mean) / n) * gaussian_step(Bits), mean}};
         Ended best{widest, -1.0f};
         for (int s = first_start(); s < 2; s += starts_at_once) {
             Step step = starts[s];
@@ -83,14 +91,6 @@ public:
     }
 
 private:
-    static constexpr int n_refine = 3;
-
-    // Optimal step of a 2^b-level uniform quantizer for a Gaussian of standard deviation 1.
-    LKV_HD static constexpr float gaussian_step() {
-        constexpr float step[9] = {0.0f, 1.5958f, 0.9957f, 0.5860f, 0.3352f, 0.1881f, 0.1041f, 0.0569f, 0.0308f};
-        return step[Bits];
-    }
-
     struct Ended {
         Step step;
         float gain;

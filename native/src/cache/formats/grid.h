@@ -26,8 +26,10 @@ struct GridFormat {
         return round_up_to_word(codes_at + width / chunk_width * Codes::chunk_bytes);
     }
 
-    LKV_HD static void write(const float* x, int width, uint8_t* dst) {
-        const uint16_t scale_bits = half_saturate(StepFit<Bits, false>::fit(x, width).scale);
+    // fitted: x's StepFit, or null
+    LKV_HD static void write(const float* x, int width, uint8_t* dst, const Step* fitted = nullptr) {
+        const Step step = fitted != nullptr ? *fitted : StepFit<Bits, false>::fit(x, width);
+        const uint16_t scale_bits = half_saturate(step.scale);
         const float scale = half_to_float(scale_bits);
         const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
         store_u16(dst + scale_at, scale_bits);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/cuda/chain.cuh"
+#include "ops/cuda/fit_block.cuh"
 #include "ops/cuda/launch.h"
 
 namespace lkv::cuda {
@@ -11,6 +12,8 @@ namespace {
 
 // Floats of a row that is staged in shared memory: what every kernel may use.
 constexpr int64_t staged_floats = 48 * 1024 / sizeof(float);
+
+static_assert(row_threads == fit_threads);
 
 // What describes rows depends on no earlier kernel, and a layer's weights have displaced it from the L2 cache.
 __device__ void prefetch(const SegmentLayout* segments, int n) {
@@ -22,7 +25,7 @@ __device__ void prefetch(const SegmentLayout* segments, int n) {
 
 // grid: tokens x {K, V}, or tokens x the one that is stored
 __global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constant__ StoreArgs p) {
-    extern __shared__ float staged[];
+    extern __shared__ __align__(16) float staged[];
     let_next_start();
     const bool is_k = blockIdx.y == 0 && p.k != nullptr;
     for (const RowTarget& target : p.targets) {
@@ -40,9 +43,22 @@ __global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constan
         __syncthreads();
         x = staged;
     }
+    const SegmentLayout* const segments = is_k ? to.k_segments : to.v_segments;
+    const int n_segments = is_k ? to.n_k_segments : to.n_v_segments;
+    Step step{};
+    const Step* fitted = nullptr;
+    if (n_segments == 1 && x == staged && stride <= most_fit_width) {
+        const SegmentLayout segment = segments[0];
+        const int bits = fit_bits(segment.format);
+        if (bits > 0 && segment.width >= least_fit_width) {
+            step = fit_by_block(x + segment.column, segment.width, bits, fit_has_centre(segment.format),
+                                staged + (stride + 3) / 4 * 4);
+            fitted = &step;
+        }
+    }
     // one call: the formats' code once
-    write_row_shared(is_k ? to.k_segments : to.v_segments, is_k ? to.n_k_segments : to.n_v_segments, x,
-                     is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes);
+    write_row_shared(segments, n_segments, x,
+                     is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes, fitted);
 }
 
 __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
@@ -132,6 +148,10 @@ cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream)
     int64_t staged = 0;
     for (const int64_t floats : {args.k != nullptr ? args.k_stride : 0, args.v != nullptr ? args.v_stride : 0}) {
         if (floats <= staged_floats) staged = std::max(staged, floats);
+        // room for a segment as wide as the row
+        if (floats <= most_fit_width && floats >= least_fit_width) {
+            staged = std::max(staged, floats + 3 + fit_floats(static_cast<int>(floats)));
+        }
     }
     return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), sides), row_threads,
                        sizeof(float) * static_cast<size_t>(staged), stream, args);
