@@ -10,6 +10,7 @@ add_library(latentkv_cuda STATIC
     ${cuda_dir}/attn_decode_specialized.cu
     ${cuda_dir}/attn_decode_rebuild.cu
     ${cuda_dir}/attn_direct.cu
+    ${cuda_dir}/attn_expand.cu
     ${cuda_dir}/attn_prefill.cu
     ${cuda_dir}/attn_prefill_rebuild.cu
     ${cuda_dir}/attn_rebuild.cu

@@ -30,6 +30,8 @@ struct Shape {
     int k_group, k_rank;  // rank 0: full
     int v_group, v_rank;
     bool rebuild;
+    bool rope = true;      // of keys that are rebuilt
+    bool prefill = false;  // only
 };
 
 constexpr int head_dim = 128;
@@ -37,6 +39,7 @@ constexpr Shape shapes[] = {
     {"8B", "full/full", 32, 8, 1, 0, 1, 0, false},
     {"8B", "rotated 64/latent 64 per head", 32, 8, 1, 64, 1, 64, false},
     {"8B", "rotated 512/latent 512 joint", 32, 8, 8, 512, 8, 512, false},
+    {"8B", "rotated 512/latent 512 joint, expanded", 32, 8, 8, 512, 8, 512, true, false, true},
     {"8B", "rebuild 64/latent 64 per head", 32, 8, 1, 64, 1, 64, true},
     {"8B", "rebuild 128/latent 128 of 2 heads", 32, 8, 2, 128, 2, 128, true},
     {"8B", "rebuild 256/latent 256 of 4 heads", 32, 8, 4, 256, 4, 256, true},
@@ -133,7 +136,7 @@ public:
             for (int i = 0; i < head_dim / 2; i++) {
                 freqs.push_back(static_cast<float>(std::pow(500000.0, -2.0 * i / head_dim)));
             }
-            p.rope_freqs = freqs.data();
+            if (shape.rope) p.rope_freqs = freqs.data();
             p.k_b = factor.data();
             p.k_rank_max = k_width;
             p.n_rot = head_dim;
@@ -161,7 +164,10 @@ public:
         }
         if (shape.v_rank > 0) {
             const auto n = static_cast<size_t>(shape.n_kv) * static_cast<size_t>(v_width * head_dim);
-            args.v_b = keep(lkv::cuda::pack_v_b(normals(n, 0.1f).data(), n));
+            const std::vector<float> v_factor = normals(n, 0.1f);
+            args.v_b = keep(lkv::cuda::pack_v_b(v_factor.data(), n));
+            args.v_b_planes = keep(lkv::cuda::pack_k_b(v_factor.data(), p.n_kv, v_width, head_dim, args.v_blocks,
+                                                       lkv::cuda::dims_by_plane(head_dim, 0, true)));
         }
         std::vector<int32_t> pos(static_cast<size_t>(depth));
         std::iota(pos.begin(), pos.end(), 0);
@@ -173,7 +179,13 @@ public:
         const auto* const chunks = keep(tables.chunks);
         args.out = space(static_cast<size_t>(n_tokens * p.n_head * head_dim) * 4).as<float>();
         args.done = keep(std::vector<uint32_t>(static_cast<size_t>(p.n_kv), 0));
-        if (args.n_split > 1 || args.v_b != nullptr) {
+        const lkv::cuda::RegionTables expanded = lkv::cuda::expanded_tables(shape.n_kv, head_dim);
+        args.expanded.k_groups = keep(expanded.k_groups);
+        args.expanded.v_groups = keep(expanded.v_groups);
+        args.expanded.chunks = keep(expanded.chunks);
+        args.expanded.k_row_bytes = args.expanded.v_row_bytes = static_cast<uint32_t>(shape.n_kv * head_dim * 2);
+        args.context = (depth + 63) / 64 * 64;
+        if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
             args.partial = space(lkv::cuda::partial_floats(args) * 4).as<float>();
             args.partial_ml = space(lkv::cuda::partial_ml_floats(args) * 4).as<float>();
         }
@@ -321,6 +333,7 @@ int main(int argc, char** argv) {
         for (const Shape& shape : shapes) {
             for (const int depth : depths) {
                 if (n_tokens > 1 && depth != 16384) continue;
+                if (n_tokens == 1 && shape.prefill) continue;
                 for (const Format format : {Format::f16, Format::q8, Format::q4, Format::g4}) {
                     if (n_tokens > 1 && format != Format::f16 && format != Format::q4) continue;
                     if (!wanted(shape, format)) continue;

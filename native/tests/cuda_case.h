@@ -94,6 +94,8 @@ public:
         if (p.v_b != nullptr) {
             const auto n = static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.v_rank_max * p.head_dim);
             args.v_b = keep(cuda::pack_v_b(p.v_b, n));
+            args.v_b_planes = keep(cuda::pack_k_b(p.v_b, p.n_kv, p.v_rank_max, p.head_dim, args.v_blocks,
+                                                  cuda::dims_by_plane(p.head_dim, 0, true)));
         }
         std::vector<int32_t> n_slots;
         for (int r = 0; r < p.n_regions; r++) {
@@ -113,6 +115,12 @@ public:
             n_slots.push_back(from.n_slots);
         }
         args.n_slots = keep(n_slots);
+        const cuda::RegionTables expanded = cuda::expanded_tables(p.n_kv, p.head_dim);
+        args.expanded.k_groups = keep(expanded.k_groups);
+        args.expanded.v_groups = keep(expanded.v_groups);
+        args.expanded.chunks = keep(expanded.chunks);
+        args.expanded.k_row_bytes = args.expanded.v_row_bytes = static_cast<uint32_t>(p.n_kv * p.head_dim * 2);
+        args.context = capacity + 64 * p.n_regions;
         out_ =
             DeviceBuffer(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.head_dim) * sizeof(float));
         args.out = out_.as<float>();
@@ -120,7 +128,7 @@ public:
 
     // Poisoned first: what the kernels do not write stays NaN.
     std::vector<float> run() {
-        const bool parts = args.n_split > 1 || args.v_b != nullptr;
+        const bool parts = args.n_split > 1 || args.v_b != nullptr || args.expand != 0;
         if (parts) {
             partial_ = DeviceBuffer(cuda::partial_floats(args) * sizeof(float));
             partial_ml_ = DeviceBuffer(cuda::partial_ml_floats(args) * sizeof(float));

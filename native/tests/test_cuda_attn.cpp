@@ -61,7 +61,11 @@ void compare(const AttnShape& shape) {
         DeviceCase device(c.params, limits);
         if (cut.tile > 0) {
             const int wc = device.args.prefill;
-            if (wc == 0 && device.args.specialized == 0) device.args.tile = std::min(cut.tile, device.args.tile);
+            const bool expands = device.args.expand != 0;
+            // several chunks of the context
+            if (expands) device.args.expand = 64 * cut.n_split;
+            if (wc == 0 && device.args.specialized == 0 && !expands)
+                device.args.tile = std::min(cut.tile, device.args.tile);
             // the decode kernel copies a direct K a tile ahead
             int least_stages = device.args.decode != 0 && device.args.rebuild == 0 ? 2 : 1;
             if (device.args.specialized != 0) {

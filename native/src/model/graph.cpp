@@ -40,6 +40,7 @@ private:
     ggml_tensor* begin();
     ggml_tensor* attention(ggml_tensor* x, int il);
     ggml_tensor* ffn(ggml_tensor* x, const LayerWeights& layer);
+    bool expands_keys(int il) const;
     AttentionNode& attention_node(int il, int64_t q_width);
 
     const Model& model_;
@@ -146,6 +147,14 @@ ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const Te
     return z;
 }
 
+// Whether the queries stay in their heads' space and E_q makes keys of the latents: for many queries that is less work than
+// products with latents wider than a head. (A GPU expands a part of the cache for all of them.)
+bool Builder::expands_keys(int il) const {
+    const KPath path = model_.cache_spec().layers[static_cast<size_t>(il)].k_path;
+    return path != KPath::rebuild && !model_.layers()[static_cast<size_t>(il)].k_b.empty() && shape_.on_gpu &&
+           shape_.fused && exact_ == nullptr && shape_.n_tokens * (h_.n_head / h_.n_kv) >= expanded_rows;
+}
+
 AttentionNode& Builder::attention_node(int il, int64_t q_width) {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = exact_ != nullptr ? exact_->spec : model_.cache_spec().layers[static_cast<size_t>(il)];
@@ -176,6 +185,9 @@ AttentionNode& Builder::attention_node(int il, int64_t q_width) {
         p.rope_mscale = rope_.mscale;
         p.n_rot = h_.n_rot;
         p.rope_neox = h_.block.rope_pairing == RopePairing::neox;
+    } else if (expands_keys(il)) {
+        p.k_b = layer.k_b.data();
+        p.k_rank_max = spec.k.rank_max();
     }
     if (spec.v_path == VPath::latent) {
         p.v_b = layer.v_b.data();
@@ -248,13 +260,15 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
             k_store = encode(k, layer, spec.k);
             if (exact_ != nullptr) {
                 k_seen = k;  // whole keys are at hand, whatever E_k keeps of them
-            } else {
+            } else if (!expands_keys(il)) {
                 q = project(q, layer);
             }
             break;
         case KPath::absorbed:
             k_store = held(linear(x, layer.attn_k_a, layer.attn_k_a_bias));
-            q = project(q, layer);
+            if (!expands_keys(il)) {
+                q = project(q, layer);
+            }
             break;
     }
     const bool v_rotated = spec.v_path == VPath::full && constants_.hadamard_v != nullptr;

@@ -53,7 +53,7 @@ struct LayerWeights {
     ggml_tensor* ffn_down_bias = nullptr;
 
     // What the kernels read (ops/latent_attn.h), f32: up-projections by latent channel, small vectors.
-    std::vector<float> k_b;     // [n_kv, rank_k max, head_dim]
+    std::vector<float> k_b;     // [n_kv, rank_k max, head_dim]; rotated and absorbed: E_q, where a GPU expands keys
     std::vector<float> v_b;     // [n_kv, rank_v max, head_dim]
     std::vector<float> k_bias;  // [n_kv, head_dim], rebuild only
     std::vector<float> k_norm;  // [head_dim], rebuild only

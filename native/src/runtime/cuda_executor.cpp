@@ -191,6 +191,8 @@ public:
         next_pinned_ ^= 1;
         auto* const to = pinned_[next_pinned_]->as<int32_t>();
         for (int r = 0; r < cuda::max_regions; r++) to[r] = r < cache.n_regions() ? cache.cells(r).end() : 0;
+        context_ = 0;
+        for (int r = 0; r < cuda::max_regions; r++) context_ += (to[r] + 63) / 64 * 64;
         int32_t* const fields = to + cuda::max_regions;
         for (size_t i = 0; i < n; i++) {
             fields[i] = batch.pos[i];
@@ -340,11 +342,12 @@ private:
             const auto pack = [&](const std::vector<int>& dims) {
                 return keep(layer, cuda::pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, k_blocks, dims));
             };
-            a.k_b = pack(cuda::dims_in_order(h.head_dim));
-            const std::vector<int> by_plane = cuda::dims_by_plane(h.head_dim, rope.freqs.empty() ? 0 : h.n_rot,
-                                                                  h.block.rope_pairing == RopePairing::neox);
+            const bool rebuild = model.cache_spec().layers[static_cast<size_t>(il)].k_path == KPath::rebuild;
+            if (rebuild) a.k_b = pack(cuda::dims_in_order(h.head_dim));
+            const std::vector<int> by_plane = cuda::dims_by_plane(
+                h.head_dim, rope.freqs.empty() || !rebuild ? 0 : h.n_rot, h.block.rope_pairing == RopePairing::neox);
             a.k_b_planes = pack(by_plane);
-            if (device_.specialized && cuda::has_specialized_shape(k_blocks, v_blocks)) {
+            if (rebuild && device_.specialized && cuda::has_specialized_shape(k_blocks, v_blocks)) {
                 a.k_b_cores = keep(layer, cuda::pack_k_b_cores(weights.k_b.data(), h.n_kv, rank, h.head_dim,
                                                                cuda::decode_blocks(k_blocks, v_blocks), by_plane));
             }
@@ -352,7 +355,21 @@ private:
             a.k_norm = weights.k_norm.empty() ? nullptr : keep(layer, weights.k_norm);
             a.phases = phases_.as<uint64_t>();
         }
-        if (!weights.v_b.empty()) a.v_b = keep(layer, cuda::pack_v_b(weights.v_b.data(), weights.v_b.size()));
+        if (!weights.v_b.empty()) {
+            a.v_b = keep(layer, cuda::pack_v_b(weights.v_b.data(), weights.v_b.size()));
+            if (!weights.k_b.empty()) {
+                const int rank = model.cache_spec().layers[static_cast<size_t>(il)].v.rank_max();
+                a.v_b_planes = keep(layer, cuda::pack_k_b(weights.v_b.data(), h.n_kv, rank, h.head_dim, v_blocks,
+                                                          cuda::dims_by_plane(h.head_dim, 0, true)));
+            }
+        }
+        if (!weights.k_b.empty()) {
+            const cuda::RegionTables tables = cuda::expanded_tables(h.n_kv, h.head_dim);
+            a.expanded.k_groups = keep(layer, tables.k_groups);
+            a.expanded.v_groups = keep(layer, tables.v_groups);
+            a.expanded.chunks = keep(layer, tables.chunks);
+            a.expanded.k_row_bytes = a.expanded.v_row_bytes = static_cast<uint32_t>(h.n_kv * h.head_dim * 2);
+        }
         a.alibi_slopes = slopes_.as<float>();
         a.done = done_.as<uint32_t>();
     }
@@ -410,7 +427,8 @@ private:
         cuda::AttnArgs args = plan(node);
         args.q = static_cast<const float*>(dst->src[0]->data);
         args.out = static_cast<float*>(dst->data);
-        if (args.n_split > 1 || args.v_b != nullptr) {
+        args.context = context_;
+        if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
             args.partial = partial_.as<float>();
             args.partial_ml = partial_ml_.as<float>();
         }
@@ -580,6 +598,7 @@ private:
     std::vector<DeviceMemory> seq_;
     uint64_t cells_version_ = 0;
     int capacity_ = 0;
+    int context_ = 0;  // slots of the 64-slot tiles in use
     DeviceMemory slopes_;
     DeviceMemory phases_;
 

@@ -79,7 +79,8 @@ struct AttnArgs {
     int32_t n_rot;  // rotated dimensions, 0 without RoPE
     int32_t rope_neox;
 
-    const uint16_t* v_b;  // [n_kv, v_rank_max, head_dim] f16, or null
+    const uint16_t* v_b;         // [n_kv, v_rank_max, head_dim] f16, or null
+    const uint32_t* v_b_planes;  // the same as pack_k_b has it, dimensions in their order
     int32_t v_rank_max;
 
     RegionArgs regions[max_regions];
@@ -107,6 +108,10 @@ struct AttnArgs {
     int32_t
         k_pitch;  // bytes of a staged row, a multiple of 16, or of a whole row as stored; 0: K is read where it lies
     int32_t v_pitch;
+    // of a prefill on rebuilt keys, see expand.cuh: slots that become full rows of f16 at once, a multiple of the tile; 0: another kernel
+    int32_t expand;
+    int32_t context;      // slots of the tiles in use, at least; set before a launch
+    RegionArgs expanded;  // these rows' tables
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and scratch, see partial_floats
     uint32_t* done;  // [n_kv] 0 between launches: parts of a work item that have finished
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum

@@ -497,6 +497,7 @@ cudaError_t describe_device(Device& device) {
 }
 
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
+    if (args.expand != 0 && args.rebuild != 0) return attend_expanded(args, stream);
     cudaError_t error = cudaSuccess;
     if (args.specialized != 0) {
         error = launch_decode_specialized(args, stream);
@@ -510,8 +511,9 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         const Instance instance = choose_instance(args);
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
-    const bool merged =
-        args.decode != 0 || args.specialized != 0 ? !merges_apart(args) : args.n_split == 1 && args.v_b == nullptr;
+    const bool merged = args.decode != 0 || args.specialized != 0
+                            ? !merges_apart(args)
+                            : args.expand != 0 || (args.n_split == 1 && args.v_b == nullptr);
     if (error != cudaSuccess || merged) return error;
     // tokens that share one reading of B_v; their sums lie in shared memory
     if (args.n_tokens >= 64 && args.v_blocks <= 16) return combine<16, 256>(args, stream);

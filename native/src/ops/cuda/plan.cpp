@@ -11,6 +11,24 @@
 
 namespace lkv::cuda {
 
+AttnArgs on_expanded_rows(const AttnArgs& args) {
+    AttnArgs full = args;
+    full.rebuild = 0;
+    full.k_extras = 0;
+    full.n_rot = 0;
+    full.v_b = nullptr;
+    full.v_rank_max = 0;
+    full.q_width = args.head_dim;
+    full.k_group = full.v_group = full.unit = 1;
+    full.n_regions = 1;
+    full.regions[0] = args.expanded;
+    full.prefill = 1;
+    full.kind = any_kind;
+    full.k_blocks = full.v_blocks = (args.head_dim + 63) / 64;
+    full.k_pitch = full.v_pitch = pitch_of(2 * args.head_dim);
+    return full;
+}
+
 namespace {
 
 void require(bool holds, const std::string& expected, const std::string& got) {
@@ -298,6 +316,28 @@ bool plan_prefill(int capacity, const Device& device, int k_pitch, int v_pitch, 
     return false;
 }
 
+// Whether a chunk of the context is expanded to full rows of f16 before it is attended to. In the prefill kernel every thread block
+// rebuilds K for its own 128 rows: 512 tokens of four query heads a KV head rebuild each key 16 times.
+bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
+    constexpr int least_rows = 256;  // of a KV head
+    constexpr int most_bytes = 32 << 20;
+    if (a.rebuild == 0 || a.n_tokens * (a.n_head / a.n_kv) < least_rows || a.head_dim > prefill_channels[1])
+        return false;
+    AttnArgs plan = a;
+    const int row_bytes = a.n_kv * a.head_dim * 2;
+    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / 64 * 64, 1024, 4096),
+                           round_up(capacity + 64 * p.n_regions, 64));
+    plan.tile = prefill_tile(1);
+    AttnArgs full = on_expanded_rows(plan);
+    full.expand = 0;
+    if (!plan_prefill(plan.expand, device, full.k_pitch, full.v_pitch, full) || full.prefill != 1) return false;
+    plan.buffers = full.buffers;
+    plan.stages = full.stages;
+    plan.n_split = full.n_split;
+    a = plan;
+    return true;
+}
+
 int row_blocks(const AttnArgs& a, int rows) { return (a.n_tokens * a.unit * (a.n_head / a.n_kv) + rows - 1) / rows; }
 
 }  // namespace
@@ -322,6 +362,12 @@ RegionTables region_tables(const RowLayout& k, const RowLayout& v, int k_blocks,
         tables.v_groups.push_back(group_table(v, v.groups[g], v_blocks, tables.chunks));
     }
     return tables;
+}
+
+RegionTables expanded_tables(int n_kv, int head_dim) {
+    const RowPlan rows = RowPlan::uniform(n_kv, head_dim, Format::f16);
+    const int blocks = (head_dim + 63) / 64;
+    return region_tables(rows.view(), rows.view(), blocks, blocks);
 }
 
 Instance choose_instance(const AttnArgs& args) {
@@ -369,10 +415,12 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.wide = 0;
     a.pair = 0;
     a.prefill = 0;
+    a.expand = 0;
     a.kind = common_kind(p, a);
     if (plan_specialized(capacity, device, a)) return;
     if (plan_decode(capacity, device, a)) return;
     if (plan_wide(p, capacity, device, a)) return;
+    if (plan_expand(p, capacity, device, a)) return;
     AttnArgs prefill = a;
     if (plan_prefill(capacity, device, pitch_of(*std::min_element(k_bytes.begin(), k_bytes.end())),
                      pitch_of(*std::min_element(v_bytes.begin(), v_bytes.end())), prefill)) {
@@ -410,11 +458,16 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.n_split = std::clamp(resident / blocks, 1, std::min(tiles, 128));
 }
 
-size_t partial_floats(const AttnArgs& a) {
+size_t parts_floats(const AttnArgs& a) {
     const size_t rows =
         static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * static_cast<size_t>(a.v_blocks);
     return rows * (static_cast<size_t>(a.n_split) * 64 +
                    static_cast<size_t>(a.wide != 0 || merges_apart(a) ? a.head_dim : 64));
+}
+
+size_t partial_floats(const AttnArgs& a) {
+    if (a.expand == 0) return parts_floats(a);
+    return parts_floats(on_expanded_rows(a)) + static_cast<size_t>(ExpandedRows(a).total) / sizeof(float);
 }
 
 size_t partial_ml_floats(const AttnArgs& a) {

@@ -30,8 +30,14 @@ void plan_attention(const LatentAttnParams& params, int capacity, const Device& 
 
 Instance choose_instance(const AttnArgs& args);
 
+// The tables of AttnArgs::expanded.
+RegionTables expanded_tables(int n_kv, int head_dim);
+// Attention on the full rows that a chunk was expanded to, as AttnArgs::expand plans it.
+AttnArgs on_expanded_rows(const AttnArgs& args);
+
 // Sums of all parts, then what merging needs: where combine_wide_kernel does it [v_blocks, n_tokens, n_head, head_dim], else one
-// part's sums.
+// part's sums; then ExpandedRows.
+size_t parts_floats(const AttnArgs& args);  // without ExpandedRows
 size_t partial_floats(const AttnArgs& args);
 size_t partial_ml_floats(const AttnArgs& args);
 

@@ -534,7 +534,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     if constexpr (!apart) copies_wait(0);
 
     // element e of half h of block n: channel pair_channel(4h + c) of it, or two further
-    const bool whole = parts.count == 1 && p.v_b == nullptr;
+    const bool whole = parts.count == 1 && p.v_b == nullptr && p.expand == 0;
     const int width = 64 * p.v_blocks;
 #pragma unroll
     for (int r = 0; r < 2; r++) {

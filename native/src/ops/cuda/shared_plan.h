@@ -198,6 +198,26 @@ constexpr int prefill_channels[] = {0, 128, 512, 0, 1024};  // of V, and wc = 1:
 LKV_HD constexpr int prefill_threads(int wc) { return n_threads + (wc == 1 ? 32 * n_maker_warps : 0); }
 LKV_HD constexpr int prefill_tile(int wc) { return wc == 4 ? 32 : 64; }  // slots
 
+// Behind the parts' sums: what a chunk of the context is expanded to. Bytes from the first, multiples of 16.
+struct ExpandedRows {
+    int64_t k = 0;  // f16 [expand][n_kv][head_dim]
+    int64_t v;
+    int64_t seq;      // u64 [expand], 0: no token
+    int64_t pos;      // i32 [expand]
+    int64_t n_slots;  // i32 [4], the first
+    int64_t ml;       // f32 [n_tokens][n_head][2] of the chunks before: maximum and sum; their sums are in `out`
+    int64_t total;
+
+    LKV_HD explicit ExpandedRows(const AttnArgs& p) {
+        v = int64_t{p.expand} * p.n_kv * p.head_dim * 2;
+        seq = 2 * v;
+        pos = seq + int64_t{p.expand} * 8;
+        n_slots = pos + int64_t{p.expand} * 4;
+        ml = n_slots + 16;
+        total = ml + (int64_t{p.n_tokens} * p.n_head * 8 + 15) / 16 * 16;
+    }
+};
+
 enum Seen : int { seen_by_none = 0, seen_by_some = 1, seen_by_all = 2 };
 
 // What the query rows of a thread block see between them.
