@@ -171,12 +171,10 @@ void Model::load_tensors(const ModelOptions& options) {
         if (gpu_absent_.empty()) gpu_absent_ = "not asked for, see -ngl";
     }
     if (gpu_memory_ != nullptr) {
-        // see Builder::expands_keys; of wider latents another copy on the GPU would take more than a tenth of the weights
-        constexpr int64_t most_expanded_rank = 512;
+        // see Builder::expands_keys
         for (LayerWeights& l : layers_) {
             if (l.attn_q_e == nullptr || h.head_dim > 128) continue;
-            const int64_t rank = l.attn_q_e->ne[1];
-            if (rank >= 2 * int64_t{h.head_dim} && rank <= most_expanded_rank) l.k_b = to_floats(l.attn_q_e);
+            if (l.attn_q_e->ne[1] >= 2 * int64_t{h.head_dim}) l.k_b = to_floats(l.attn_q_e);
         }
         move_weights_to_gpu();
     } else {
