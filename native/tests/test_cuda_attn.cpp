@@ -286,6 +286,50 @@ void long_parts() {
     }
 }
 
+// Prefill that expands chunks of the context: what a chunk takes along of positions, sequences, regions and formats.
+void expanded() {
+    unsigned seed = 300;
+    for (const char* const what : {"three regions", "three sequences", "window", "ALiBi", "bias and norm", "full V",
+                                   "no RoPE", "wide latents", "partial rotation"}) {
+        const std::string name = what;
+        for (const Format f : {Format::f16, Format::q4, Format::g3}) {
+            AttnShape s;
+            s.name = "expanded, " + name + ", " + lkv::format_name(f);
+            s.head_dim = seed % 2 == 0 ? 128 : 80;
+            s.n_kv = 4;
+            s.rep = 4;
+            s.k_rebuild = true;
+            s.v_latent = name != "full V";
+            s.k_group = 2;
+            s.v_group = s.v_latent ? 4 : 1;
+            s.k_ranks = {96, 160};
+            if (name == "wide latents") {
+                s.k_group = 4;
+                s.k_ranks = {1040};
+            }
+            if (s.v_latent) s.v_ranks = {name == "wide latents" ? 672 : 208};
+            s.k_formats = s.v_formats = {f};
+            if (name == "three regions") {
+                s.k_formats = s.v_formats = {Format::f16, Format::q8, f};
+                s.dropped = 32;
+            }
+            s.n_seq = name == "three sequences" ? 3 : 1;
+            s.window = name == "window" ? 77 : 0;
+            s.alibi = name == "ALiBi";
+            s.rope = name != "no RoPE";
+            s.n_rot = name == "partial rotation" ? 32 : 0;
+            s.bias = s.norm = name == "bias and norm";
+            s.neox = seed % 3 != 0;
+            s.permute = seed % 4 != 0;
+            s.n_past = 300;
+            s.n_tokens = 64;
+            s.seed = seed++;
+            CHECK(DeviceCase(AttnCase(s).params).args.expand != 0);
+            compare(s);
+        }
+    }
+}
+
 // y = W x for many small matrices, in double.
 void products() {
     struct Shape {
@@ -588,6 +632,7 @@ int main(int argc, char** argv) {
     run("long_parts", false, long_parts);
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
+    run("expanded", true, expanded);
     run("grows", true, grows);
     run("formats", true, [] { lkv::test::formats(compare); });
     run("regions", false, [] { lkv::test::regions(compare); });
