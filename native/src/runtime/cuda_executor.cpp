@@ -75,8 +75,10 @@ private:
 // One of ggml-cuda's backends and the stream it works on.
 class Lane {
 public:
-    Lane() : backend_(ggml_backend_cuda_init(0)) {
+    // first: its thread blocks go before those of other lanes
+    explicit Lane(bool first = false) : backend_(ggml_backend_cuda_init(0)) {
         if (backend_ == nullptr) fail("cuda", "expected device 0 to start; got an error of ggml-cuda");
+        if (first) check(cuda::give_priority(backend_.get()), "a stream of high priority");
         stream_ = cuda::stream_of(backend_.get());
         check(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming), "an event");
     }
@@ -104,7 +106,7 @@ public:
     CudaGpu() {
         // a recording of the whole step cannot contain ggml-cuda's recordings of its parts
         setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0);
-        main_.emplace();
+        main_.emplace(true);
         v_lane_.emplace();
         q_lane_.emplace();
         rehearsal_lane_.emplace();
@@ -617,7 +619,7 @@ private:
         const cudaError_t ended = cudaStreamEndCapture(stream_, &recorded);
         cudaGraphExec_t exec = nullptr;
         if (status == GGML_STATUS_SUCCESS && ended == cudaSuccess &&
-            cudaGraphInstantiate(&exec, recorded, 0) == cudaSuccess) {
+            cudaGraphInstantiate(&exec, recorded, cudaGraphInstantiateFlagUseNodePriority) == cudaSuccess) {
             recording_ = exec;
             recorded_ = graph;
         }

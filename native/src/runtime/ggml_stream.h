@@ -9,4 +9,7 @@ namespace lkv::cuda {
 // backend: one that ggml_backend_cuda_init made.
 cudaStream_t stream_of(ggml_backend_t backend);
 
+// Before the backend's first work: its stream becomes one of the highest priority.
+cudaError_t give_priority(ggml_backend_t backend);
+
 }  // namespace lkv::cuda
