@@ -53,9 +53,6 @@ struct ExactRows {
 // Tokens of the largest batch whose K, V and Q a GPU computes side by side, and whose graph it records.
 constexpr int small_batch = 8;
 
-// Query rows of a KV head from which on a GPU makes full rows of latents before it attends to them.
-constexpr int expanded_rows = 256;
-
 struct GraphShape {
     int n_tokens = 1;
     int n_outputs = 1;

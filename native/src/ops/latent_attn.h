@@ -32,6 +32,9 @@ struct RegionView {
 
 constexpr int max_regions = 3;  // sink · recent · middle
 
+// Query rows of a KV head from which on a GPU makes full rows of latents before it attends to them.
+constexpr int expanded_rows = 256;
+
 struct LatentAttnParams {
     // queries, after bias, norm, RoPE and, for rotated and absorbed, E_q
     const float* q;   // [n_tokens, n_head, q_width]

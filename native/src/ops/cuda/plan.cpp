@@ -319,9 +319,8 @@ bool plan_prefill(int capacity, const Device& device, int k_pitch, int v_pitch, 
 // Whether a chunk of the context is expanded to full rows of f16 before it is attended to. In the prefill kernel every thread block
 // rebuilds K for its own 128 rows: 512 tokens of four query heads a KV head rebuild each key 16 times.
 bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
-    constexpr int least_rows = 256;  // of a KV head
     constexpr int most_bytes = 32 << 20;
-    if (a.rebuild == 0 || a.n_tokens * (a.n_head / a.n_kv) < least_rows || a.head_dim > prefill_channels[1])
+    if (a.rebuild == 0 || a.n_tokens * (a.n_head / a.n_kv) < expanded_rows || a.head_dim > prefill_channels[1])
         return false;
     AttnArgs plan = a;
     const int row_bytes = a.n_kv * a.head_dim * 2;
