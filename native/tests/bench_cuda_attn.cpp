@@ -179,11 +179,8 @@ public:
         const auto* const chunks = keep(tables.chunks);
         args.out = space(static_cast<size_t>(n_tokens * p.n_head * head_dim) * 4).as<float>();
         args.done = keep(std::vector<uint32_t>(static_cast<size_t>(p.n_kv), 0));
-        const lkv::cuda::RegionTables expanded = lkv::cuda::expanded_tables(shape.n_kv, head_dim);
-        args.expanded.k_groups = keep(expanded.k_groups);
-        args.expanded.v_groups = keep(expanded.v_groups);
-        args.expanded.chunks = keep(expanded.chunks);
-        args.expanded.k_row_bytes = args.expanded.v_row_bytes = static_cast<uint32_t>(shape.n_kv * head_dim * 2);
+        args.expanded =
+            lkv::cuda::expanded_region(shape.n_kv, head_dim, [this](const auto& host) { return keep(host); });
         args.context = (depth + 63) / 64 * 64;
         if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
             args.partial = space(lkv::cuda::partial_floats(args) * 4).as<float>();

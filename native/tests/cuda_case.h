@@ -115,11 +115,7 @@ public:
             n_slots.push_back(from.n_slots);
         }
         args.n_slots = keep(n_slots);
-        const cuda::RegionTables expanded = cuda::expanded_tables(p.n_kv, p.head_dim);
-        args.expanded.k_groups = keep(expanded.k_groups);
-        args.expanded.v_groups = keep(expanded.v_groups);
-        args.expanded.chunks = keep(expanded.chunks);
-        args.expanded.k_row_bytes = args.expanded.v_row_bytes = static_cast<uint32_t>(p.n_kv * p.head_dim * 2);
+        args.expanded = cuda::expanded_region(p.n_kv, p.head_dim, [this](const auto& host) { return keep(host); });
         args.context = capacity + 64 * p.n_regions;
         out_ =
             DeviceBuffer(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.head_dim) * sizeof(float));

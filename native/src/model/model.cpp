@@ -173,7 +173,7 @@ void Model::load_tensors(const ModelOptions& options) {
     if (gpu_memory_ != nullptr) {
         // see Builder::expands_keys
         for (LayerWeights& l : layers_) {
-            if (l.attn_q_e == nullptr || h.head_dim > 128) continue;
+            if (l.attn_q_e == nullptr || h.head_dim > most_expanded_head) continue;
             if (l.attn_q_e->ne[1] >= 2 * int64_t{h.head_dim}) l.k_b = to_floats(l.attn_q_e);
         }
         move_weights_to_gpu();

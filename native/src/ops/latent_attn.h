@@ -32,8 +32,9 @@ struct RegionView {
 
 constexpr int max_regions = 3;  // sink · recent · middle
 
-// Query rows of a KV head from which on a GPU makes full rows of latents before it attends to them.
+// Query rows of a KV head from which on a GPU makes full rows of latents before it attends to them, and the widest head_dim.
 constexpr int expanded_rows = 256;
+constexpr int most_expanded_head = 128;
 
 struct LatentAttnParams {
     // queries, after bias, norm, RoPE and, for rotated and absorbed, E_q

@@ -143,10 +143,11 @@ public:
 
     void attach(const Model& model, const KvCache& cache, const Rope& rope, const GraphConstants& constants) override {
         const HParams& h = model.hparams();
+        std::vector<int32_t> one_slot(cuda::max_regions, 0);  // of every region that has any
         for (int r = 0; r < cache.n_regions(); r++) {
             const auto capacity = static_cast<size_t>(cache.cells(r).capacity());
             capacity_ += cache.cells(r).capacity();
-            one_slot_[static_cast<size_t>(r)] = std::min(1, static_cast<int>(cache.cells(r).capacity()));
+            one_slot[static_cast<size_t>(r)] = std::min(1, static_cast<int>(cache.cells(r).capacity()));
             pos_.emplace_back(capacity * sizeof(int32_t));
             seq_.emplace_back(capacity * sizeof(uint64_t));
         }
@@ -159,7 +160,14 @@ public:
         if (!rope.freqs.empty()) {
             phases_ = DeviceMemory::of(cuda::pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size())));
         }
-        done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(h.n_kv), 0));
+        const std::vector<uint32_t> none_done(static_cast<size_t>(h.n_kv), 0);
+        done_ = DeviceMemory::of(none_done);
+        rehearsal_.done = DeviceMemory::of(none_done);
+        rehearsal_.n_slots = DeviceMemory::of(one_slot);
+        expanded_ = cuda::expanded_region(h.n_kv, h.head_dim, [this]<class T>(const std::vector<T>& host) {
+            expanded_tables_.push_back(DeviceMemory::of(host));
+            return expanded_tables_.back().template as<T>();
+        });
         layers_.resize(static_cast<size_t>(h.n_layer));
         for (int il = 0; il < h.n_layer; il++) attach_layer(model, cache, rope, il);
     }
@@ -196,7 +204,7 @@ public:
         auto* const to = pinned_[next_pinned_]->as<int32_t>();
         for (int r = 0; r < cuda::max_regions; r++) to[r] = r < cache.n_regions() ? cache.cells(r).end() : 0;
         context_ = 0;
-        for (int r = 0; r < cuda::max_regions; r++) context_ += (to[r] + 63) / 64 * 64;
+        for (int r = 0; r < cuda::max_regions; r++) context_ += cuda::round_up(to[r], cuda::expand_tile);
         int32_t* const fields = to + cuda::max_regions;
         for (size_t i = 0; i < n; i++) {
             fields[i] = batch.pos[i];
@@ -260,7 +268,7 @@ public:
         // a prefill graph runs once or twice, and its launches hide behind its work
         recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= small_batch;
         branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
-        if (!branches_.empty()) prepare_rehearsal(graph);
+        if (!branches_.empty()) prepare_rehearsal(graph, partial * sizeof(float), partial_ml * sizeof(float));
     }
 
     void move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) override {
@@ -368,13 +376,7 @@ private:
                                                           cuda::dims_by_plane(h.head_dim, 0, true)));
             }
         }
-        if (!weights.k_b.empty()) {
-            const cuda::RegionTables tables = cuda::expanded_tables(h.n_kv, h.head_dim);
-            a.expanded.k_groups = keep(layer, tables.k_groups);
-            a.expanded.v_groups = keep(layer, tables.v_groups);
-            a.expanded.chunks = keep(layer, tables.chunks);
-            a.expanded.k_row_bytes = a.expanded.v_row_bytes = static_cast<uint32_t>(h.n_kv * h.head_dim * 2);
-        }
+        a.expanded = expanded_;
         a.alibi_slopes = slopes_.as<float>();
         a.done = done_.as<uint32_t>();
     }
@@ -515,23 +517,23 @@ private:
         DeviceMemory n_slots;
     };
 
-    void prepare_rehearsal(const Graph& graph) {
+    // partial, partial_ml: bytes that this graph needs
+    void prepare_rehearsal(const Graph& graph, size_t partial, size_t partial_ml) {
         size_t q = 0;
         size_t out = 0;
-        uint32_t n_kv = 0;
         for (const AttentionNode& node : graph.attention) {
-            if (node.params.n_tokens == 0) continue;
             const auto rows = static_cast<size_t>(node.params.n_tokens) * static_cast<size_t>(node.params.n_head);
             q = std::max(q, rows * static_cast<size_t>(node.params.q_width));
             out = std::max(out, rows * static_cast<size_t>(node.params.head_dim));
-            n_kv = std::max(n_kv, static_cast<uint32_t>(node.params.n_kv));
         }
-        rehearsal_.q = DeviceMemory::of(std::vector<float>(q, 1.0f));
-        rehearsal_.out = DeviceMemory(out * sizeof(float));
-        rehearsal_.partial = DeviceMemory(partial_.bytes());
-        rehearsal_.partial_ml = DeviceMemory(partial_ml_.bytes());
-        rehearsal_.done = DeviceMemory::of(std::vector<uint32_t>(n_kv, 0));
-        rehearsal_.n_slots = DeviceMemory::of(one_slot_);
+        // a graph of another batch comes with every prompt: memory that is large enough stays
+        if (q * sizeof(float) > rehearsal_.q.bytes()) rehearsal_.q = DeviceMemory::of(std::vector<float>(q, 1.0f));
+        const auto grow = [](DeviceMemory& memory, size_t bytes) {
+            if (bytes > memory.bytes()) memory = DeviceMemory(bytes);
+        };
+        grow(rehearsal_.out, out * sizeof(float));
+        grow(rehearsal_.partial, partial);
+        grow(rehearsal_.partial_ml, partial_ml);
     }
 
     // The layer's attention on one slot a region, whose result nobody reads, beside what leads to the real one: a layer's weights
@@ -656,9 +658,8 @@ private:
     std::vector<DeviceMemory> pos_;         // per region
     std::vector<DeviceMemory> seq_;
     uint64_t cells_version_ = 0;
-    std::vector<int32_t> one_slot_ = std::vector<int32_t>(cuda::max_regions, 0);  // of every region that has any
     int capacity_ = 0;
-    int context_ = 0;  // slots of the 64-slot tiles in use
+    int context_ = 0;  // slots of the tiles in use, see AttnArgs::context
     DeviceMemory slopes_;
     DeviceMemory phases_;
 
@@ -673,6 +674,8 @@ private:
     DeviceMemory partial_;
     DeviceMemory partial_ml_;
     DeviceMemory done_;
+    std::vector<DeviceMemory> expanded_tables_;
+    cuda::RegionArgs expanded_{};  // of every layer
 
     bool recordable_ = false;
     std::vector<Branches> branches_;  // of the prepared graph

@@ -27,10 +27,10 @@ AttnArgs values_as_keys(const AttnArgs& args) {
 }  // namespace
 
 cudaError_t attend_expanded(const AttnArgs& args, cudaStream_t stream) {
-    auto* const at = reinterpret_cast<uint8_t*>(args.partial + parts_floats(on_expanded_rows(args)));
+    AttnArgs full = on_expanded_rows(args);
+    auto* const at = reinterpret_cast<uint8_t*>(args.partial + parts_floats(full));
     const ExpandedRows to(args);
     const AttnArgs values = values_as_keys(args);
-    AttnArgs full = on_expanded_rows(args);
     full.regions[0].k_rows = at + to.k;
     full.regions[0].v_rows = at + to.v;
     full.regions[0].seq = reinterpret_cast<const uint64_t*>(at + to.seq);

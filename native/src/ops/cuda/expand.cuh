@@ -11,7 +11,6 @@
 
 namespace lkv::cuda {
 
-constexpr int expand_tile = 64;
 constexpr int expand_threads = 256;
 // bytes from slot to slot of a tile in shared memory, an odd multiple of 16
 LKV_HD inline int expand_pitch(const AttnArgs& p) { return round_up(plane_tiles(p.head_dim, p.n_rot), 4) * 32 + 16; }
@@ -112,9 +111,8 @@ __global__ void __launch_bounds__(expand_threads)
     float top = before.x;
     for (int s = 0; s < parts.count; s++) top = fmaxf(top, of[s * rows].x);
     const auto share = [&](const float2& x) { return x.y > 0.0f ? exp2f(x.x - top) : 0.0f; };
-    const int quad = lane;
-    const bool mine = 4 * quad < p.head_dim;
-    auto* const out = reinterpret_cast<float4*>(p.out + row * p.head_dim) + quad;
+    const bool mine = 4 * lane < p.head_dim;
+    auto* const out = reinterpret_cast<float4*>(p.out + row * p.head_dim) + lane;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float total = before.y * share(before);
     if (!first && mine && before.y > 0.0f) add_share(sum, share(before), *out);
@@ -124,7 +122,7 @@ __global__ void __launch_bounds__(expand_threads)
         total += part.y * share(part);
         if (mine) {
             add_share(sum, share(part),
-                      reinterpret_cast<const float4*>(p.partial + (s * rows + row) * 64 * p.v_blocks)[quad]);
+                      reinterpret_cast<const float4*>(p.partial + (s * rows + row) * 64 * p.v_blocks)[lane]);
         }
     }
     if (last) {

@@ -320,15 +320,15 @@ bool plan_prefill(int capacity, const Device& device, int k_pitch, int v_pitch, 
 // rebuilds K for its own 128 rows: 512 tokens of four query heads a KV head rebuild each key 16 times.
 bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
     constexpr int most_bytes = 32 << 20;
-    if (a.rebuild == 0 || a.n_tokens * (a.n_head / a.n_kv) < expanded_rows || a.head_dim > prefill_channels[1])
+    static_assert(most_expanded_head <= prefill_channels[1]);
+    if (a.rebuild == 0 || a.n_tokens * (a.n_head / a.n_kv) < expanded_rows || a.head_dim > most_expanded_head)
         return false;
     AttnArgs plan = a;
     const int row_bytes = a.n_kv * a.head_dim * 2;
-    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / 64 * 64, 1024, 4096),
-                           round_up(capacity + 64 * p.n_regions, 64));
-    plan.tile = prefill_tile(1);
+    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_tile * expand_tile, 1024, 4096),
+                           round_up(capacity + expand_tile * p.n_regions, expand_tile));
+    plan.tile = expand_tile;
     AttnArgs full = on_expanded_rows(plan);
-    full.expand = 0;
     if (!plan_prefill(plan.expand, device, full.k_pitch, full.v_pitch, full) || full.prefill != 1) return false;
     plan.buffers = full.buffers;
     plan.stages = full.stages;

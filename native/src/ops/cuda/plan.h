@@ -30,8 +30,18 @@ void plan_attention(const LatentAttnParams& params, int capacity, const Device& 
 
 Instance choose_instance(const AttnArgs& args);
 
-// The tables of AttnArgs::expanded.
 RegionTables expanded_tables(int n_kv, int head_dim);
+// AttnArgs::expanded, one for all layers. keep: of a host vector, its copy on the device
+template <class Keep>
+RegionArgs expanded_region(int n_kv, int head_dim, Keep&& keep) {
+    const RegionTables tables = expanded_tables(n_kv, head_dim);
+    RegionArgs region{};
+    region.k_groups = keep(tables.k_groups);
+    region.v_groups = keep(tables.v_groups);
+    region.chunks = keep(tables.chunks);
+    region.k_row_bytes = region.v_row_bytes = static_cast<uint32_t>(n_kv * head_dim * 2);
+    return region;
+}
 // Attention on the full rows that a chunk was expanded to, as AttnArgs::expand plans it.
 AttnArgs on_expanded_rows(const AttnArgs& args);
 

@@ -198,6 +198,8 @@ constexpr int prefill_channels[] = {0, 128, 512, 0, 1024};  // of V, and wc = 1:
 LKV_HD constexpr int prefill_threads(int wc) { return n_threads + (wc == 1 ? 32 * n_maker_warps : 0); }
 LKV_HD constexpr int prefill_tile(int wc) { return wc == 4 ? 32 : 64; }  // slots
 
+constexpr int expand_tile = prefill_tile(1);  // slots, of a chunk's tiles
+
 // Behind the parts' sums: what a chunk of the context is expanded to. Bytes from the first, multiples of 16.
 struct ExpandedRows {
     int64_t k = 0;  // f16 [expand][n_kv][head_dim]
