@@ -273,6 +273,7 @@ __global__ void __launch_bounds__(wide_threads, 2)
     const bool together = cluster_blocks() > 1;
     const int blocks = cluster_blocks();
     const int rank = cluster_rank();
+    const bool alone = gridDim.y == 1;
     if (together) cluster_arrive();  // the others have started
     const int n_pairs = static_cast<int>(by.pairs.n);
     const auto [slice, pair] = Quotient(static_cast<int>(threadIdx.x), by.pairs);
@@ -396,7 +397,7 @@ __global__ void __launch_bounds__(wide_threads, 2)
                 store_there(there, total);
             } else {
                 const int64_t to = static_cast<int64_t>(blockIdx.y) * all_rows + row_at(row0 + slice);
-                reinterpret_cast<float2*>(scratch + to * p.head_dim)[pair] = total;
+                reinterpret_cast<float2*>((alone ? p.out : scratch) + to * p.head_dim)[pair] = total;
             }
         }
         if (!together) {
@@ -421,7 +422,7 @@ __global__ void __launch_bounds__(wide_threads, 2)
             cluster_wait();
         }
     }
-    if (together) return;
+    if (together || alone) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) last = atomicInc(p.done + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
@@ -462,14 +463,13 @@ cudaError_t combine(const AttnArgs& args, cudaStream_t stream) {
     const auto heads = static_cast<unsigned>(args.n_head);
     const auto tokens = static_cast<unsigned>(args.n_tokens);
     const unsigned groups = (tokens + T - 1) / T;
+    if (merges_apart(args)) return combine_wide(args, stream);
     if (args.v_b == nullptr || width <= widest_merged_by_one) {
         return launch_next(combine_kernel<T, threads>, dim3(heads, groups), threads,
                            sizeof(float) * (T * (width + n_split) + 2 * T * static_cast<size_t>(threads)), stream,
                            args);
     }
-    if (args.wide != 0 || merges_apart(args)) {
-        return combine_wide(args, stream);
-    }
+    if (args.wide != 0) return combine_wide(args, stream);
     if (args.n_split > 1) {
         const cudaError_t error = launch_next(merge_kernel, dim3(heads * tokens, static_cast<unsigned>(args.v_blocks)),
                                               merge_threads, sizeof(float) * n_split, stream, args);

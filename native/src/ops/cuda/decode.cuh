@@ -411,14 +411,14 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     }
     __syncthreads();
     // [item.n_rows][width], over the first warp's sums
-    end_part<fixed_threads>(p, parts, item, split, rows_at, all, 64 * VB, shared, sums, pitch, false,
-                            [&](int row, int d) {
-                                float sum = 0.0f;
+    end_part<fixed_threads, KB == 1 && VB == 1>(
+        p, parts, item, split, rows_at, all, 64 * VB, shared, sums, pitch, [&](int row, int d) {
+            float sum = 0.0f;
 #pragma unroll 8
-                                for (int w = 0; w < warps; w++)
-                                    sum += ml[w * n_rows_max + row].x * sums[(w * item.n_rows + row) * pitch + d];
-                                return sum;
-                            });
+            for (int w = 0; w < warps; w++)
+                sum += ml[w * n_rows_max + row].x * sums[(w * item.n_rows + row) * pitch + d];
+            return sum;
+        });
 }
 
 }  // namespace lkv::cuda

@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         }
     }
     __syncthreads();
-    end_part<specialized_threads>(
-        p, parts, item, split, rows_at, all, width, shared, total, pitch, merges_apart(p), [&](int row, int d) {
+    end_part<specialized_threads, false>(
+        p, parts, item, split, rows_at, all, width, shared, total, pitch, [&](int row, int d) {
             float sum = 0.0f;
 #pragma unroll
             for (int s = 0; s < slices; s++) {

@@ -1,4 +1,5 @@
-// How a thread block of a decode kernel ends: its sums become one part of its item, or the result, and the last part adds all up.
+// How a thread block of a decode kernel ends: its sums become one part of its item, or the result, and the last part adds all up. Parts
+// of a wide latent V are left to combine_wide_kernel.
 #pragma once
 
 #include "ops/cuda/args.h"
@@ -13,10 +14,10 @@ __device__ inline int block_threads() {
     return threads != 0 ? threads : static_cast<int>(blockDim.x);
 }
 
-// z [n_rows][pitch], normalised, to the output; a latent V times B_v first. rows_at: where a query row is in the output.
+// z [n_rows][pitch], normalised, to the output; a latent V times B_v first (multiplies). rows_at: where a query row is in the output.
 // The loops that run once are rolled, here and below: their instructions come from device memory, where a step's weights
 // have displaced them, and fetching 16 bytes for each costs more than running them.
-template <int threads>
+template <int threads, bool multiplies>
 __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int n_rows, const int32_t* rows_at) {
     const int n_pairs = p.head_dim / 2;
 #pragma unroll 1
@@ -25,7 +26,7 @@ __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int 
         const int pair = i - row * n_pairs;
         const int64_t to = rows_at[row];
         float2 sum = make_float2(0.0f, 0.0f);
-        if (p.v_b == nullptr) {
+        if (!multiplies || p.v_b == nullptr) {
             sum = *reinterpret_cast<const float2*>(z + row * pitch + 2 * pair);
         } else {
             const int head = static_cast<int>(to % p.n_head);
@@ -45,11 +46,12 @@ __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int 
 
 // all [n_rows]: maximum (base 2) and sum of a row's weights in this part; sum_at(row, d): the row's sums of V relative to that maximum,
 // d < width. shared: memory that nobody reads any more but `all` and sum_at; z [n_rows][pitch]: where sum_at's row and d may lie.
-// apart: combine_wide_kernel merges the parts. By all threads.
-template <int threads, class SumAt>
+// multiplies: with B_v, where combine_wide_kernel does not. By all threads.
+template <int threads, bool multiplies, class SumAt>
 __device__ inline void end_part(const AttnArgs& p, const Parts& parts, const WorkItem& item, int split,
                                 const int32_t* rows_at, const float2* all, int width, uint8_t* shared, float* z,
-                                int pitch, bool apart, SumAt&& sum_at) {
+                                int pitch, SumAt&& sum_at) {
+    const bool apart = merges_apart(p);
     const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -121,7 +123,7 @@ __device__ inline void end_part(const AttnArgs& p, const Parts& parts, const Wor
         z = merged;
     }
     __syncthreads();
-    finish<threads>(p, z, pitch, item.n_rows, rows_at);
+    finish<threads, multiplies>(p, z, pitch, item.n_rows, rows_at);
 }
 
 }  // namespace lkv::cuda

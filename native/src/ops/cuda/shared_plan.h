@@ -289,11 +289,6 @@ struct PrefillPlan {
 
 // Wider latents V are merged and multiplied with B_v by more than one thread block a head.
 constexpr int widest_merged_by_one = 128;
-// Whether the specialized kernel leaves its parts to combine_wide_kernel: one thread block an item would read all of B_v, 27 of
-// 190 us at 65536.
-LKV_HD inline bool merges_apart(const AttnArgs& p) {
-    return p.specialized != 0 && p.v_b != nullptr && 64 * p.v_blocks > widest_merged_by_one;
-}
 constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
 // 64-channel blocks of K and of V that the decode kernel is compiled for.
 LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
@@ -301,6 +296,12 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
     return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4);
 }
 LKV_HD inline int decode_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
+// Whether a decode kernel leaves its parts to combine_wide_kernel: one thread block an item would read all of B_v, 3.7 us of 128 channels
+// for two heads at any depth. Kernels for 64 channels that rebuild no keys multiply themselves: a whole decode step gains 2.5 % from
+// one more launch at depth 4096 and loses as much at depth 0.
+LKV_HD inline bool merges_apart(const AttnArgs& p) {
+    return p.v_b != nullptr && (p.specialized != 0 || (p.decode != 0 && decode_blocks(p) > 1));
+}
 constexpr int decode_static_bytes = 64;  // at most, beside DecodePlan
 constexpr int decode_rows = 8;           // query rows of the decode kernel: the columns of a tensor-core tile
 
