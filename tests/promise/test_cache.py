@@ -44,18 +44,23 @@ def test_decode_equals_prefill_equals_chunks(m: Any) -> None:
 def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
     """Rows are quantized from the same vectors whatever the batch: only the order of sums differs.
 
-    Where such a sum lies at the edge of two codes, later layers flip more of them: one window in six moves by
-    up to 0.7 of the quantization error, the median by less than 0.001. Rows of other tokens would move all.
+    Where such a sum lies at the edge of two codes, later layers flip more of them. How many windows that
+    moves depends on the machine's matrix products: one of seven by 0.7 of the quantization error on one, four
+    by 0.2 to 0.4 on another; the others by less than 0.05. One wrong token moves every window by 0.8 and more.
     """
-    ratios = []
+    ratios, wrong = [], []
     text = tokens(m, 7 * 40)
     for begin in range(0, len(text), 40):
         ids = text[begin : begin + 40]
         quantized = whole(m, ids, kv=kv)
+        error = distance(whole(m, ids), quantized)
         step_by_step = session(m, kv=kv)
         got = np.concatenate([step_by_step.decode([i]) for i in ids])
-        ratios.append(distance(got, quantized) / distance(whole(m, ids), quantized))
-    assert np.median(ratios) < 0.1
+        ratios.append(distance(got, quantized) / error)
+        wrong.append(distance(whole(m, [*ids[:4], ids[5], *ids[5:]], kv=kv), quantized) / error)
+    assert np.quantile(ratios, 0.25) < 0.1
+    assert np.median(ratios) < 0.5
+    assert min(wrong) > 0.7
 
 
 def test_sequences_do_not_see_each_other(m: Any) -> None:
