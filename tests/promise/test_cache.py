@@ -46,7 +46,7 @@ def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
 
     Where such a sum lies at the edge of two codes, later layers flip more of them. How many windows that
     moves depends on the machine's matrix products: one of seven by 0.7 of the quantization error on one, four
-    by 0.2 to 0.4 on another; the others by less than 0.05. One wrong token moves every window by 0.8 and more.
+    by 0.2 to 0.4 on another; the others by less than 0.05. One wrong token moves all by 0.8 or more.
     """
     ratios, wrong = [], []
     text = tokens(m, 7 * 40)
