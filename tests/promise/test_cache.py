@@ -45,22 +45,21 @@ def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
     """Rows are quantized from the same vectors whatever the batch: only the order of sums differs.
 
     Where such a sum lies at the edge of two codes, later layers flip more of them. How many windows that
-    moves depends on the machine's matrix products: one of seven by 0.7 of the quantization error on one, four
-    by 0.2 to 0.4 on another; the others by less than 0.05. One wrong token moves all by 0.8 or more.
+    moves depends on the machine's matrix products: of 40 tokens one in seven on one, four on another, where
+    of 10 tokens it is four in 28. One wrong token moves every window by more than the quantization error.
     """
     ratios, wrong = [], []
-    text = tokens(m, 7 * 40)
-    for begin in range(0, len(text), 40):
-        ids = text[begin : begin + 40]
+    text = tokens(m, 28 * 10)
+    for begin in range(0, len(text), 10):
+        ids = text[begin : begin + 10]
         quantized = whole(m, ids, kv=kv)
         error = distance(whole(m, ids), quantized)
         step_by_step = session(m, kv=kv)
         got = np.concatenate([step_by_step.decode([i]) for i in ids])
         ratios.append(distance(got, quantized) / error)
         wrong.append(distance(whole(m, [*ids[:4], ids[5], *ids[5:]], kv=kv), quantized) / error)
-    assert np.quantile(ratios, 0.25) < 0.1
-    assert np.median(ratios) < 0.5
-    assert min(wrong) > 0.7
+    assert np.median(ratios) < 0.1
+    assert min(wrong) > 1.0
 
 
 def test_sequences_do_not_see_each_other(m: Any) -> None:

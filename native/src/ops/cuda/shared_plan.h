@@ -297,7 +297,7 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
 }
 LKV_HD inline int decode_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
 // Whether a decode kernel leaves its parts to combine_wide_kernel: one thread block an item would read all of B_v, 3.7 us of 128 channels
-// for two heads at any depth. Kernels for 64 channels that rebuild no keys multiply themselves: a whole decode step gains 2.5 % from
+// for two heads at any depth. decode.cuh's kernels for 64 channels multiply themselves: a whole decode step gains 2.5 % from
 // one more launch at depth 4096 and loses as much at depth 0.
 LKV_HD inline bool merges_apart(const AttnArgs& p) {
     return p.v_b != nullptr && (p.specialized != 0 || (p.decode != 0 && decode_blocks(p) > 1));
