@@ -1,7 +1,8 @@
 // Attention for up to 8 query rows on a K that is rebuilt from latents of up to 256 channels, by warps with roles (compute
 // capability 9.0's own code, sm_90a):
 //
-//   4 warps make    K's latents as stored -> f16 in shared memory, queries  make_latents.cuh
+//   4 warps make    K's latents as stored -> f16 in shared memory           make_latents.cuh
+//           note    positions, sequences, queries turned to a tile          note_tiles.cuh
 //   2 x 4 score     latents · B, RoPE, times the queries, softmax weights   score_keys.cuh
 //   4 warps sum     V's latents in registers, times the weights             sum_values.cuh
 //
@@ -81,8 +82,9 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     constexpr int making_and_scoring = 32 * (n_making_warps + n_scoring_warps);
     const auto queries_are_there = [] { asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring) : "memory"); };
     if (warp < n_making_warps) {
-        make_latents<B, Kind>(p, rows, tables, barriers, latents, notes, plan.note, buffer_bits, note_bits, warp,
-                              queries_are_there);
+        const TileNoter<B> noter(p, tables, barriers, QuerySight(p, rows_at, item.n_rows), notes, plan.note, note_bits,
+                                 warp);
+        make_latents<B, Kind>(rows, noter, barriers, latents, buffer_bits, warp, queries_are_there);
     } else if (scoring_warp < 0) {
         sum_values<B, Kind>(rows, barriers, weights, summing_warp, sums, base);
     } else if (rows.count > 0) {

@@ -49,11 +49,14 @@ struct PlaneReader {
             // value = (2·code + 1 − 2^b) · scale/2: integers until the last product
             scale = __hmul2(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine))), __float2half2_rn(0.5f));
         } else {
-            const uint32_t word = u32_at<true>(row + chunk.affine);
-            scale = splat_half(static_cast<uint16_t>(word));
-            offset = splat_half(static_cast<uint16_t>(word >> 16));
+            *this = PlaneReader(u32_at<true>(row + chunk.affine));
         }
     }
+    // affine: scale and offset
+    __device__ explicit PlaneReader(uint32_t affine)
+        : scale(splat_half(static_cast<uint16_t>(affine))), offset(splat_half(static_cast<uint16_t>(affine >> 16))) {}
+    // of two slots
+    __device__ PlaneReader(uint32_t scales, uint32_t offsets) : scale(half2_of(scales)), offset(half2_of(offsets)) {}
 
     __device__ uint32_t value(uint32_t codes) const {
         if constexpr (Grid) {
@@ -93,6 +96,19 @@ struct PlaneReader {
                            : small_ints(word & 0x000f000fu);
         }
         return bits(__hfma2(code, scale, offset));
+    }
+    __device__ void plain_all(const uint32_t (&words)[Bits / 2], uint32_t (&out)[8]) const {
+#pragma unroll
+        for (int p = 0; p < 8; p++) {
+            const int q = p & 3;
+            const int hi = p >> 2;
+            out[p] = plain_value(q, hi, words[Bits == 8 ? (q >> 1) + 2 * hi : 0], words[Bits == 4 ? q >> 1 : 0]);
+        }
+    }
+    // words: of the half's codes
+    __device__ void plain_half(const uint32_t (&words)[Bits / 4], uint32_t (&out)[4]) const {
+#pragma unroll
+        for (int p = 0; p < 4; p++) out[p] = plain_value(p & 1, p >> 1, words[Bits == 8 ? p >> 1 : 0], words[0]);
     }
 
     __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
@@ -270,6 +286,82 @@ struct ChunkReader<F32> : SlowReader<F32> {
     using SlowReader<F32>::SlowReader;
 };
 
+// A chunk of a row (Half: one half of it) in registers as it is stored, so that it is loaded long before it is decoded. Kind: one
+// that has a path of its own; of any other nothing is kept. base, offset: of the row; apart, they need one addition a load.
+template <int Kind, bool Half>
+struct StoredChunk {};
+
+template <int Bits, bool Half>
+struct StoredPlanes {
+    static constexpr int n_words = Half ? Bits / 4 : Bits / 2;
+    uint32_t affine;
+    uint32_t words[n_words];
+
+    __device__ void load(const uint8_t* base, uint32_t offset, const Chunk& chunk, int h = 0) {
+        affine = u32_at<true>(base + (offset + chunk.affine));
+        const uint8_t* const codes = base + (offset + chunk.codes + 4 * h);
+#pragma unroll
+        for (int i = 0; i < n_words; i++) words[i] = u32_at<true>(codes + (Half ? 8 : 4) * i);
+    }
+    __device__ void decode(uint32_t (&out)[8]) const { PlaneReader<Bits, false>(affine).plain_all(words, out); }
+
+    // The same half of two slots, as weights multiply it: channels j (first) and j + 2 (second) of pair p, slots (a, b).
+    __device__ static void decode(const StoredPlanes& a, const StoredPlanes& b, uint32_t (&first)[4],
+                                  uint32_t (&second)[4]) {
+        // of bytes 0, 1 and 2, 3 of both: what decodes channels j and j + 2 of one slot decodes channel j of two
+        uint32_t low[n_words];
+        uint32_t high[n_words];
+#pragma unroll
+        for (int i = 0; i < n_words; i++) {
+            low[i] = __byte_perm(a.words[i], b.words[i], 0x5410);
+            high[i] = __byte_perm(a.words[i], b.words[i], 0x7632);
+        }
+        const PlaneReader<Bits, false> reader(__byte_perm(a.affine, b.affine, 0x5410),
+                                              __byte_perm(a.affine, b.affine, 0x7632));
+        reader.plain_half(low, first);
+        reader.plain_half(high, second);
+    }
+};
+
+template <bool Half>
+struct StoredChunk<static_cast<int>(Format::q8), Half> : StoredPlanes<8, Half> {};
+template <bool Half>
+struct StoredChunk<static_cast<int>(Format::q4), Half> : StoredPlanes<4, Half> {};
+
+template <>
+struct StoredChunk<kind_f16_wide, false> {
+    uint4 words[2];
+
+    __device__ void load(const uint8_t* base, uint32_t offset, const Chunk& chunk) {
+        const uint8_t* const codes = base + (offset + chunk.codes);
+        words[0] = *reinterpret_cast<const uint4*>(codes);
+        words[1] = *reinterpret_cast<const uint4*>(codes + 16);
+    }
+    __device__ void decode(uint32_t (&out)[8]) const {
+        f16_pairs({words[0].x, words[0].y, words[0].z, words[0].w, words[1].x, words[1].y, words[1].z, words[1].w},
+                  out);
+    }
+};
+template <>
+struct StoredChunk<kind_f16_wide, true> {
+    uint2 words[2];
+
+    __device__ void load(const uint8_t* base, uint32_t offset, const Chunk& chunk, int h) {
+        const uint8_t* const codes = base + (offset + chunk.codes + 8 * h);
+        words[0] = *reinterpret_cast<const uint2*>(codes);
+        words[1] = *reinterpret_cast<const uint2*>(codes + 16);
+    }
+    __device__ static void decode(const StoredChunk& a, const StoredChunk& b, uint32_t (&first)[4],
+                                  uint32_t (&second)[4]) {
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            const uint32_t halves = p & 1 ? 0x7632 : 0x5410;
+            first[p] = __byte_perm(a.words[p >> 1].x, b.words[p >> 1].x, halves);
+            second[p] = __byte_perm(a.words[p >> 1].y, b.words[p >> 1].y, halves);
+        }
+    }
+};
+
 // Calls f(reader) with the reader of this chunk; false where nothing is stored. Kind: what every chunk is, where that is known
 // (one straight path of code instead of thirteen, which are slow to fetch), else any_kind.
 template <int Kind = any_kind, class Use>
@@ -373,11 +465,9 @@ __device__ inline int sum_channel(int g, int i) {
     return 16 * (g / 2) + 4 * (g % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2);
 }
 
-// The same for two pairs of rows, row_at(0 … 3).
+// Half h of the same chunk of four rows, row_at(0 … 3).
 template <int Kind = any_kind, class RowAt>
-__device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],
-                                 uint32_t (&second)[8]) {
-    uint32_t x[4][4];
+__device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint32_t (&x)[4][4]) {
     const bool stored = with_chunk<Kind>(row_at(0), chunk, [&](const auto& reader) {
         using Reader = std::remove_cvref_t<decltype(reader)>;
         reader.half(row_at(0) + chunk.codes, h, x[0]);
@@ -387,20 +477,28 @@ __device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint
             Reader(row, chunk).half(row + chunk.codes, h, x[i]);
         }
     });
+    if (!stored) {
 #pragma unroll
-    for (int p = 0; p < 4; p++) {
-        first[2 * p] = stored ? __byte_perm(x[0][p], x[1][p], 0x5410) : 0;
-        first[2 * p + 1] = stored ? __byte_perm(x[0][p], x[1][p], 0x7632) : 0;
-        second[2 * p] = stored ? __byte_perm(x[2][p], x[3][p], 0x5410) : 0;
-        second[2 * p + 1] = stored ? __byte_perm(x[2][p], x[3][p], 0x7632) : 0;
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int p = 0; p < 4; p++) x[i][p] = 0;
+        }
     }
 }
 
-// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
+// The same half of slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart, as weights multiply it.
 template <int Kind = any_kind, int second_pair = 8>
 __device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
                                   uint32_t (&second)[8]) {
-    four_rows<Kind>([&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; }, chunk, h, first, second);
+    uint32_t x[4][4];
+    four_rows<Kind>([&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; }, chunk, h, x);
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        first[2 * p] = __byte_perm(x[0][p], x[1][p], 0x5410);
+        first[2 * p + 1] = __byte_perm(x[0][p], x[1][p], 0x7632);
+        second[2 * p] = __byte_perm(x[2][p], x[3][p], 0x5410);
+        second[2 * p + 1] = __byte_perm(x[2][p], x[3][p], 0x7632);
+    }
 }
 
 }  // namespace lkv::cuda

@@ -22,8 +22,13 @@ public:
     // warp: 0 … 7
     __device__ KeyScorer(const AttnArgs& p, const RebuildTables& tables, const WorkItem& item, const int32_t* rows_at,
                          int warp)
-        : p_(p), tables_(tables), warp_(warp), head_(p.unit == 2 ? warp / 4 : 0) {
-        const int c = threadIdx.x % 4;
+        : p_(p),
+          tables_(tables),
+          warp_(warp),
+          head_(p.unit == 2 ? warp / 4 : 0),
+          lane_(threadIdx.x % 32),
+          slot_(16 * (warp % 4) + lane_ / 4) {
+        const int c = lane_ % 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = 2 * c + i;
@@ -47,16 +52,19 @@ public:
         const auto b_at =
             static_cast<uint32_t>(__cvta_generic_to_shared(factor + head_ * B * 64 * 16 * tables_.n_tiles * 2));
         Arrivals(&barriers.factor_arrives).wait(0);
-        // 128 dimensions of tile i, from tile j0 of the head's
+        // 128 dimensions of tile i, from tile j0 of the head's; meanwhile(k): behind the start of product k
         float keys[8 * product_tiles];
-        const auto multiply = [&](int i, int j0) {
+        const auto multiply = [&](int i, int j0, auto&& meanwhile) __attribute__((always_inline)) {
             const Turn turn(i, buffer_bits);
             Arrivals(&barriers.latents_made[turn.buffer]).wait(turn.phase);
             const Operand a(a_at + static_cast<uint32_t>(turn.buffer) * 4 * B * a_step);
             const Operand b(b_at + static_cast<uint32_t>(j0 / product_tiles) * 4 * B * b_step);
             warpgroup_begin();
 #pragma unroll
-            for (uint32_t k = 0; k < 4 * B; k++) warpgroup_mma(keys, a.at(k * a_step), b.at(k * b_step), k > 0);
+            for (uint32_t k = 0; k < 4 * B; k++) {
+                warpgroup_mma(keys, a.at(k * a_step), b.at(k * b_step), k > 0);
+                meanwhile(k);
+            }
             warpgroup_commit();
         };
         const int step = p_.unit == 2 ? 1 : 2;
@@ -64,7 +72,8 @@ public:
         int j0 = 0;
         float s[4] = {};
         float power[2] = {};
-        if (i < n_tiles) multiply(i, j0);
+        const auto nothing = [](uint32_t) {};
+        if (i < n_tiles) multiply(i, j0, nothing);
 #pragma unroll 1
         while (i < n_tiles) {
             const Turn turn(i, note_bits);
@@ -73,22 +82,39 @@ public:
             const int now = i;
             warpgroup_wait(keys);
             if (last) warp_arrives(&barriers.latents_used[Turn(i, buffer_bits).buffer]);
-            score(of, j0, keys, power, s);
-            // the next products run while this tile's weights are made
+            if (j0 == 0) Arrivals(&barriers.notes_made[turn.buffer]).wait(turn.phase);
+            const uint32_t sight = of.sight;
+            score(of, sight, j0, keys, power, s);
             j0 = last ? 0 : j0 + product_tiles;
             i = last ? i + step : i;
-            if (i < n_tiles) multiply(i, j0);
+            const auto see = [&]() __attribute__((always_inline)) {
+                if (p_.k_extras != 0) tables_.apply_norm(p_, power, s);
+                mask(of, sight, s);
+                const float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
+                const bool moved = top[0] > row_max[0] + stale_max || top[1] > row_max[1] + stale_max;
+                if (__any_sync(0xffffffffu, moved)) raise_maxima(top);
+            };
+            const auto write_weights = [&]() __attribute__((always_inline)) {
+                const Turn weights_turn(now, weight_buffer_bits);
+                Arrivals(&barriers.weights_used[weights_turn.buffer]).wait(weights_turn.phase ^ 1);
+                weigh(s, weights[weights_turn.buffer]);
+                warp_arrives(&barriers.weights_made[weights_turn.buffer]);
+                if (lane_ == 0) Arrivals(&barriers.notes_used[turn.buffer]).arrive();
+            };
+            if (B == 4 && i < n_tiles) {
+                // sixteen products fill the queue of the tensor cores, which the warp would wait for: weights are made meanwhile
+                multiply(i, j0, [&](uint32_t k) __attribute__((always_inline)) {
+                    if (k == B - 1 && last) see();
+                    if (k == 2 * B - 1 && last) write_weights();
+                });
+            } else {
+                if (i < n_tiles) multiply(i, j0, nothing);
+                if (last) {
+                    see();
+                    write_weights();
+                }
+            }
             if (!last) continue;
-            if (p_.k_extras != 0) tables_.apply_norm(p_, power, s);
-            mask(of, s);
-            const float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
-            const bool moved = top[0] > row_max[0] + stale_max || top[1] > row_max[1] + stale_max;
-            if (__any_sync(0xffffffffu, moved)) raise_maxima(top);
-            const Turn weights_turn(now, weight_buffer_bits);
-            Arrivals(&barriers.weights_used[weights_turn.buffer]).wait(weights_turn.phase ^ 1);
-            weigh(of, s, weights[weights_turn.buffer]);
-            warp_arrives(&barriers.weights_made[weights_turn.buffer]);
-            if (threadIdx.x % 32 == 0) Arrivals(&barriers.notes_used[turn.buffer]).arrive();
 #pragma unroll
             for (float& x : s) x = 0.0f;
             power[0] = power[1] = 0.0f;
@@ -104,12 +130,12 @@ private:
     static constexpr float log2_e = 1.4426950408889634f;
 
     // The tile's slot that is this lane's slot g (h = 0) or g + 8.
-    __device__ int slot(int h) const { return 16 * (warp_ % 4) + static_cast<int>(threadIdx.x % 32) / 4 + 8 * h; }
+    __device__ int slot(int h) const { return slot_ + 8 * h; }
 
     // s += the scores of 128 dimensions.
-    __device__ void score(const TileNotes& of, int j0, float (&keys)[8 * product_tiles], float (&power)[2],
-                          float (&s)[4]) const {
-        const int lane = threadIdx.x % 32;
+    __device__ void score(const TileNotes& of, uint32_t sight, int j0, float (&keys)[8 * product_tiles],
+                          float (&power)[2], float (&s)[4]) const {
+        const int lane = lane_;
         const int n_tiles = min(product_tiles, tables_.used_tiles - j0);
         if (p_.k_extras != 0) {
 #pragma unroll
@@ -126,17 +152,15 @@ private:
                 }
             }
         }
-        const int lowest = of.lowest;
-        const int past[2] = {of.pos[slot(0)] - lowest, of.pos[slot(1)] - lowest};
-        if (of.highest - lowest < angle_span) {
-            // slots in the order of their positions, as almost always, are within one span
+        const int past[2] = {of.past[slot(0)], of.past[slot(1)]};
+        if ((sight & sight_one_span) != 0) {
+            // slots in the order of their positions, as almost always
             const auto* const turned = reinterpret_cast<const uint2*>(&of + 1) + j0 * 32 + lane;
-            const int delta[2] = {min(max(past[0], 0), angle_span - 1), min(max(past[1], 0), angle_span - 1)};
             float part[2][4] = {};  // two sums, so that one product need not wait for another
 #pragma unroll
             for (int j = 0; j < product_tiles; j++) {
                 if (j == product_tiles / 2 && n_tiles == j) break;
-                add_scores(keys, j, delta, j0 + j, turned[j * 32], part[j % 2]);
+                add_scores(keys, j, past, j0 + j, turned[j * 32], part[j % 2]);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) s[e] += part[0][e] + part[1][e];
@@ -144,24 +168,24 @@ private:
         }
         // others take several passes
 #pragma unroll 1
-        for (int base = lowest; base != INT_MAX;) {
-            const int delta[2] = {min(max(past[0] + lowest - base, 0), angle_span - 1),
-                                  min(max(past[1] + lowest - base, 0), angle_span - 1)};
+        for (int base = 0; base != INT_MAX;) {
+            const int delta[2] = {min(max(past[0] - base, 0), angle_span - 1),
+                                  min(max(past[1] - base, 0), angle_span - 1)};
             float part[4] = {};
 #pragma unroll
             for (int j = 0; j < product_tiles; j++) {
                 if (j >= n_tiles) break;
-                const float2 mine = tables_.query_angle(p_, 8 * (j0 + j) + lane % 8, base);
+                const float2 mine = tables_.query_angle(p_, 8 * (j0 + j) + lane % 8, of.lowest + base);
                 add_scores(keys, j, delta, j0 + j, tables_.turned_queries(j0 + j, mine, 0), part);
             }
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[e] += past[e / 2] + lowest - base == delta[e / 2] ? part[e] : 0.0f;
+            for (int e = 0; e < 4; e++) s[e] += past[e / 2] - base == delta[e / 2] ? part[e] : 0.0f;
             // the next position that no pass has reached
             int next = INT_MAX;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int of_lane = of.pos[lane + 32 * h];
-                if (of.seq[lane + 32 * h] != 0 && of_lane - base >= angle_span) next = min(next, of_lane);
+                const int of_lane = of.past[lane + 32 * h];
+                if (of_lane - base >= angle_span) next = min(next, of_lane);
             }
             base = __reduce_min_sync(0xffffffffu, next);
         }
@@ -188,20 +212,16 @@ private:
     }
 
     // Scores as powers of two; what a query does not see, and other heads' queries: -INFINITY. ALiBi's bias.
-    __device__ void mask(const TileNotes& of, float (&s)[4]) const {
+    __device__ void mask(const TileNotes& of, uint32_t sight, float (&s)[4]) const {
         const float scale = p_.scale * log2_e;
-        // bit by bit: no branches, which lanes would take differently
-        const bool all = static_cast<int>(of.highest <= min(my_pos_[0], my_pos_[1])) &
-                         static_cast<int>((of.common & my_seq_[0]) != 0) &
-                         static_cast<int>((of.common & my_seq_[1]) != 0);
-        if (p_.window == 0 && p_.alibi_slopes == nullptr && __all_sync(0xffffffffu, all)) {
+        if ((sight & sight_whole) != 0) {
 #pragma unroll
             for (int e = 0; e < 4; e++) s[e] = mine_[e % 2] ? s[e] * scale : -INFINITY;
             return;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int slot_pos = of.pos[slot(h)];
+            const int slot_pos = of.lowest + of.past[slot(h)];
             const uint64_t slot_seq = of.seq[slot(h)];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -215,9 +235,8 @@ private:
     }
 
     // Softmax weights of this tile, and what the warps that sum need to know of it.
-    __device__ void weigh(const TileNotes& of, const float (&s)[4], TileWeights& to) {
-        const int lane = threadIdx.x % 32;
-        const int c = lane % 4;
+    __device__ void weigh(const float (&s)[4], TileWeights& to) {
+        const int c = lane_ % 4;
         const float base[2] = {row_max[0] == -INFINITY ? 0.0f : row_max[0],
                                row_max[1] == -INFINITY ? 0.0f : row_max[1]};
 #pragma unroll
@@ -230,12 +249,11 @@ private:
             if (mine_[0]) to.of[2 * c][slot(h)] = static_cast<uint16_t>(bits(weight));
             if (mine_[1]) to.of[2 * c + 1][slot(h)] = static_cast<uint16_t>(bits(weight) >> 16);
         }
-        if (lane < 4) {
+        if (lane_ < 4) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (mine_[i]) to.base[warp_ % 4][2 * c + i] = row_max[i];
             }
-            if (warp_ % 4 == 0 && head_ == 0 && lane == 0) to.used = of.used;
         }
     }
 
@@ -256,6 +274,8 @@ private:
     const RebuildTables& tables_;
     int warp_;
     int head_;  // of the item's
+    int lane_;
+    int slot_;  // of the tile's, this lane's first
     int my_pos_[2];
     uint64_t my_seq_[2];
     float slope_[2];

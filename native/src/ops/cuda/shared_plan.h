@@ -378,6 +378,8 @@ constexpr int n_scoring_warps = 8;
 constexpr int specialized_threads = 32 * (n_making_warps + n_summing_warps + n_scoring_warps);
 constexpr int specialized_tile = 64;   // slots: the rows of a product by a warpgroup
 constexpr int max_latent_buffers = 8;  // a power of two
+constexpr int used_masks =
+    16;  // of tiles, so many that the warps that sum are done with one before it is written again
 constexpr int weight_buffer_bits = 2;
 constexpr int n_weight_buffers = 1 << weight_buffer_bits;
 constexpr int specialized_fixed = 1536;  // bytes of the kernel's own variables, at most
@@ -386,7 +388,6 @@ constexpr int specialized_fixed = 1536;  // bytes of the kernel's own variables,
 struct alignas(16) TileWeights {
     uint16_t of[decode_rows][specialized_tile + 8];  // f16, relative to 2^base
     float base[specialized_tile / 16][decode_rows];  // of 16 slots, those of one warp
-    uint64_t used;                                   // slots that hold a token
 };
 
 // Tiles of latents and of notes that there is room for. Who makes or reads a tile finds its next ones in the same buffers, which
@@ -402,12 +403,15 @@ LKV_HD constexpr int note_buffers(int blocks, int unit) {
 // What the warps that score need to know of a tile beside its latents; behind it the queries turned back by `lowest` positions, f16
 // [plane tiles][8][16].
 struct alignas(16) TileNotes {
-    uint64_t seq[specialized_tile];
-    int32_t pos[specialized_tile];
-    uint64_t used;    // slots that hold a token
-    uint64_t common;  // sequences that all slots are of
-    int32_t lowest;   // position of a token
-    int32_t highest;
+    uint64_t seq[specialized_tile];  // 0: no token
+    int32_t past[specialized_tile];  // positions behind `lowest`, 0 without a token
+    int32_t lowest;                  // position of a token
+    uint32_t sight;                  // NoteSight
+};
+
+enum NoteSight : uint32_t {
+    sight_one_span = 1,  // all slots lie in one angle_span
+    sight_whole = 2,     // every query sees every slot
 };
 
 // Whether K and V of these blocks are the specialized kernel's.

@@ -57,9 +57,8 @@ struct TileRows {
         uint32_t row_bytes;
         int last;
         // Past the last slot any row will do.
-        __device__ const uint8_t* row(int slot) const {
-            return at + static_cast<uint64_t>(static_cast<uint32_t>(min(slot, last))) * row_bytes;
-        }
+        __device__ uint32_t offset(int slot) const { return static_cast<uint32_t>(min(slot, last)) * row_bytes; }
+        __device__ const uint8_t* row(int slot) const { return at + offset(slot); }
     };
     __device__ Rows rows(const TileCursor& at, int side) const {
         const RegionArgs& region = p.regions[at.region];
@@ -67,21 +66,15 @@ struct TileRows {
         const uint32_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
         return {from + static_cast<int64_t>(at.first) * row_bytes + group(at, side).first, row_bytes, at.n() - 1};
     }
-    // The tile's rows into the L2 cache, by B warps, of which this is `member`.
-    __device__ void fetch(const TileCursor& at, int side, int member) const {
-        if (at.i >= count) return;
-        const Rows of = rows(at, side);
-        const int bytes = static_cast<int>(group(at, side).bytes);
-        // rows of a cache lie side by side: a cache line each
-        constexpr int slots = specialized_tile / B;
-        for (int slot = slots * member + static_cast<int>(threadIdx.x % 32) % slots; slot < slots * (member + 1);
-             slot += 32) {
-            const uint8_t* const from = of.row(slot);
-            for (int b = slots < 32 ? 128 * (static_cast<int>(threadIdx.x % 32) / slots) : 0; b < bytes;
-                 b += slots < 32 ? 128 * (32 / slots) : 128) {
-                prefetch(from + b);
-            }
-        }
+    // The tile's rows into the L2 cache, by one warp. They lie side by side, and thread blocks of the same part take a share each.
+    __device__ void fetch(const TileCursor& at, int side) const {
+        if (at.i >= count || threadIdx.x % 32 != 0) return;
+        const RegionArgs& region = p.regions[at.region];
+        const uint32_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
+        const uint8_t* const from =
+            (side == 0 ? region.k_rows : region.v_rows) + static_cast<int64_t>(at.first) * row_bytes;
+        const uint32_t bytes = static_cast<uint32_t>(at.n()) * row_bytes / gridDim.x;
+        prefetch_bytes(from + blockIdx.x * bytes, bytes);
     }
 };
 
@@ -111,8 +104,10 @@ struct TileMarks {
 };
 
 struct SpecializedBarriers {
+    uint64_t used[used_masks];  // slots of tile i % used_masks that hold a token
     uint64_t latents_made[max_latent_buffers];
     uint64_t latents_used[max_latent_buffers];
+    uint64_t notes_made[max_latent_buffers];
     uint64_t notes_used[max_latent_buffers];
     uint64_t weights_made[n_weight_buffers];
     uint64_t weights_used[n_weight_buffers];
@@ -124,6 +119,7 @@ struct SpecializedBarriers {
         for (int i = 0; i < max_latent_buffers; i++) {
             Arrivals(&latents_made[i]).init(blocks);
             Arrivals(&latents_used[i]).init(scorers);
+            Arrivals(&notes_made[i]).init(blocks);
             Arrivals(&notes_used[i]).init(scorers);
         }
         for (int i = 0; i < n_weight_buffers; i++) {

@@ -31,31 +31,53 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
         share[m] = __float2half2_rn(0.0f);
     }
     TileCursor at = rows.cursor(warp / B);
-    TileCursor ahead = at;
-    rows.step(ahead, apart);
-#pragma unroll 1
-    for (; at.i < rows.count; rows.step(at, apart), rows.step(ahead, apart)) {
-        rows.fetch(ahead, 1, member);
-        const auto tile = rows.rows(at, 1);
-        const Chunk chunk = rows.chunks_of(at, 1)[4 * member + g / 2];
-        uint32_t a[groups][4][4];
-        with_group_kind<Kind>(rows.group(at, 1).kind, [&](auto kind) __attribute__((always_inline)) {
+    const auto chunk_of = [&](const TileCursor& of) { return rows.chunks_of(of, 1)[4 * member + g / 2]; };
+    const auto slot_of = [c](int m, int r) { return 16 * m + 2 * c + r % 2 + r / 2 * 8; };
+    // of the tile at `at`, on their way while its weights are waited for
+    StoredChunk<Kind, true> stored[groups][4];
+    const auto load = [&](const TileCursor& of) {
+        if constexpr (Kind != any_kind) {
+            const auto tile = rows.rows(of, 1);
+            const Chunk chunk = chunk_of(of);
 #pragma unroll
             for (int m = 0; m < groups; m++) {
-                uint32_t first[8];
-                uint32_t second[8];
-                four_rows<decltype(kind)::value>([&](int r) { return tile.row(16 * m + 2 * c + r % 2 + r / 2 * 8); },
-                                                 chunk, g % 2, first, second);
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    a[m][j][0] = first[2 * j];
-                    a[m][j][1] = first[2 * j + 1];
-                    a[m][j][2] = second[2 * j];
-                    a[m][j][3] = second[2 * j + 1];
-                }
+                for (int r = 0; r < 4; r++) stored[m][r].load(tile.at, tile.offset(slot_of(m, r)), chunk, g % 2);
             }
-        });
-        const Turn turn(at.i, weight_buffer_bits);
+        }
+    };
+    // x: of four slots, halves of the chunk; a: channels sum_channel(g, 2j), sum_channel(g, 2j + 1) of slots 2c, 2c + 1, 2c + 8, 2c + 9
+    const auto as_operand = [](const uint32_t (&x)[4][4], uint32_t (&a)[4][4]) __attribute__((always_inline)) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            a[j][0] = __byte_perm(x[0][j], x[1][j], 0x5410);
+            a[j][1] = __byte_perm(x[0][j], x[1][j], 0x7632);
+            a[j][2] = __byte_perm(x[2][j], x[3][j], 0x5410);
+            a[j][3] = __byte_perm(x[2][j], x[3][j], 0x7632);
+        }
+    };
+    if (at.i < rows.count) load(at);
+#pragma unroll 1
+    while (at.i < rows.count) {
+        TileCursor then = at;
+        rows.step(then, apart);
+        if (member == 0) rows.fetch(then, 1);
+        const int now = at.i;
+        const Turn turn(now, weight_buffer_bits);
+        // rows of any kind are loaded and decoded in one
+        uint32_t a[Kind == any_kind ? groups : 1][4][4];
+        if constexpr (Kind == any_kind) {
+            const auto tile = rows.rows(at, 1);
+            const Chunk chunk = chunk_of(at);
+            with_group_kind<Kind>(rows.group(at, 1).kind, [&](auto kind) __attribute__((always_inline)) {
+#pragma unroll
+                for (int m = 0; m < groups; m++) {
+                    uint32_t x[4][4];
+                    four_rows<decltype(kind)::value>([&](int r) { return tile.row(slot_of(m, r)); }, chunk, g % 2, x);
+                    as_operand(x, a[m]);
+                }
+            });
+        }
         Arrivals(&barriers.weights_made[turn.buffer]).wait(turn.phase);
         const TileWeights& of = weights[turn.buffer];
 
@@ -64,10 +86,10 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
         float top = column_base;
 #pragma unroll
         for (int m = 0; m < groups; m++) {
-            const float now = of.base[m][g];
-            differs = differs || now != tile_base[m];
-            tile_base[m] = now;
-            top = fmaxf(top, now - weight_headroom);
+            const float base_now = of.base[m][g];
+            differs = differs || base_now != tile_base[m];
+            tile_base[m] = base_now;
+            top = fmaxf(top, base_now - weight_headroom);
         }
         if (__any_sync(0xffffffffu, differs)) {
             const float rescale = top > column_base ? exp2f(column_base - top) : 1.0f;
@@ -88,10 +110,24 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
                 }
             }
         }
-        const uint64_t used = of.used;
+        const uint64_t used = barriers.used[now % used_masks];
 #pragma unroll
         for (int m = 0; m < groups; m++) {
             const int slot = 16 * m + 2 * c;
+            auto& of_slots = a[Kind == any_kind ? m : 0];
+            if constexpr (Kind != any_kind) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    uint32_t first[4];
+                    uint32_t second[4];
+                    StoredChunk<Kind, true>::decode(stored[m][2 * h], stored[m][2 * h + 1], first, second);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        of_slots[j][2 * h] = first[j];
+                        of_slots[j][2 * h + 1] = second[j];
+                    }
+                }
+            }
             const auto two = [&](int from) {
                 return bits(__hmul2(half2_of(*reinterpret_cast<const uint32_t*>(&of.of[g][from])), share[m]));
             };
@@ -104,15 +140,17 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
                     const uint32_t mask = (pair & 1 ? 0x0000ffffu : 0) | (pair & 2 ? 0xffff0000u : 0);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        a[m][j][2 * h] &= mask;
-                        a[m][j][2 * h + 1] &= mask;
+                        of_slots[j][2 * h] &= mask;
+                        of_slots[j][2 * h + 1] &= mask;
                     }
                 }
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) mma(sums[j], a[m][j], w[0], w[1]);
+            for (int j = 0; j < 4; j++) mma(sums[j], of_slots[j], w[0], w[1]);
         }
         warp_arrives(&barriers.weights_used[turn.buffer]);
+        at = then;
+        if (at.i < rows.count) load(at);
     }
 }
 
