@@ -330,13 +330,35 @@ void expanded() {
     }
 }
 
-// y = W x for many small matrices, in double.
+// The heads of a vector turned by a position, in double.
+std::vector<double> turned(const std::vector<float>& x, const std::vector<float>& freqs, int head_dim, bool neox,
+                           int pos, double mscale) {
+    std::vector<double> out(x.begin(), x.end());
+    const size_t n = freqs.size();
+    for (size_t head = 0; head < x.size(); head += static_cast<size_t>(head_dim)) {
+        for (size_t i = 0; i < n; i++) {
+            const size_t a = head + (neox ? i : 2 * i);
+            const size_t b = head + (neox ? i + n : 2 * i + 1);
+            const double angle = pos * double{freqs[i]};
+            out[a] = mscale * (x[a] * std::cos(angle) - x[b] * std::sin(angle));
+            out[b] = mscale * (x[b] * std::cos(angle) + x[a] * std::sin(angle));
+        }
+    }
+    return out;
+}
+
+// y = W x for many small matrices, in double; heads of x may be turned first.
 void products() {
     struct Shape {
         int n_in, n_out, n_matrices, n_columns;
+        int head_dim = 0, n_rot = 0;  // n_rot > 0: turned
+        bool neox = true;
     };
-    for (const Shape& of : {Shape{128, 512, 8, 4}, Shape{1024, 512, 1, 1}, Shape{64, 48, 8, 1}, Shape{96, 33, 2, 3},
-                            Shape{80, 16, 5, 8}, Shape{4096, 1000, 1, 2}, Shape{128, 2048, 32, 1}}) {
+    for (const Shape& of :
+         {Shape{128, 512, 8, 4}, Shape{1024, 512, 1, 1}, Shape{64, 48, 8, 1}, Shape{96, 33, 2, 3}, Shape{80, 16, 5, 8},
+          Shape{4096, 1000, 1, 2}, Shape{128, 2048, 32, 1}, Shape{128, 512, 8, 4, 128, 128},
+          Shape{1024, 512, 1, 1, 128, 128}, Shape{128, 512, 8, 4, 128, 128, false}, Shape{96, 33, 2, 3, 96, 38},
+          Shape{96, 33, 2, 3, 96, 38, false}, Shape{160, 24, 3, 2, 80, 20}, Shape{512, 64, 2, 1, 256, 256}}) {
         const int n_vectors = of.n_matrices * of.n_columns;
         std::mt19937 random(7);
         std::normal_distribution<float> normal;
@@ -358,6 +380,18 @@ void products() {
         args.n_out = of.n_out;
         args.n_matrices = of.n_matrices;
         args.n_columns = of.n_columns;
+        constexpr int pos = 70001;
+        constexpr float mscale = 1.25F;
+        std::vector<float> freqs;
+        for (int i = 0; i < of.n_rot / 2; i++) freqs.push_back(std::pow(10000.0F, -2.0F * i / of.n_rot));
+        const DeviceBuffer phases(lkv::cuda::pack_phases(freqs.data(), of.n_rot / 2));
+        const DeviceBuffer device_pos(std::vector<int32_t>{pos});
+        std::vector<double> vectors(x.begin(), x.end());
+        if (of.n_rot > 0) {
+            args.turn = {
+                phases.as<uint64_t>(), device_pos.as<int32_t>(), of.head_dim, of.n_rot, of.neox ? 1 : 0, mscale};
+            vectors = turned(x, freqs, of.head_dim, of.neox, pos, mscale);
+        }
         cuda_check(lkv::cuda::multiply(args, nullptr), "multiply");
         cuda_check(cudaDeviceSynchronize(), "products");
         std::vector<double> want;
@@ -367,13 +401,14 @@ void products() {
                 double sum = 0;
                 for (int d = 0; d < of.n_in; d++) {
                     sum += double{lkv::half_to_float(matrix[r * of.n_in + d])} *
-                           double{x[static_cast<size_t>(i * of.n_in + d)]};
+                           vectors[static_cast<size_t>(i * of.n_in + d)];
                 }
                 want.push_back(sum);
             }
         }
         const double error = relative_error(y.download<float>(), want);
-        CHECK_MSG(error < 1e-5, "products of " + std::to_string(of.n_in) + " channels: " + std::to_string(error));
+        CHECK_MSG(error < 1e-5, "products of " + std::to_string(of.n_in) + " channels" +
+                                    (of.n_rot > 0 ? ", turned: " : ": ") + std::to_string(error));
     }
 }
 

@@ -238,8 +238,9 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
         k = norm(k, layer.attn_k_norm, nullptr);
     }
     if (roped) {
-        q = rope(q);
-        k = k == nullptr ? nullptr : rope(k);
+        // held: a GPU's products with E_q and E_k turn their vectors themselves
+        q = rope(held(q));
+        k = k == nullptr ? nullptr : rope(held(k));
     }
     held(q);
     if (k != nullptr) {

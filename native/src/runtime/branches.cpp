@@ -6,6 +6,12 @@
 #include <unordered_map>
 
 namespace lkv {
+
+bool is_view(const ggml_tensor* node) {
+    return node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
+           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+}
+
 namespace {
 
 constexpr uint8_t to_k = 1;
@@ -16,11 +22,6 @@ constexpr uint8_t to_q = 4;
 bool is_attention(const ggml_tensor* node) {
     return node->op == GGML_OP_CUSTOM && node->src[3] != nullptr && node->src[1]->op == GGML_OP_CUSTOM &&
            node->src[1]->src[0] == node->src[2] && node->src[1]->src[1] == node->src[3];
-}
-
-bool is_view(const ggml_tensor* node) {
-    return node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
-           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
 }
 
 bool overlap(const ggml_tensor* a, const ggml_tensor* b) {

@@ -7,6 +7,9 @@
 
 namespace lkv {
 
+// A node that only names memory of another.
+bool is_view(const ggml_tensor* node);
+
 // Indices of one layer's nodes: what several need lies before `k`; [k, v) leads to K alone, [v, store) to V, node `store` writes
 // the rows, (store, attention) leads to the queries.
 struct Branches {

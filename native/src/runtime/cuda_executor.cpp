@@ -159,6 +159,7 @@ public:
         if (!constants.alibi_slopes.empty()) slopes_ = DeviceMemory::of(constants.alibi_slopes);
         if (!rope.freqs.empty()) {
             phases_ = DeviceMemory::of(cuda::pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size())));
+            rope_ = {h.n_rot, h.block.rope_pairing == RopePairing::neox, rope.mscale};
         }
         const std::vector<uint32_t> none_done(static_cast<size_t>(h.n_kv), 0);
         done_ = DeviceMemory::of(none_done);
@@ -268,6 +269,7 @@ public:
         // a prefill graph runs once or twice, and its launches hide behind its work
         recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= small_batch;
         branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
+        find_turned(graph.nodes);
         if (!branches_.empty()) prepare_rehearsal(graph, partial * sizeof(float), partial_ml * sizeof(float));
     }
 
@@ -464,7 +466,47 @@ private:
         args.n_out = static_cast<int32_t>(w->ne[1]);
         args.n_matrices = static_cast<int32_t>(w->ne[2]);
         args.n_columns = static_cast<int32_t>(columns);
+        const ggml_tensor* const rope = x->view_src != nullptr ? x->view_src : x;
+        if (turned_.contains(rope)) {
+            args.x = static_cast<const float*>(rope->src[0]->data);
+            args.turn = {phases_.as<uint64_t>(), q_pos(),     static_cast<int32_t>(rope->ne[0]), rope_.n_rot,
+                         rope_.neox ? 1 : 0,     rope_.mscale};
+        }
         return args;
+    }
+
+    // RoPE of the one token whose heads this product takes, and nothing else does; or null.
+    const ggml_tensor* rope_of(const ggml_tensor* product) const {
+        const ggml_tensor* const x = product->src[1];
+        const ggml_tensor* const rope = x->view_src != nullptr ? x->view_src : x;
+        const bool whole =
+            rope->op == GGML_OP_ROPE && x->data == rope->data && ggml_nelements(x) == ggml_nelements(rope);
+        if (!whole) return nullptr;
+        const ggml_tensor* const from = rope->src[0];
+        int32_t mode = 0;
+        std::memcpy(&mode, rope->op_params + 2, sizeof mode);
+        const bool taken = phases_.bytes() > 0 && rope->ne[2] == 1 && rope->ne[3] == 1 && from->type == GGML_TYPE_F32 &&
+                           ggml_is_contiguous(from) && reinterpret_cast<uintptr_t>(from->data) % 16 == 0 &&
+                           rope->ne[0] % 4 == 0 && x->ne[0] % rope->ne[0] == 0 && rope_.n_rot <= cuda::max_rot &&
+                           mode == (rope_.neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL);
+        return taken ? rope : nullptr;
+    }
+
+    // A launch less on the way to K and to the queries: 8B, rotated 64 at depth 0 322 to 329 tokens/s without, 325 to 335 with it.
+    void find_turned(ggml_cgraph* graph) {
+        turned_.clear();
+        std::map<const ggml_tensor*, int> uses;
+        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+            const ggml_tensor* const node = ggml_graph_node(graph, i);
+            if (is_view(node)) continue;
+            for (const ggml_tensor* src : node->src) {
+                if (src != nullptr) uses[src->view_src != nullptr ? src->view_src : src]++;
+            }
+            const std::optional<cuda::ProductArgs> product = product_of(node);
+            const ggml_tensor* const rope = product ? rope_of(node) : nullptr;
+            if (rope != nullptr) turned_.insert(rope);
+        }
+        std::erase_if(turned_, [&](const ggml_tensor* rope) { return uses[rope] != 1; });
     }
 
     static const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* function = nullptr) {
@@ -490,10 +532,12 @@ private:
         for (int i = first; i < end; i++) {
             ggml_tensor* const node = ggml_graph_node(graph, i);
             const std::optional<cuda::ProductArgs> product = product_of(node);
-            if (node->op != GGML_OP_CUSTOM && !product) continue;
+            const bool turned = turned_.contains(node);
+            if (node->op != GGML_OP_CUSTOM && !product && !turned) continue;
             ggml_status status = ordinary(first, i);
             if (status != GGML_STATUS_SUCCESS) return status;
             first = i + 1;
+            if (turned) continue;
             if (product) {
                 status = started(cuda::multiply(*product, lane.stream()), node);
             } else {
@@ -655,7 +699,13 @@ private:
 
     std::vector<Layer> layers_;
     std::set<const ggml_tensor*> factors_;  // E_k and E_q
-    std::vector<DeviceMemory> pos_;         // per region
+    std::set<const ggml_tensor*> turned_;   // RoPE that the only product to read it does itself
+    struct {
+        int32_t n_rot = 0;
+        bool neox = false;
+        float mscale = 1.0F;
+    } rope_;
+    std::vector<DeviceMemory> pos_;  // per region
     std::vector<DeviceMemory> seq_;
     uint64_t cells_version_ = 0;
     int capacity_ = 0;

@@ -2,6 +2,7 @@
 
 #include <cuda_fp16.h>
 
+#include "ops/cuda/angle.cuh"
 #include "ops/cuda/chain.cuh"
 
 namespace lkv::cuda {
@@ -12,6 +13,39 @@ constexpr int product_threads = 128;
 
 // Lanes that share a row, 16 bytes each at a time.
 __host__ __device__ constexpr int row_lanes(int n_in) { return n_in <= 64 ? 8 : (n_in <= 128 ? 16 : 32); }
+
+// Values i … i + 3 of vectors of whole heads, turned. angles: cosine and sine of every plane
+__device__ inline float4 turned(const RopeTurn& turn, const float2* angles, const float* x, int64_t i) {
+    const float4 four = *reinterpret_cast<const float4*>(x + i);
+    const int dim = static_cast<int>(i) % turn.head_dim;
+    if (turn.neox == 0) {
+        float4 out = four;
+        if (dim < turn.n_rot) {
+            const float2 of = angles[dim / 2];
+            out.x = four.x * of.x - four.y * of.y;
+            out.y = four.y * of.x + four.x * of.y;
+        }
+        if (dim + 2 < turn.n_rot) {
+            const float2 of = angles[dim / 2 + 1];
+            out.z = four.z * of.x - four.w * of.y;
+            out.w = four.w * of.x + four.z * of.y;
+        }
+        return out;
+    }
+    const int half = turn.n_rot / 2;
+    const float in[4] = {four.x, four.y, four.z, four.w};
+    float out[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int at = dim + e;
+        out[e] = in[e];
+        if (at >= turn.n_rot) continue;
+        const bool second = at >= half;
+        const float2 of = angles[second ? at - half : at];
+        out[e] = second ? in[e] * of.x + x[i + e - half] * of.y : in[e] * of.x - x[i + e + half] * of.y;
+    }
+    return make_float4(out[0], out[1], out[2], out[3]);
+}
 
 // grid: rows / (R x rows side by side), matrices. C: vectors. R: rows of a thread, whose loads are under way together.
 template <int C, int R>
@@ -31,14 +65,26 @@ __global__ void __launch_bounds__(product_threads) product_kernel(const __grid_c
             if (row < p.n_out && k % 64 == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + row * p.w_row + k));
         }
     }
+    // nor does the position
+    __shared__ float2 angles[max_rot / 2];
+    if (p.turn.phases != nullptr) {
+        for (int i = threadIdx.x; i < p.turn.n_rot / 2; i += product_threads) {
+            const float2 of = angle_of(p.turn.phases[i], *p.turn.pos);
+            angles[i] = make_float2(of.x * p.turn.mscale, of.y * p.turn.mscale);
+        }
+        __syncthreads();
+    }
     wait_for_previous();
     const int first_column = blockIdx.y * p.n_columns;
     for (int i = 4 * threadIdx.x; i < C * p.n_in; i += 4 * product_threads) {
         const int column = i / p.n_in;
-        *reinterpret_cast<float4*>(x + i) =
-            column < p.n_columns
-                ? *reinterpret_cast<const float4*>(p.x + static_cast<int64_t>(first_column) * p.n_in + i)
-                : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const int64_t at = static_cast<int64_t>(first_column) * p.n_in + i;
+        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (column < p.n_columns) {
+            four =
+                p.turn.phases != nullptr ? turned(p.turn, angles, p.x, at) : *reinterpret_cast<const float4*>(p.x + at);
+        }
+        *reinterpret_cast<float4*>(x + i) = four;
     }
     __syncthreads();
 
