@@ -358,7 +358,8 @@ void products() {
          {Shape{128, 512, 8, 4}, Shape{1024, 512, 1, 1}, Shape{64, 48, 8, 1}, Shape{96, 33, 2, 3}, Shape{80, 16, 5, 8},
           Shape{4096, 1000, 1, 2}, Shape{128, 2048, 32, 1}, Shape{128, 512, 8, 4, 128, 128},
           Shape{1024, 512, 1, 1, 128, 128}, Shape{128, 512, 8, 4, 128, 128, false}, Shape{96, 33, 2, 3, 96, 38},
-          Shape{96, 33, 2, 3, 96, 38, false}, Shape{160, 24, 3, 2, 80, 20}, Shape{512, 64, 2, 1, 256, 256}}) {
+          Shape{96, 33, 2, 3, 96, 38, false}, Shape{160, 24, 3, 2, 80, 20}, Shape{512, 64, 2, 1, 256, 256},
+          Shape{3072, 64, 1, 4}, Shape{1536, 64, 1, 8}}) {
         const int n_vectors = of.n_matrices * of.n_columns;
         std::mt19937 random(7);
         std::normal_distribution<float> normal;

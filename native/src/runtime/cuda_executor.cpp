@@ -454,7 +454,8 @@ private:
         const bool taken = w->type == GGML_TYPE_F16 && x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
                            ggml_is_contiguous(node) && x->ne[3] == 1 && w->ne[0] % 8 == 0 && w->nb[1] % 16 == 0 &&
                            w->nb[2] % 16 == 0 && reinterpret_cast<uintptr_t>(w->data) % 16 == 0 &&
-                           reinterpret_cast<uintptr_t>(x->data) % 16 == 0 && columns <= cuda::product_columns;
+                           reinterpret_cast<uintptr_t>(x->data) % 16 == 0 && columns <= cuda::product_columns &&
+                           cuda::product_shared_bytes(w->ne[0], columns) <= device_.shared_bytes;
         if (!taken) return std::nullopt;
         cuda::ProductArgs args{};
         args.w = static_cast<const uint16_t*>(w->data);
@@ -475,7 +476,7 @@ private:
         return args;
     }
 
-    // RoPE of the one token whose heads this product takes, and nothing else does; or null.
+    // RoPE of the one token whose heads this product takes, or null.
     const ggml_tensor* rope_of(const ggml_tensor* product) const {
         const ggml_tensor* const x = product->src[1];
         const ggml_tensor* const rope = x->view_src != nullptr ? x->view_src : x;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bit>
 #include <cstdint>
 
 namespace lkv::cuda {
@@ -34,6 +35,12 @@ struct ProductArgs {
     int32_t n_columns;  // 1 … product_columns
     RopeTurn turn;
 };
+
+// What a thread block takes: the vectors, of which 1, 2, 4 or 8 are taken at once, and angles.
+constexpr int64_t product_shared_bytes(int64_t n_in, int64_t n_columns) {
+    return static_cast<int64_t>(sizeof(float)) *
+           (n_in * static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n_columns))) + max_rot);
+}
 
 cudaError_t multiply(const ProductArgs& args, cudaStream_t stream);
 

@@ -35,9 +35,8 @@ public:
             mine_[i] = row < item.n_rows && row / item.rep % p.unit == head_;
             const int at = mine_[i] ? rows_at[row] : 0;
             const int token = at / p.n_head;
-            // others see everything, and it does not count
-            my_pos_[i] = mine_[i] ? p.q_pos[token] : INT_MAX - 1;  // a free slot's position is -1
-            my_seq_[i] = mine_[i] ? uint64_t{1} << p.q_seq[token] : ~uint64_t{0};
+            my_pos_[i] = mine_[i] ? p.q_pos[token] : 0;
+            my_seq_[i] = mine_[i] ? uint64_t{1} << p.q_seq[token] : 0;
             slope_[i] = mine_[i] && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
         }
     }

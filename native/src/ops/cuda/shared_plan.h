@@ -410,7 +410,7 @@ struct alignas(16) TileNotes {
 };
 
 enum NoteSight : uint32_t {
-    sight_one_span = 1,  // all slots lie in one angle_span
+    sight_one_span = 1,  // all slots with a token lie in one angle_span
     sight_whole = 2,     // every query sees every slot
 };
 
