@@ -269,7 +269,8 @@ public:
         // a prefill graph runs once or twice, and its launches hide behind its work
         recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= small_batch;
         branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
-        find_turned(graph.nodes);
+        turned_.clear();
+        if (recordable_) find_turned(graph.nodes);
         if (!branches_.empty()) prepare_rehearsal(graph, partial * sizeof(float), partial_ml * sizeof(float));
     }
 
@@ -444,12 +445,17 @@ private:
         return cuda::attend(args, stream_);
     }
 
+    // Whose memory a tensor names.
+    static const ggml_tensor* owner_of(const ggml_tensor* tensor) {
+        return tensor->view_src != nullptr ? tensor->view_src : tensor;
+    }
+
     // The latents' factors E_k and E_q times a few tokens; everything else is ggml-cuda's.
     std::optional<cuda::ProductArgs> product_of(const ggml_tensor* node) const {
         if (node->op != GGML_OP_MUL_MAT) return std::nullopt;
         const ggml_tensor* const w = node->src[0];
         const ggml_tensor* const x = node->src[1];
-        if (!factors_.contains(w->view_src != nullptr ? w->view_src : w)) return std::nullopt;
+        if (!factors_.contains(owner_of(w))) return std::nullopt;
         const int64_t columns = x->ne[1] * x->ne[2] / w->ne[2];
         const bool taken = w->type == GGML_TYPE_F16 && x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
                            ggml_is_contiguous(node) && x->ne[3] == 1 && w->ne[0] % 8 == 0 && w->nb[1] % 16 == 0 &&
@@ -467,7 +473,7 @@ private:
         args.n_out = static_cast<int32_t>(w->ne[1]);
         args.n_matrices = static_cast<int32_t>(w->ne[2]);
         args.n_columns = static_cast<int32_t>(columns);
-        const ggml_tensor* const rope = x->view_src != nullptr ? x->view_src : x;
+        const ggml_tensor* const rope = owner_of(x);
         if (turned_.contains(rope)) {
             args.x = static_cast<const float*>(rope->src[0]->data);
             args.turn = {phases_.as<uint64_t>(), q_pos(),     static_cast<int32_t>(rope->ne[0]), rope_.n_rot,
@@ -479,13 +485,12 @@ private:
     // RoPE of the one token whose heads this product takes, or null.
     const ggml_tensor* rope_of(const ggml_tensor* product) const {
         const ggml_tensor* const x = product->src[1];
-        const ggml_tensor* const rope = x->view_src != nullptr ? x->view_src : x;
+        const ggml_tensor* const rope = owner_of(x);
         const bool whole =
             rope->op == GGML_OP_ROPE && x->data == rope->data && ggml_nelements(x) == ggml_nelements(rope);
         if (!whole) return nullptr;
         const ggml_tensor* const from = rope->src[0];
-        int32_t mode = 0;
-        std::memcpy(&mode, rope->op_params + 2, sizeof mode);
+        const int32_t mode = ggml_get_op_params_i32(rope, 2);
         const bool taken = phases_.bytes() > 0 && rope->ne[2] == 1 && rope->ne[3] == 1 && from->type == GGML_TYPE_F32 &&
                            ggml_is_contiguous(from) && reinterpret_cast<uintptr_t>(from->data) % 16 == 0 &&
                            rope->ne[0] % 4 == 0 && x->ne[0] % rope->ne[0] == 0 && rope_.n_rot <= cuda::max_rot &&
@@ -495,13 +500,12 @@ private:
 
     // A launch less on the way to K and to the queries: 8B, rotated 64 at depth 0 322 to 329 tokens/s without, 325 to 335 with it.
     void find_turned(ggml_cgraph* graph) {
-        turned_.clear();
         std::map<const ggml_tensor*, int> uses;
         for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
             const ggml_tensor* const node = ggml_graph_node(graph, i);
             if (is_view(node)) continue;
             for (const ggml_tensor* src : node->src) {
-                if (src != nullptr) uses[src->view_src != nullptr ? src->view_src : src]++;
+                if (src != nullptr) uses[owner_of(src)]++;
             }
             const std::optional<cuda::ProductArgs> product = product_of(node);
             const ggml_tensor* const rope = product ? rope_of(node) : nullptr;
