@@ -23,6 +23,7 @@ struct Choices {
     bool view_first = false;  // a view of K's weight is visited before the input, as a latent's factor is
     bool q_from_k = false;    // the queries need K
     bool between = false;     // a node that leads to none of the three
+    bool before = false;      // the layer before ends with two products
 };
 
 // One layer: norm, K = scaled product, V = product, Q = two products; store, attention.
@@ -51,7 +52,9 @@ struct Layer {
         node.params.n_head = n_head;
         ggml_tensor* const in = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_embd, 1);
         ggml_set_input(in);
-        ggml_tensor* const x = keep(ggml_rms_norm(ctx, in, 1e-5F));
+        ggml_tensor* from = in;
+        if (choices.before) from = keep(ggml_mul_mat(ctx, weight(), keep(ggml_mul_mat(ctx, weight(), in))));
+        ggml_tensor* const x = keep(ggml_rms_norm(ctx, from, 1e-5F));
         ggml_tensor* wk = weight();
         if (choices.view_first) wk = ggml_view_2d(ctx, wk, n_embd, n_embd, wk->nb[1], 0);
         k = keep(ggml_scale(ctx, keep(ggml_mul_mat(ctx, wk, x)), 2.0F));
@@ -82,7 +85,8 @@ void found() {
         CHECK(branches.size() == 1);
         if (branches.size() != 1) continue;
         const Branches& b = branches.front();
-        CHECK(layer.ops(0, b.k) == " RMS_NORM");
+        CHECK(layer.ops(0, b.ahead).empty());
+        CHECK(layer.ops(b.ahead, b.k) == " RMS_NORM");
         CHECK(layer.ops(b.k, b.v) == " MUL_MAT SCALE");
         CHECK(layer.ops(b.v, b.store) == " MUL_MAT");
         CHECK(layer.ops(b.store + 1, b.attention) == " MUL_MAT MUL_MAT");
@@ -99,6 +103,16 @@ void queries_from_k() {
     if (branches.size() != 1) return;
     CHECK(layer.ops(0, branches[0].k) == " RMS_NORM MUL_MAT SCALE");
     CHECK(branches[0].k == branches[0].v);
+    CHECK(layer.ops(0, branches[0].ahead).empty());
+}
+
+void layer_before() {
+    const Layer layer({.before = true});
+    const std::vector<Branches> branches = lkv::find_branches(layer.graph);
+    CHECK(branches.size() == 1);
+    if (branches.size() != 1) return;
+    CHECK(layer.ops(0, branches[0].ahead) == " MUL_MAT");
+    CHECK(layer.ops(branches[0].ahead, branches[0].k) == " MUL_MAT RMS_NORM");
 }
 
 void refused() {
@@ -115,6 +129,7 @@ void refused() {
 int main() {
     found();
     queries_from_k();
+    layer_before();
     refused();
     return lkv::test::report("branches");
 }

@@ -5,6 +5,7 @@
 #include "attn_matrix.h"
 #include "check.h"
 #include "cuda_case.h"
+#include "ops/cuda/early_start.h"
 #include "ops/cuda/product.h"
 #include "ops/cuda/shared_plan.h"
 
@@ -413,6 +414,114 @@ void products() {
     }
 }
 
+#if CUDART_VERSION >= 12030
+// Which of a recording's products, by their results, depends on which.
+std::set<std::pair<int, int>> dependencies(cudaGraph_t graph, const std::vector<DeviceBuffer>& y) {
+#if CUDART_VERSION >= 13000
+    const auto get_edges = cudaGraphGetEdges;
+#else
+    const auto get_edges = cudaGraphGetEdges_v2;
+#endif
+    size_t n = 0;
+    cuda_check(get_edges(graph, nullptr, nullptr, nullptr, &n), "dependencies");
+    std::vector<cudaGraphNode_t> from(n);
+    std::vector<cudaGraphNode_t> to(n);
+    std::vector<cudaGraphEdgeData> data(n);
+    cuda_check(get_edges(graph, from.data(), to.data(), data.data(), &n), "dependencies");
+    const auto product_of = [&](cudaGraphNode_t node) {
+        cudaKernelNodeParams kernel{};
+        cuda_check(cudaGraphKernelNodeGetParams(node, &kernel), "a kernel's arguments");
+        const float* const to_y = static_cast<const lkv::cuda::ProductArgs*>(kernel.kernelParams[0])->y;
+        const auto found =
+            std::find_if(y.begin(), y.end(), [&](const auto& of) { return of.template as<float>() == to_y; });
+        return static_cast<int>(found - y.begin());
+    };
+    std::set<std::pair<int, int>> of;
+    for (size_t i = 0; i < n; i++) of.emplace(product_of(from[i]), product_of(to[i]));
+    return of;
+}
+#endif
+
+// Products on two streams, recorded: what depends on what is the same with and without what start_early leaves out.
+//
+//   0 -> 1 -> 2 on one stream, 0 -> 3 -> 4 on the other; 5 takes 4's result, waits for both and, needlessly, for 1
+void recorded_steps() {
+    constexpr int n = 256;
+    constexpr int n_products = 6;
+    constexpr int input_of[n_products] = {-1, 0, 1, 0, 3, 4};
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal(0.0F, 1.0F / 16);
+    std::vector<uint16_t> w(size_t{n} * n);
+    std::vector<float> x(n);
+    for (uint16_t& v : w) v = lkv::half_from_float(normal(random));
+    for (float& v : x) v = 16 * normal(random);
+    const DeviceBuffer device_w(w);
+    const DeviceBuffer device_x(x);
+    std::vector<DeviceBuffer> y;
+    for (int i = 0; i < n_products; i++) y.emplace_back(n * sizeof(float));
+    const auto product = [&](int i, cudaStream_t stream) {
+        lkv::cuda::ProductArgs args{};
+        args.w = device_w.as<uint16_t>();
+        args.x = input_of[i] < 0 ? device_x.as<float>() : y[static_cast<size_t>(input_of[i])].as<float>();
+        args.y = y[static_cast<size_t>(i)].as<float>();
+        args.w_row = args.n_in = args.n_out = n;
+        args.n_matrices = args.n_columns = 1;
+        cuda_check(lkv::cuda::multiply(args, stream), "multiply");
+    };
+    for (int i = 0; i < n_products; i++) product(i, nullptr);
+    cuda_check(cudaDeviceSynchronize(), "products in order");
+    std::vector<std::vector<float>> want;
+    for (const DeviceBuffer& of : y) {
+        want.push_back(of.download<float>());
+        cuda_check(cudaMemset(of.as<void>(), 0xff, of.bytes()), "a memset");
+    }
+    cuda_check(cudaDeviceSynchronize(), "memsets");
+
+    cudaStream_t streams[2];
+    cudaEvent_t events[4];
+    for (cudaStream_t& stream : streams) {
+        cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+    }
+    for (cudaEvent_t& event : events) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
+    const auto wait = [&](int from, int to, cudaEvent_t event) {
+        cuda_check(cudaEventRecord(event, streams[from]), "an event");
+        cuda_check(cudaStreamWaitEvent(streams[to], event, 0), "a wait");
+    };
+    cuda_check(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed), "recording");
+    product(0, streams[0]);
+    wait(0, 1, events[0]);
+    product(1, streams[0]);
+    cuda_check(cudaEventRecord(events[1], streams[0]), "an event");
+    product(2, streams[0]);
+    product(3, streams[1]);
+    product(4, streams[1]);
+    wait(1, 0, events[2]);
+    cuda_check(cudaStreamWaitEvent(streams[0], events[1], 0), "a needless wait");
+    product(5, streams[0]);
+    cudaGraph_t graph = nullptr;
+    cuda_check(cudaStreamEndCapture(streams[0], &graph), "a recording");
+    cuda_check(lkv::cuda::start_early(graph), "start_early");
+    cudaGraphExec_t step = nullptr;
+    cuda_check(cudaGraphInstantiate(&step, graph, 0), "an instance");
+    for (int again = 0; again < 3; again++) {
+        for (const DeviceBuffer& of : y) cuda_check(cudaMemset(of.as<void>(), 0xff, of.bytes()), "a memset");
+        cuda_check(cudaDeviceSynchronize(), "memsets");
+        cuda_check(cudaGraphLaunch(step, streams[0]), "a step");
+        cuda_check(cudaStreamSynchronize(streams[0]), "a step");
+        for (size_t i = 0; i < y.size(); i++) {
+            CHECK_MSG(y[i].download<float>() == want[i], "recorded product " + std::to_string(i) + " differs");
+        }
+    }
+#if CUDART_VERSION >= 12030
+    const std::set<std::pair<int, int>> expected = {{0, 1}, {1, 2}, {0, 3}, {3, 4}, {2, 5}, {4, 5}};
+    CHECK(dependencies(graph, y) == expected);
+#endif
+    cudaGraphExecDestroy(step);
+    cudaGraphDestroy(graph);
+    for (cudaEvent_t event : events) cudaEventDestroy(event);
+    for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
 // Positions that no span of the angle table covers: a K that is rebuilt takes several passes over a tile.
 void scattered_positions() {
     for (const int stride : {2, 7, 1000, -2, -7, -1000}) {
@@ -664,6 +773,7 @@ int main(int argc, char** argv) {
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);
     run("products", true, products);
+    run("recorded_steps", true, recorded_steps);
     run("shared_latents", true, shared_latents);
     run("long_parts", false, long_parts);
     run("scattered_positions", true, scattered_positions);

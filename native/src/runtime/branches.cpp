@@ -84,7 +84,7 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
             }
         }
     }
-    Branches b{begin, begin, store, attention};
+    Branches b{begin, begin, begin, store, attention};
     const auto leads_to = [&](int i, uint8_t one) {
         const ggml_tensor* const node = ggml_graph_node(graph, i);
         return is_view(node) || leads[node] == one;
@@ -93,7 +93,12 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
         const ggml_tensor* const node = ggml_graph_node(graph, i);
         return is_view(node) || std::popcount(leads[node]) != 1;
     };
-    while (b.k < store && shared(b.k)) b.k++;
+    int product = begin;
+    for (; b.k < store && shared(b.k); b.k++) {
+        const ggml_op op = ggml_graph_node(graph, b.k)->op;
+        if (op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID) product = b.k;
+        if (op == GGML_OP_RMS_NORM || op == GGML_OP_NORM) b.ahead = product;
+    }
     b.v = b.k;
     while (b.v < store && leads_to(b.v, to_k)) b.v++;
     for (int i = b.v; i < store; i++) {

@@ -10,9 +10,11 @@ namespace lkv {
 // A node that only names memory of another.
 bool is_view(const ggml_tensor* node);
 
-// Indices of one layer's nodes: what several need lies before `k`; [k, v) leads to K alone, [v, store) to V, node `store` writes
-// the rows, (store, attention) leads to the queries.
+// Indices of one layer's nodes: what several need lies before `k`, the last product before its last norm at `ahead` (the end of the
+// layer before, as a rule; the first node where there is none); [k, v) leads to K alone, [v, store) to V, node `store` writes the rows,
+// (store, attention) leads to the queries.
 struct Branches {
+    int ahead = 0;
     int k = 0;
     int v = 0;
     int store = 0;

@@ -18,6 +18,7 @@
 #include "ggml-cuda.h"
 #include "ggml-impl.h"
 #include "ops/cuda/device_memory.h"
+#include "ops/cuda/early_start.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
 #include "ops/cuda/product.h"
@@ -107,9 +108,9 @@ public:
         // a recording of the whole step cannot contain ggml-cuda's recordings of its parts
         setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0);
         main_.emplace(true);
-        v_lane_.emplace();
+        v_lane_.emplace(true);
         q_lane_.emplace();
-        rehearsal_lane_.emplace();
+        rehearsal_lane_.emplace(true);
         stream_ = main_->stream();
         check(cuda::describe_device(device_), "a device query");
         wrapper_ = *main_->backend();
@@ -585,9 +586,11 @@ private:
         grow(rehearsal_.partial_ml, partial_ml);
     }
 
-    // The layer's attention on one slot a region, whose result nobody reads, beside what leads to the real one: a layer's weights
-    // have displaced the kernels' instructions from the caches, and the real one would wait for them (8B, rebuild of 64 channels:
-    // 296 tokens/s without, 337 with it; joint of 512: 254 and 296; full f16: 326 and 343).
+    // The layer's attention on one slot a region, whose result nobody reads, beside the last product of the layer before: a layer's
+    // weights have displaced the kernels' instructions from the caches, and the real one would wait for them (8B, joint of 512:
+    // 307 tokens/s without, 331 with it; rebuild of 256 for four heads: 329 and 343; full f16: 361 and 369). In as few thread
+    // blocks as do the work: some take a whole multiprocessor, and what is launched behind them waits until one is free
+    // (with all of them, later: 312, 328 and 370).
     ggml_status rehearse(const ggml_tensor* node) {
         cudaError_t error = rehearsal_lane_->wait_for(*main_);
         if (error == cudaSuccess) {
@@ -598,14 +601,16 @@ private:
             args.partial_ml = rehearsal_.partial_ml.as<float>();
             args.done = rehearsal_.done.as<uint32_t>();
             args.n_slots = rehearsal_.n_slots.as<int32_t>();
+            args.n_split =
+                std::min(args.n_split, 2);  // two: half the query rows each, as the real one of a short cache
             error = cuda::attend(args, rehearsal_lane_->stream());
         }
         return started(error, node);
     }
 
-    // V's rows and the queries on streams of their own, beside K's rows; all have joined behind it. K has the longest way to go
-    // and the main stream, whose next kernel is set up before the last one ends: its product is not to queue behind the
-    // queries', whose thread blocks fill the GPU (a joint latent's layer takes 112 us so, 117 with the queries there).
+    // V's rows and the queries on streams of their own, beside K's rows; all have joined behind it. K's and V's go first: their
+    // few thread blocks are not to wait for the queries', which fill the GPU (joint latents at depth 0 with and without: 328 and 320
+    // tokens/s, rotated of 64 channels 364 and 353; full f16 rows, which have nothing to fit, 368 and 376).
     ggml_status run_branches(ggml_cgraph* graph, const Branches& layer) {
         const ggml_tensor* const rows = ggml_graph_node(graph, layer.store);
         const AttentionNode& node = attention_of(rows);
@@ -613,8 +618,7 @@ private:
             if (status != GGML_STATUS_SUCCESS) return status;
             return started(store(rows, node, is_k, !is_k, lane.stream()), rows);
         };
-        ggml_status status = rehearse(ggml_graph_node(graph, layer.attention));
-        if (status == GGML_STATUS_SUCCESS) status = started(v_lane_->wait_for(*main_), rows);
+        ggml_status status = started(v_lane_->wait_for(*main_), rows);
         if (status == GGML_STATUS_SUCCESS) status = started(q_lane_->wait_for(*main_), rows);
         if (status == GGML_STATUS_SUCCESS) {
             status = store_side(run(graph, layer.v, layer.store, *v_lane_), false, *v_lane_);
@@ -643,7 +647,9 @@ private:
     ggml_status enqueue_nodes(ggml_cgraph* graph) {
         int first = 0;
         for (const Branches& layer : branches_) {
-            ggml_status status = run(graph, first, layer.k, *main_);
+            ggml_status status = run(graph, first, layer.ahead, *main_);
+            if (status == GGML_STATUS_SUCCESS) status = rehearse(ggml_graph_node(graph, layer.attention));
+            if (status == GGML_STATUS_SUCCESS) status = run(graph, layer.ahead, layer.k, *main_);
             if (status == GGML_STATUS_SUCCESS) status = run_branches(graph, layer);
             if (status != GGML_STATUS_SUCCESS) return status;
             first = layer.attention;
@@ -669,7 +675,7 @@ private:
         cudaGraph_t recorded = nullptr;
         const cudaError_t ended = cudaStreamEndCapture(stream_, &recorded);
         cudaGraphExec_t exec = nullptr;
-        if (status == GGML_STATUS_SUCCESS && ended == cudaSuccess &&
+        if (status == GGML_STATUS_SUCCESS && ended == cudaSuccess && cuda::start_early(recorded) == cudaSuccess &&
             cudaGraphInstantiate(&exec, recorded, cudaGraphInstantiateFlagUseNodePriority) == cudaSuccess) {
             recording_ = exec;
             recorded_ = graph;

@@ -15,9 +15,9 @@ constexpr int product_threads = 128;
 __host__ __device__ constexpr int row_lanes(int n_in) { return n_in <= 64 ? 8 : (n_in <= 128 ? 16 : 32); }
 
 // Values i … i + 3 of vectors of whole heads, turned. angles: cosine and sine of every plane
-__device__ inline float4 turned(const RopeTurn& turn, const float2* angles, const float* x, int64_t i) {
+__device__ inline float4 turned(const RopeTurn& turn, const float2* angles, const float* x, int i) {
     const float4 four = *reinterpret_cast<const float4*>(x + i);
-    const int dim = static_cast<int>(i) % turn.head_dim;
+    const int dim = i % turn.head_dim;
     if (turn.neox == 0) {
         float4 out = four;
         if (dim < turn.n_rot) {
@@ -47,6 +47,40 @@ __device__ inline float4 turned(const RopeTurn& turn, const float2* angles, cons
     return make_float4(out[0], out[1], out[2], out[3]);
 }
 
+// Sums over `lanes` lanes of each of V values, in halves: a lane keeps half of its values and gives the other half away, as long as it has
+// two. 16 values of 16 lanes take 15 exchanges so, one after another 64. Value `first` + i of the sums is in of[i], i < n; where n
+// is one and lanes are left, every one of them has it.
+template <int V>
+struct Reduced {
+    int first = 0;
+    int n = V;
+    bool writes = true;
+
+    __device__ Reduced(float (&of)[V], int lanes) {
+        const int lane = threadIdx.x % lanes;
+        int o = lanes / 2;
+#pragma unroll
+        for (int half = V / 2; half > 0; half /= 2) {
+            if (o == 0) break;
+            const bool upper = (lane & o) != 0;
+#pragma unroll
+            for (int i = 0; i < half; i++) {
+                const float keep = upper ? of[half + i] : of[i];
+                const float give = upper ? of[i] : of[half + i];
+                of[i] = keep + __shfl_xor_sync(0xffffffffu, give, o);
+            }
+            if (upper) first += half;
+            n = half;
+            o /= 2;
+        }
+        if (o > 0) writes = (lane & (2 * o - 1)) == 0;
+        for (; o > 0; o /= 2) of[0] += __shfl_xor_sync(0xffffffffu, of[0], o);
+    }
+};
+
+// Chunks of 8 weights that a thread asks for before it has vectors to multiply.
+constexpr int early_chunks = 4;
+
 // grid: rows / (R x rows side by side), matrices. C: vectors. R: rows of a thread, whose loads are under way together.
 template <int C, int R>
 __global__ void __launch_bounds__(product_threads) product_kernel(const __grid_constant__ ProductArgs p) {
@@ -57,13 +91,18 @@ __global__ void __launch_bounds__(product_threads) product_kernel(const __grid_c
     const int side = product_threads / lanes;
     const int first = blockIdx.x * R * side + threadIdx.x / lanes;
     const uint16_t* const w = p.w + blockIdx.y * p.w_matrix;
+    const auto weights = [&](int r, int k) {
+        const int row = min(first + r * side, p.n_out - 1);
+        return __ldg(reinterpret_cast<const uint4*>(w + row * p.w_row + k));
+    };
     // weights depend on no earlier kernel
-    for (int k = 8 * lane; k < p.n_in; k += 8 * lanes) {
+    constexpr int early = early_chunks / R;
+    uint4 of_early[early][R];
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const int row = first + r * side;
-            if (row < p.n_out && k % 64 == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + row * p.w_row + k));
-        }
+    for (int i = 0; i < early; i++) {
+        const int k = 8 * (lane + i * lanes);
+#pragma unroll
+        for (int r = 0; r < R; r++) of_early[i][r] = k < p.n_in ? weights(r, k) : make_uint4(0, 0, 0, 0);
     }
     // nor does the position
     __shared__ float2 angles[max_rot / 2];
@@ -76,52 +115,54 @@ __global__ void __launch_bounds__(product_threads) product_kernel(const __grid_c
     }
     wait_for_previous();
     const int first_column = blockIdx.y * p.n_columns;
+    const float* const vectors = p.x + static_cast<int64_t>(first_column) * p.n_in;
     for (int i = 4 * threadIdx.x; i < C * p.n_in; i += 4 * product_threads) {
-        const int column = i / p.n_in;
-        const int64_t at = static_cast<int64_t>(first_column) * p.n_in + i;
         float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (column < p.n_columns) {
-            four =
-                p.turn.phases != nullptr ? turned(p.turn, angles, p.x, at) : *reinterpret_cast<const float4*>(p.x + at);
+        if (i < p.n_columns * p.n_in) {
+            four = p.turn.phases != nullptr ? turned(p.turn, angles, vectors, i)
+                                            : *reinterpret_cast<const float4*>(vectors + i);
         }
         *reinterpret_cast<float4*>(x + i) = four;
     }
     __syncthreads();
 
-    float sum[R][C] = {};
-#pragma unroll 4
-    for (int k = 8 * lane; k < p.n_in; k += 8 * lanes) {
-        uint4 of[R];
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            const int row = min(first + r * side, p.n_out - 1);
-            of[r] = __ldg(reinterpret_cast<const uint4*>(w + row * p.w_row + k));
-        }
+    float sum[R * C] = {};
+    const auto add = [&](const uint4& of, int r, int k) {
+        const float2 w0 = __half22float2(*reinterpret_cast<const __half2*>(&of.x));
+        const float2 w1 = __half22float2(*reinterpret_cast<const __half2*>(&of.y));
+        const float2 w2 = __half22float2(*reinterpret_cast<const __half2*>(&of.z));
+        const float2 w3 = __half22float2(*reinterpret_cast<const __half2*>(&of.w));
 #pragma unroll
         for (int c = 0; c < C; c++) {
             const float4 a = *reinterpret_cast<const float4*>(x + c * p.n_in + k);
             const float4 b = *reinterpret_cast<const float4*>(x + c * p.n_in + k + 4);
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                const float2 w0 = __half22float2(*reinterpret_cast<const __half2*>(&of[r].x));
-                const float2 w1 = __half22float2(*reinterpret_cast<const __half2*>(&of[r].y));
-                const float2 w2 = __half22float2(*reinterpret_cast<const __half2*>(&of[r].z));
-                const float2 w3 = __half22float2(*reinterpret_cast<const __half2*>(&of[r].w));
-                sum[r][c] += w0.x * a.x + w0.y * a.y + w1.x * a.z + w1.y * a.w;
-                sum[r][c] += w2.x * b.x + w2.y * b.y + w3.x * b.z + w3.y * b.w;
-            }
+            sum[r * C + c] += w0.x * a.x + w0.y * a.y + w1.x * a.z + w1.y * a.w;
+            sum[r * C + c] += w2.x * b.x + w2.y * b.y + w3.x * b.z + w3.y * b.w;
         }
+    };
+#pragma unroll
+    for (int i = 0; i < early; i++) {
+        const int k = 8 * (lane + i * lanes);
+        if (k >= p.n_in) break;
+#pragma unroll
+        for (int r = 0; r < R; r++) add(of_early[i][r], r, k);
     }
+#pragma unroll 1
+    for (int k = 8 * (lane + early * lanes); k < p.n_in; k += 8 * lanes) {
+        uint4 of[R];
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        const int row = first + r * side;
+        for (int r = 0; r < R; r++) of[r] = weights(r, k);
 #pragma unroll
-        for (int c = 0; c < C; c++) {
-            for (int o = lanes / 2; o > 0; o /= 2) sum[r][c] += __shfl_xor_sync(0xffffffffu, sum[r][c], o);
-            if (lane == 0 && row < p.n_out && c < p.n_columns) {
-                p.y[static_cast<int64_t>(first_column + c) * p.n_out + row] = sum[r][c];
-            }
-        }
+        for (int r = 0; r < R; r++) add(of[r], r, k);
+    }
+    const Reduced<R * C> reduced(sum, lanes);
+    if (!reduced.writes) return;
+#pragma unroll
+    for (int i = 0; i < R * C; i++) {
+        if (i >= reduced.n) break;
+        const int row = first + (reduced.first + i) / C * side;
+        const int c = (reduced.first + i) % C;
+        if (row < p.n_out && c < p.n_columns) p.y[static_cast<int64_t>(first_column + c) * p.n_out + row] = sum[i];
     }
 }
 
