@@ -128,6 +128,17 @@ inline bool format_is_quantized(Format format) {
     return format != Format::none && with_any_format(format, [](auto f) { return decltype(f)::quantized; });
 }
 
+// Whether storing a row seeks the best step of every segment (formats/fit.h), which is most of the work then.
+inline bool format_is_fitted(Format format) {
+    return format != Format::none && with_any_format(format, [](auto f) {
+               if constexpr (requires { decltype(f)::is_fitted; }) {
+                   return bool{decltype(f)::is_fitted};
+               } else {
+                   return false;
+               }
+           });
+}
+
 // Widths must be a multiple of this.
 inline int format_width_multiple(Format format) {
     return format == Format::none ? 1 : with_any_format(format, [](auto f) { return decltype(f)::width_multiple; });

@@ -301,6 +301,7 @@ private:
         cuda::AttnArgs constant{};  // pointers that no batch changes
         std::vector<DeviceMemory> memory;
         std::map<int, cuda::AttnArgs> plans;  // by number of tokens
+        bool fitted = false;                  // whether storing rows takes long
     };
 
     static size_t batch_words(int n_ubatch) { return cuda::max_regions + 4 * static_cast<size_t>(n_ubatch); }
@@ -319,6 +320,9 @@ private:
     static const SegmentLayout* keep_segments(Layer& layer, const RowLayout& row, int32_t& n) {
         n = 0;
         for (int g = 0; g < row.n_groups; g++) n += row.groups[g].n_segments;
+        for (int s = 0; s < n; s++) {
+            layer.fitted = layer.fitted || format_is_fitted(static_cast<Format>(row.segments[s].format));
+        }
         return keep(layer, std::vector<SegmentLayout>(row.segments, row.segments + n));
     }
 
@@ -608,9 +612,9 @@ private:
         return started(error, node);
     }
 
-    // V's rows and the queries on streams of their own, beside K's rows; all have joined behind it. K's and V's go first: their
-    // few thread blocks are not to wait for the queries', which fill the GPU (joint latents at depth 0 with and without: 328 and 320
-    // tokens/s, rotated of 64 channels 364 and 353; full f16 rows, which have nothing to fit, 368 and 376).
+    // V's rows and the queries on streams of their own, beside K's rows; all have joined behind it. Where storing takes long K and V go
+    // first: their few thread blocks would wait for the queries', which fill the GPU (q4 rows of joint latents at depth 0: 328 tokens/s
+    // so, 322 with the queries first; q8 ones 333 and 336, full f16 rows 368 and 375).
     ggml_status run_branches(ggml_cgraph* graph, const Branches& layer) {
         const ggml_tensor* const rows = ggml_graph_node(graph, layer.store);
         const AttentionNode& node = attention_of(rows);
@@ -620,10 +624,13 @@ private:
         };
         ggml_status status = started(v_lane_->wait_for(*main_), rows);
         if (status == GGML_STATUS_SUCCESS) status = started(q_lane_->wait_for(*main_), rows);
+        const bool queries_first = !layers_[static_cast<size_t>(node.layer)].fitted;
+        const auto queries = [&] { return run(graph, layer.store + 1, layer.attention, *q_lane_); };
+        if (status == GGML_STATUS_SUCCESS && queries_first) status = queries();
         if (status == GGML_STATUS_SUCCESS) {
             status = store_side(run(graph, layer.v, layer.store, *v_lane_), false, *v_lane_);
         }
-        if (status == GGML_STATUS_SUCCESS) status = run(graph, layer.store + 1, layer.attention, *q_lane_);
+        if (status == GGML_STATUS_SUCCESS && !queries_first) status = queries();
         if (status == GGML_STATUS_SUCCESS) status = store_side(run(graph, layer.k, layer.v, *main_), true, *main_);
         if (status == GGML_STATUS_SUCCESS) status = started(main_->wait_for(*v_lane_), rows);
         if (status == GGML_STATUS_SUCCESS) status = started(main_->wait_for(*q_lane_), rows);

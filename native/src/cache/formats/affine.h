@@ -24,6 +24,7 @@ struct AffineFormat {
     static constexpr int minimum_at = 2;
     static constexpr int codes_at = 4;
     static constexpr int max_fitted_bits = 4;
+    static constexpr bool is_fitted = Bits <= max_fitted_bits;
     using Codes = Planes<Bits>;
 
     LKV_HD static constexpr int bytes(int width) {
@@ -37,7 +38,7 @@ struct AffineFormat {
 
     // x: [width], width a multiple of 16. fitted: its StepFit, or null
     LKV_HD static Stored choose(const float* x, int width, const Step* fitted = nullptr) {
-        if constexpr (Bits <= max_fitted_bits) {
+        if constexpr (is_fitted) {
             const Step step = fitted != nullptr ? *fitted : StepFit<Bits, true>::fit(x, width);
             const float minimum = fmaf(-Codes::levels * 0.5f, step.scale, step.centre);
             // Rounding the minimum to half moves it by up to |minimum| / 2048: only while that is a small part of a step.

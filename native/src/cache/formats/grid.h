@@ -17,6 +17,7 @@ struct GridFormat {
     static constexpr int width_multiple = chunk_width;
     static constexpr int block = 0;
     static constexpr bool quantized = true;
+    static constexpr bool is_fitted = true;
     static constexpr int scale_at = 0;
     static constexpr int codes_at = 2;
     static constexpr float zero_level = (1 << (Bits - 1)) - 0.5f;  // where 0 lies between the codes

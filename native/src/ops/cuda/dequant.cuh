@@ -112,6 +112,12 @@ struct PlaneReader {
     }
 
     __device__ void all(const uint8_t* codes, uint32_t (&out)[8]) const {
+        if constexpr (plain) {
+            uint32_t of_chunk[Bits / 2];
+#pragma unroll
+            for (int i = 0; i < Bits / 2; i++) of_chunk[i] = u32_at<aligned>(codes + 4 * i);
+            return plain_all(of_chunk, out);
+        }
         uint32_t words[4] = {};
         uint32_t pairs = 0;
         uint32_t singles = 0;
@@ -124,16 +130,17 @@ struct PlaneReader {
         for (int p = 0; p < 8; p++) {
             const int q = p & 3;
             const int hi = p >> 2;
-            const uint32_t bytes = words[(q >> 1) + 2 * hi];
-            if constexpr (plain) {
-                out[p] = plain_value(q, hi, bytes, words[q >> 1]);
-            } else {
-                out[p] = value(pair(q, hi, bytes, words[q >> 1], pairs, singles));
-            }
+            out[p] = value(pair(q, hi, words[(q >> 1) + 2 * hi], words[q >> 1], pairs, singles));
         }
     }
 
     __device__ void half(const uint8_t* codes, int h, uint32_t (&out)[4]) const {
+        if constexpr (plain) {
+            uint32_t of_half[Bits / 4];
+#pragma unroll
+            for (int i = 0; i < Bits / 4; i++) of_half[i] = u32_at<aligned>(codes + 4 * h + 8 * i);
+            return plain_half(of_half, out);
+        }
         uint32_t words[2] = {};
         uint32_t pairs = 0;
         uint32_t singles = 0;
@@ -144,11 +151,7 @@ struct PlaneReader {
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             const int hi = p >> 1;
-            if constexpr (plain) {
-                out[p] = plain_value(p & 1, hi, words[hi], words[0]);
-            } else {
-                out[p] = value(pair(2 * h + (p & 1), hi, words[hi], words[0], pairs, singles));
-            }
+            out[p] = value(pair(2 * h + (p & 1), hi, words[hi], words[0], pairs, singles));
         }
     }
 };
@@ -465,9 +468,11 @@ __device__ inline int sum_channel(int g, int i) {
     return 16 * (g / 2) + 4 * (g % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2);
 }
 
-// Half h of the same chunk of four rows, row_at(0 … 3).
+// The same for two pairs of rows, row_at(0 … 3).
 template <int Kind = any_kind, class RowAt>
-__device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint32_t (&x)[4][4]) {
+__device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint32_t (&first)[8],
+                                 uint32_t (&second)[8]) {
+    uint32_t x[4][4];
     const bool stored = with_chunk<Kind>(row_at(0), chunk, [&](const auto& reader) {
         using Reader = std::remove_cvref_t<decltype(reader)>;
         reader.half(row_at(0) + chunk.codes, h, x[0]);
@@ -477,28 +482,20 @@ __device__ inline void four_rows(RowAt&& row_at, const Chunk& chunk, int h, uint
             Reader(row, chunk).half(row + chunk.codes, h, x[i]);
         }
     });
-    if (!stored) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int p = 0; p < 4; p++) x[i][p] = 0;
-        }
+    for (int p = 0; p < 4; p++) {
+        first[2 * p] = stored ? __byte_perm(x[0][p], x[1][p], 0x5410) : 0;
+        first[2 * p + 1] = stored ? __byte_perm(x[0][p], x[1][p], 0x7632) : 0;
+        second[2 * p] = stored ? __byte_perm(x[2][p], x[3][p], 0x5410) : 0;
+        second[2 * p + 1] = stored ? __byte_perm(x[2][p], x[3][p], 0x7632) : 0;
     }
 }
 
-// The same half of slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart, as weights multiply it.
+// The same for slots (0, 1) and (second_pair, second_pair + 1) of rows `pitch` bytes apart.
 template <int Kind = any_kind, int second_pair = 8>
 __device__ inline void four_slots(const uint8_t* rows, int pitch, const Chunk& chunk, int h, uint32_t (&first)[8],
                                   uint32_t (&second)[8]) {
-    uint32_t x[4][4];
-    four_rows<Kind>([&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; }, chunk, h, x);
-#pragma unroll
-    for (int p = 0; p < 4; p++) {
-        first[2 * p] = __byte_perm(x[0][p], x[1][p], 0x5410);
-        first[2 * p + 1] = __byte_perm(x[0][p], x[1][p], 0x7632);
-        second[2 * p] = __byte_perm(x[2][p], x[3][p], 0x5410);
-        second[2 * p + 1] = __byte_perm(x[2][p], x[3][p], 0x7632);
-    }
+    four_rows<Kind>([&](int i) { return rows + (i % 2 + i / 2 * second_pair) * pitch; }, chunk, h, first, second);
 }
 
 }  // namespace lkv::cuda

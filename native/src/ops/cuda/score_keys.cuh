@@ -22,13 +22,8 @@ public:
     // warp: 0 … 7
     __device__ KeyScorer(const AttnArgs& p, const RebuildTables& tables, const WorkItem& item, const int32_t* rows_at,
                          int warp)
-        : p_(p),
-          tables_(tables),
-          warp_(warp),
-          head_(p.unit == 2 ? warp / 4 : 0),
-          lane_(threadIdx.x % 32),
-          slot_(16 * (warp % 4) + lane_ / 4) {
-        const int c = lane_ % 4;
+        : p_(p), tables_(tables), warp_(warp), head_(p.unit == 2 ? warp / 4 : 0) {
+        const int c = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = 2 * c + i;
@@ -98,7 +93,7 @@ public:
                 Arrivals(&barriers.weights_used[weights_turn.buffer]).wait(weights_turn.phase ^ 1);
                 weigh(s, weights[weights_turn.buffer]);
                 warp_arrives(&barriers.weights_made[weights_turn.buffer]);
-                if (lane_ == 0) Arrivals(&barriers.notes_used[turn.buffer]).arrive();
+                if (threadIdx.x % 32 == 0) Arrivals(&barriers.notes_used[turn.buffer]).arrive();
             };
             if (B == 4 && i < n_tiles) {
                 // sixteen products fill the queue of the tensor cores, which the warp would wait for: weights are made meanwhile
@@ -129,12 +124,12 @@ private:
     static constexpr float log2_e = 1.4426950408889634f;
 
     // The tile's slot that is this lane's slot g (h = 0) or g + 8.
-    __device__ int slot(int h) const { return slot_ + 8 * h; }
+    __device__ int slot(int h) const { return 16 * (warp_ % 4) + static_cast<int>(threadIdx.x % 32) / 4 + 8 * h; }
 
     // s += the scores of 128 dimensions.
     __device__ void score(const TileNotes& of, uint32_t sight, int j0, float (&keys)[8 * product_tiles],
                           float (&power)[2], float (&s)[4]) const {
-        const int lane = lane_;
+        const int lane = threadIdx.x % 32;
         const int n_tiles = min(product_tiles, tables_.used_tiles - j0);
         if (p_.k_extras != 0) {
 #pragma unroll
@@ -235,7 +230,8 @@ private:
 
     // Softmax weights of this tile, and what the warps that sum need to know of it.
     __device__ void weigh(const float (&s)[4], TileWeights& to) {
-        const int c = lane_ % 4;
+        const int lane = threadIdx.x % 32;
+        const int c = lane % 4;
         const float base[2] = {row_max[0] == -INFINITY ? 0.0f : row_max[0],
                                row_max[1] == -INFINITY ? 0.0f : row_max[1]};
 #pragma unroll
@@ -248,7 +244,7 @@ private:
             if (mine_[0]) to.of[2 * c][slot(h)] = static_cast<uint16_t>(bits(weight));
             if (mine_[1]) to.of[2 * c + 1][slot(h)] = static_cast<uint16_t>(bits(weight) >> 16);
         }
-        if (lane_ < 4) {
+        if (lane < 4) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (mine_[i]) to.base[warp_ % 4][2 * c + i] = row_max[i];
@@ -273,8 +269,6 @@ private:
     const RebuildTables& tables_;
     int warp_;
     int head_;  // of the item's
-    int lane_;
-    int slot_;  // of the tile's, this lane's first
     int my_pos_[2];
     uint64_t my_seq_[2];
     float slope_[2];

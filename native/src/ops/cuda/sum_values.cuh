@@ -46,16 +46,6 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
             }
         }
     };
-    // x: of four slots, halves of the chunk; a: channels sum_channel(g, 2j), sum_channel(g, 2j + 1) of slots 2c, 2c + 1, 2c + 8, 2c + 9
-    const auto as_operand = [](const uint32_t (&x)[4][4], uint32_t (&a)[4][4]) __attribute__((always_inline)) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            a[j][0] = __byte_perm(x[0][j], x[1][j], 0x5410);
-            a[j][1] = __byte_perm(x[0][j], x[1][j], 0x7632);
-            a[j][2] = __byte_perm(x[2][j], x[3][j], 0x5410);
-            a[j][3] = __byte_perm(x[2][j], x[3][j], 0x7632);
-        }
-    };
     if (at.i < rows.count) load(at);
 #pragma unroll 1
     while (at.i < rows.count) {
@@ -72,9 +62,17 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
             with_group_kind<Kind>(rows.group(at, 1).kind, [&](auto kind) __attribute__((always_inline)) {
 #pragma unroll
                 for (int m = 0; m < groups; m++) {
-                    uint32_t x[4][4];
-                    four_rows<decltype(kind)::value>([&](int r) { return tile.row(slot_of(m, r)); }, chunk, g % 2, x);
-                    as_operand(x, a[m]);
+                    uint32_t first[8];
+                    uint32_t second[8];
+                    four_rows<decltype(kind)::value>([&](int r) { return tile.row(slot_of(m, r)); }, chunk, g % 2,
+                                                     first, second);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        a[m][j][0] = first[2 * j];
+                        a[m][j][1] = first[2 * j + 1];
+                        a[m][j][2] = second[2 * j];
+                        a[m][j][3] = second[2 * j + 1];
+                    }
                 }
             });
         }
