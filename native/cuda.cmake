@@ -15,6 +15,7 @@ add_library(latentkv_cuda STATIC
     ${cuda_dir}/attn_prefill_rebuild.cu
     ${cuda_dir}/attn_rebuild.cu
     ${cuda_dir}/attn_wide.cu
+    ${cuda_dir}/chain.cu
     ${cuda_dir}/product.cu
     ${cuda_dir}/rows.cu
     ${cuda_dir}/early_start.cpp

@@ -5,6 +5,7 @@
 #include "attn_matrix.h"
 #include "check.h"
 #include "cuda_case.h"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/early_start.h"
 #include "ops/cuda/product.h"
 #include "ops/cuda/shared_plan.h"
@@ -355,12 +356,28 @@ void products() {
         int head_dim = 0, n_rot = 0;  // n_rot > 0: turned
         bool neox = true;
     };
-    for (const Shape& of :
-         {Shape{128, 512, 8, 4}, Shape{1024, 512, 1, 1}, Shape{64, 48, 8, 1}, Shape{96, 33, 2, 3}, Shape{80, 16, 5, 8},
-          Shape{4096, 1000, 1, 2}, Shape{128, 2048, 32, 1}, Shape{128, 512, 8, 4, 128, 128},
-          Shape{1024, 512, 1, 1, 128, 128}, Shape{128, 512, 8, 4, 128, 128, false}, Shape{96, 33, 2, 3, 96, 38},
-          Shape{96, 33, 2, 3, 96, 38, false}, Shape{160, 24, 3, 2, 80, 20}, Shape{512, 64, 2, 1, 256, 256},
-          Shape{3072, 64, 1, 4}, Shape{1536, 64, 1, 8}}) {
+    for (const Shape& of : {Shape{128, 512, 8, 4},
+                            Shape{1024, 512, 1, 1},
+                            Shape{64, 48, 8, 1},
+                            Shape{96, 33, 2, 3},
+                            Shape{80, 16, 5, 8},
+                            Shape{4096, 1000, 1, 2},
+                            Shape{128, 2048, 32, 1},
+                            Shape{128, 512, 8, 4, 128, 128},
+                            Shape{1024, 512, 1, 1, 128, 128},
+                            Shape{128, 512, 8, 4, 128, 128, false},
+                            Shape{96, 33, 2, 3, 96, 38},
+                            Shape{96, 33, 2, 3, 96, 38, false},
+                            Shape{160, 24, 3, 2, 80, 20},
+                            Shape{512, 64, 2, 1, 256, 256},
+                            Shape{3072, 64, 1, 4},
+                            Shape{1536, 64, 1, 8},
+                            Shape{64, 1024, 8, 8},
+                            Shape{64, 1024, 8, 4},
+                            Shape{128, 512, 8, 8},
+                            Shape{256, 2048, 2, 2},
+                            Shape{256, 2048, 2, 8},
+                            Shape{4096, 512, 1, 1}}) {
         const int n_vectors = of.n_matrices * of.n_columns;
         std::mt19937 random(7);
         std::normal_distribution<float> normal;
@@ -415,8 +432,8 @@ void products() {
 }
 
 #if CUDART_VERSION >= 12030
-// Which of a recording's products, by their results, depends on which.
-std::set<std::pair<int, int>> dependencies(cudaGraph_t graph, const std::vector<DeviceBuffer>& y) {
+// Which of a recording's products, by their results, depends on which, and how.
+std::map<std::pair<int, int>, cudaGraphEdgeData> dependencies(cudaGraph_t graph, const std::vector<DeviceBuffer>& y) {
 #if CUDART_VERSION >= 13000
     const auto get_edges = cudaGraphGetEdges;
 #else
@@ -436,8 +453,8 @@ std::set<std::pair<int, int>> dependencies(cudaGraph_t graph, const std::vector<
             std::find_if(y.begin(), y.end(), [&](const auto& of) { return of.template as<float>() == to_y; });
         return static_cast<int>(found - y.begin());
     };
-    std::set<std::pair<int, int>> of;
-    for (size_t i = 0; i < n; i++) of.emplace(product_of(from[i]), product_of(to[i]));
+    std::map<std::pair<int, int>, cudaGraphEdgeData> of;
+    for (size_t i = 0; i < n; i++) of[{product_of(from[i]), product_of(to[i])}] = data[i];
     return of;
 }
 #endif
@@ -479,9 +496,11 @@ void recorded_steps() {
 
     cudaStream_t streams[2];
     cudaEvent_t events[4];
-    for (cudaStream_t& stream : streams) {
-        cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
-    }
+    int lowest = 0;
+    int highest = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
+    cuda_check(cudaStreamCreateWithPriority(&streams[0], cudaStreamNonBlocking, highest), "a stream");
+    cuda_check(cudaStreamCreateWithPriority(&streams[1], cudaStreamNonBlocking, lowest), "a stream");
     for (cudaEvent_t& event : events) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
     const auto wait = [&](int from, int to, cudaEvent_t event) {
         cuda_check(cudaEventRecord(event, streams[from]), "an event");
@@ -502,7 +521,7 @@ void recorded_steps() {
     cuda_check(cudaStreamEndCapture(streams[0], &graph), "a recording");
     cuda_check(lkv::cuda::start_early(graph), "start_early");
     cudaGraphExec_t step = nullptr;
-    cuda_check(cudaGraphInstantiate(&step, graph, 0), "an instance");
+    cuda_check(cudaGraphInstantiate(&step, graph, cudaGraphInstantiateFlagUseNodePriority), "an instance");
     for (int again = 0; again < 3; again++) {
         for (const DeviceBuffer& of : y) cuda_check(cudaMemset(of.as<void>(), 0xff, of.bytes()), "a memset");
         cuda_check(cudaDeviceSynchronize(), "memsets");
@@ -514,7 +533,16 @@ void recorded_steps() {
     }
 #if CUDART_VERSION >= 12030
     const std::set<std::pair<int, int>> expected = {{0, 1}, {1, 2}, {0, 3}, {3, 4}, {2, 5}, {4, 5}};
-    CHECK(dependencies(graph, y) == expected);
+    std::set<std::pair<int, int>> left;
+    for (const auto& [products, edge] : dependencies(graph, y)) {
+        left.insert(products);
+        if (!lkv::cuda::device_chains()) continue;
+        CHECK(edge.type == cudaGraphDependencyTypeProgrammatic);
+        // the last product, of a higher priority than the other stream's, waits for what that lets start
+        CHECK(edge.from_port == (products == std::pair(4, 5) ? cudaGraphKernelNodePortProgrammatic
+                                                             : cudaGraphKernelNodePortLaunchCompletion));
+    }
+    CHECK(left == expected);
 #endif
     cudaGraphExecDestroy(step);
     cudaGraphDestroy(graph);

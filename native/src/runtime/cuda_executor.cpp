@@ -605,8 +605,8 @@ private:
             args.partial_ml = rehearsal_.partial_ml.as<float>();
             args.done = rehearsal_.done.as<uint32_t>();
             args.n_slots = rehearsal_.n_slots.as<int32_t>();
-            args.n_split =
-                std::min(args.n_split, 2);  // two: half the query rows each, as the real one of a short cache
+            // two a region: half the query rows each, as the real one of a short cache
+            args.n_split = std::min(args.n_split, 2 * args.n_regions);
             error = cuda::attend(args, rehearsal_lane_->stream());
         }
         return started(error, node);
@@ -677,24 +677,42 @@ private:
             seen_ = graph;
             return enqueue(graph);
         }
-        if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed) != cudaSuccess) return GGML_STATUS_FAILED;
-        const ggml_status status = enqueue(graph);
-        cudaGraph_t recorded = nullptr;
-        const cudaError_t ended = cudaStreamEndCapture(stream_, &recorded);
-        cudaGraphExec_t exec = nullptr;
-        if (status == GGML_STATUS_SUCCESS && ended == cudaSuccess && cuda::start_early(recorded) == cudaSuccess &&
-            cudaGraphInstantiate(&exec, recorded, cudaGraphInstantiateFlagUseNodePriority) == cudaSuccess) {
-            recording_ = exec;
-            recorded_ = graph;
+        cudaError_t error = record(graph, true);
+        if (error != cudaSuccess) {
+            log(LogLevel::warning, "[cuda] expected to let a recorded step's kernels start early; got ",
+                cudaGetErrorString(error), "; they start when those before them end");
+            error = record(graph, false);
         }
-        if (recorded != nullptr) cudaGraphDestroy(recorded);
-        if (recording_ == nullptr) {
-            log(LogLevel::warning, "[cuda] expected to record the step; got ", cudaGetErrorString(cudaGetLastError()),
+        if (error != cudaSuccess) {
+            log(LogLevel::warning, "[cuda] expected to record the step; got ", cudaGetErrorString(error),
                 "; every step is launched node by node");
             recordable_ = false;
             return enqueue(graph);
         }
         return cudaGraphLaunch(recording_, stream_) == cudaSuccess ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+    }
+
+    cudaError_t record(ggml_cgraph* graph, bool early) {
+        cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed);
+        if (error != cudaSuccess) return error;
+        const ggml_status status = enqueue(graph);
+        cudaGraph_t recorded = nullptr;
+        error = cudaStreamEndCapture(stream_, &recorded);
+        if (error == cudaSuccess && status != GGML_STATUS_SUCCESS)
+            error = cudaErrorUnknown;  // ggml-cuda has told which
+        if (error == cudaSuccess && early) error = cuda::start_early(recorded);
+        cudaGraphExec_t exec = nullptr;
+        if (error == cudaSuccess) {
+            error = cudaGraphInstantiate(&exec, recorded, cudaGraphInstantiateFlagUseNodePriority);
+        }
+        if (recorded != nullptr) cudaGraphDestroy(recorded);
+        if (error != cudaSuccess) {
+            cudaGetLastError();  // not the next caller's
+            return error;
+        }
+        recording_ = exec;
+        recorded_ = graph;
+        return cudaSuccess;
     }
 
     void drop_recording() {

@@ -6,7 +6,8 @@
 
 namespace lkv::cuda {
 
-// Everything that earlier kernels wrote is there. Every kernel launched by `launch_next` calls it, in all its threads.
+// Everything that earlier kernels wrote is there. Every kernel launched by `launch_next` calls it in at least one thread block, so that it
+// does not end before them, and in all threads before what an earlier kernel touches is read or written.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
@@ -20,15 +21,8 @@ __device__ inline void let_next_start() {
 #endif
 }
 
-inline bool device_chains() {
-    static const bool chains = [] {
-        int device = 0;
-        int major = 0;
-        return cudaGetDevice(&device) == cudaSuccess &&
-               cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
-    }();
-    return chains;
-}
+// Whether this build's kernels wait on this device: code of an older architecture, translated for it, does not.
+bool device_chains();
 
 // cluster: thread blocks that run at the same time and see each other's shared memory (compute capability 9.0).
 template <class... Params>

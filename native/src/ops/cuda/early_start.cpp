@@ -6,7 +6,20 @@
 
 namespace lkv::cuda {
 
+// Dependencies with ports came with CUDA 12.3, under names of their own before 13.
+#if CUDART_VERSION >= 12030
+
 namespace {
+
+#if CUDART_VERSION >= 13000
+const auto get_edges = cudaGraphGetEdges;
+const auto add_edges = cudaGraphAddDependencies;
+const auto remove_edges = cudaGraphRemoveDependencies;
+#else
+const auto get_edges = cudaGraphGetEdges_v2;
+const auto add_edges = cudaGraphAddDependencies_v2;
+const auto remove_edges = cudaGraphRemoveDependencies_v2;
+#endif
 
 struct Edges {
     std::vector<cudaGraphNode_t> from;
@@ -21,19 +34,6 @@ cudaError_t nodes_of(cudaGraph_t graph, std::vector<cudaGraphNode_t>& nodes) {
     nodes.resize(n);
     return cudaGraphGetNodes(graph, nodes.data(), &n);
 }
-
-// CUDA 12 has these three with dependencies of kernels that wait by themselves under names of their own.
-#if CUDART_VERSION >= 13000
-const auto get_edges = cudaGraphGetEdges;
-const auto add_edges = cudaGraphAddDependencies;
-const auto remove_edges = cudaGraphRemoveDependencies;
-#elif CUDART_VERSION >= 12030
-const auto get_edges = cudaGraphGetEdges_v2;
-const auto add_edges = cudaGraphAddDependencies_v2;
-const auto remove_edges = cudaGraphRemoveDependencies_v2;
-#endif
-
-#if CUDART_VERSION >= 12030
 
 cudaError_t edges_of(cudaGraph_t graph, Edges& edges) {
     size_t n = 0;
@@ -90,12 +90,19 @@ private:
     std::vector<uint64_t> before_;
 };
 
-#endif
+// Whether a kernel's thread blocks may be placed before those of another that has begun to be. Smaller numbers go first.
+cudaError_t overtakes(cudaGraphNode_t to, cudaGraphNode_t from, bool& result) {
+    cudaLaunchAttributeValue of_to{};
+    cudaLaunchAttributeValue of_from{};
+    cudaError_t error = cudaGraphKernelNodeGetAttribute(to, cudaLaunchAttributePriority, &of_to);
+    if (error == cudaSuccess) error = cudaGraphKernelNodeGetAttribute(from, cudaLaunchAttributePriority, &of_from);
+    result = of_to.priority < of_from.priority;
+    return error;
+}
 
 }  // namespace
 
-cudaError_t start_early([[maybe_unused]] cudaGraph_t recorded) {
-#if CUDART_VERSION >= 12030
+cudaError_t start_early(cudaGraph_t recorded) {
     std::vector<cudaGraphNode_t> nodes;
     Edges edges;
     cudaError_t error = nodes_of(recorded, nodes);
@@ -105,10 +112,15 @@ cudaError_t start_early([[maybe_unused]] cudaGraph_t recorded) {
     for (size_t e = 0; e < edges.from.size() && error == cudaSuccess; e++) {
         const cudaGraphEdgeData& as_recorded = edges.data[e];
         const bool implied = order.implies(edges.from[e], edges.to[e]);
-        // Where all dependencies that a kernel waits for by itself have begun, all that these wait for have: nothing that it keeps
-        // out of a multiprocessor by being there early is waited for.
-        const bool waits_itself = as_recorded.type == cudaGraphDependencyTypeProgrammatic;
-        if (!implied && !waits_itself) continue;
+        // Where all that a kernel waits for by itself has begun, all that this waits for has: nothing that it keeps out of a
+        // multiprocessor by being there early is waited for. Of a kernel of higher priority CUDA does not promise to keep that order.
+        bool early = as_recorded.type == cudaGraphDependencyTypeProgrammatic;
+        if (early) {
+            bool out_of_order = false;
+            error = overtakes(edges.to[e], edges.from[e], out_of_order);
+            early = !out_of_order;
+        }
+        if (error != cudaSuccess || (!implied && !early)) continue;
         error = remove_edges(recorded, &edges.from[e], &edges.to[e], &as_recorded, 1);
         if (implied || error != cudaSuccess) continue;
         cudaGraphEdgeData as_begun = as_recorded;
@@ -116,9 +128,12 @@ cudaError_t start_early([[maybe_unused]] cudaGraph_t recorded) {
         error = add_edges(recorded, &edges.from[e], &edges.to[e], &as_begun, 1);
     }
     return error;
-#else
-    return cudaSuccess;
-#endif
 }
+
+#else
+
+cudaError_t start_early(cudaGraph_t) { return cudaSuccess; }
+
+#endif
 
 }  // namespace lkv::cuda

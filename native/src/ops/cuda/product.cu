@@ -104,6 +104,13 @@ __global__ void __launch_bounds__(product_threads) product_kernel(const __grid_c
 #pragma unroll
         for (int r = 0; r < R; r++) of_early[i][r] = k < p.n_in ? weights(r, k) : make_uint4(0, 0, 0, 0);
     }
+    for (int k = 8 * (lane + early * lanes); k < p.n_in; k += 8 * lanes) {
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const int row = first + r * side;
+            if (row < p.n_out && k % 64 == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(w + row * p.w_row + k));
+        }
+    }
     // nor does the position
     __shared__ float2 angles[max_rot / 2];
     if (p.turn.phases != nullptr) {
@@ -147,7 +154,7 @@ __global__ void __launch_bounds__(product_threads) product_kernel(const __grid_c
 #pragma unroll
         for (int r = 0; r < R; r++) add(of_early[i][r], r, k);
     }
-#pragma unroll 1
+#pragma unroll 4
     for (int k = 8 * (lane + early * lanes); k < p.n_in; k += 8 * lanes) {
         uint4 of[R];
 #pragma unroll
