@@ -78,13 +78,17 @@ struct Layer {
     }
 };
 
+// Of a graph with one layer; none at all where there is not one.
+Branches only(const Layer& layer) {
+    const std::vector<Branches> branches = lkv::find_branches(layer.graph);
+    CHECK(branches.size() == 1);
+    return branches.size() == 1 ? branches.front() : Branches{};
+}
+
 void found() {
     for (const bool view_first : {false, true}) {
         const Layer layer({.view_first = view_first});
-        const std::vector<Branches> branches = lkv::find_branches(layer.graph);
-        CHECK(branches.size() == 1);
-        if (branches.size() != 1) continue;
-        const Branches& b = branches.front();
+        const Branches b = only(layer);
         CHECK(layer.ops(0, b.ahead).empty());
         CHECK(layer.ops(b.ahead, b.k) == " RMS_NORM");
         CHECK(layer.ops(b.k, b.v) == " MUL_MAT SCALE");
@@ -98,21 +102,17 @@ void found() {
 // K is then no branch of its own: it comes before all three.
 void queries_from_k() {
     const Layer layer({.q_from_k = true});
-    const std::vector<Branches> branches = lkv::find_branches(layer.graph);
-    CHECK(branches.size() == 1);
-    if (branches.size() != 1) return;
-    CHECK(layer.ops(0, branches[0].k) == " RMS_NORM MUL_MAT SCALE");
-    CHECK(branches[0].k == branches[0].v);
-    CHECK(layer.ops(0, branches[0].ahead).empty());
+    const Branches b = only(layer);
+    CHECK(layer.ops(0, b.k) == " RMS_NORM MUL_MAT SCALE");
+    CHECK(b.k == b.v);
+    CHECK(layer.ops(0, b.ahead).empty());
 }
 
 void layer_before() {
     const Layer layer({.before = true});
-    const std::vector<Branches> branches = lkv::find_branches(layer.graph);
-    CHECK(branches.size() == 1);
-    if (branches.size() != 1) return;
-    CHECK(layer.ops(0, branches[0].ahead) == " MUL_MAT");
-    CHECK(layer.ops(branches[0].ahead, branches[0].k) == " MUL_MAT RMS_NORM");
+    const Branches b = only(layer);
+    CHECK(layer.ops(0, b.ahead) == " MUL_MAT");
+    CHECK(layer.ops(b.ahead, b.k) == " MUL_MAT RMS_NORM");
 }
 
 void refused() {

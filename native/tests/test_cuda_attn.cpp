@@ -434,17 +434,8 @@ void products() {
 #if CUDART_VERSION >= 12030
 // Which of a recording's products, by their results, depends on which, and how.
 std::map<std::pair<int, int>, cudaGraphEdgeData> dependencies(cudaGraph_t graph, const std::vector<DeviceBuffer>& y) {
-#if CUDART_VERSION >= 13000
-    const auto get_edges = cudaGraphGetEdges;
-#else
-    const auto get_edges = cudaGraphGetEdges_v2;
-#endif
-    size_t n = 0;
-    cuda_check(get_edges(graph, nullptr, nullptr, nullptr, &n), "dependencies");
-    std::vector<cudaGraphNode_t> from(n);
-    std::vector<cudaGraphNode_t> to(n);
-    std::vector<cudaGraphEdgeData> data(n);
-    cuda_check(get_edges(graph, from.data(), to.data(), data.data(), &n), "dependencies");
+    lkv::cuda::Edges edges;
+    cuda_check(lkv::cuda::edges_of(graph, edges), "dependencies");
     const auto product_of = [&](cudaGraphNode_t node) {
         cudaKernelNodeParams kernel{};
         cuda_check(cudaGraphKernelNodeGetParams(node, &kernel), "a kernel's arguments");
@@ -454,7 +445,9 @@ std::map<std::pair<int, int>, cudaGraphEdgeData> dependencies(cudaGraph_t graph,
         return static_cast<int>(found - y.begin());
     };
     std::map<std::pair<int, int>, cudaGraphEdgeData> of;
-    for (size_t i = 0; i < n; i++) of[{product_of(from[i]), product_of(to[i])}] = data[i];
+    for (size_t i = 0; i < edges.from.size(); i++) {
+        of[{product_of(edges.from[i]), product_of(edges.to[i])}] = edges.data[i];
+    }
     return of;
 }
 #endif
@@ -495,7 +488,7 @@ void recorded_steps() {
     cuda_check(cudaDeviceSynchronize(), "memsets");
 
     cudaStream_t streams[2];
-    cudaEvent_t events[4];
+    cudaEvent_t events[3];
     int lowest = 0;
     int highest = 0;
     cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");

@@ -142,11 +142,13 @@ void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, u
     }
 }
 
-bool in_blocks(const RowLayout& layout) {
+bool has_format(const RowLayout& layout, bool (*of)(Format)) {
     const GroupLayout& last = layout.groups[layout.n_groups - 1];
     return std::any_of(layout.segments, layout.segments + last.first_segment + last.n_segments,
-                       [](const SegmentLayout& s) { return format_in_blocks(format_of(s)); });
+                       [of](const SegmentLayout& s) { return of(format_of(s)); });
 }
+
+bool in_blocks(const RowLayout& layout) { return has_format(layout, format_in_blocks); }
 
 void write_block(const RowLayout& layout, const float* x, uint8_t* rows) {
     for (int g = 0; g < layout.n_groups; g++) {

@@ -61,6 +61,9 @@ private:
     int row_bytes_ = 0;
 };
 
+// Whether a segment's format is one of those.
+bool has_format(const RowLayout& layout, bool (*of)(Format));
+
 // Whether a segment is stored in blocks: then write_block and read_slot replace write_row and read_row, which throw
 // std::invalid_argument.
 bool in_blocks(const RowLayout& layout);

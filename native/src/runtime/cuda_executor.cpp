@@ -320,9 +320,6 @@ private:
     static const SegmentLayout* keep_segments(Layer& layer, const RowLayout& row, int32_t& n) {
         n = 0;
         for (int g = 0; g < row.n_groups; g++) n += row.groups[g].n_segments;
-        for (int s = 0; s < n; s++) {
-            layer.fitted = layer.fitted || format_is_fitted(static_cast<Format>(row.segments[s].format));
-        }
         return keep(layer, std::vector<SegmentLayout>(row.segments, row.segments + n));
     }
 
@@ -353,6 +350,7 @@ private:
             target.v_rows = const_cast<uint8_t*>(view.v_rows);
             target.k_segments = keep_segments(layer, view.k, target.n_k_segments);
             target.v_segments = keep_segments(layer, view.v, target.n_v_segments);
+            layer.fitted = layer.fitted || has_format(view.k, format_is_fitted) || has_format(view.v, format_is_fitted);
             target.k_row_bytes = view.k.row_bytes;
             target.v_row_bytes = view.v.row_bytes;
         }
@@ -698,8 +696,7 @@ private:
         const ggml_status status = enqueue(graph);
         cudaGraph_t recorded = nullptr;
         error = cudaStreamEndCapture(stream_, &recorded);
-        if (error == cudaSuccess && status != GGML_STATUS_SUCCESS)
-            error = cudaErrorUnknown;  // ggml-cuda has told which
+        if (error == cudaSuccess && status != GGML_STATUS_SUCCESS) error = cudaErrorUnknown;
         if (error == cudaSuccess && early) error = cuda::start_early(recorded);
         cudaGraphExec_t exec = nullptr;
         if (error == cudaSuccess) {

@@ -446,10 +446,8 @@ __global__ void __launch_bounds__(wide_threads, 2)
 }
 
 cudaError_t combine_wide(const AttnArgs& args, cudaStream_t stream) {
-    // code of an older architecture, translated for this device, knows no clusters
-    static const bool clusters = compiled(combine_wide_kernel).ptxVersion >= 90 && device_chains();
     const int blocks = args.v_blocks;
-    const bool together = clusters && blocks > 1 && blocks <= largest_cluster;
+    const bool together = device_chains() && blocks > 1 && blocks <= largest_cluster;
     const CombinePlan plan(args, together ? blocks : 1);
     return launch_clusters(dim3(1, together ? static_cast<unsigned>(blocks) : 1), combine_wide_kernel,
                            dim3(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(blocks)), wide_threads,
@@ -492,7 +490,7 @@ cudaError_t describe_device(Device& device) {
     ask(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     if (error != cudaSuccess) return error;
     device.specialized = has_specialized();
-    device.pairs = has_pairs();
+    device.pairs = device_chains();
     return cudaSuccess;
 }
 

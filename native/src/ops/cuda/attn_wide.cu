@@ -27,11 +27,6 @@ cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-bool has_pairs() {
-    // code of an older architecture, translated for this device, knows no clusters
-    return compiled<AttnArgs, WidePlan>(wide_kernel<4, 1, any_kind, true>).ptxVersion >= 90;
-}
-
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream) {
     return with_kind(args.kind, [&](auto kind) { return launch_kind<decltype(kind)::value>(args, stream); });
 }

@@ -21,7 +21,7 @@ __device__ inline void let_next_start() {
 #endif
 }
 
-// Whether this build's kernels wait on this device: code of an older architecture, translated for it, does not.
+// Whether this build's kernels wait on this device, and form clusters: code of an older architecture, translated for it, does neither.
 bool device_chains();
 
 // cluster: thread blocks that run at the same time and see each other's shared memory (compute capability 9.0).

@@ -21,28 +21,12 @@ const auto add_edges = cudaGraphAddDependencies_v2;
 const auto remove_edges = cudaGraphRemoveDependencies_v2;
 #endif
 
-struct Edges {
-    std::vector<cudaGraphNode_t> from;
-    std::vector<cudaGraphNode_t> to;
-    std::vector<cudaGraphEdgeData> data;
-};
-
 cudaError_t nodes_of(cudaGraph_t graph, std::vector<cudaGraphNode_t>& nodes) {
     size_t n = 0;
     const cudaError_t error = cudaGraphGetNodes(graph, nullptr, &n);
     if (error != cudaSuccess) return error;
     nodes.resize(n);
     return cudaGraphGetNodes(graph, nodes.data(), &n);
-}
-
-cudaError_t edges_of(cudaGraph_t graph, Edges& edges) {
-    size_t n = 0;
-    const cudaError_t error = get_edges(graph, nullptr, nullptr, nullptr, &n);
-    if (error != cudaSuccess) return error;
-    edges.from.resize(n);
-    edges.to.resize(n);
-    edges.data.resize(n);
-    return get_edges(graph, edges.from.data(), edges.to.data(), edges.data.data(), &n);
 }
 
 // Which nodes come before which, a bit each.
@@ -102,6 +86,16 @@ cudaError_t overtakes(cudaGraphNode_t to, cudaGraphNode_t from, bool& result) {
 
 }  // namespace
 
+cudaError_t edges_of(cudaGraph_t graph, Edges& edges) {
+    size_t n = 0;
+    const cudaError_t error = get_edges(graph, nullptr, nullptr, nullptr, &n);
+    if (error != cudaSuccess) return error;
+    edges.from.resize(n);
+    edges.to.resize(n);
+    edges.data.resize(n);
+    return get_edges(graph, edges.from.data(), edges.to.data(), edges.data.data(), &n);
+}
+
 cudaError_t start_early(cudaGraph_t recorded) {
     std::vector<cudaGraphNode_t> nodes;
     Edges edges;
@@ -114,13 +108,12 @@ cudaError_t start_early(cudaGraph_t recorded) {
         const bool implied = order.implies(edges.from[e], edges.to[e]);
         // Where all that a kernel waits for by itself has begun, all that this waits for has: nothing that it keeps out of a
         // multiprocessor by being there early is waited for. Of a kernel of higher priority CUDA does not promise to keep that order.
-        bool early = as_recorded.type == cudaGraphDependencyTypeProgrammatic;
-        if (early) {
+        if (!implied) {
+            if (as_recorded.type != cudaGraphDependencyTypeProgrammatic) continue;
             bool out_of_order = false;
             error = overtakes(edges.to[e], edges.from[e], out_of_order);
-            early = !out_of_order;
+            if (error != cudaSuccess || out_of_order) continue;
         }
-        if (error != cudaSuccess || (!implied && !early)) continue;
         error = remove_edges(recorded, &edges.from[e], &edges.to[e], &as_recorded, 1);
         if (implied || error != cudaSuccess) continue;
         cudaGraphEdgeData as_begun = as_recorded;

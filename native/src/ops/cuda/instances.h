@@ -44,8 +44,7 @@ cudaError_t launch_prefill_rebuild(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_direct(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 cudaError_t launch_rebuild(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 
-// Whether this device and this build have what AttnArgs::specialized and AttnArgs::pair ask for.
+// Whether this device and this build have what AttnArgs::specialized asks for.
 bool has_specialized();
-bool has_pairs();
 
 }  // namespace lkv::cuda

@@ -585,7 +585,7 @@ template <int NT, int NB, int Kind, bool Pair>
 __global__ void __launch_bounds__(n_wide_threads, 1)
     wide_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ WidePlan plan) {
     constexpr int R = 8 * NT;
-    if constexpr (Pair && !has_clusters) return;  // never launched: see has_pairs
+    if constexpr (Pair && !has_clusters) return;  // never launched: see device_chains
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ WideShared own;
     let_next_start();
