@@ -29,12 +29,14 @@ class Shape:
     n_vocab: int
     rope_base: float
     head_dim: int = 128
+    rope_factor: float = 1.0  # Llama-3.1's, of slow planes
 
 
 SHAPES = {
-    "8b": Shape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128256, 500000.0),
+    "8b": Shape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128256, 500000.0, rope_factor=8.0),
     "7b": Shape("Llama-2-7B", 32, 4096, 11008, 32, 32, 32000, 10000.0),
     "tiny": Shape("tiny", 2, 256, 512, 4, 2, 512, 10000.0, 64),
+    "small": Shape("small", 2, 512, 1024, 16, 4, 512, 500000.0, rope_factor=8.0),
 }
 
 
@@ -54,6 +56,14 @@ class Side:
             return cls("full", 1, shape.head_dim)
         rank, group = (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)
         return cls(path, group, rank)
+
+
+def rope_freqs(shape: Shape) -> np.ndarray:
+    """What each RoPE plane is slower by, [head_dim / 2], as Llama-3.1's files have it: 1 for waves of up to 2048 positions, the factor from
+    8192 on, and between."""
+    wave = 2 * np.pi * shape.rope_base ** (np.arange(0, shape.head_dim, 2) / shape.head_dim)
+    smooth = np.clip((8192 / wave - 1) / 3, 0, 1)
+    return (1 / (smooth + (1 - smooth) / shape.rope_factor)).astype(np.float32)
 
 
 class Weights:
@@ -105,6 +115,9 @@ def write(shape: Shape, path: Path, cache: str, seed: int, *, exact: bool = Fals
             out.add_array(f"latentkv.{name}.path", [side.path] * shape.n_layer)
             out.add_array(f"latentkv.{name}.group", [side.group] * shape.n_layer)
             out.add_array(f"latentkv.{name}.ranks", [side.rank] * (n_groups * shape.n_layer))
+
+    if shape.rope_factor != 1:
+        out.add_tensor("rope_freqs.weight", rope_freqs(shape))
 
     def q4(name: str, n_out: int, n_in: int) -> None:
         if exact:

@@ -42,6 +42,7 @@ struct AttnShape {
     bool rope = true;
     bool neox = true;
     int n_rot = 0;  // 0: head_dim
+    double rope_base = 10000.0;
     int first_pos = 0;
     bool empty_first = false;  // region 0 holds nothing
     unsigned seed = 1;
@@ -282,7 +283,7 @@ private:
             if (shape_.rope) {
                 p.n_rot = shape_.n_rot > 0 ? shape_.n_rot : p.head_dim;
                 for (int i = 0; i < p.n_rot / 2; i++) {
-                    freqs_.push_back(static_cast<float>(std::pow(10000.0, -2.0 * i / p.n_rot)));
+                    freqs_.push_back(static_cast<float>(std::pow(shape_.rope_base, -2.0 * i / p.n_rot)));
                 }
                 p.rope_freqs = freqs_.data();
                 p.rope_mscale = 1.1f;

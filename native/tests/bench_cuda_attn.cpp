@@ -35,6 +35,19 @@ struct Shape {
 };
 
 constexpr int head_dim = 128;
+
+// Radians per position of RoPE's planes: Llama-3.1's, or Llama-2's.
+std::vector<float> rope_freqs(const std::string& model) {
+    const bool scaled = model == "8B";
+    std::vector<float> freqs;
+    for (int i = 0; i < head_dim / 2; i++) {
+        const double freq = std::pow(scaled ? 500000.0 : 10000.0, -2.0 * i / head_dim);
+        // a wave of 2048 positions stays as it is, one of 8192 is eight times as long
+        const double smooth = std::clamp((8192.0 * freq / 6.283185307179586 - 1.0) / 3.0, 0.0, 1.0);
+        freqs.push_back(static_cast<float>(scaled ? freq * (smooth + (1.0 - smooth) / 8.0) : freq));
+    }
+    return freqs;
+}
 constexpr Shape shapes[] = {
     {"8B", "full/full", 32, 8, 1, 0, 1, 0, false},
     {"8B", "rotated 64/latent 64 per head", 32, 8, 1, 64, 1, 64, false},
@@ -133,9 +146,7 @@ public:
         lkv::cuda::AttnArgs args{};
         if (shape.rebuild) {
             factor = normals(static_cast<size_t>(shape.n_kv * k_width * head_dim), 0.1f);
-            for (int i = 0; i < head_dim / 2; i++) {
-                freqs.push_back(static_cast<float>(std::pow(500000.0, -2.0 * i / head_dim)));
-            }
+            freqs = rope_freqs(shape.model);
             if (shape.rope) p.rope_freqs = freqs.data();
             p.k_b = factor.data();
             p.k_rank_max = k_width;

@@ -288,6 +288,65 @@ void long_parts() {
     }
 }
 
+// Slow planes of rebuilt keys that the specialized kernel absorbs into the queries: parts of several spans, slots in any order, every
+// assignment of columns to queries, positions far from 0.
+void absorbed_planes() {
+    struct Heads {
+        int group, rep, rank, unit;
+    };
+    unsigned seed = 300;
+    for (const Heads& h : {Heads{1, 4, 64, 1}, Heads{2, 4, 128, 2}, Heads{4, 4, 256, 2}, Heads{2, 1, 80, 2},
+                           Heads{4, 2, 176, 2}, Heads{1, 3, 128, 1}, Heads{1, 1, 112, 1}}) {
+        for (const double base : {5e5, 1e7}) {
+            for (const bool permute : {false, true}) {
+                AttnShape s;
+                s.name = "slow planes of base " + std::to_string(base) + ", latents of " + std::to_string(h.rank) +
+                         " for " + std::to_string(h.group) + " x " + std::to_string(h.rep) + " heads" +
+                         (permute ? ", slots in any order" : "");
+                s.head_dim = 128;
+                s.n_kv = 4;
+                s.rep = h.rep;
+                s.rope_base = base;
+                s.k_rebuild = s.v_latent = true;
+                s.k_group = s.v_group = h.group;
+                s.k_ranks.assign(static_cast<size_t>(4 / h.group), h.rank);
+                s.v_ranks = s.k_ranks;
+                const Format f = seed % 3 == 0 ? Format::f16 : (seed % 3 == 1 ? Format::q4 : Format::g3);
+                s.k_formats = s.v_formats = {f};
+                if (seed % 4 == 3) s.k_formats = s.v_formats = {Format::f16, Format::f16, f};
+                s.uniform = seed % 2 == 0;
+                s.neox = seed % 5 < 3;
+                s.permute = permute;
+                s.window = seed % 7 == 0 ? 700 : 0;
+                s.first_pos = seed % 2 == 0 ? 0 : 1000000;
+                s.n_past = 1500;
+                s.seed = seed++;
+                const DeviceCase device(AttnCase(s).params);
+                const bool specialized = lkv::test::device_limits().specialized;
+                CHECK((device.args.absorbed_span != 0) == specialized);
+                if (specialized) CHECK(device.args.unit == h.unit);
+                compare(s);
+            }
+        }
+    }
+    // no columns for two tokens of four queries, a norm that needs whole keys, planes that turn too fast
+    AttnShape s;
+    s.head_dim = 128;
+    s.rep = 4;
+    s.rope_base = 5e5;
+    s.k_rebuild = true;
+    s.k_ranks = {64, 64};
+    AttnShape two_tokens = s;
+    two_tokens.n_tokens = 2;
+    AttnShape norm = s;
+    norm.norm = true;
+    AttnShape fast = s;
+    fast.rope_base = 10000.0;
+    for (const AttnShape& shape : {two_tokens, norm, fast}) {
+        CHECK(DeviceCase(AttnCase(shape).params).args.absorbed_span == 0);
+    }
+}
+
 // Prefill that expands chunks of the context: what a chunk takes along of positions, sequences, regions and formats.
 void expanded() {
     unsigned seed = 300;
@@ -797,6 +856,7 @@ int main(int argc, char** argv) {
     run("recorded_steps", true, recorded_steps);
     run("shared_latents", true, shared_latents);
     run("long_parts", false, long_parts);
+    run("absorbed_planes", false, absorbed_planes);
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);

@@ -96,14 +96,17 @@ struct AttnArgs {
     int32_t rebuild;      // 1: K is rebuilt from its latent
     int32_t k_extras;     // 1: rebuild with a bias or a norm
     int32_t specialized;  // 1: the specialized kernel, of `unit` KV heads, `stages` tiles of latents ahead
-    int32_t decode;       // warps of a thread block of the decode kernel, `tile` slots a warp; 0: another kernel
-    int32_t kind;         // what every chunk of the decode kernel is, or any_kind
-    int32_t wide;         // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
-    int32_t pair;         // 1: two thread blocks of the wide kernel share a part, half the channels each
-    int32_t k_columns;    // of the wide kernel: slots of a tile times the warps side by side over K's channels
-    int32_t prefill;      // warps side by side over V's channels of the prefill kernel, 1, 2 or 4; 0: another kernel
-    int32_t buffers;      // of the prefill kernel: tiles that are made ahead
-    int32_t k_blocks;     // 64-channel blocks of a stored K group
+    // of the specialized kernel, see absorb.cuh: positions on either side of one for which the slow planes of a key are absorbed into the
+    // queries; 0: all planes are rebuilt
+    int32_t absorbed_span;
+    int32_t decode;     // warps of a thread block of the decode kernel, `tile` slots a warp; 0: another kernel
+    int32_t kind;       // what every chunk of the decode kernel is, or any_kind
+    int32_t wide;       // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
+    int32_t pair;       // 1: two thread blocks of the wide kernel share a part, half the channels each
+    int32_t k_columns;  // of the wide kernel: slots of a tile times the warps side by side over K's channels
+    int32_t prefill;    // warps side by side over V's channels of the prefill kernel, 1, 2 or 4; 0: another kernel
+    int32_t buffers;    // of the prefill kernel: tiles that are made ahead
+    int32_t k_blocks;   // 64-channel blocks of a stored K group
     int32_t v_blocks;
     int32_t
         k_pitch;  // bytes of a staged row, a multiple of 16, or of a whole row as stored; 0: K is read where it lies

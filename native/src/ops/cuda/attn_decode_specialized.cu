@@ -5,19 +5,22 @@ namespace lkv::cuda {
 
 namespace {
 
-template <int B, int Kind>
+template <int B, int Kind, bool Absorbs>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     if ((args.stages & (args.stages - 1)) != 0 || args.stages < least_latent_buffers(B, args.unit)) {
         return cudaErrorInvalidValue;  // Turn counts in powers of two
     }
     const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
-    return launch_next(decode_specialized_kernel<B, Kind>, grid, specialized_threads,
+    return launch_next(decode_specialized_kernel<B, Kind, Absorbs>, grid, specialized_threads,
                        static_cast<size_t>(SpecializedPlan(args).total(args)), stream, args);
 }
 
 template <int B>
 cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
-    return with_kind(args.kind, [&](auto kind) { return launch_one<B, decltype(kind)::value>(args, stream); });
+    return with_kind(args.kind, [&](auto kind) {
+        constexpr int k = decltype(kind)::value;
+        return args.absorbed_span != 0 ? launch_one<B, k, true>(args, stream) : launch_one<B, k, false>(args, stream);
+    });
 }
 
 }  // namespace
@@ -30,7 +33,7 @@ cudaError_t launch_decode_specialized(const AttnArgs& args, cudaStream_t stream)
 
 bool has_specialized() {
     // the kernel has a body only in machine code for compute capability 9.0 itself
-    return compiled<AttnArgs>(decode_specialized_kernel<4, any_kind>).sharedSizeBytes > 0;
+    return compiled<AttnArgs>(decode_specialized_kernel<4, any_kind, false>).sharedSizeBytes > 0;
 }
 
 }  // namespace lkv::cuda

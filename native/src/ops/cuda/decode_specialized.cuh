@@ -19,8 +19,8 @@
 
 namespace lkv::cuda {
 
-// B: 64-channel blocks of a K and a V group. Kind: as in with_chunk.
-template <int B, int Kind>
+// B: 64-channel blocks of a K and a V group. Kind: as in with_chunk. Absorbs: p.absorbed_span is not 0.
+template <int B, int Kind, bool Absorbs>
 __global__ void __launch_bounds__(specialized_threads, 1)
     decode_specialized_kernel(const __grid_constant__ AttnArgs p) {
     if constexpr (!has_warpgroup_products) return;
@@ -44,11 +44,10 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     auto* const groups = reinterpret_cast<GroupTable*>(latents + plan.latents + plan.weights);
     auto* const chunks = reinterpret_cast<Chunk*>(reinterpret_cast<uint8_t*>(groups) + plan.groups);
     uint8_t* const tables_at = reinterpret_cast<uint8_t*>(chunks) + plan.chunks;
-    const RebuildTables tables(tables_at, plan.tables, plan.plane_tiles,
-                               round_up(plane_tiles(p.head_dim, p.n_rot), product_tiles / 2), p.unit);
+    const RebuildTables tables(tables_at, plan.tables, plan.plane_tiles, plan.turned_tiles, p.unit);
     uint8_t* const notes = tables_at + plan.tables.total();
     const int buffer_bits = __ffs(p.stages) - 1;
-    const int note_bits = __ffs(note_buffers(B, p.unit)) - 1;
+    const int note_bits = __ffs(note_buffers(B, p.unit, Absorbs)) - 1;
 
     if (threadIdx.x == 0) {
         barriers.init(p.unit, B);
@@ -95,7 +94,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
                             });
         queries_are_there();
         KeyScorer scorer(p, tables, item, rows_at, scoring_warp);
-        scorer.run<B>(rows.count, barriers, latents, notes, plan.note, buffer_bits, note_bits, factor, weights);
+        scorer.run<B, Absorbs>(rows, barriers, latents, notes, plan.note, buffer_bits, note_bits, factor, weights);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             row_max[i] = scorer.row_max[i];

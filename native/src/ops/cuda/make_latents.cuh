@@ -96,6 +96,7 @@ __device__ inline void make_latents(const TileRows<B>& rows, const TileNoter<B>&
             }
         }
         before_async_access();
+        noter.publish_reach(marks, barriers.reach[turn.buffer]);
         warp_arrives(&barriers.latents_made[turn.buffer]);
         if (!waited) queries_are_there();
         waited = true;

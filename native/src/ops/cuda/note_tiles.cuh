@@ -46,26 +46,34 @@ public:
           member_(warp % B),
           first_phase_(RebuildTables::phase_of(p, 16 * member_ + static_cast<int>(threadIdx.x % 32) % 16)) {}
 
+    // For who needs it before the notes. By one of the tile's warps, the last, which has the fewest queries to turn.
+    __device__ void publish_reach(const TileMarks& marks, Reach& to) const {
+        if (member_ != B - 1) return;
+        const Reach reach(marks);
+        if (threadIdx.x % 32 == 0) to = reach;
+    }
+
     // marks: of tile i
     __device__ void note(int i, const TileMarks& marks) const {
         const Turn turn(i, note_bits_);
         const int lane = threadIdx.x % 32;
         const bool used[2] = {marks.seq[0] != 0, marks.seq[1] != 0};
-        const int lowest =
-            __reduce_min_sync(0xffffffffu, min(used[0] ? marks.pos[0] : INT_MAX, used[1] ? marks.pos[1] : INT_MAX));
+        const Reach reach(marks);
         auto& of = *reinterpret_cast<TileNotes*>(notes_ + turn.buffer * note_);
         auto* const turned = reinterpret_cast<uint2*>(&of + 1);
         Arrivals(&barriers_.notes_used[turn.buffer]).wait(turn.phase ^ 1);
-        for (int j0 = 2 * member_; j0 < tables_.used_tiles; j0 += 2 * B) {
+        for (int j0 = 2 * member_; j0 < tables_.turned_tiles; j0 += 2 * B) {
             const int plane = 8 * j0 + lane % 16;
-            const float2 mine = j0 == 2 * member_ ? RebuildTables::query_angle(p_, plane, first_phase_, lowest)
-                                                  : RebuildTables::query_angle(p_, plane, lowest);
+            const float2 mine = j0 == 2 * member_ ? RebuildTables::query_angle(p_, plane, first_phase_, reach.lowest)
+                                                  : RebuildTables::query_angle(p_, plane, reach.lowest);
 #pragma unroll
-            for (int j = 0; j < 2; j++) turned[(j0 + j) * 32 + lane] = tables_.turned_queries(j0 + j, mine, 8 * j);
+            for (int j = 0; j < 2; j++) {
+                if (j0 + j < tables_.turned_tiles) {
+                    turned[(j0 + j) * 32 + lane] = tables_.turned_queries(j0 + j, mine, 8 * j);
+                }
+            }
         }
-        if (member_ == 0) {
-            const int highest =
-                __reduce_max_sync(0xffffffffu, max(used[0] ? marks.pos[0] : -1, used[1] ? marks.pos[1] : -1));
+        if (member_ == B - 1) {
             const uint64_t both = marks.seq[0] & marks.seq[1];
             const uint64_t common =
                 __reduce_and_sync(0xffffffffu, static_cast<uint32_t>(both)) |
@@ -74,14 +82,13 @@ public:
                 __ballot_sync(0xffffffffu, used[0]) | static_cast<uint64_t>(__ballot_sync(0xffffffffu, used[1])) << 32;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                of.past[lane + 32 * h] = used[h] ? marks.pos[h] - lowest : 0;
+                of.past[lane + 32 * h] = used[h] ? marks.pos[h] - reach.lowest : 0;
                 of.seq[lane + 32 * h] = marks.seq[h];
             }
             if (lane == 0) {
                 barriers_.used[i % used_masks] = filled;
-                of.lowest = lowest;
-                of.sight = (highest - lowest < angle_span ? sight_one_span : 0) |
-                           (highest <= sight_.first_pos && (common & sight_.seqs) == sight_.seqs ? sight_whole : 0);
+                of.lowest = reach.lowest;
+                of.whole = reach.highest <= sight_.first_pos && (common & sight_.seqs) == sight_.seqs;
             }
         }
         warp_arrives(&barriers_.notes_made[turn.buffer]);

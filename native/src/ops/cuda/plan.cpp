@@ -170,8 +170,27 @@ int decode_parts(const AttnArgs& a, int capacity, int resident) {
     return std::clamp(resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
 }
 
+// For so many positions on either side of one the planes that absorb.cuh takes are linear in the position: the fastest of them turns by
+// no more than 0.08, which is off by 0.0016 at the ends; over all of them and the span the mean is below f16's own rounding. 0: for
+// too few to be worth it, or the shape is not one for it.
+int absorbed_span(const LatentAttnParams& p, const AttnArgs& a) {
+    const int rep = a.n_head / a.n_kv;
+    // a head's queries have four of the eight columns, the other four their slopes
+    const bool has_columns = a.n_tokens * rep * a.unit <= 4 || (a.n_tokens == 1 && rep == 4);
+    const bool has_sets = a.unit == 2 || column_sets(decode_blocks(a)) == 2;
+    if (a.k_extras != 0 || a.n_rot != a.head_dim || a.head_dim != 16 * product_tiles || !has_columns || !has_sets)
+        return 0;
+    constexpr float most = 0.08f;
+    constexpr int least_span = 256;
+    constexpr int most_span = 1 << 20;
+    const float fastest = *std::max_element(p.rope_freqs + 8 * rebuilt_tiles, p.rope_freqs + a.n_rot / 2);
+    int span = most_span;
+    while (span >= least_span && static_cast<float>(span) * fastest > most) span /= 2;
+    return span >= least_span ? span : 0;
+}
+
 // Whether the specialized kernel takes this shape of a rebuilt K. Two KV heads that share their latents have them decoded once.
-bool plan_specialized(int capacity, const Device& device, AttnArgs& a) {
+bool plan_specialized(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
     const int rows = a.n_tokens * (a.n_head / a.n_kv);
     if (!device.specialized || a.rebuild == 0 || rows > decode_rows || !has_specialized_shape(a.k_blocks, a.v_blocks)) {
         return false;
@@ -188,6 +207,7 @@ bool plan_specialized(int capacity, const Device& device, AttnArgs& a) {
         if (buffers < least_latent_buffers(blocks, unit) || buffers > std::max(4, 2 * tiles_at_once(blocks))) continue;
         plan.unit = unit;
         plan.stages = buffers;
+        plan.absorbed_span = absorbed_span(p, plan);
         plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors);
         if (SpecializedPlan(plan).total(plan) > device.shared_bytes - specialized_fixed) continue;
         // A short cache in many parts, unless their thread blocks fill the device, where the next kernel starts late: 256 slots took
@@ -413,13 +433,14 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
     a.least_tiles = 1;
     a.specialized = 0;
+    a.absorbed_span = 0;
     a.decode = 0;
     a.wide = 0;
     a.pair = 0;
     a.prefill = 0;
     a.expand = 0;
     a.kind = common_kind(p, a);
-    if (plan_specialized(capacity, device, a)) return;
+    if (plan_specialized(p, capacity, device, a)) return;
     if (plan_decode(capacity, device, a)) return;
     if (plan_wide(p, capacity, device, a)) return;
     if (plan_expand(p, capacity, device, a)) return;

@@ -13,23 +13,21 @@
 namespace lkv::cuda {
 
 struct RebuildTables {
-    int n_tiles;      // tiles of 16 dimensions that there is room for
-    int used_tiles;   // tiles that have dimensions
-    float4* queries;  // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
-    float* bias;      // [unit][16·n_tiles]
-    float* norm;      // [16·n_tiles]
-    uint2* angles;    // [angle_span][4·n_tiles + 4]: cosines and sines of planes 2i and 2i + 1
+    int n_tiles;       // tiles of 16 dimensions that there is room for
+    int turned_tiles;  // those whose keys are turned
+    float4* queries;   // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
+    float* bias;       // [unit][16·n_tiles]
+    float* norm;       // [16·n_tiles]
+    uint2* angles;     // [angle_span][angle_pitch]: cosines and sines of planes 2i and 2i + 1
 
     // unit: KV heads of a thread block
-    __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles, int used_tiles, int unit)
+    __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles, int turned_tiles, int unit)
         : n_tiles(n_tiles),
-          used_tiles(used_tiles),
+          turned_tiles(turned_tiles),
           queries(reinterpret_cast<float4*>(at)),
           bias(reinterpret_cast<float*>(at + layout.queries)),
           norm(bias + unit * 16 * n_tiles),
           angles(reinterpret_cast<uint2*>(at + layout.queries + layout.extras)) {}
-
-    __device__ int angle_pitch() const { return 4 * n_tiles + 4; }
 
     // Bias, norm and angles, which depend on no earlier kernel.
     __device__ void fill(const AttnArgs& p, int head_kv, int unit) const {
@@ -40,15 +38,15 @@ struct RebuildTables {
             bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[(head_kv + head) * p.head_dim + dim] : 0.0f;
             if (head == 0) norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
         }
-        for (int i = threadIdx.x; i < angle_span * 4 * n_tiles; i += static_cast<int>(blockDim.x)) {
-            const int position = i / (4 * n_tiles);
-            const int at = i - position * 4 * n_tiles;
+        for (int i = threadIdx.x; i < angle_span * 4 * turned_tiles; i += static_cast<int>(blockDim.x)) {
+            const int position = i / (4 * turned_tiles);
+            const int at = i - position * 4 * turned_tiles;
             float2 of[2] = {make_float2(1.0f, 0.0f), make_float2(1.0f, 0.0f)};
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 if (2 * at + k < p.n_rot / 2) of[k] = angle_of(p, 2 * at + k, position);
             }
-            angles[position * angle_pitch() + at] =
+            angles[position * angle_pitch(turned_tiles) + at] =
                 make_uint2(bits(__floats2half2_rn(of[0].x, of[1].x)), bits(__floats2half2_rn(of[0].y, of[1].y)));
         }
     }
@@ -95,21 +93,24 @@ struct RebuildTables {
     // This lane's queries of tile j, turned, as operand b. mine: this lane's angle, of which lanes first … first + 7 have those of
     // the tile's planes. By all lanes.
     __device__ uint2 turned_queries(int j, float2 mine, int first) const {
-        const int c = threadIdx.x % 4;
-        float2 of[2];
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            of[k].x = __shfl_sync(0xffffffffu, mine.x, first + 2 * c + k);
-            of[k].y = __shfl_sync(0xffffffffu, mine.y, first + 2 * c + k);
-        }
-        const float4 q = queries[j * 32 + threadIdx.x % 32];
-        return make_uint2(bits(__floats2half2_rn(q.x * of[0].x + q.z * of[0].y, q.y * of[1].x + q.w * of[1].y)),
-                          bits(__floats2half2_rn(q.z * of[0].x - q.x * of[0].y, q.w * of[1].x - q.y * of[1].y)));
+        const float4 q = turned(j, of_planes(mine, first));
+        return make_uint2(bits(__floats2half2_rn(q.x, q.y)), bits(__floats2half2_rn(q.z, q.w)));
+    }
+
+    // The same of planes that are absorbed (absorb.cuh): what is multiplied with B for a and for b. fit: this lane's 1 - x²/4 and
+    // x·(1 - x²/8), as `mine`.
+    __device__ void absorbed_queries(int j, float2 mine, float2 fit, int first, uint2& a, uint2& b) const {
+        const float4 q = turned(j, of_planes(mine, first));
+        const float4 by = of_planes(fit, first);
+        a = make_uint2(bits(__floats2half2_rn(q.x * by.x, q.y * by.z)),
+                       bits(__floats2half2_rn(q.z * by.x, q.w * by.z)));
+        b = make_uint2(bits(__floats2half2_rn(q.z * by.y, q.w * by.w)),
+                       bits(__floats2half2_rn(-q.x * by.y, -q.y * by.w)));
     }
 
     // The angles of tile j's planes 2c, 2c + 1 at `delta`.
     __device__ uint2 angles_at(int delta, int j) const {
-        return angles[delta * angle_pitch() + 4 * j + threadIdx.x % 4];
+        return angles[delta * angle_pitch(turned_tiles) + 4 * j + threadIdx.x % 4];
     }
 
     // Bias (of this head) and norm's weight on tile j of the keys of slots g and g + 8: x and y as the products leave a plane's two
@@ -152,6 +153,21 @@ struct RebuildTables {
         }
     }
 
+private:
+    // What lanes first + 2c and first + 2c + 1 have. By all lanes.
+    __device__ static float4 of_planes(float2 mine, int first) {
+        const int from = first + 2 * static_cast<int>(threadIdx.x % 4);
+        return make_float4(__shfl_sync(0xffffffffu, mine.x, from), __shfl_sync(0xffffffffu, mine.y, from),
+                           __shfl_sync(0xffffffffu, mine.x, from + 1), __shfl_sync(0xffffffffu, mine.y, from + 1));
+    }
+    // This lane's queries of tile j turned back. by: cosine and sine of planes 2c and 2c + 1
+    __device__ float4 turned(int j, float4 by) const {
+        const float4 q = queries[j * 32 + threadIdx.x % 32];
+        return make_float4(q.x * by.x + q.z * by.y, q.y * by.z + q.w * by.w, q.z * by.x - q.x * by.y,
+                           q.w * by.z - q.y * by.w);
+    }
+
+public:
     // The norm of slots g and g + 8, whose squares four lanes hold.
     __device__ void apply_norm(const AttnArgs& p, const float (&power)[2], float (&scores)[4]) const {
         if (p.k_norm == nullptr) return;

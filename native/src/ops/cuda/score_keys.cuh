@@ -5,6 +5,7 @@
 
 #include <climits>
 
+#include "ops/cuda/absorb.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/rebuild_tables.cuh"
 #include "ops/cuda/specialized_tiles.cuh"
@@ -22,7 +23,7 @@ public:
     // warp: 0 … 7
     __device__ KeyScorer(const AttnArgs& p, const RebuildTables& tables, const WorkItem& item, const int32_t* rows_at,
                          int warp)
-        : p_(p), tables_(tables), warp_(warp), head_(p.unit == 2 ? warp / 4 : 0) {
+        : p_(p), tables_(tables), warp_(warp), head_(p.unit == 2 ? warp / 4 : 0), head_kv_(item.head_kv + head_) {
         const int c = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -36,18 +37,35 @@ public:
         }
     }
 
-    // n_tiles: of the part; factor: pack_k_b_cores of the item's KV heads
-    template <int B>
-    __device__ void run(int n_tiles, SpecializedBarriers& barriers, const uint8_t* latents, const uint8_t* notes,
-                        int note, int buffer_bits, int note_bits, const uint8_t* factor, TileWeights* weights) {
+    // rows: of the part; factor: pack_k_b_cores of the item's KV heads. Absorbs: without the slow planes, see absorb.cuh
+    template <int B, bool Absorbs>
+    __device__ void run(const TileRows<B>& rows, SpecializedBarriers& barriers, const uint8_t* latents,
+                        const uint8_t* notes, int note, int buffer_bits, int note_bits, uint8_t* factor,
+                        TileWeights* weights) {
+        const int n_tiles = rows.count;
         constexpr uint32_t a_step = specialized_tile * 16 * 2;  // bytes of 16 channels
         constexpr uint32_t b_step = product_tiles * 16 * 16 * 2;
+        uint8_t* const own_factor = factor + head_ * B * 64 * 16 * tables_.n_tiles * 2;
         const auto a_at = static_cast<uint32_t>(__cvta_generic_to_shared(latents));
-        const auto b_at =
-            static_cast<uint32_t>(__cvta_generic_to_shared(factor + head_ * B * 64 * 16 * tables_.n_tiles * 2));
+        const auto b_at = static_cast<uint32_t>(__cvta_generic_to_shared(own_factor));
+        const int step = p_.unit == 2 ? 1 : 2;
+        const int warpgroup = warp_ / 4;
+        const int own_columns = p_.unit == 2 || column_sets(B) == 1 ? 0 : warpgroup;
+        const auto notes_of = [&](int i) -> const TileNotes& {
+            return *reinterpret_cast<const TileNotes*>(notes + Turn(i, note_bits).buffer * note);
+        };
         Arrivals(&barriers.factor_arrives).wait(0);
-        // 128 dimensions of tile i, from tile j0 of the head's; meanwhile(k): behind the start of product k
-        float keys[8 * product_tiles];
+        int about = INT_MIN / 2;  // the position that the absorbed columns are for, of their span on either side of it
+        const float inverse_span = Absorbs ? 1.0f / static_cast<float>(p_.absorbed_span) : 0.0f;
+        const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory"); };
+        // Whether they are for the window of positions from `first` on.
+        const auto reaches = [&](int first) {
+            return first >= about - p_.absorbed_span && first + angle_span <= about + p_.absorbed_span;
+        };
+        // 128 dimensions of tile i, from tile j0 of the head's, or those that are not absorbed and the columns of those that are; meanwhile(k):
+        // behind the start of product k
+        constexpr int n_columns = Absorbs ? 8 * absorbed_block(column_sets(B)) : 16 * product_tiles;
+        float keys[n_columns / 2];
         const auto multiply = [&](int i, int j0, auto&& meanwhile) __attribute__((always_inline)) {
             const Turn turn(i, buffer_bits);
             Arrivals(&barriers.latents_made[turn.buffer]).wait(turn.phase);
@@ -61,57 +79,105 @@ public:
             }
             warpgroup_commit();
         };
-        const int step = p_.unit == 2 ? 1 : 2;
-        int i = p_.unit == 2 ? 0 : warp_ / 4;
-        int j0 = 0;
+        int i = p_.unit == 2 ? 0 : warpgroup;  // the tile that is multiplied next
+        int j0 = 0;                            // from this tile of dimensions on
+        int window = 0;                        // and scored at the positions from this one on behind its lowest
+        int now = -1;                          // the tile whose weights are to be made, or none
+        bool whole = false;                    // whether every query sees every slot of it
         float s[4] = {};
         float power[2] = {};
-        const auto nothing = [](uint32_t) {};
-        if (i < n_tiles) multiply(i, j0, nothing);
+        const auto see = [&]() __attribute__((always_inline)) {
+            if (p_.k_extras != 0) tables_.apply_norm(p_, power, s);
+            mask(notes_of(now), whole, s);
+            const float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
+            const bool moved = top[0] > row_max[0] + stale_max || top[1] > row_max[1] + stale_max;
+            if (__any_sync(0xffffffffu, moved)) raise_maxima(top);
+        };
+        const auto write_weights = [&]() __attribute__((always_inline)) {
+            const Turn turn(now, weight_buffer_bits);
+            Arrivals(&barriers.weights_used[turn.buffer]).wait(turn.phase ^ 1);
+            weigh(s, weights[turn.buffer]);
+            warp_arrives(&barriers.weights_made[turn.buffer]);
+            if (threadIdx.x % 32 == 0) Arrivals(&barriers.notes_used[Turn(now, note_bits).buffer]).arrive();
+#pragma unroll
+            for (float& x : s) x = 0.0f;
+            power[0] = power[1] = 0.0f;
+        };
+        int expected = 0;  // the lowest position of that window, as far as is known before the notes
+        if (Absorbs && i < n_tiles) {
+            const TileCursor at = rows.cursor(i);
+            expected = Reach(TileMarks(p_.regions[at.region], at)).lowest;
+        }
 #pragma unroll 1
         while (i < n_tiles) {
-            const Turn turn(i, note_bits);
-            const auto& of = *reinterpret_cast<const TileNotes*>(notes + turn.buffer * note);
-            const bool last = j0 + product_tiles >= tables_.n_tiles;
-            const int now = i;
-            warpgroup_wait(keys);
-            if (last) warp_arrives(&barriers.latents_used[Turn(i, buffer_bits).buffer]);
-            if (j0 == 0) Arrivals(&barriers.notes_made[turn.buffer]).wait(turn.phase);
-            const uint32_t sight = of.sight;
-            score(of, sight, j0, keys, power, s);
-            j0 = last ? 0 : j0 + product_tiles;
-            i = last ? i + step : i;
-            const auto see = [&]() __attribute__((always_inline)) {
-                if (p_.k_extras != 0) tables_.apply_norm(p_, power, s);
-                mask(of, sight, s);
-                const float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
-                const bool moved = top[0] > row_max[0] + stale_max || top[1] > row_max[1] + stale_max;
-                if (__any_sync(0xffffffffu, moved)) raise_maxima(top);
-            };
-            const auto write_weights = [&]() __attribute__((always_inline)) {
-                const Turn weights_turn(now, weight_buffer_bits);
-                Arrivals(&barriers.weights_used[weights_turn.buffer]).wait(weights_turn.phase ^ 1);
-                weigh(s, weights[weights_turn.buffer]);
-                warp_arrives(&barriers.weights_made[weights_turn.buffer]);
-                if (threadIdx.x % 32 == 0) Arrivals(&barriers.notes_used[turn.buffer]).arrive();
-            };
-            if (B == 4 && i < n_tiles) {
+            if (Absorbs && !reaches(expected)) {
+                about = expected + p_.absorbed_span;
+                all_warps();  // are done with products of the columns that were there
+                absorb<B>(p_, tables_, head_kv_, about, mine_, warp_ % 4,
+                          own_factor + absorbed_block(own_columns) * 256, b_step);
+                before_async_access();
+                all_warps();
+            }
+            if constexpr (B == 4) {
                 // sixteen products fill the queue of the tensor cores, which the warp would wait for: weights are made meanwhile
                 multiply(i, j0, [&](uint32_t k) __attribute__((always_inline)) {
-                    if (k == B - 1 && last) see();
-                    if (k == 2 * B - 1 && last) write_weights();
+                    if (k == B - 1 && now >= 0) see();
+                    if (k == 2 * B - 1 && now >= 0) write_weights();
                 });
             } else {
-                if (i < n_tiles) multiply(i, j0, nothing);
-                if (last) {
+                multiply(i, j0, [](uint32_t) {});
+                if (now >= 0) {
                     see();
                     write_weights();
                 }
             }
-            if (!last) continue;
+            const Turn latents_turn(i, buffer_bits);
+            const Reach reach = barriers.reach[latents_turn.buffer];
+            const bool all_tiles = j0 + product_tiles >= tables_.n_tiles;
+            warpgroup_wait(keys);
+            if (Absorbs && !reaches(reach.lowest + window)) {
+                // once more, with columns for where the tile is
+                expected = reach.lowest + window;
+                now = -1;
+                continue;
+            }
+            const bool one_window = reach.one_window();
+            if (one_window && all_tiles) warp_arrives(&barriers.latents_used[latents_turn.buffer]);
+            const Turn notes_turn(i, note_bits);
+            const TileNotes& of = notes_of(i);
+            Arrivals(&barriers.notes_made[notes_turn.buffer]).wait(notes_turn.phase);
+            whole = of.whole != 0;
+            // slots that are not in the order of their positions take several passes
+            const int next_window = one_window || !all_tiles ? INT_MAX : window_behind(of, window);
+            const bool last = all_tiles && next_window == INT_MAX;
+            if (!one_window && last) warp_arrives(&barriers.latents_used[latents_turn.buffer]);
+            float part[4] = {};
+            if constexpr (Absorbs) {
+                float far[2];  // from what the columns are for, of their span
 #pragma unroll
-            for (float& x : s) x = 0.0f;
-            power[0] = power[1] = 0.0f;
+                for (int h = 0; h < 2; h++) {
+                    far[h] = static_cast<float>(reach.lowest - about + of.past[slot(h)]) * inverse_span;
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    constexpr int at = 4 * absorbed_block(0);
+                    const float a = own_columns == 0 ? keys[at + e] : keys[at + 4 * (column_sets(B) - 1) + e];
+                    const float b = __shfl_xor_sync(0xffffffffu, a, 2);  // column r ^ 4
+                    part[e] = a + far[e / 2] * b;
+                }
+            }
+            score<Absorbs>(of, one_window, j0, window, keys, power, part);
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[e] += part[e];
+            if constexpr (Absorbs) expected = reach.lowest + (last ? step * specialized_tile : next_window);
+            j0 = all_tiles ? 0 : j0 + product_tiles;
+            if (all_tiles) window = last ? 0 : next_window;
+            now = last ? i : -1;
+            i = last ? i + step : i;
+        }
+        if (now >= 0) {
+            see();
+            write_weights();
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -126,19 +192,35 @@ private:
     // The tile's slot that is this lane's slot g (h = 0) or g + 8.
     __device__ int slot(int h) const { return 16 * (warp_ % 4) + static_cast<int>(threadIdx.x % 32) / 4 + 8 * h; }
 
-    // s += the scores of 128 dimensions.
-    __device__ void score(const TileNotes& of, uint32_t sight, int j0, float (&keys)[8 * product_tiles],
-                          float (&power)[2], float (&s)[4]) const {
+    // The first position behind the tile's lowest that is past this window; INT_MAX: none is.
+    __device__ static int window_behind(const TileNotes& of, int window) {
         const int lane = threadIdx.x % 32;
-        const int n_tiles = min(product_tiles, tables_.used_tiles - j0);
-        if (p_.k_extras != 0) {
+        int next = INT_MAX;
 #pragma unroll
-            for (int j = 0; j < product_tiles; j++) {
+        for (int h = 0; h < 2; h++) {
+            const int past = of.past[lane + 32 * h];
+            if (past - window >= angle_span) next = min(next, past);
+        }
+        return __reduce_min_sync(0xffffffffu, next);
+    }
+
+    // part += the scores of the keys' 128 dimensions, or of those that are not absorbed; 0 for slots out of the window.
+    template <bool Absorbs, int n>
+    __device__ void score(const TileNotes& of, bool one_window, int j0, int window, float (&keys)[n], float (&power)[2],
+                          float (&part)[4]) const {
+        constexpr int room = Absorbs ? rebuilt_tiles : product_tiles;
+        const int lane = threadIdx.x % 32;
+        const int n_tiles = Absorbs ? room : min(room, tables_.turned_tiles - j0);
+        if (!Absorbs && p_.k_extras != 0) {
+            float unused[2];
+            float (&to)[2] = window == 0 ? power : unused;
+#pragma unroll
+            for (int j = 0; j < room; j++) {
                 if (j >= n_tiles) break;
                 float x[4];
                 float y[4];
                 split(keys, j, x, y);
-                tables_.apply_extras(p_, j0 + j, tables_.bias + head_ * 16 * tables_.n_tiles, x, y, power);
+                tables_.apply_extras(p_, j0 + j, tables_.bias + head_ * 16 * tables_.n_tiles, x, y, to);
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     keys[8 * j + e] = x[e];
@@ -147,47 +229,36 @@ private:
             }
         }
         const int past[2] = {of.past[slot(0)], of.past[slot(1)]};
-        if ((sight & sight_one_span) != 0) {
-            // slots in the order of their positions, as almost always
+        if (one_window) {
             const auto* const turned = reinterpret_cast<const uint2*>(&of + 1) + j0 * 32 + lane;
-            float part[2][4] = {};  // two sums, so that one product need not wait for another
+            float more[4] = {};  // two sums, so that one product need not wait for another
 #pragma unroll
-            for (int j = 0; j < product_tiles; j++) {
+            for (int j = 0; j < room; j++) {
                 if (j == product_tiles / 2 && n_tiles == j) break;
-                add_scores(keys, j, past, j0 + j, turned[j * 32], part[j % 2]);
+                add_scores(keys, j, past, j0 + j, turned[j * 32], j % 2 == 0 ? part : more);
             }
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[e] += part[0][e] + part[1][e];
+            for (int e = 0; e < 4; e++) part[e] += more[e];
             return;
         }
-        // others take several passes
-#pragma unroll 1
-        for (int base = 0; base != INT_MAX;) {
-            const int delta[2] = {min(max(past[0] - base, 0), angle_span - 1),
-                                  min(max(past[1] - base, 0), angle_span - 1)};
-            float part[4] = {};
+        const int delta[2] = {min(max(past[0] - window, 0), angle_span - 1),
+                              min(max(past[1] - window, 0), angle_span - 1)};
 #pragma unroll
-            for (int j = 0; j < product_tiles; j++) {
-                if (j >= n_tiles) break;
-                const float2 mine = tables_.query_angle(p_, 8 * (j0 + j) + lane % 8, of.lowest + base);
-                add_scores(keys, j, delta, j0 + j, tables_.turned_queries(j0 + j, mine, 0), part);
-            }
+        for (int j = 0; j < room; j++) {
+            if (j >= n_tiles) break;
+            const float2 mine = tables_.query_angle(p_, 8 * (j0 + j) + lane % 8, of.lowest + window);
+            add_scores(keys, j, delta, j0 + j, tables_.turned_queries(j0 + j, mine, 0), part);
+        }
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[e] += past[e / 2] - base == delta[e / 2] ? part[e] : 0.0f;
-            // the next position that no pass has reached
-            int next = INT_MAX;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int of_lane = of.past[lane + 32 * h];
-                if (of_lane - base >= angle_span) next = min(next, of_lane);
-            }
-            base = __reduce_min_sync(0xffffffffu, next);
+        for (int e = 0; e < 4; e++) {
+            if (past[e / 2] - window != delta[e / 2]) part[e] = 0.0f;
         }
     }
 
     // scores += tile j of the keys, which is tile `at` of the head's, times queries.
-    __device__ void add_scores(const float (&keys)[8 * product_tiles], int j, const int (&delta)[2], int at,
-                               uint2 queries, float (&scores)[4]) const {
+    template <int n>
+    __device__ void add_scores(const float (&keys)[n], int j, const int (&delta)[2], int at, uint2 queries,
+                               float (&scores)[4]) const {
         const uint2 angle[2] = {tables_.angles_at(delta[0], at), tables_.angles_at(delta[1], at)};
         float x[4];
         float y[4];
@@ -197,7 +268,8 @@ private:
         mma(scores, a, queries.x, queries.y);
     }
 
-    __device__ static void split(const float (&keys)[8 * product_tiles], int j, float (&x)[4], float (&y)[4]) {
+    template <int n>
+    __device__ static void split(const float (&keys)[n], int j, float (&x)[4], float (&y)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             x[e] = keys[8 * j + e];
@@ -206,9 +278,9 @@ private:
     }
 
     // Scores as powers of two; what a query does not see, and other heads' queries: -INFINITY. ALiBi's bias.
-    __device__ void mask(const TileNotes& of, uint32_t sight, float (&s)[4]) const {
+    __device__ void mask(const TileNotes& of, bool whole, float (&s)[4]) const {
         const float scale = p_.scale * log2_e;
-        if ((sight & sight_whole) != 0) {
+        if (whole) {
 #pragma unroll
             for (int e = 0; e < 4; e++) s[e] = mine_[e % 2] ? s[e] * scale : -INFINITY;
             return;
@@ -269,6 +341,7 @@ private:
     const RebuildTables& tables_;
     int warp_;
     int head_;  // of the item's
+    int head_kv_;
     int my_pos_[2];
     uint64_t my_seq_[2];
     float slope_[2];

@@ -310,18 +310,22 @@ LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int ki
     return rebuild && k_blocks == 4 && kind == kind_f16_wide;
 }
 
+// From one position's angles to the next one's, each the cosines and sines of two planes, 8 bytes: those of eight positions lie in
+// different banks.
+LKV_HD constexpr int angle_pitch(int turned_tiles) { return 4 * turned_tiles + (turned_tiles % 2 == 0 ? 4 : 0); }
+
 // Where RebuildTables lie, in this order. Sizes in bytes, multiples of 16.
 struct RebuildLayout {
     int queries = 0;  // f32 [plane tiles][8][16]
     int extras = 0;   // with a bias or a norm: bias and norm weight, f32 [unit + 1][16·plane tiles]
-    int angles = 0;   // f16 [angle_span][plane tiles][8][cosine, sine], rows 32 bytes apart
+    int angles = 0;   // f16 [angle_span][angle_pitch][cosine, cosine, sine, sine]
 
     RebuildLayout() = default;
-    // unit: KV heads of a thread block
-    LKV_HD RebuildLayout(const AttnArgs& p, int plane_tiles, int unit)
+    // turned_tiles: of the plane tiles, those whose keys are turned; unit: KV heads of a thread block
+    LKV_HD RebuildLayout(const AttnArgs& p, int plane_tiles, int turned_tiles, int unit)
         : queries(plane_tiles * 16 * decode_rows * 4),
           extras(p.k_extras != 0 ? (unit + 1) * 16 * plane_tiles * 4 : 0),
-          angles(angle_span * (32 * plane_tiles + 32)) {}
+          angles(angle_span * 8 * angle_pitch(turned_tiles)) {}
     LKV_HD int total() const { return queries + extras + angles; }
 };
 
@@ -355,7 +359,7 @@ struct DecodePlan {
         if (p.rebuild != 0) {
             plane_tiles = cuda::plane_tiles(p.head_dim, p.n_rot);
             factor = p.k_blocks * 64 * 16 * plane_tiles * 2;
-            tables = RebuildLayout(p, plane_tiles, 1);
+            tables = RebuildLayout(p, plane_tiles, plane_tiles, 1);
             turned = plane_tiles * 16 * decode_rows * 2;
         }
         own = turned + p.tile * (p.stages * (p.k_pitch + p.v_pitch + 12) + (p.rebuild != 0 ? 12 : 0));
@@ -395,56 +399,58 @@ struct alignas(16) TileWeights {
 LKV_HD constexpr int least_latent_buffers(int blocks, int unit) {
     return tiles_at_once(blocks) > 2 / unit ? tiles_at_once(blocks) : 2 / unit;
 }
-// Of 256 channels for two heads, shared memory has room for two.
-LKV_HD constexpr int note_buffers(int blocks, int unit) {
-    return blocks == 1 ? max_latent_buffers : (blocks == 4 && unit == 2 ? 2 : 4);
+// Of 256 channels for two heads, shared memory has room for two where all planes are turned.
+LKV_HD constexpr int note_buffers(int blocks, int unit, bool absorbs) {
+    return blocks == 1 ? max_latent_buffers : (blocks == 4 && unit == 2 && !absorbs ? 2 : 4);
 }
 
 // What the warps that score need to know of a tile beside its latents; behind it the queries turned back by `lowest` positions, f16
-// [plane tiles][8][16].
+// [turned tiles][8][16].
 struct alignas(16) TileNotes {
     uint64_t seq[specialized_tile];  // 0: no token
     int32_t past[specialized_tile];  // positions behind `lowest`, 0 without a token
     int32_t lowest;                  // position of a token
-    uint32_t sight;                  // NoteSight
-};
-
-enum NoteSight : uint32_t {
-    sight_one_span = 1,  // all slots with a token lie in one angle_span
-    sight_whole = 2,     // every query sees every slot
+    int32_t whole;                   // 1: every query sees every slot
 };
 
 // Whether K and V of these blocks are the specialized kernel's.
 LKV_HD constexpr bool has_specialized_shape(int k_blocks, int v_blocks) { return k_blocks <= 4 && v_blocks <= 4; }
 
 constexpr int product_tiles = 8;  // tiles of 16 dimensions that a product by a warpgroup makes
+// Where slow planes are absorbed: tiles that are rebuilt, of product_tiles, and how many sets of absorbed columns lie in the next one's
+// place. Two warpgroups that score the same head absorb for different tiles; of latents of 256 channels they score different ones.
+constexpr int rebuilt_tiles = 5;
+LKV_HD constexpr int column_sets(int blocks) { return blocks == 4 ? 1 : 2; }
 
 // Shared memory of the specialized kernel, in this order. Sizes in bytes, multiples of 16; `factor`, which the copy engine fills,
 // first.
 struct SpecializedPlan {
-    int plane_tiles;  // tiles of 16 dimensions, a multiple of product_tiles
-    int blocks;       // 64-channel blocks that the kernel is compiled for
-    int factor;       // f16 [unit][64·blocks][16·plane tiles]
-    int latents;      // f16 [buffers][64·blocks][tile]
-    int weights;      // TileWeights [n_weight_buffers]
-    int groups;       // GroupTable of K and V per region
-    int chunks;       // descriptors of K, then V, per region
+    int plane_tiles;   // tiles of 16 dimensions, a multiple of product_tiles
+    int turned_tiles;  // those of them whose keys are turned
+    int blocks;        // 64-channel blocks that the kernel is compiled for
+    int factor;        // f16 [unit][64·blocks][16·plane tiles]
+    int latents;       // f16 [buffers][64·blocks][tile]
+    int weights;       // TileWeights [n_weight_buffers]
+    int groups;        // GroupTable of K and V per region
+    int chunks;        // descriptors of K, then V, per region
     RebuildLayout tables;
     int note;  // TileNotes [note_buffers], with what is behind them
 
     LKV_HD explicit SpecializedPlan(const AttnArgs& p) : blocks(decode_blocks(p)) {
-        plane_tiles = round_up(cuda::plane_tiles(p.head_dim, p.n_rot), product_tiles);
+        const int tiles = cuda::plane_tiles(p.head_dim, p.n_rot);
+        plane_tiles = round_up(tiles, product_tiles);
+        turned_tiles = p.absorbed_span != 0 ? rebuilt_tiles : round_up(tiles, product_tiles / 2);
         factor = p.unit * blocks * 64 * 16 * plane_tiles * 2;
         latents = p.stages * blocks * 64 * specialized_tile * 2;
         weights = n_weight_buffers * static_cast<int>(sizeof(TileWeights));
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         chunks = p.n_regions * 8 * blocks * static_cast<int>(sizeof(Chunk));
-        tables = RebuildLayout(p, plane_tiles, p.unit);
-        note = static_cast<int>(sizeof(TileNotes)) + plane_tiles * 16 * decode_rows * 2;
+        tables = RebuildLayout(p, plane_tiles, turned_tiles, p.unit);
+        note = static_cast<int>(sizeof(TileNotes)) + turned_tiles * 16 * decode_rows * 2;
     }
     LKV_HD int total(const AttnArgs& p) const {
-        const int all =
-            factor + latents + weights + groups + chunks + tables.total() + note_buffers(blocks, p.unit) * note;
+        const int all = factor + latents + weights + groups + chunks + tables.total() +
+                        note_buffers(blocks, p.unit, p.absorbed_span != 0) * note;
         const int end = end_part_bytes(p, 1024, tiles_at_once(1));
         return all > end ? all : end;
     }

@@ -1,6 +1,8 @@
 // What the warps of the specialized kernel share: the tiles of a part, where their rows lie, and the barriers between roles.
 #pragma once
 
+#include <climits>
+
 #include "ops/cuda/args.h"
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/mma.cuh"
@@ -103,8 +105,27 @@ struct TileMarks {
     }
 };
 
+// The positions of a tile's tokens; 0 and -1 without any.
+struct Reach {
+    int lowest;
+    int highest;
+
+    Reach() = default;
+    // By all lanes of a warp.
+    __device__ explicit Reach(const TileMarks& marks) {
+        const bool used[2] = {marks.seq[0] != 0, marks.seq[1] != 0};
+        highest = __reduce_max_sync(0xffffffffu, max(used[0] ? marks.pos[0] : -1, used[1] ? marks.pos[1] : -1));
+        lowest =
+            __reduce_min_sync(0xffffffffu, min(used[0] ? marks.pos[0] : INT_MAX, used[1] ? marks.pos[1] : INT_MAX));
+        if (highest < 0) lowest = 0;
+    }
+    // Slots in the order of their positions, as almost always, are within one.
+    __device__ bool one_window() const { return highest - lowest < angle_span; }
+};
+
 struct SpecializedBarriers {
-    uint64_t used[used_masks];  // slots of tile i % used_masks that hold a token
+    uint64_t used[used_masks];        // slots of tile i % used_masks that hold a token
+    Reach reach[max_latent_buffers];  // of the tile whose latents are in that buffer
     uint64_t latents_made[max_latent_buffers];
     uint64_t latents_used[max_latent_buffers];
     uint64_t notes_made[max_latent_buffers];
