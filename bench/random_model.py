@@ -59,8 +59,10 @@ class Side:
 
 
 def rope_freqs(shape: Shape) -> np.ndarray:
-    """What each RoPE plane is slower by, [head_dim / 2], as Llama-3.1's files have it: 1 for waves of up to 2048 positions, the factor from
-    8192 on, and between."""
+    """What each RoPE plane is slower by, [head_dim / 2], as Llama-3.1's files have it.
+
+    1 for waves of up to 2048 positions, the factor from 8192 on, and between them what lies between.
+    """
     wave = 2 * np.pi * shape.rope_base ** (np.arange(0, shape.head_dim, 2) / shape.head_dim)
     smooth = np.clip((8192 / wave - 1) / 3, 0, 1)
     return (1 / (smooth + (1 - smooth) / shape.rope_factor)).astype(np.float32)
