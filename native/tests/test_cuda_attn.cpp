@@ -1,4 +1,5 @@
 // The CUDA kernels on the CPU's cases, against the contract in double; rows against the CPU's bytes.
+#include <limits>
 #include <map>
 #include <set>
 
@@ -296,7 +297,7 @@ void absorbed_planes() {
     };
     unsigned seed = 300;
     for (const Heads& h : {Heads{1, 4, 64, 1}, Heads{2, 4, 128, 2}, Heads{4, 4, 256, 2}, Heads{2, 1, 80, 2},
-                           Heads{4, 2, 176, 2}, Heads{1, 3, 128, 1}, Heads{1, 1, 112, 1}}) {
+                           Heads{4, 2, 176, 2}, Heads{2, 3, 96, 2}, Heads{1, 3, 128, 1}, Heads{1, 1, 112, 1}}) {
         for (const double base : {5e5, 1e7}) {
             for (const bool permute : {false, true}) {
                 AttnShape s;
@@ -328,6 +329,26 @@ void absorbed_planes() {
                 compare(s);
             }
         }
+    }
+    // as far as positions go, and tiles without tokens
+    for (const bool far : {true, false}) {
+        AttnShape s;
+        s.name = far ? "slow planes at the last positions" : "slow planes, tiles without tokens";
+        s.head_dim = 128;
+        s.rep = 4;
+        s.rope_base = 5e5;
+        s.k_rebuild = true;
+        s.k_ranks = {64, 64};
+        s.n_past = 1500;
+        if (far) s.first_pos = std::numeric_limits<int32_t>::max() - 1600;
+        AttnCase c(s);
+        std::vector<uint64_t> seq(c.params.regions[0].seq, c.params.regions[0].seq + c.params.regions[0].n_slots);
+        if (!far) std::fill(seq.begin() + 512, seq.begin() + 1100, 0);
+        c.params.regions[0].seq = seq.data();
+        DeviceCase device(c.params);
+        device.args.n_split = 2;
+        const double error = relative_error(device.run(), c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
     }
     // no columns for two tokens of four queries, a norm that needs whole keys, planes that turn too fast
     AttnShape s;

@@ -25,6 +25,9 @@ __device__ inline uint32_t transposed(uint32_t x) {
     return y;
 }
 
+// The nearest finite number.
+__device__ inline __half saturated(float x) { return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
+
 // The columns of this lane's query rows 2c and 2c + 1, where `mine`, for positions about `about`. By four warps, of which this is `warp`; B:
 // 64-channel blocks. head_kv: whose B, which is read as pack_k_b has it: its place in shared memory is given to the columns.
 // to: the columns of the first 16 channels; the next ones follow `step` bytes later.
@@ -78,8 +81,8 @@ __device__ inline void absorb(const AttnArgs& p, const RebuildTables& tables, in
         for (int e = 0; e < 4; e++) {
             const int column = 2 * c + e % 2;
             if (!mine[e % 2]) continue;
-            at[e / 2 * 64 + column * 8 + g] = __float2half_rn(of_a[e]);
-            at[e / 2 * 64 + (column ^ 4) * 8 + g] = __float2half_rn(of_b[e]);
+            at[e / 2 * 64 + column * 8 + g] = saturated(of_a[e]);
+            at[e / 2 * 64 + (column ^ 4) * 8 + g] = saturated(of_b[e]);
         }
     }
 }

@@ -175,8 +175,8 @@ int decode_parts(const AttnArgs& a, int capacity, int resident) {
 // too few to be worth it, or the shape is not one for it.
 int absorbed_span(const LatentAttnParams& p, const AttnArgs& a) {
     const int rep = a.n_head / a.n_kv;
-    // a head's queries have four of the eight columns, the other four their slopes
-    const bool has_columns = a.n_tokens * rep * a.unit <= 4 || (a.n_tokens == 1 && rep == 4);
+    // a head's query rows r have the columns r and r ^ 4 of eight
+    const bool has_columns = a.n_tokens * rep * a.unit <= 4 || (a.n_tokens == 1 && rep <= 4);
     const bool has_sets = a.unit == 2 || column_sets(decode_blocks(a)) == 2;
     if (a.k_extras != 0 || a.n_rot != a.head_dim || a.head_dim != 16 * product_tiles || !has_columns || !has_sets)
         return 0;

@@ -60,7 +60,8 @@ public:
         const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory"); };
         // Whether they are for the window of positions from `first` on.
         const auto reaches = [&](int first) {
-            return first >= about - p_.absorbed_span && first + angle_span <= about + p_.absorbed_span;
+            const auto past = static_cast<uint32_t>(first) - static_cast<uint32_t>(about);  // wraps where it is before
+            return past + p_.absorbed_span <= static_cast<uint32_t>(2 * p_.absorbed_span - angle_span);
         };
         // 128 dimensions of tile i, from tile j0 of the head's, or those that are not absorbed and the columns of those that are; meanwhile(k):
         // behind the start of product k
@@ -111,7 +112,7 @@ public:
 #pragma unroll 1
         while (i < n_tiles) {
             if (Absorbs && !reaches(expected)) {
-                about = expected + p_.absorbed_span;
+                about = min(expected, INT_MAX - p_.absorbed_span) + p_.absorbed_span;
                 all_warps();  // are done with products of the columns that were there
                 absorb<B>(p_, tables_, head_kv_, about, mine_, warp_ % 4,
                           own_factor + absorbed_block(own_columns) * 256, b_step);
@@ -135,9 +136,11 @@ public:
             const Reach reach = barriers.reach[latents_turn.buffer];
             const bool all_tiles = j0 + product_tiles >= tables_.n_tiles;
             warpgroup_wait(keys);
-            if (Absorbs && !reaches(reach.lowest + window)) {
+            const int first =
+                reach.highest < 0 ? expected : reach.lowest + window;  // a tile without tokens is anywhere
+            if (Absorbs && !reaches(first)) {
                 // once more, with columns for where the tile is
-                expected = reach.lowest + window;
+                expected = first;
                 now = -1;
                 continue;
             }
@@ -169,7 +172,10 @@ public:
             score<Absorbs>(of, one_window, j0, window, keys, power, part);
 #pragma unroll
             for (int e = 0; e < 4; e++) s[e] += part[e];
-            if constexpr (Absorbs) expected = reach.lowest + (last ? step * specialized_tile : next_window);
+            if constexpr (Absorbs) {
+                const int next = last ? step * specialized_tile : next_window;
+                expected = static_cast<int>(static_cast<uint32_t>(first - window) + static_cast<uint32_t>(next));
+            }
             j0 = all_tiles ? 0 : j0 + product_tiles;
             if (all_tiles) window = last ? 0 : next_window;
             now = last ? i : -1;
@@ -212,20 +218,23 @@ private:
         const int lane = threadIdx.x % 32;
         const int n_tiles = Absorbs ? room : min(room, tables_.turned_tiles - j0);
         if (!Absorbs && p_.k_extras != 0) {
-            float unused[2];
-            float (&to)[2] = window == 0 ? power : unused;
+            float squares[2] = {};
 #pragma unroll
             for (int j = 0; j < room; j++) {
                 if (j >= n_tiles) break;
                 float x[4];
                 float y[4];
                 split(keys, j, x, y);
-                tables_.apply_extras(p_, j0 + j, tables_.bias + head_ * 16 * tables_.n_tiles, x, y, to);
+                tables_.apply_extras(p_, j0 + j, tables_.bias + head_ * 16 * tables_.n_tiles, x, y, squares);
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     keys[8 * j + e] = x[e];
                     keys[8 * j + 4 + e] = y[e];
                 }
+            }
+            if (window == 0) {
+                power[0] += squares[0];
+                power[1] += squares[1];
             }
         }
         const int past[2] = {of.past[slot(0)], of.past[slot(1)]};

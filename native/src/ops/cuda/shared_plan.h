@@ -310,8 +310,8 @@ LKV_HD constexpr bool decode_reads_k_in_place(bool rebuild, int k_blocks, int ki
     return rebuild && k_blocks == 4 && kind == kind_f16_wide;
 }
 
-// From one position's angles to the next one's, each the cosines and sines of two planes, 8 bytes: those of eight positions lie in
-// different banks.
+// From one position's angles to the next one's, each the cosines and sines of two planes, 8 bytes: those of four positions lie in
+// different banks, which is what one half of a warp reads.
 LKV_HD constexpr int angle_pitch(int turned_tiles) { return 4 * turned_tiles + (turned_tiles % 2 == 0 ? 4 : 0); }
 
 // Where RebuildTables lie, in this order. Sizes in bytes, multiples of 16.
@@ -409,7 +409,7 @@ LKV_HD constexpr int note_buffers(int blocks, int unit, bool absorbs) {
 struct alignas(16) TileNotes {
     uint64_t seq[specialized_tile];  // 0: no token
     int32_t past[specialized_tile];  // positions behind `lowest`, 0 without a token
-    int32_t lowest;                  // position of a token
+    int32_t lowest;                  // position of a token; 0 without any
     int32_t whole;                   // 1: every query sees every slot
 };
 
