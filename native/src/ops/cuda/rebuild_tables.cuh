@@ -153,21 +153,6 @@ struct RebuildTables {
         }
     }
 
-private:
-    // What lanes first + 2c and first + 2c + 1 have. By all lanes.
-    __device__ static float4 of_planes(float2 mine, int first) {
-        const int from = first + 2 * static_cast<int>(threadIdx.x % 4);
-        return make_float4(__shfl_sync(0xffffffffu, mine.x, from), __shfl_sync(0xffffffffu, mine.y, from),
-                           __shfl_sync(0xffffffffu, mine.x, from + 1), __shfl_sync(0xffffffffu, mine.y, from + 1));
-    }
-    // This lane's queries of tile j turned back. by: cosine and sine of planes 2c and 2c + 1
-    __device__ float4 turned(int j, float4 by) const {
-        const float4 q = queries[j * 32 + threadIdx.x % 32];
-        return make_float4(q.x * by.x + q.z * by.y, q.y * by.z + q.w * by.w, q.z * by.x - q.x * by.y,
-                           q.w * by.z - q.y * by.w);
-    }
-
-public:
     // The norm of slots g and g + 8, whose squares four lanes hold.
     __device__ void apply_norm(const AttnArgs& p, const float (&power)[2], float (&scores)[4]) const {
         if (p.k_norm == nullptr) return;
@@ -180,6 +165,20 @@ public:
             scores[2 * h] *= inverse;
             scores[2 * h + 1] *= inverse;
         }
+    }
+
+private:
+    // What lanes first + 2c and first + 2c + 1 have. By all lanes.
+    __device__ static float4 of_planes(float2 mine, int first) {
+        const int from = first + 2 * static_cast<int>(threadIdx.x % 4);
+        return make_float4(__shfl_sync(0xffffffffu, mine.x, from), __shfl_sync(0xffffffffu, mine.y, from),
+                           __shfl_sync(0xffffffffu, mine.x, from + 1), __shfl_sync(0xffffffffu, mine.y, from + 1));
+    }
+    // This lane's queries of tile j turned back. by: cosine and sine of planes 2c and 2c + 1
+    __device__ float4 turned(int j, float4 by) const {
+        const float4 q = queries[j * 32 + threadIdx.x % 32];
+        return make_float4(q.x * by.x + q.z * by.y, q.y * by.z + q.w * by.w, q.z * by.x - q.x * by.y,
+                           q.w * by.z - q.y * by.w);
     }
 };
 

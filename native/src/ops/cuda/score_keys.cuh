@@ -104,7 +104,7 @@ public:
             for (float& x : s) x = 0.0f;
             power[0] = power[1] = 0.0f;
         };
-        int expected = 0;  // the lowest position of that window, as far as is known before the notes
+        int expected = 0;  // the lowest position of that window, as far as is known before its latents
         if (Absorbs && i < n_tiles) {
             const TileCursor at = rows.cursor(i);
             expected = Reach(TileMarks(p_.regions[at.region], at)).lowest;
