@@ -72,7 +72,8 @@ void compare(const AttnShape& shape) {
             // the decode kernel copies a direct K a tile ahead
             int least_stages = device.args.decode != 0 && device.args.rebuild == 0 ? 2 : 1;
             if (device.args.specialized != 0) {
-                least_stages = lkv::cuda::least_latent_buffers(lkv::cuda::decode_blocks(device.args), device.args.unit);
+                least_stages = lkv::cuda::least_latent_buffers(lkv::cuda::decode_blocks(device.args), device.args.unit,
+                                                               device.args.pair != 0);
             }
             device.args.stages = std::min(std::max(cut.stages, least_stages), device.args.stages);
             // wide rows may be read from the cache, without copies; tiles that are made by the warp that uses them
@@ -365,6 +366,64 @@ void absorbed_planes() {
     fast.rope_base = 10000.0;
     for (const AttnShape& shape : {two_tokens, norm, fast}) {
         CHECK(DeviceCase(AttnCase(shape).params).args.absorbed_span == 0);
+    }
+}
+
+// Two thread blocks that make every second tile of latents for each other: parts of one tile and of many, odd and even numbers of them,
+// regions, sequences that share tiles, positions that two tiles' queries are not turned back for at once.
+void pairs() {
+    struct Shape {
+        int rep, rank, n_past, n_seq;
+        bool permute, regions;
+        int stride;  // between positions
+    };
+    constexpr Shape shapes[] = {{4, 256, 40, 1, false, false, 1},   {4, 256, 100, 1, false, false, 1},
+                                {4, 256, 2500, 1, false, false, 1}, {4, 224, 2500, 1, true, false, 1},
+                                {2, 176, 700, 1, false, true, 1},   {1, 256, 600, 2, false, false, 1},
+                                {1, 160, 500, 2, true, true, 1},    {4, 256, 700, 1, false, false, 3},
+                                {4, 256, 300, 1, false, true, 90},  {2, 192, 300, 1, true, false, 5000}};
+    unsigned seed = 700;
+    for (const Shape& h : shapes) {
+        for (const Format f : {Format::f16, Format::q8, Format::q4}) {
+            AttnShape s;
+            s.name = "pairs, " + std::string(lkv::format_name(f)) + " latents of " + std::to_string(h.rank) +
+                     " for 4 x " + std::to_string(h.rep) + " heads, " + std::to_string(h.n_past) + " tokens " +
+                     std::to_string(h.stride) + " apart" + (h.permute ? ", slots in any order" : "");
+            s.head_dim = 128;
+            s.n_kv = 4;
+            s.rep = h.rep;
+            s.rope_base = 5e5;
+            s.k_rebuild = s.v_latent = true;
+            s.k_group = s.v_group = 4;
+            s.k_ranks = s.v_ranks = {h.rank};
+            s.k_formats = s.v_formats = {f};
+            if (h.regions) s.k_formats = s.v_formats = {Format::f16, f, f};
+            s.uniform = !h.permute;
+            s.permute = h.permute;
+            s.n_past = h.n_past;
+            s.n_seq = h.n_seq;
+            s.seed = seed++;
+            AttnCase c(s);
+            std::vector<std::vector<int32_t>> moved;
+            for (int r = 0; r < c.params.n_regions; r++) {
+                lkv::RegionView& region = c.params.regions[r];
+                moved.emplace_back(region.pos, region.pos + region.n_slots);
+                for (int32_t& pos : moved.back()) pos = pos < 0 ? pos : pos * h.stride;
+            }
+            for (int r = 0; r < c.params.n_regions; r++) c.params.regions[r].pos = moved[static_cast<size_t>(r)].data();
+            std::vector<int32_t> q_pos(c.params.q_pos, c.params.q_pos + c.params.n_tokens);
+            for (int32_t& pos : q_pos) pos *= h.stride;
+            c.params.q_pos = q_pos.data();
+            const std::vector<double> want = c.oracle();
+            for (const int n_split : {0, 1, 2, 3}) {
+                DeviceCase device(c.params);
+                CHECK((device.args.pair != 0) == lkv::test::device_limits().specialized);
+                if (n_split != 0) device.args.n_split = n_split;
+                const double error = relative_error(device.run(), want);
+                CHECK_MSG(error <= rounded_tolerance,
+                          s.name + ", parts " + std::to_string(n_split) + ": relative error " + std::to_string(error));
+            }
+        }
     }
 }
 
@@ -878,6 +937,7 @@ int main(int argc, char** argv) {
     run("shared_latents", true, shared_latents);
     run("long_parts", false, long_parts);
     run("absorbed_planes", false, absorbed_planes);
+    run("pairs", false, pairs);
     run("scattered_positions", true, scattered_positions);
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);

@@ -14,10 +14,6 @@
 
 namespace lkv::cuda {
 
-// Where a set of columns is, in the place of the first dimensions that are not rebuilt any more: blocks of eight dimensions. Column r
-// has a of query row r, column r ^ 4 its b.
-LKV_HD constexpr int absorbed_block(int set) { return 2 * rebuilt_tiles + set; }
-
 // An 8 x 8 matrix in registers, as a quarter of an operand of mma, transposed.
 __device__ inline uint32_t transposed(uint32_t x) {
     uint32_t y;

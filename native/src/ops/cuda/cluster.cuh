@@ -33,6 +33,11 @@ __device__ inline void cluster_wait() {
     if constexpr (has_clusters) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
+// The first half where nothing is handed over: barriers.init and what is counted by barriers in shared memory have an order of their own.
+__device__ inline void cluster_arrive_relaxed() {
+    if constexpr (has_clusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 // The place in block `rank`'s shared memory that `at` is in this one's.
 __device__ inline uint32_t in_block(const void* at, int rank) {
     uint32_t there = 0;

@@ -6,7 +6,8 @@
 //   2 x 4 score     latents · B, RoPE, times the queries, softmax weights   score_keys.cuh
 //   4 warps sum     V's latents in registers, times the weights             sum_values.cuh
 //
-// Roles are tiles of 64 slots apart and tell each other by barriers in shared memory; rows are read where they lie.
+// Roles are tiles of 64 slots apart and tell each other by barriers in shared memory; rows are read where they lie. Thread blocks whose KV
+// heads share a latent K of 256 channels work in pairs, clusters of two: each makes every second tile of latents and copies it to the other.
 #pragma once
 
 #include "ops/cuda/args.h"
@@ -19,8 +20,31 @@
 
 namespace lkv::cuda {
 
-// B: 64-channel blocks of a K and a V group. Kind: as in with_chunk. Absorbs: p.absorbed_span is not 0.
-template <int B, int Kind, bool Absorbs>
+// The item's B of K, which depends on no earlier kernel, by the copy engine: [unit][steps of 16 channels][factor_step]. By all threads, once
+// the barriers are there.
+template <int B, bool Absorbs>
+__device__ inline void load_factor(const AttnArgs& p, const SpecializedPlan& plan, int head_kv, int warp,
+                                   SpecializedBarriers& barriers, uint8_t* factor) {
+    constexpr int stored_step = factor_step(B, false);
+    const int steps = 4 * B * plan.plane_tiles / product_tiles;  // of a head
+    const uint8_t* const from =
+        reinterpret_cast<const uint8_t*>(p.k_b_cores) + static_cast<int64_t>(head_kv) * steps * stored_step;
+    const Arrivals arrivals(&barriers.factor_arrives);
+    if constexpr (Absorbs) {
+        // without the dimensions that columns replace; one warp's lanes would copy one after the other, 2 900 cycles for all
+        constexpr int bytes = 256 * absorbed_block(0);
+        if (threadIdx.x == 0) arrivals.announce(static_cast<uint32_t>(p.unit * steps * bytes));
+        for (int i = warp; threadIdx.x % 32 == 0 && i < p.unit * steps; i += specialized_threads / 32) {
+            arrivals.copy(factor + i * factor_step(B, Absorbs), from + i * stored_step, bytes);
+        }
+    } else if (threadIdx.x == 0) {
+        arrivals.announce(static_cast<uint32_t>(plan.factor));
+        arrivals.copy(factor, from, static_cast<uint32_t>(plan.factor));
+    }
+}
+
+// B: 64-channel blocks of a K and a V group. Kind: as in with_chunk. Absorbs: p.absorbed_span is not 0. paired: p.pair is not 0.
+template <int B, int Kind, bool Absorbs, bool paired>
 __global__ void __launch_bounds__(specialized_threads, 1)
     decode_specialized_kernel(const __grid_constant__ AttnArgs p) {
     if constexpr (!has_warpgroup_products) return;
@@ -49,29 +73,31 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     const int buffer_bits = __ffs(p.stages) - 1;
     const int note_bits = __ffs(note_buffers(B, p.unit, Absorbs)) - 1;
 
-    if (threadIdx.x == 0) {
-        barriers.init(p.unit, B);
-        const auto bytes = static_cast<uint32_t>(plan.factor);
-        const Arrivals arrivals(&barriers.factor_arrives);
-        arrivals.announce(bytes);
-        arrivals.copy(
-            factor,
-            reinterpret_cast<const uint8_t*>(p.k_b_cores) + static_cast<int64_t>(item.head_kv) * (plan.factor / p.unit),
-            bytes);
-    }
+    barriers.init(p.unit, B, paired);
+    __syncthreads();
+    load_factor<B, Absorbs>(p, plan, item.head_kv, warp, barriers, factor);
     if (static_cast<int>(threadIdx.x) < item.n_rows) rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
     load_tables<B, B>(p, item, specialized_threads, groups, chunks, n_slots);
     // columns without a query row are multiplied too
     for (int i = threadIdx.x; i < plan.weights / 4; i += specialized_threads) {
         reinterpret_cast<uint32_t*>(weights)[i] = 0;
     }
-    tables.fill(p, item.head_kv, p.unit);
+    tables.fill(p, item.head_kv, p.unit, specialized_angle_span(B, Absorbs));
     __syncthreads();
-    wait_for_previous();
-
+    if (paired) cluster_arrive_relaxed();
     const int begin = __shfl_sync(0xffffffffu, parts.begin(split), 0);
     const int end = __shfl_sync(0xffffffffu, parts.begin(split + 1), 0);
     const TileRows<B> rows{p, parts, begin, end - begin, groups, chunks, n_slots};
+    // the first tiles' rows, of which earlier kernels write no more than a few
+    constexpr int apart = tiles_at_once(B);
+    if (warp < apart) {
+        rows.fetch(rows.cursor(warp + (paired ? pair_rank() * apart : 0)), 0, paired);
+    } else if (warp < 2 * apart) {
+        rows.fetch(rows.cursor(warp - apart), 1);
+    }
+    wait_for_previous();
+    if (paired) cluster_wait();  // the other's barriers are there
+
     float sums[4][4] = {};
     float row_max[2] = {-INFINITY, -INFINITY};
     float row_sum[2] = {0.0f, 0.0f};
@@ -79,22 +105,31 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     const int summing_warp = warp - n_making_warps;
     const int scoring_warp = summing_warp - n_summing_warps;
     constexpr int making_and_scoring = 32 * (n_making_warps + n_scoring_warps);
-    const auto queries_are_there = [] { asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring) : "memory"); };
     if (warp < n_making_warps) {
-        const TileNoter<B> noter(p, tables, barriers, QuerySight(p, rows_at, item.n_rows), notes, plan.note, note_bits,
-                                 warp);
-        make_latents<B, Kind>(rows, noter, barriers, latents, buffer_bits, warp, queries_are_there);
+        make_latents<B, Kind, paired>(
+            rows, barriers, latents, buffer_bits, warp,
+            [&] {
+                return TileNoter<B>(p, tables, barriers, QuerySight(p, rows_at, item.n_rows), notes, plan.note,
+                                    note_bits, warp);
+            },
+            [] { asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring)
+                              : "memory"); });
     } else if (scoring_warp < 0) {
         sum_values<B, Kind>(rows, barriers, weights, summing_warp, sums, base);
     } else if (rows.count > 0) {
+        KeyScorer scorer(p, tables, item, rows_at, scoring_warp);
+        const TileCursor first = rows.cursor(scorer.first_tile());
+        const TileMarks marks = first.i < rows.count ? TileMarks(p.regions[first.region], first) : TileMarks();
         tables.fill_queries(p, threadIdx.x - 32 * (n_making_warps + n_summing_warps), 32 * n_scoring_warps,
                             [&](int row) -> const float* {
                                 return row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width
                                                          : nullptr;
                             });
-        queries_are_there();
-        KeyScorer scorer(p, tables, item, rows_at, scoring_warp);
-        scorer.run<B, Absorbs>(rows, barriers, latents, notes, plan.note, buffer_bits, note_bits, factor, weights);
+        // who makes latents waits for the queries, not these for latents
+        asm volatile("bar.arrive 3, %0;" ::"n"(making_and_scoring) : "memory");
+        asm volatile("bar.sync 6, %0;" ::"n"(32 * n_scoring_warps) : "memory");
+        scorer.run<B, Absorbs, paired>(rows, Absorbs ? Reach(marks, ~uint64_t{0}).lowest : 0, barriers, latents, notes,
+                                       plan.note, buffer_bits, note_bits, factor, weights);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             row_max[i] = scorer.row_max[i];
@@ -105,6 +140,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     // the sums meet where B was, which a part without tiles has not waited for
     Arrivals(&barriers.factor_arrives).wait(0);
     __syncthreads();
+    if (paired) cluster_arrive_relaxed();
     constexpr int width = 64 * B;
     constexpr int pitch = width + 8;
     constexpr int slices = tiles_at_once(B);               // warps that sum the same channels of different tiles
@@ -162,6 +198,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
             }
             return sum;
         });
+    if (paired) cluster_wait();  // what it still copies from here or counts here
 }
 
 }  // namespace lkv::cuda

@@ -4,18 +4,22 @@
 
 #include "ops/cuda/dequant.cuh"
 #include "ops/cuda/note_tiles.cuh"
+#include "ops/cuda/pair.cuh"
 #include "ops/cuda/specialized_tiles.cuh"
 #include "ops/cuda/warpgroup.cuh"
 
 namespace lkv::cuda {
 
-// latents: [buffers][4·B steps of 16 channels][8 of 8 slots][2 of 8 channels][8 slots][8 channels] f16, as Operand reads them.
-// queries_are_there(): waits for the tables' queries. warp: 0 … 3; B of them share a tile's slots, and the others make the next tiles.
-template <int B, int Kind, class Wait>
-__device__ inline void make_latents(const TileRows<B>& rows, const TileNoter<B>& noter, SpecializedBarriers& barriers,
-                                    uint8_t* latents, int buffer_bits, int warp, Wait&& queries_are_there) {
-    constexpr int step_bytes = specialized_tile * 16 * 2;
+// latents: [buffers][8 of 8 slots][4·B steps of 16 channels][2 of 8 channels][8 slots][8 channels] f16, as Operand reads them.
+// make_noter(): the tiles' TileNoter; queries_are_there(): waits for the tables' queries. warp: 0 … 3; B of them share a tile's slots, and the
+// others make the next tiles. paired: the other thread block of a pair makes every second tile for both, and this one notes all.
+template <int B, int Kind, bool paired, class MakeNoter, class Wait>
+__device__ inline void make_latents(const TileRows<B>& rows, SpecializedBarriers& barriers, uint8_t* latents,
+                                    int buffer_bits, int warp, MakeNoter&& make_noter, Wait&& queries_are_there) {
+    constexpr int rows_bytes = 8 * 64 * B * 2;  // of 8 slots
+    constexpr int tile_bytes = specialized_tile / 8 * rows_bytes;
     constexpr int apart = tiles_at_once(B);
+    constexpr int step = paired ? 2 * apart : apart;
     constexpr int groups = specialized_tile / 16 / B;  // of 16 slots, a warp's
     const int lane = threadIdx.x % 32;
     const int g = lane / 4;
@@ -23,9 +27,12 @@ __device__ inline void make_latents(const TileRows<B>& rows, const TileNoter<B>&
     const int member = warp % B;
     const int first_slot = 16 * groups * member;
     // of the four 8 x 8 matrices of a step: slots 0 … 7 and 8 … 15, then the same of the next eight channels
-    uint8_t* const own = latents + (first_slot / 8 + lane / 8 % 2) * 256 + lane / 16 * 128 + lane % 8 * 16;
-    TileCursor at = rows.cursor(warp / B);
-    // of the tile at `at`
+    uint8_t* const own = latents + (first_slot / 8 + lane / 8 % 2) * rows_bytes + lane / 16 * 128 + lane % 8 * 16;
+    const int rank = paired ? pair_rank() : 0;
+    TileCursor at = rows.cursor(warp / B);  // the first of the one or two tiles that this warp notes in a step
+    TileCursor mine = at;                   // of which it makes this one
+    if (paired) rows.step(mine, rank * apart);
+    // of the tile at `mine`
     StoredChunk<Kind, false> stored[groups][B][2];
     const auto load = [&](const TileCursor& of) {
         if constexpr (Kind != any_kind) {
@@ -43,70 +50,105 @@ __device__ inline void make_latents(const TileRows<B>& rows, const TileNoter<B>&
             }
         }
     };
+    // This warp's slots to the other thread block, with the tile's reach by the last of the tile's warps.
+    const auto send_latents = [&](int buffer, const Reach& reach) {
+        constexpr uint32_t bytes = 2 * groups * rows_bytes;
+        const uint32_t arrivals = in_peer(&barriers.latents_made[buffer]);
+        const bool sends_reach = member == B - 1;
+        announce_there(arrivals, bytes + (sends_reach ? sizeof(Reach) : 0));
+        const uint8_t* const from = latents + buffer * tile_bytes + first_slot / 8 * rows_bytes;
+        copy_there(in_peer(from), from, bytes, arrivals);
+        if (sends_reach) {
+            send(in_peer(&barriers.reach[buffer]),
+                 make_float2(__int_as_float(reach.lowest), __int_as_float(reach.highest)), arrivals);
+        }
+    };
     bool waited = false;
-    TileMarks marks;
-    const auto load_marks = [&](const TileCursor& of) { marks = TileMarks(rows.p.regions[of.region], of); };
-    if (at.i < rows.count) {
-        load(at);
-        load_marks(at);
-    }
+    const TileNoter<B> noter = make_noter();
 #pragma unroll 1
     while (at.i < rows.count) {
-        TileCursor then = at;
-        rows.step(then, apart);
-        if (member == 0) rows.fetch(then, 0);
-        uint32_t x[groups][B][8];
-        uint32_t y[groups][B][8];
-        if constexpr (Kind != any_kind) {
+        // not before the notes of the tile before: what is waited for in shared memory would wait for these too
+        if (mine.i < rows.count) load(mine);
+        const bool two = paired && at.i + 1 < rows.count;
+        TileMarks marks[2];  // of the tiles that are noted
+        marks[0] = TileMarks(rows.p.regions[at.region], at);
+        if (two) {
+            TileCursor next = at;
+            rows.step(next, apart);
+            marks[1] = TileMarks(rows.p.regions[next.region], next);
+        }
+        TileCursor then = mine;
+        rows.step(then, step);
+        if (member == 0) rows.fetch(then, 0, paired);
+        Reach reach[2];
+        bool once = false;  // whether queries are turned once for two tiles
+        const auto find_reach = [&]() __attribute__((always_inline)) {
+            reach[0] = reach[1] = noter.reach(marks[0]);
+            if (!two) return;
+            reach[1] = noter.reach(marks[1]);
+            once = reach[0].serves(reach[1], wide_angle_span);
+            if (once) reach[1].lowest = reach[0].lowest;
+        };
+        if (paired) find_reach();
+        if (mine.i < rows.count) {
+            uint32_t x[groups][B][8];
+            uint32_t y[groups][B][8];
+            if constexpr (Kind != any_kind) {
+#pragma unroll
+                for (int m = 0; m < groups; m++) {
+#pragma unroll
+                    for (int b = 0; b < B; b++) {
+                        stored[m][b][0].decode(x[m][b]);
+                        stored[m][b][1].decode(y[m][b]);
+                    }
+                }
+            } else {
+                const auto tile = rows.rows(mine, 0);
+                const Chunk* const chunks = rows.chunks_of(mine, 0);
+                with_group_kind<Kind>(rows.group(mine, 0).kind, [&](auto kind) __attribute__((always_inline)) {
+#pragma unroll
+                    for (int m = 0; m < groups; m++) {
+                        const uint8_t* const first = tile.row(first_slot + 16 * m + g);
+                        const uint8_t* const second = tile.row(first_slot + 16 * m + g + 8);
+#pragma unroll
+                        for (int b = 0; b < B; b++) {
+                            two_slots<decltype(kind)::value>(first, second, chunks[4 * b + c], x[m][b], y[m][b]);
+                        }
+                    }
+                });
+            }
+            const Turn turn(mine.i, buffer_bits);
+            if (!paired) find_reach();
+            Arrivals(&barriers.latents_used[turn.buffer]).wait(turn.phase ^ 1);
+            uint8_t* const to = own + turn.buffer * tile_bytes;
 #pragma unroll
             for (int m = 0; m < groups; m++) {
 #pragma unroll
                 for (int b = 0; b < B; b++) {
-                    stored[m][b][0].decode(x[m][b]);
-                    stored[m][b][1].decode(y[m][b]);
-                }
-            }
-        } else {
-            const auto tile = rows.rows(at, 0);
-            const Chunk* const chunks = rows.chunks_of(at, 0);
-            with_group_kind<Kind>(rows.group(at, 0).kind, [&](auto kind) __attribute__((always_inline)) {
 #pragma unroll
-                for (int m = 0; m < groups; m++) {
-                    const uint8_t* const first = tile.row(first_slot + 16 * m + g);
-                    const uint8_t* const second = tile.row(first_slot + 16 * m + g + 8);
-#pragma unroll
-                    for (int b = 0; b < B; b++) {
-                        two_slots<decltype(kind)::value>(first, second, chunks[4 * b + c], x[m][b], y[m][b]);
+                    for (int j = 0; j < 4; j++) {
+                        store_four(to + 2 * m * rows_bytes + (4 * b + j) * 256,
+                                   {x[m][b][j], y[m][b][j], x[m][b][j + 4], y[m][b][j + 4]});
                     }
                 }
-            });
-        }
-        const Turn turn(at.i, buffer_bits);
-        Arrivals(&barriers.latents_used[turn.buffer]).wait(turn.phase ^ 1);
-        uint8_t* const to = own + turn.buffer * 4 * B * step_bytes;
-#pragma unroll
-        for (int m = 0; m < groups; m++) {
-#pragma unroll
-            for (int b = 0; b < B; b++) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    store_four(to + m * 512 + (4 * b + j) * step_bytes,
-                               {x[m][b][j], y[m][b][j], x[m][b][j + 4], y[m][b][j + 4]});
-                }
             }
+            before_async_access();
+            // for who needs it before the notes
+            const Reach of_mine(rank == 0 ? reach[0].lowest : reach[1].lowest,
+                                rank == 0 ? reach[0].highest : reach[1].highest);
+            if (member == B - 1 && lane == 0) barriers.reach[turn.buffer] = of_mine;
+            warp_arrives(&barriers.latents_made[turn.buffer]);
+            if (paired && lane == 0) send_latents(turn.buffer, of_mine);
         }
-        before_async_access();
-        noter.publish_reach(marks, barriers.reach[turn.buffer]);
-        warp_arrives(&barriers.latents_made[turn.buffer]);
         if (!waited) queries_are_there();
         waited = true;
-        noter.note(at.i, marks);
-        at = then;
-        // as late as that: what is waited for in shared memory would wait for these too
-        if (at.i < rows.count) {
-            load(at);
-            load_marks(at);
+        if constexpr (paired) {
+            noter.note_two(at.i, two, marks, reach, once);
+        } else {
+            noter.note(at.i, marks[0], reach[0]);
         }
+        rows.step(at, step);
+        mine = then;
     }
     if (!waited && rows.count > 0) queries_are_there();
 }

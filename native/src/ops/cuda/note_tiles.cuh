@@ -46,26 +46,60 @@ public:
           member_(warp % B),
           first_phase_(RebuildTables::phase_of(p, 16 * member_ + static_cast<int>(threadIdx.x % 32) % 16)) {}
 
-    // For who needs it before the notes. By one of the tile's warps, the last, which has the fewest queries to turn.
-    __device__ void publish_reach(const TileMarks& marks, Reach& to) const {
-        if (member_ != B - 1) return;
-        const Reach reach(marks);
-        if (threadIdx.x % 32 == 0) to = reach;
+    // Of the tokens that the queries may see.
+    __device__ Reach reach(const TileMarks& marks) const { return Reach(marks, sight_.seqs); }
+
+    // marks, reach: of tile i
+    __device__ void note(int i, const TileMarks& marks, const Reach& reach) const {
+        const Turn turn(i, note_bits_);
+        Arrivals(&barriers_.notes_used[turn.buffer]).wait(turn.phase ^ 1);
+        turn_queries(turn.buffer, reach.lowest);
+        if (member_ == B - 1) note_slots(i, turn.buffer, turn.buffer, marks, reach);
+        warp_arrives(&barriers_.notes_made[turn.buffer]);
     }
 
-    // marks: of tile i
-    __device__ void note(int i, const TileMarks& marks) const {
-        const Turn turn(i, note_bits_);
+    // The same of tile i and, if `two`, of the next one. once: the queries are turned back by the same positions for both, and turned once;
+    // they lie in the first one's buffer then.
+    __device__ void note_two(int i, bool two, const TileMarks (&marks)[2], const Reach (&reach)[2], bool once) const {
+        const Turn turn[2] = {Turn(i, note_bits_), Turn(i + 1, note_bits_)};
+        // for both: the second one's last use of its buffer may have used queries from the first one's
+#pragma unroll
+        for (int k = 0; k < 2; k++) Arrivals(&barriers_.notes_used[turn[k].buffer]).wait(turn[k].phase ^ 1);
+#pragma unroll 1
+        for (int k = 0; k < (once || !two ? 1 : 2); k++) {
+            turn_queries(turn[0].buffer + k, k == 0 ? reach[0].lowest : reach[1].lowest);
+        }
+        if (member_ == B - 1 || (two && member_ == B - 2)) {
+            // chosen value by value: an array that is indexed lies in memory
+            const bool first = member_ == B - 1;
+            TileMarks mine;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                mine.pos[h] = first ? marks[0].pos[h] : marks[1].pos[h];
+                mine.seq[h] = first ? marks[0].seq[h] : marks[1].seq[h];
+            }
+            note_slots(first ? i : i + 1, first ? turn[0].buffer : turn[1].buffer,
+                       first || once ? turn[0].buffer : turn[1].buffer, mine,
+                       Reach(first ? reach[0].lowest : reach[1].lowest, first ? reach[0].highest : reach[1].highest));
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                if (k == 0 || two) Arrivals(&barriers_.notes_made[turn[k].buffer]).arrive();
+            }
+        }
+    }
+
+private:
+    // Into this buffer, back by `base` positions.
+    __device__ void turn_queries(int buffer, int base) const {
         const int lane = threadIdx.x % 32;
-        const bool used[2] = {marks.seq[0] != 0, marks.seq[1] != 0};
-        const Reach reach(marks);
-        auto& of = *reinterpret_cast<TileNotes*>(notes_ + turn.buffer * note_);
-        auto* const turned = reinterpret_cast<uint2*>(&of + 1);
-        Arrivals(&barriers_.notes_used[turn.buffer]).wait(turn.phase ^ 1);
+        auto* const turned = reinterpret_cast<uint2*>(notes_ + buffer * note_ + sizeof(TileNotes));
         for (int j0 = 2 * member_; j0 < tables_.turned_tiles; j0 += 2 * B) {
             const int plane = 8 * j0 + lane % 16;
-            const float2 mine = j0 == 2 * member_ ? RebuildTables::query_angle(p_, plane, first_phase_, reach.lowest)
-                                                  : RebuildTables::query_angle(p_, plane, reach.lowest);
+            const float2 mine = j0 == 2 * member_ ? RebuildTables::query_angle(p_, plane, first_phase_, base)
+                                                  : RebuildTables::query_angle(p_, plane, base);
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 if (j0 + j < tables_.turned_tiles) {
@@ -73,28 +107,32 @@ public:
                 }
             }
         }
-        if (member_ == B - 1) {
-            const uint64_t both = marks.seq[0] & marks.seq[1];
-            const uint64_t common =
-                __reduce_and_sync(0xffffffffu, static_cast<uint32_t>(both)) |
-                static_cast<uint64_t>(__reduce_and_sync(0xffffffffu, static_cast<uint32_t>(both >> 32))) << 32;
-            const uint64_t filled =
-                __ballot_sync(0xffffffffu, used[0]) | static_cast<uint64_t>(__ballot_sync(0xffffffffu, used[1])) << 32;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                of.past[lane + 32 * h] = used[h] ? marks.pos[h] - reach.lowest : 0;
-                of.seq[lane + 32 * h] = marks.seq[h];
-            }
-            if (lane == 0) {
-                barriers_.used[i % used_masks] = filled;
-                of.lowest = reach.lowest;
-                of.whole = reach.highest <= sight_.first_pos && (common & sight_.seqs) == sight_.seqs;
-            }
-        }
-        warp_arrives(&barriers_.notes_made[turn.buffer]);
     }
 
-private:
+    // By one warp. turned: the buffer that has the queries
+    __device__ void note_slots(int i, int buffer, int turned, const TileMarks& marks, const Reach& reach) const {
+        const int lane = threadIdx.x % 32;
+        auto& of = *reinterpret_cast<TileNotes*>(notes_ + buffer * note_);
+        const bool used[2] = {marks.seq[0] != 0, marks.seq[1] != 0};
+        const uint64_t both = marks.seq[0] & marks.seq[1];
+        const uint64_t common = __reduce_and_sync(0xffffffffu, static_cast<uint32_t>(both)) |
+                                static_cast<uint64_t>(__reduce_and_sync(0xffffffffu, static_cast<uint32_t>(both >> 32)))
+                                    << 32;
+        const uint64_t filled =
+            __ballot_sync(0xffffffffu, used[0]) | static_cast<uint64_t>(__ballot_sync(0xffffffffu, used[1])) << 32;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            of.past[lane + 32 * h] = (marks.seq[h] & sight_.seqs) != 0 ? marks.pos[h] - reach.lowest : 0;
+            of.seq[lane + 32 * h] = marks.seq[h];
+        }
+        if (lane == 0) {
+            barriers_.used[i % used_masks] = filled;
+            of.lowest = reach.lowest;
+            of.whole = reach.highest <= sight_.first_pos && (common & sight_.seqs) == sight_.seqs;
+            of.turned = turned;
+        }
+    }
+
     const AttnArgs& p_;
     const RebuildTables& tables_;
     SpecializedBarriers& barriers_;

@@ -30,4 +30,27 @@ __device__ inline void send(uint32_t to, float2 x, uint32_t arrivals) {
     }
 }
 
+// Arrives at the other's barrier (from in_peer).
+__device__ inline void arrive_there(uint32_t arrivals) {
+    if constexpr (has_clusters) {
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(arrivals) : "memory");
+    }
+}
+// The same, and this many bytes will follow.
+__device__ inline void announce_there(uint32_t arrivals, uint32_t bytes) {
+    if constexpr (has_clusters) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(arrivals), "r"(bytes)
+                     : "memory");
+    }
+}
+// From shared memory to the other's `to`, by the copy engine. bytes and both addresses: multiples of 16
+__device__ inline void copy_there(uint32_t to, const void* from, uint32_t bytes, uint32_t arrivals) {
+    if constexpr (has_clusters) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+            "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(bytes), "r"(arrivals)
+            : "memory");
+    }
+}
+
 }  // namespace lkv::cuda

@@ -204,10 +204,15 @@ bool plan_specialized(const LatentAttnParams& p, int capacity, const Device& dev
     const int blocks = decode_blocks(a);
     for (const auto& [unit, buffers] : {std::pair{2, 8}, {2, 4}, {2, 2}, {1, 8}, {1, 4}, {1, 2}, {2, 1}}) {
         if (shared_by % unit != 0 || rows * unit > decode_rows) continue;
-        if (buffers < least_latent_buffers(blocks, unit) || buffers > std::max(4, 2 * tiles_at_once(blocks))) continue;
+        if (buffers < least_latent_buffers(blocks, unit, false) || buffers > std::max(4, 2 * tiles_at_once(blocks)))
+            continue;
         plan.unit = unit;
         plan.stages = buffers;
         plan.absorbed_span = absorbed_span(p, plan);
+        plan.pair = device.pairs && plan.absorbed_span != 0 && blocks == 4 && unit == 2 &&
+                            a.k_group % (2 * unit) == 0 && buffers >= least_latent_buffers(blocks, unit, true)
+                        ? 1
+                        : 0;
         plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors);
         if (SpecializedPlan(plan).total(plan) > device.shared_bytes - specialized_fixed) continue;
         // A short cache in many parts, unless their thread blocks fill the device, where the next kernel starts late: 256 slots took

@@ -18,7 +18,7 @@ struct RebuildTables {
     float4* queries;   // [n_tiles][32]: lane 4g + c has row g, columns 2c, 2c + 1, 2c + 8, 2c + 9
     float* bias;       // [unit][16·n_tiles]
     float* norm;       // [16·n_tiles]
-    uint2* angles;     // [angle_span][angle_pitch]: cosines and sines of planes 2i and 2i + 1
+    uint2* angles;     // [span][angle_pitch]: cosines and sines of planes 2i and 2i + 1
 
     // unit: KV heads of a thread block
     __device__ RebuildTables(uint8_t* at, const RebuildLayout& layout, int n_tiles, int turned_tiles, int unit)
@@ -30,7 +30,7 @@ struct RebuildTables {
           angles(reinterpret_cast<uint2*>(at + layout.queries + layout.extras)) {}
 
     // Bias, norm and angles, which depend on no earlier kernel.
-    __device__ void fill(const AttnArgs& p, int head_kv, int unit) const {
+    __device__ void fill(const AttnArgs& p, int head_kv, int unit, int span = angle_span) const {
         for (int i = threadIdx.x; p.k_extras != 0 && i < unit * 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
             const int head = i / (16 * n_tiles);
             const int column = i - head * 16 * n_tiles;
@@ -38,14 +38,15 @@ struct RebuildTables {
             bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[(head_kv + head) * p.head_dim + dim] : 0.0f;
             if (head == 0) norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
         }
-        for (int i = threadIdx.x; i < angle_span * 4 * turned_tiles; i += static_cast<int>(blockDim.x)) {
-            const int position = i / (4 * turned_tiles);
-            const int at = i - position * 4 * turned_tiles;
-            float2 of[2] = {make_float2(1.0f, 0.0f), make_float2(1.0f, 0.0f)};
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                if (2 * at + k < p.n_rot / 2) of[k] = angle_of(p, 2 * at + k, position);
-            }
+        // a thread has the same planes at every position, so that their phases are loaded once
+        const int across = 4 * turned_tiles;
+        const int apart = static_cast<int>(blockDim.x) / across;
+        const int first = static_cast<int>(threadIdx.x) / across;
+        const int at = static_cast<int>(threadIdx.x) - first * across;
+        const uint64_t phase[2] = {phase_of(p, 2 * at), phase_of(p, 2 * at + 1)};  // 0 where nothing turns
+#pragma unroll 1
+        for (int position = first; position < (first < apart ? span : 0); position += apart) {
+            const float2 of[2] = {angle_of(phase[0], position), angle_of(phase[1], position)};
             angles[position * angle_pitch(turned_tiles) + at] =
                 make_uint2(bits(__floats2half2_rn(of[0].x, of[1].x)), bits(__floats2half2_rn(of[0].y, of[1].y)));
         }

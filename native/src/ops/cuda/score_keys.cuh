@@ -7,6 +7,7 @@
 
 #include "ops/cuda/absorb.cuh"
 #include "ops/cuda/mma.cuh"
+#include "ops/cuda/pair.cuh"
 #include "ops/cuda/rebuild_tables.cuh"
 #include "ops/cuda/specialized_tiles.cuh"
 #include "ops/cuda/warpgroup.cuh"
@@ -37,15 +38,21 @@ public:
         }
     }
 
-    // rows: of the part; factor: pack_k_b_cores of the item's KV heads. Absorbs: without the slow planes, see absorb.cuh
-    template <int B, bool Absorbs>
-    __device__ void run(const TileRows<B>& rows, SpecializedBarriers& barriers, const uint8_t* latents,
+    // Of the part's tiles.
+    __device__ int first_tile() const { return p_.unit == 2 ? 0 : warp_ / 4; }
+
+    // rows: of the part; expected: the lowest position of the window that is scored next, as far as is known before its latents; factor:
+    // as load_factor has it. Absorbs: without the slow planes, see absorb.cuh; paired: see make_latents.cuh
+    template <int B, bool Absorbs, bool paired>
+    __device__ void run(const TileRows<B>& rows, int expected, SpecializedBarriers& barriers, const uint8_t* latents,
                         const uint8_t* notes, int note, int buffer_bits, int note_bits, uint8_t* factor,
                         TileWeights* weights) {
         const int n_tiles = rows.count;
-        constexpr uint32_t a_step = specialized_tile * 16 * 2;  // bytes of 16 channels
-        constexpr uint32_t b_step = product_tiles * 16 * 16 * 2;
-        uint8_t* const own_factor = factor + head_ * B * 64 * 16 * tables_.n_tiles * 2;
+        constexpr uint32_t a_step = 256;  // bytes of 16 channels
+        constexpr uint32_t a_rows = 4 * B * a_step;
+        constexpr uint32_t b_step = factor_step(B, Absorbs);
+        constexpr int span = specialized_angle_span(B, Absorbs);
+        uint8_t* const own_factor = factor + head_ * (tables_.n_tiles / product_tiles) * 4 * B * b_step;
         const auto a_at = static_cast<uint32_t>(__cvta_generic_to_shared(latents));
         const auto b_at = static_cast<uint32_t>(__cvta_generic_to_shared(own_factor));
         const int step = p_.unit == 2 ? 1 : 2;
@@ -61,7 +68,17 @@ public:
         // Whether they are for the window of positions from `first` on.
         const auto reaches = [&](int first) {
             const auto past = static_cast<uint32_t>(first) - static_cast<uint32_t>(about);  // wraps where it is before
-            return past + p_.absorbed_span <= static_cast<uint32_t>(2 * p_.absorbed_span - angle_span);
+            return past + p_.absorbed_span <= static_cast<uint32_t>(2 * p_.absorbed_span - span);
+        };
+        const auto latents_are_used = [&](int tile, int buffer) {
+            uint64_t* const barrier = &barriers.latents_used[buffer];
+            if (paired && (tile & 1) != pair_rank()) {
+                // who made them waits for both; for the last ones nobody does, and the other thread block may have ended
+                __syncwarp();
+                if (threadIdx.x % 32 == 0 && tile + (1 << buffer_bits) < n_tiles) arrive_there(in_peer(barrier));
+            } else {
+                warp_arrives(barrier);
+            }
         };
         // 128 dimensions of tile i, from tile j0 of the head's, or those that are not absorbed and the columns of those that are; meanwhile(k):
         // behind the start of product k
@@ -70,7 +87,7 @@ public:
         const auto multiply = [&](int i, int j0, auto&& meanwhile) __attribute__((always_inline)) {
             const Turn turn(i, buffer_bits);
             Arrivals(&barriers.latents_made[turn.buffer]).wait(turn.phase);
-            const Operand a(a_at + static_cast<uint32_t>(turn.buffer) * 4 * B * a_step);
+            const Operand a(a_at + static_cast<uint32_t>(turn.buffer) * 8 * a_rows, a_rows);
             const Operand b(b_at + static_cast<uint32_t>(j0 / product_tiles) * 4 * B * b_step);
             warpgroup_begin();
 #pragma unroll
@@ -80,11 +97,11 @@ public:
             }
             warpgroup_commit();
         };
-        int i = p_.unit == 2 ? 0 : warpgroup;  // the tile that is multiplied next
-        int j0 = 0;                            // from this tile of dimensions on
-        int window = 0;                        // and scored at the positions from this one on behind its lowest
-        int now = -1;                          // the tile whose weights are to be made, or none
-        bool whole = false;                    // whether every query sees every slot of it
+        int i = first_tile();  // the tile that is multiplied next
+        int j0 = 0;            // from this tile of dimensions on
+        int window = 0;        // and scored at the positions from this one on behind its lowest
+        int now = -1;          // the tile whose weights are to be made, or none
+        bool whole = false;    // whether every query sees every slot of it
         float s[4] = {};
         float power[2] = {};
         const auto see = [&]() __attribute__((always_inline)) {
@@ -104,11 +121,6 @@ public:
             for (float& x : s) x = 0.0f;
             power[0] = power[1] = 0.0f;
         };
-        int expected = 0;  // the lowest position of that window, as far as is known before its latents
-        if (Absorbs && i < n_tiles) {
-            const TileCursor at = rows.cursor(i);
-            expected = Reach(TileMarks(p_.regions[at.region], at)).lowest;
-        }
 #pragma unroll 1
         while (i < n_tiles) {
             if (Absorbs && !reaches(expected)) {
@@ -135,25 +147,24 @@ public:
             const Turn latents_turn(i, buffer_bits);
             const Reach reach = barriers.reach[latents_turn.buffer];
             const bool all_tiles = j0 + product_tiles >= tables_.n_tiles;
+            const int first = reach.empty() ? expected : reach.lowest + window;  // a tile without tokens is anywhere
+            const bool one_window = reach.within(span);
+            const Turn notes_turn(i, note_bits);
+            const TileNotes& of = notes_of(i);
+            Arrivals(&barriers.notes_made[notes_turn.buffer]).wait(notes_turn.phase);
+            whole = of.whole != 0;
             warpgroup_wait(keys);
-            const int first =
-                reach.highest < 0 ? expected : reach.lowest + window;  // a tile without tokens is anywhere
             if (Absorbs && !reaches(first)) {
                 // once more, with columns for where the tile is
                 expected = first;
                 now = -1;
                 continue;
             }
-            const bool one_window = reach.one_window();
-            if (one_window && all_tiles) warp_arrives(&barriers.latents_used[latents_turn.buffer]);
-            const Turn notes_turn(i, note_bits);
-            const TileNotes& of = notes_of(i);
-            Arrivals(&barriers.notes_made[notes_turn.buffer]).wait(notes_turn.phase);
-            whole = of.whole != 0;
+            if (one_window && all_tiles) latents_are_used(i, latents_turn.buffer);
             // slots that are not in the order of their positions take several passes
-            const int next_window = one_window || !all_tiles ? INT_MAX : window_behind(of, window);
+            const int next_window = one_window || !all_tiles ? INT_MAX : window_behind<span>(of, window);
             const bool last = all_tiles && next_window == INT_MAX;
-            if (!one_window && last) warp_arrives(&barriers.latents_used[latents_turn.buffer]);
+            if (!one_window && last) latents_are_used(i, latents_turn.buffer);
             float part[4] = {};
             if constexpr (Absorbs) {
                 float far[2];  // from what the columns are for, of their span
@@ -169,11 +180,14 @@ public:
                     part[e] = a + far[e / 2] * b;
                 }
             }
-            score<Absorbs>(of, one_window, j0, window, keys, power, part);
+            const auto* const turned = reinterpret_cast<const uint2*>(
+                paired ? notes + of.turned * note + sizeof(TileNotes) : reinterpret_cast<const uint8_t*>(&of + 1));
+            score<Absorbs, span>(of, turned, one_window, j0, window, keys, power, part);
 #pragma unroll
             for (int e = 0; e < 4; e++) s[e] += part[e];
             if constexpr (Absorbs) {
-                const int next = last ? step * specialized_tile : next_window;
+                // the second of a pair's tiles is scored from where the first one is
+                const int next = !last ? next_window : (paired ? (i & 1) * wide_angle_span : step * specialized_tile);
                 expected = static_cast<int>(static_cast<uint32_t>(first - window) + static_cast<uint32_t>(next));
             }
             j0 = all_tiles ? 0 : j0 + product_tiles;
@@ -199,21 +213,22 @@ private:
     __device__ int slot(int h) const { return 16 * (warp_ % 4) + static_cast<int>(threadIdx.x % 32) / 4 + 8 * h; }
 
     // The first position behind the tile's lowest that is past this window; INT_MAX: none is.
+    template <int span>
     __device__ static int window_behind(const TileNotes& of, int window) {
         const int lane = threadIdx.x % 32;
         int next = INT_MAX;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int past = of.past[lane + 32 * h];
-            if (past - window >= angle_span) next = min(next, past);
+            if (past - window >= span) next = min(next, past);
         }
         return __reduce_min_sync(0xffffffffu, next);
     }
 
     // part += the scores of the keys' 128 dimensions, or of those that are not absorbed; 0 for slots out of the window.
-    template <bool Absorbs, int n>
-    __device__ void score(const TileNotes& of, bool one_window, int j0, int window, float (&keys)[n], float (&power)[2],
-                          float (&part)[4]) const {
+    template <bool Absorbs, int span, int n>
+    __device__ void score(const TileNotes& of, const uint2* queries, bool one_window, int j0, int window,
+                          float (&keys)[n], float (&power)[2], float (&part)[4]) const {
         constexpr int room = Absorbs ? rebuilt_tiles : product_tiles;
         const int lane = threadIdx.x % 32;
         const int n_tiles = Absorbs ? room : min(room, tables_.turned_tiles - j0);
@@ -239,7 +254,7 @@ private:
         }
         const int past[2] = {of.past[slot(0)], of.past[slot(1)]};
         if (one_window) {
-            const auto* const turned = reinterpret_cast<const uint2*>(&of + 1) + j0 * 32 + lane;
+            const uint2* const turned = queries + j0 * 32 + lane;
             float more[4] = {};  // two sums, so that one product need not wait for another
 #pragma unroll
             for (int j = 0; j < room; j++) {
@@ -250,8 +265,7 @@ private:
             for (int e = 0; e < 4; e++) part[e] += more[e];
             return;
         }
-        const int delta[2] = {min(max(past[0] - window, 0), angle_span - 1),
-                              min(max(past[1] - window, 0), angle_span - 1)};
+        const int delta[2] = {min(max(past[0] - window, 0), span - 1), min(max(past[1] - window, 0), span - 1)};
 #pragma unroll
         for (int j = 0; j < room; j++) {
             if (j >= n_tiles) break;

@@ -290,6 +290,8 @@ struct PrefillPlan {
 // Wider latents V are merged and multiplied with B_v by more than one thread block a head.
 constexpr int widest_merged_by_one = 128;
 constexpr int angle_span = 64;  // positions that one turn of the queries serves: K rebuild, decode
+// Where slow planes of latents of 256 channels are absorbed there is room for twice as many, two tiles of the specialized kernel.
+constexpr int wide_angle_span = 128;
 // 64-channel blocks of K and of V that the decode kernel is compiled for.
 LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
     const int blocks = k_blocks > v_blocks ? k_blocks : v_blocks;
@@ -318,14 +320,14 @@ LKV_HD constexpr int angle_pitch(int turned_tiles) { return 4 * turned_tiles + (
 struct RebuildLayout {
     int queries = 0;  // f32 [plane tiles][8][16]
     int extras = 0;   // with a bias or a norm: bias and norm weight, f32 [unit + 1][16·plane tiles]
-    int angles = 0;   // f16 [angle_span][angle_pitch][cosine, cosine, sine, sine]
+    int angles = 0;   // f16 [span][angle_pitch][cosine, cosine, sine, sine]
 
     RebuildLayout() = default;
-    // turned_tiles: of the plane tiles, those whose keys are turned; unit: KV heads of a thread block
-    LKV_HD RebuildLayout(const AttnArgs& p, int plane_tiles, int turned_tiles, int unit)
+    // turned_tiles: of the plane tiles, those whose keys are turned; unit: KV heads of a thread block; span: positions
+    LKV_HD RebuildLayout(const AttnArgs& p, int plane_tiles, int turned_tiles, int unit, int span = angle_span)
         : queries(plane_tiles * 16 * decode_rows * 4),
           extras(p.k_extras != 0 ? (unit + 1) * 16 * plane_tiles * 4 : 0),
-          angles(angle_span * 8 * angle_pitch(turned_tiles)) {}
+          angles(span * 8 * angle_pitch(turned_tiles)) {}
     LKV_HD int total() const { return queries + extras + angles; }
 };
 
@@ -396,8 +398,10 @@ struct alignas(16) TileWeights {
 
 // Tiles of latents and of notes that there is room for. Who makes or reads a tile finds its next ones in the same buffers, which
 // is what tells two uses of a buffer apart. Scorers look two tiles ahead; those of one KV head work at different tiles.
-LKV_HD constexpr int least_latent_buffers(int blocks, int unit) {
-    return tiles_at_once(blocks) > 2 / unit ? tiles_at_once(blocks) : 2 / unit;
+// Two thread blocks of a pair make every second one.
+LKV_HD constexpr int least_latent_buffers(int blocks, int unit, bool paired) {
+    const int made = tiles_at_once(blocks) * (paired ? 2 : 1);
+    return made > 2 / unit ? made : 2 / unit;
 }
 // Of 256 channels for two heads, shared memory has room for two where all planes are turned.
 LKV_HD constexpr int note_buffers(int blocks, int unit, bool absorbs) {
@@ -409,8 +413,9 @@ LKV_HD constexpr int note_buffers(int blocks, int unit, bool absorbs) {
 struct alignas(16) TileNotes {
     uint64_t seq[specialized_tile];  // 0: no token
     int32_t past[specialized_tile];  // positions behind `lowest`, 0 without a token
-    int32_t lowest;                  // position of a token; 0 without any
+    int32_t lowest;                  // position of a token, no later than any; 0 without any
     int32_t whole;                   // 1: every query sees every slot
+    int32_t turned;                  // the buffer of notes that has the queries turned
 };
 
 // Whether K and V of these blocks are the specialized kernel's.
@@ -421,6 +426,15 @@ constexpr int product_tiles = 8;  // tiles of 16 dimensions that a product by a 
 // place. Two warpgroups that score the same head absorb for different tiles; of latents of 256 channels they score different ones.
 constexpr int rebuilt_tiles = 5;
 LKV_HD constexpr int column_sets(int blocks) { return blocks == 4 ? 1 : 2; }
+// Where a set is: blocks of eight dimensions. Column r has a of query row r, column r ^ 4 its b.
+LKV_HD constexpr int absorbed_block(int set) { return 2 * rebuilt_tiles + set; }
+LKV_HD constexpr int specialized_angle_span(int blocks, bool absorbs) {
+    return blocks == 4 && absorbs ? wide_angle_span : angle_span;
+}
+// Bytes of 16 channels of B in shared memory, of 128 dimensions or those that are rebuilt and the columns.
+LKV_HD constexpr int factor_step(int blocks, bool absorbs) {
+    return 256 * (absorbs ? absorbed_block(column_sets(blocks)) : 2 * product_tiles);
+}
 
 // Shared memory of the specialized kernel, in this order. Sizes in bytes, multiples of 16; `factor`, which the copy engine fills,
 // first.
@@ -428,8 +442,8 @@ struct SpecializedPlan {
     int plane_tiles;   // tiles of 16 dimensions, a multiple of product_tiles
     int turned_tiles;  // those of them whose keys are turned
     int blocks;        // 64-channel blocks that the kernel is compiled for
-    int factor;        // f16 [unit][64·blocks][16·plane tiles]
-    int latents;       // f16 [buffers][64·blocks][tile]
+    int factor;        // f16 [unit][batches of 128 dimensions][4·blocks][factor_step]
+    int latents;       // f16 [buffers][tile][64·blocks]
     int weights;       // TileWeights [n_weight_buffers]
     int groups;        // GroupTable of K and V per region
     int chunks;        // descriptors of K, then V, per region
@@ -439,13 +453,14 @@ struct SpecializedPlan {
     LKV_HD explicit SpecializedPlan(const AttnArgs& p) : blocks(decode_blocks(p)) {
         const int tiles = cuda::plane_tiles(p.head_dim, p.n_rot);
         plane_tiles = round_up(tiles, product_tiles);
-        turned_tiles = p.absorbed_span != 0 ? rebuilt_tiles : round_up(tiles, product_tiles / 2);
-        factor = p.unit * blocks * 64 * 16 * plane_tiles * 2;
+        const bool absorbs = p.absorbed_span != 0;
+        turned_tiles = absorbs ? rebuilt_tiles : round_up(tiles, product_tiles / 2);
+        factor = p.unit * plane_tiles / product_tiles * 4 * blocks * factor_step(blocks, absorbs);
         latents = p.stages * blocks * 64 * specialized_tile * 2;
         weights = n_weight_buffers * static_cast<int>(sizeof(TileWeights));
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         chunks = p.n_regions * 8 * blocks * static_cast<int>(sizeof(Chunk));
-        tables = RebuildLayout(p, plane_tiles, turned_tiles, p.unit);
+        tables = RebuildLayout(p, plane_tiles, turned_tiles, p.unit, specialized_angle_span(blocks, absorbs));
         note = static_cast<int>(sizeof(TileNotes)) + turned_tiles * 16 * decode_rows * 2;
     }
     LKV_HD int total(const AttnArgs& p) const {

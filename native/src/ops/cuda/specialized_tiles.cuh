@@ -68,15 +68,16 @@ struct TileRows {
         const uint32_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
         return {from + static_cast<int64_t>(at.first) * row_bytes + group(at, side).first, row_bytes, at.n() - 1};
     }
-    // The tile's rows into the L2 cache, by one warp. They lie side by side, and thread blocks of the same part take a share each.
-    __device__ void fetch(const TileCursor& at, int side) const {
+    // The tile's rows into the L2 cache, by one warp. They lie side by side, and the thread blocks of the same part that come by take a
+    // share each: all, or every second (by_pairs).
+    __device__ void fetch(const TileCursor& at, int side, bool by_pairs = false) const {
         if (at.i >= count || threadIdx.x % 32 != 0) return;
         const RegionArgs& region = p.regions[at.region];
         const uint32_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
         const uint8_t* const from =
             (side == 0 ? region.k_rows : region.v_rows) + static_cast<int64_t>(at.first) * row_bytes;
-        const uint32_t bytes = static_cast<uint32_t>(at.n()) * row_bytes / gridDim.x;
-        prefetch_bytes(from + blockIdx.x * bytes, bytes);
+        const uint32_t bytes = static_cast<uint32_t>(at.n()) * row_bytes / (gridDim.x >> (by_pairs ? 1 : 0));
+        prefetch_bytes(from + (blockIdx.x >> (by_pairs ? 1 : 0)) * bytes, bytes);
     }
 };
 
@@ -106,21 +107,27 @@ struct TileMarks {
 };
 
 // The positions of a tile's tokens; 0 and -1 without any.
-struct Reach {
+struct alignas(8) Reach {
     int lowest;
     int highest;
 
     Reach() = default;
-    // By all lanes of a warp.
-    __device__ explicit Reach(const TileMarks& marks) {
-        const bool used[2] = {marks.seq[0] != 0, marks.seq[1] != 0};
+    __device__ Reach(int lowest, int highest) : lowest(lowest), highest(highest) {}
+    // Of tokens of these sequences. By all lanes of a warp.
+    __device__ Reach(const TileMarks& marks, uint64_t seqs) {
+        const bool used[2] = {(marks.seq[0] & seqs) != 0, (marks.seq[1] & seqs) != 0};
         highest = __reduce_max_sync(0xffffffffu, max(used[0] ? marks.pos[0] : -1, used[1] ? marks.pos[1] : -1));
         lowest =
             __reduce_min_sync(0xffffffffu, min(used[0] ? marks.pos[0] : INT_MAX, used[1] ? marks.pos[1] : INT_MAX));
         if (highest < 0) lowest = 0;
     }
-    // Slots in the order of their positions, as almost always, are within one.
-    __device__ bool one_window() const { return highest - lowest < angle_span; }
+    __device__ bool empty() const { return highest < 0; }
+    // Whether all of the next tile's tokens are within a span from the lowest of these.
+    __device__ bool serves(const Reach& next, int span) const {
+        return next.empty() || (!empty() && next.lowest >= lowest && next.highest - lowest < span);
+    }
+    // Slots in the order of their positions, as almost always, are within one window.
+    __device__ bool within(int span) const { return highest - lowest < span; }
 };
 
 struct SpecializedBarriers {
@@ -134,20 +141,23 @@ struct SpecializedBarriers {
     uint64_t weights_used[n_weight_buffers];
     uint64_t factor_arrives;
 
-    // By one thread. unit: KV heads, of which each has warps that read a tile's latents and write its weights
-    __device__ void init(int unit, int blocks) {
+    // By all threads: one that did it alone would be waited for. unit: KV heads, of which each has warps that read a tile's latents
+    // and write its weights
+    __device__ void init(int unit, int blocks, bool paired) {
         const int scorers = unit * n_scoring_warps / 2;
-        for (int i = 0; i < max_latent_buffers; i++) {
-            Arrivals(&latents_made[i]).init(blocks);
-            Arrivals(&latents_used[i]).init(scorers);
-            Arrivals(&notes_made[i]).init(blocks);
-            Arrivals(&notes_used[i]).init(scorers);
+        const int warp = static_cast<int>(threadIdx.x) / 32;
+        const int i = static_cast<int>(threadIdx.x) % 32;
+        if (i < max_latent_buffers) {
+            if (warp == 0) Arrivals(&latents_made[i]).init(blocks);
+            if (warp == 1) Arrivals(&latents_used[i]).init(paired ? 2 * scorers : scorers);
+            if (warp == 2) Arrivals(&notes_made[i]).init(blocks);
+            if (warp == 3) Arrivals(&notes_used[i]).init(scorers);
         }
-        for (int i = 0; i < n_weight_buffers; i++) {
-            Arrivals(&weights_made[i]).init(scorers);
-            Arrivals(&weights_used[i]).init(blocks);
+        if (i < n_weight_buffers) {
+            if (warp == 4) Arrivals(&weights_made[i]).init(scorers);
+            if (warp == 5) Arrivals(&weights_used[i]).init(blocks);
         }
-        Arrivals(&factor_arrives).init();
+        if (threadIdx.x == 192) Arrivals(&factor_arrives).init();
     }
 };
 

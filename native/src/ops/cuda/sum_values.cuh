@@ -35,18 +35,16 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
     const auto slot_of = [c](int m, int r) { return 16 * m + 2 * c + r % 2 + r / 2 * 8; };
     // of the tile at `at`, on their way while its weights are waited for
     StoredChunk<Kind, true> stored[groups][4];
-    const auto load = [&](const TileCursor& of) {
+    const auto load_slots = [&](const typename TileRows<B>::Rows& tile, const Chunk& chunk, int m) {
         if constexpr (Kind != any_kind) {
-            const auto tile = rows.rows(of, 1);
-            const Chunk chunk = chunk_of(of);
 #pragma unroll
-            for (int m = 0; m < groups; m++) {
-#pragma unroll
-                for (int r = 0; r < 4; r++) stored[m][r].load(tile.at, tile.offset(slot_of(m, r)), chunk, g % 2);
-            }
+            for (int r = 0; r < 4; r++) stored[m][r].load(tile.at, tile.offset(slot_of(m, r)), chunk, g % 2);
         }
     };
-    if (at.i < rows.count) load(at);
+    if (at.i < rows.count) {
+#pragma unroll
+        for (int m = 0; m < groups; m++) load_slots(rows.rows(at, 1), chunk_of(at), m);
+    }
 #pragma unroll 1
     while (at.i < rows.count) {
         TileCursor then = at;
@@ -76,6 +74,9 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
                 }
             });
         }
+        const TileCursor& next = then.i < rows.count ? then : at;  // behind the last tile any will do
+        const auto next_rows = rows.rows(next, 1);
+        const Chunk next_chunk = chunk_of(next);
         Arrivals(&barriers.weights_made[turn.buffer]).wait(turn.phase);
         const TileWeights& of = weights[turn.buffer];
 
@@ -109,6 +110,17 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
             }
         }
         const uint64_t used = barriers.used[now % used_masks];
+        // all of them first: what is waited for in shared memory behind the next rows' loads would wait for these too
+        uint32_t w[groups][2];
+#pragma unroll
+        for (int m = 0; m < groups; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const auto* const two = reinterpret_cast<const uint32_t*>(&of.of[g][16 * m + 2 * c + 8 * h]);
+                w[m][h] = bits(__hmul2(half2_of(*two), share[m]));
+            }
+        }
+        warp_arrives(&barriers.weights_used[turn.buffer]);
 #pragma unroll
         for (int m = 0; m < groups; m++) {
             const int slot = 16 * m + 2 * c;
@@ -126,10 +138,6 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
                     }
                 }
             }
-            const auto two = [&](int from) {
-                return bits(__hmul2(half2_of(*reinterpret_cast<const uint32_t*>(&of.of[g][from])), share[m]));
-            };
-            const uint32_t w[2] = {two(slot), two(slot + 8)};
             if (used != ~uint64_t{0}) {
                 // free slots hold anything, NaN too
 #pragma unroll
@@ -144,11 +152,10 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
                 }
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) mma(sums[j], of_slots[j], w[0], w[1]);
+            for (int j = 0; j < 4; j++) mma(sums[j], of_slots[j], w[m][0], w[m][1]);
+            load_slots(next_rows, next_chunk, m);
         }
-        warp_arrives(&barriers.weights_used[turn.buffer]);
         at = then;
-        if (at.i < rows.count) load(at);
     }
 }
 

@@ -17,17 +17,16 @@ constexpr bool has_warpgroup_products = false;
 class Operand {
 public:
     // from one lane, so that the compiler keeps it in a uniform register, where the products want it
-    __device__ explicit Operand(uint32_t shared_address)
-        : low_(__shfl_sync(0xffffffffu, (shared_address & 0x3ffffu) >> 4 | next_channels >> 4 << 16, 0)) {}
+    __device__ explicit Operand(uint32_t shared_address, uint32_t next_rows = 256)
+        : low_(__shfl_sync(0xffffffffu, (shared_address & 0x3ffffu) >> 4 | next_channels >> 4 << 16, 0)),
+          high_(next_rows >> 4) {}
     // bytes: a multiple of 16
-    __device__ uint64_t at(uint32_t bytes) const {
-        return uint64_t{low_ + (bytes >> 4)} | uint64_t{next_rows >> 4} << 32;
-    }
+    __device__ uint64_t at(uint32_t bytes) const { return uint64_t{low_ + (bytes >> 4)} | uint64_t{high_} << 32; }
 
 private:
     static constexpr uint32_t next_channels = 128;  // bytes
-    static constexpr uint32_t next_rows = 256;
     uint32_t low_;
+    uint32_t high_;
 };
 
 // Before products that read registers written since the last ones.
