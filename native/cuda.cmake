@@ -17,6 +17,7 @@ add_library(latentkv_cuda STATIC
     ${cuda_dir}/attn_wide.cu
     ${cuda_dir}/chain.cu
     ${cuda_dir}/product.cu
+    ${cuda_dir}/turn.cu
     ${cuda_dir}/rows.cu
     ${cuda_dir}/early_start.cpp
     ${cuda_dir}/plan.cpp)

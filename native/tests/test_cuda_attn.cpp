@@ -142,6 +142,44 @@ void wide() {
     }
 }
 
+// A rehearsal on one slot a region leaves nothing behind that the real attention reads, and takes whole groups of K and V.
+void rehearsals() {
+    struct Shape {
+        const char* name;
+        int n_kv, rep, rank, group;
+        bool rebuild;
+    };
+    constexpr Shape shapes[] = {{"full rows", 8, 4, 0, 1, false},
+                                {"64 channels a head", 8, 4, 64, 1, true},
+                                {"128 channels of two heads", 8, 4, 128, 2, true},
+                                {"256 channels of four heads", 8, 4, 256, 4, true},
+                                {"latents of all heads", 8, 4, 512, 8, false}};
+    for (const Shape& of : shapes) {
+        AttnShape s;
+        s.name = of.name;
+        s.head_dim = 128;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_rebuild = of.rebuild;
+        s.v_latent = of.rank > 0;
+        s.k_group = s.v_group = of.group;
+        if (of.rank > 0) s.k_ranks = s.v_ranks = std::vector<int>(static_cast<size_t>(of.n_kv / of.group), of.rank);
+        s.k_formats = s.v_formats = {Format::q8};
+        s.n_past = 300;
+        const AttnCase c(s);
+        DeviceCase device(c.params);
+        const std::vector<float> want = device.run();
+        lkv::cuda::AttnArgs args = lkv::cuda::rehearsal(device.args);
+        CHECK_MSG(args.rehearsed > 0 && of.n_kv / args.unit % args.rehearsed == 0 &&
+                      args.rehearsed * args.unit % of.group == 0,
+                  s.name + ": " + std::to_string(args.rehearsed) + " work items");
+        args.n_slots = device.keep(std::vector<int32_t>(lkv::cuda::max_regions, 1));
+        cuda_check(lkv::cuda::attend(args, nullptr), "a rehearsal");
+        cuda_check(cudaDeviceSynchronize(), "a rehearsal");
+        CHECK_MSG(device.run() == want, s.name + ": another result behind a rehearsal");
+    }
+}
+
 // Regions of which one starts its rows on 16 bytes and one, with more bytes or fewer, does not.
 void wide_regions() {
     using enum Format;
@@ -486,6 +524,46 @@ std::vector<double> turned(const std::vector<float>& x, const std::vector<float>
         }
     }
     return out;
+}
+
+// RoPE of a token's heads, in place too.
+void turned_heads() {
+    struct Shape {
+        int head_dim, n_rot, n_heads;
+    };
+    constexpr int pos = 70001;
+    constexpr float mscale = 1.25F;
+    for (const Shape& of : {Shape{128, 128, 32}, Shape{128, 64, 8}, Shape{64, 64, 3}, Shape{80, 20, 7},
+                            Shape{96, 38, 6}, Shape{256, 256, 2}, Shape{512, 256, 1}}) {
+        for (const bool neox : {false, true}) {
+            std::mt19937 random(5);
+            std::normal_distribution<float> normal;
+            std::vector<float> x(static_cast<size_t>(of.head_dim * of.n_heads));
+            for (float& v : x) v = normal(random);
+            std::vector<float> freqs;
+            for (int i = 0; i < of.n_rot / 2; i++) freqs.push_back(std::pow(10000.0F, -2.0F * i / of.n_rot));
+            const DeviceBuffer phases(lkv::cuda::pack_phases(freqs.data(), of.n_rot / 2));
+            const DeviceBuffer device_pos(std::vector<int32_t>{pos});
+            const std::vector<double> want = turned(x, freqs, of.head_dim, neox, pos, mscale);
+            for (const bool in_place : {false, true}) {
+                const DeviceBuffer from(x);
+                const DeviceBuffer to(x.size() * sizeof(float));
+                cuda_check(cudaMemset(to.as<void>(), 0xff, to.bytes()), "a memset");
+                const DeviceBuffer& result = in_place ? from : to;
+                const lkv::cuda::TurnArgs args{
+                    {phases.as<uint64_t>(), device_pos.as<int32_t>(), of.head_dim, of.n_rot, neox ? 1 : 0, mscale},
+                    from.as<float>(),
+                    result.as<float>(),
+                    of.n_heads};
+                cuda_check(lkv::cuda::turn_heads(args, nullptr), "turn_heads");
+                cuda_check(cudaDeviceSynchronize(), "turning heads");
+                const double error = relative_error(result.download<float>(), want);
+                CHECK_MSG(error < 1e-5, std::to_string(of.n_heads) + " heads of " + std::to_string(of.head_dim) +
+                                            " dimensions, " + std::to_string(of.n_rot) + " turned" +
+                                            (neox ? ", by halves: " : ": ") + std::to_string(error));
+            }
+        }
+    }
 }
 
 // y = W x for many small matrices, in double; heads of x may be turned first.
@@ -932,6 +1010,7 @@ int main(int argc, char** argv) {
     };
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);
+    run("turned_heads", true, turned_heads);
     run("products", true, products);
     run("recorded_steps", true, recorded_steps);
     run("shared_latents", true, shared_latents);
@@ -948,6 +1027,7 @@ int main(int argc, char** argv) {
     run("paths_and_shapes", false, [] { lkv::test::paths_and_shapes(compare); });
     run("wide", true, wide);
     run("wide_regions", true, wide_regions);
+    run("rehearsals", true, rehearsals);
     run("wide_pairs", true, wide_pairs);
     for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
     return lkv::test::report("cuda_attn");

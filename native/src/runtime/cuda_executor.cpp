@@ -23,6 +23,7 @@
 #include "ops/cuda/plan.h"
 #include "ops/cuda/product.h"
 #include "ops/cuda/shared_plan.h"
+#include "ops/cuda/turn.h"
 #include "runtime/branches.h"
 #include "runtime/ggml_stream.h"
 #include "runtime/gpu.h"
@@ -270,6 +271,7 @@ public:
         // a prefill graph runs once or twice, and its launches hide behind its work
         recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= small_batch;
         branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
+        positions_ = graph.positions;
         turned_.clear();
         if (recordable_) find_turned(graph.nodes);
         if (!branches_.empty()) prepare_rehearsal(graph, partial * sizeof(float), partial_ml * sizeof(float));
@@ -479,26 +481,41 @@ private:
         const ggml_tensor* const rope = owner_of(x);
         if (turned_.contains(rope)) {
             args.x = static_cast<const float*>(rope->src[0]->data);
-            args.turn = {phases_.as<uint64_t>(), q_pos(),     static_cast<int32_t>(rope->ne[0]), rope_.n_rot,
-                         rope_.neox ? 1 : 0,     rope_.mscale};
+            args.turn = *turn_of(rope);
         }
         return args;
+    }
+
+    // How the heads of one token are turned by the model's RoPE, if `rope` does that.
+    std::optional<cuda::RopeTurn> turn_of(const ggml_tensor* rope) const {
+        if (rope->op != GGML_OP_ROPE || rope->src[1] != positions_) return std::nullopt;
+        const ggml_tensor* const from = rope->src[0];
+        const int32_t mode = ggml_get_op_params_i32(rope, 2);
+        const bool taken = phases_.bytes() > 0 && rope->ne[2] == 1 && rope->ne[3] == 1 && from->type == GGML_TYPE_F32 &&
+                           ggml_is_contiguous(from) && reinterpret_cast<uintptr_t>(from->data) % 16 == 0 &&
+                           rope->ne[0] % 4 == 0 && rope->ne[0] <= cuda::max_turned && rope_.n_rot <= cuda::max_rot &&
+                           mode == (rope_.neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL);
+        if (!taken) return std::nullopt;
+        return cuda::RopeTurn{phases_.as<uint64_t>(), q_pos(),     static_cast<int32_t>(rope->ne[0]), rope_.n_rot,
+                              rope_.neox ? 1 : 0,     rope_.mscale};
     }
 
     // RoPE of the one token whose heads this product takes, or null.
     const ggml_tensor* rope_of(const ggml_tensor* product) const {
         const ggml_tensor* const x = product->src[1];
         const ggml_tensor* const rope = owner_of(x);
-        const bool whole =
-            rope->op == GGML_OP_ROPE && x->data == rope->data && ggml_nelements(x) == ggml_nelements(rope);
-        if (!whole) return nullptr;
-        const ggml_tensor* const from = rope->src[0];
-        const int32_t mode = ggml_get_op_params_i32(rope, 2);
-        const bool taken = phases_.bytes() > 0 && rope->ne[2] == 1 && rope->ne[3] == 1 && from->type == GGML_TYPE_F32 &&
-                           ggml_is_contiguous(from) && reinterpret_cast<uintptr_t>(from->data) % 16 == 0 &&
-                           rope->ne[0] % 4 == 0 && x->ne[0] % rope->ne[0] == 0 && rope_.n_rot <= cuda::max_rot &&
-                           mode == (rope_.neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL);
-        return taken ? rope : nullptr;
+        const bool whole = x->data == rope->data && ggml_nelements(x) == ggml_nelements(rope);
+        return whole && turn_of(rope) && x->ne[0] % rope->ne[0] == 0 ? rope : nullptr;
+    }
+
+    // RoPE of one token by a kernel that lets what follows be set up: ggml-cuda's of neighbouring dimensions does not, and attention's
+    // thread blocks would come when it ends.
+    std::optional<cuda::TurnArgs> turning(const ggml_tensor* node) const {
+        const std::optional<cuda::RopeTurn> turn = turn_of(node);
+        if (!turn || !ggml_is_contiguous(node) || reinterpret_cast<uintptr_t>(node->data) % 16 != 0)
+            return std::nullopt;
+        return cuda::TurnArgs{*turn, static_cast<const float*>(node->src[0]->data), static_cast<float*>(node->data),
+                              static_cast<int32_t>(node->ne[1])};
     }
 
     // A launch less on the way to K and to the queries: 8B, rotated 64 at depth 0 322 to 329 tokens/s without, 325 to 335 with it.
@@ -541,12 +558,15 @@ private:
             ggml_tensor* const node = ggml_graph_node(graph, i);
             const std::optional<cuda::ProductArgs> product = product_of(node);
             const bool turned = turned_.contains(node);
-            if (node->op != GGML_OP_CUSTOM && !product && !turned) continue;
+            const std::optional<cuda::TurnArgs> turn = turning(node);
+            if (node->op != GGML_OP_CUSTOM && !product && !turned && !turn) continue;
             ggml_status status = ordinary(first, i);
             if (status != GGML_STATUS_SUCCESS) return status;
             first = i + 1;
             if (turned) continue;
-            if (product) {
+            if (turn) {
+                status = started(cuda::turn_heads(*turn, lane.stream()), node);
+            } else if (product) {
                 status = started(cuda::multiply(*product, lane.stream()), node);
             } else {
                 ggml_custom_op_t function = nullptr;
@@ -596,15 +616,13 @@ private:
     ggml_status rehearse(const ggml_tensor* node) {
         cudaError_t error = rehearsal_lane_->wait_for(*main_);
         if (error == cudaSuccess) {
-            cuda::AttnArgs args = plan(attention_of(node));
+            cuda::AttnArgs args = cuda::rehearsal(plan(attention_of(node)));
             args.q = rehearsal_.q.as<float>();
             args.out = rehearsal_.out.as<float>();
             args.partial = rehearsal_.partial.as<float>();
             args.partial_ml = rehearsal_.partial_ml.as<float>();
             args.done = rehearsal_.done.as<uint32_t>();
             args.n_slots = rehearsal_.n_slots.as<int32_t>();
-            // two a region: half the query rows each, as the real one of a short cache
-            args.n_split = std::min(args.n_split, 2 * args.n_regions);
             error = cuda::attend(args, rehearsal_lane_->stream());
         }
         return started(error, node);
@@ -731,8 +749,9 @@ private:
     cuda::Device device_{};
 
     std::vector<Layer> layers_;
-    std::set<const ggml_tensor*> factors_;  // E_k and E_q
-    std::set<const ggml_tensor*> turned_;   // RoPE that the only product to read it does itself
+    std::set<const ggml_tensor*> factors_;    // E_k and E_q
+    const ggml_tensor* positions_ = nullptr;  // of the graph's tokens
+    std::set<const ggml_tensor*> turned_;     // RoPE that the only product to read it does itself
     struct {
         int32_t n_rot = 0;
         bool neox = false;

@@ -7,7 +7,7 @@ namespace {
 
 template <int B, int Kind, bool Absorbs, bool Paired>
 cudaError_t launch_as(const AttnArgs& args, cudaStream_t stream) {
-    const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
+    const dim3 grid(static_cast<unsigned>(launched_items(args)), static_cast<unsigned>(args.n_split));
     return launch_clusters(dim3(Paired ? 2 : 1), decode_specialized_kernel<B, Kind, Absorbs, Paired>, grid,
                            specialized_threads, static_cast<size_t>(SpecializedPlan(args).total(args)), stream, args);
 }

@@ -11,7 +11,7 @@ cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     const auto kernel = wide_kernel<NT, NB, Kind, Pair>;
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     const int row_blocks = Pair ? 2 : (n_rows + rows - 1) / rows;
-    const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(row_blocks),
+    const dim3 grid(static_cast<unsigned>(launched_items(args)), static_cast<unsigned>(row_blocks),
                     static_cast<unsigned>(args.n_split));
     const WidePlan plan(args, rows);
     return launch_clusters(dim3(1, Pair ? 2 : 1), kernel, grid, n_wide_threads, static_cast<size_t>(plan.total), stream,

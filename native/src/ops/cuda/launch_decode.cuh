@@ -8,7 +8,7 @@ namespace lkv::cuda {
 
 template <int B, int MT, int Kind, KPath Path>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
-    const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>(args.n_split));
+    const dim3 grid(static_cast<unsigned>(launched_items(args)), static_cast<unsigned>(args.n_split));
     return launch_next(decode_kernel<B, B, MT, Kind, Path>, grid, 32 * args.decode,
                        static_cast<size_t>(DecodePlan(args).total(args)), stream, args);
 }

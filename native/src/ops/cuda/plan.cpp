@@ -213,7 +213,8 @@ bool plan_specialized(const LatentAttnParams& p, int capacity, const Device& dev
                             a.k_group % (2 * unit) == 0 && buffers >= least_latent_buffers(blocks, unit, true)
                         ? 1
                         : 0;
-        plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors);
+        // a thread block takes a whole multiprocessor; some are left to the rehearsal beside which the real one starts
+        plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors - rehearsed_items(plan));
         if (SpecializedPlan(plan).total(plan) > device.shared_bytes - specialized_fixed) continue;
         // A short cache in many parts, unless their thread blocks fill the device, where the next kernel starts late: 256 slots took
         // 13.2 us in 8 thread blocks and 10.6 in 16, but 9.3 in 64 and 11.3 in 128.

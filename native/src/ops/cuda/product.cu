@@ -2,8 +2,8 @@
 
 #include <cuda_fp16.h>
 
-#include "ops/cuda/angle.cuh"
 #include "ops/cuda/chain.cuh"
+#include "ops/cuda/turn.cuh"
 
 namespace lkv::cuda {
 
@@ -13,39 +13,6 @@ constexpr int product_threads = 128;
 
 // Lanes that share a row, 16 bytes each at a time.
 __host__ __device__ constexpr int row_lanes(int n_in) { return n_in <= 64 ? 8 : (n_in <= 128 ? 16 : 32); }
-
-// Values i … i + 3 of vectors of whole heads, turned. angles: cosine and sine of every plane
-__device__ inline float4 turned(const RopeTurn& turn, const float2* angles, const float* x, int i) {
-    const float4 four = *reinterpret_cast<const float4*>(x + i);
-    const int dim = i % turn.head_dim;
-    if (turn.neox == 0) {
-        float4 out = four;
-        if (dim < turn.n_rot) {
-            const float2 of = angles[dim / 2];
-            out.x = four.x * of.x - four.y * of.y;
-            out.y = four.y * of.x + four.x * of.y;
-        }
-        if (dim + 2 < turn.n_rot) {
-            const float2 of = angles[dim / 2 + 1];
-            out.z = four.z * of.x - four.w * of.y;
-            out.w = four.w * of.x + four.z * of.y;
-        }
-        return out;
-    }
-    const int half = turn.n_rot / 2;
-    const float in[4] = {four.x, four.y, four.z, four.w};
-    float out[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        const int at = dim + e;
-        out[e] = in[e];
-        if (at >= turn.n_rot) continue;
-        const bool second = at >= half;
-        const float2 of = angles[second ? at - half : at];
-        out[e] = second ? in[e] * of.x + x[i + e - half] * of.y : in[e] * of.x - x[i + e + half] * of.y;
-    }
-    return make_float4(out[0], out[1], out[2], out[3]);
-}
 
 // Sums over `lanes` lanes of each of V values, in halves: a lane keeps half of its values and gives the other half away, as long as it has
 // two. 16 values of 16 lanes take 15 exchanges so, one after another 64. Value `first` + i of the sums is in of[i], i < n; where n
@@ -114,10 +81,7 @@ __global__ void __launch_bounds__(product_threads) product_kernel(const __grid_c
     // nor does the position
     __shared__ float2 angles[max_rot / 2];
     if (p.turn.phases != nullptr) {
-        for (int i = threadIdx.x; i < p.turn.n_rot / 2; i += product_threads) {
-            const float2 of = angle_of(p.turn.phases[i], *p.turn.pos);
-            angles[i] = make_float2(of.x * p.turn.mscale, of.y * p.turn.mscale);
-        }
+        fill_angles(p.turn, angles);
         __syncthreads();
     }
     wait_for_previous();

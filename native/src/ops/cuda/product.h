@@ -7,20 +7,11 @@
 #include <bit>
 #include <cstdint>
 
+#include "ops/cuda/turn.h"
+
 namespace lkv::cuda {
 
 constexpr int product_columns = 8;  // vectors of one matrix, at most
-
-// One token's heads turned by its position (RoPE) as they are loaded.
-struct RopeTurn {
-    const uint64_t* phases;  // [n_rot / 2], see pack_phases; null: not turned
-    const int32_t* pos;      // the token's
-    int32_t head_dim;        // vectors are whole heads
-    int32_t n_rot;           // at most max_rot
-    int32_t neox;            // 1: planes of dimensions i and i + n_rot / 2; 0: 2i and 2i + 1
-    float mscale;
-};
-constexpr int max_rot = 256;
 
 // y[i][r] = Σ_d w[i / n_columns][r][d] · x[i][d], i = 0 … n_matrices·n_columns - 1.
 struct ProductArgs {

@@ -1,6 +1,8 @@
 // How the attention kernel lays out its shared memory; read by the kernel and by the plan that chooses tiles for it.
 #pragma once
 
+#include <numeric>
+
 #include "base/half.h"
 #include "cache/formats.h"
 #include "ops/cuda/args.h"
@@ -286,6 +288,10 @@ struct PrefillPlan {
     // wc = 1: blocks of 16 channels of K and of V that the kernel is compiled for
     LKV_HD static constexpr int prefill_depth(int k16, int v_blocks) { return k16 <= 4 && v_blocks <= 1 ? 4 : 8; }
 };
+
+// Work items that share a group of K with others or a group of V: what a rehearsal takes.
+inline int rehearsed_items(const AttnArgs& p) { return std::lcm(p.unit, std::lcm(p.k_group, p.v_group)) / p.unit; }
+inline int launched_items(const AttnArgs& p) { return p.rehearsed != 0 ? p.rehearsed : p.n_kv / p.unit; }
 
 // Wider latents V are merged and multiplied with B_v by more than one thread block a head.
 constexpr int widest_merged_by_one = 128;

@@ -1,0 +1,33 @@
+// RoPE of one token's heads.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace lkv::cuda {
+
+// How.
+struct RopeTurn {
+    const uint64_t* phases;  // [n_rot / 2], see pack_phases; null: not turned
+    const int32_t* pos;      // the token's
+    int32_t head_dim;        // vectors are whole heads
+    int32_t n_rot;           // at most max_rot
+    int32_t neox;            // 1: planes of dimensions i and i + n_rot / 2; 0: 2i and 2i + 1
+    float mscale;
+};
+constexpr int max_rot = 256;
+
+constexpr int max_turned = 512;  // head_dim
+
+// y[h] = x[h] turned, h = 0 … n_heads - 1. y may be x.
+struct TurnArgs {
+    RopeTurn turn;
+    const float* x;  // [n_heads, head_dim], both start on 16 bytes and head_dim is a multiple of 4
+    float* y;
+    int32_t n_heads;
+};
+
+cudaError_t turn_heads(const TurnArgs& args, cudaStream_t stream);
+
+}  // namespace lkv::cuda
