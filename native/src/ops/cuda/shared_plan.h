@@ -289,9 +289,9 @@ struct PrefillPlan {
     LKV_HD static constexpr int prefill_depth(int k16, int v_blocks) { return k16 <= 4 && v_blocks <= 1 ? 4 : 8; }
 };
 
-// Work items of a rehearsal. A thread block of the specialized kernel takes a whole multiprocessor: those that share a group of K with others
-// or a group of V; of full rows too. Elsewhere all of them, whose B_v comes into the L2 cache (8B, rotated 64, q4: 350 tokens/s at
-// depth 0 with one head of eight, 361 to 363 with all).
+// Work items of a rehearsal: all of them where the kernel multiplies with B_v, which comes into the L2 cache so (8B, rotated 64, q4:
+// 350 tokens/s at depth 0 with one head of eight, 361 to 363 with all). Elsewhere one group of K and V, above all of the specialized
+// kernel, whose thread blocks take a whole multiprocessor each.
 inline int rehearsed_items(const AttnArgs& p) {
     if (p.specialized == 0 && p.v_b != nullptr) return p.n_kv / p.unit;
     return std::lcm(p.unit, std::lcm(p.k_group, p.v_group)) / p.unit;

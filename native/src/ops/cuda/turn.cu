@@ -1,7 +1,5 @@
 #include "ops/cuda/turn.h"
 
-#include <algorithm>
-
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/turn.cuh"
 

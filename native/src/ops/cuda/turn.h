@@ -1,4 +1,5 @@
-// RoPE of one token's heads.
+// RoPE of one token's heads, by a kernel of its own or by a product as it loads them. The kernel lets the next one be set up on its first
+// line; ggml-cuda's for neighbouring dimensions does when it ends.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +8,7 @@
 
 namespace lkv::cuda {
 
-// How.
+// By which angles vectors are turned.
 struct RopeTurn {
     const uint64_t* phases;  // [n_rot / 2], see pack_phases; null: not turned
     const int32_t* pos;      // the token's
@@ -17,8 +18,7 @@ struct RopeTurn {
     float mscale;
 };
 constexpr int max_rot = 256;
-
-constexpr int max_turned = 512;  // head_dim
+constexpr int max_turned = 512;  // head_dim of what the kernel turns
 
 // y[h] = x[h] turned, h = 0 … n_heads - 1. y may be x.
 struct TurnArgs {
