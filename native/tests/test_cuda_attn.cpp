@@ -407,6 +407,19 @@ void absorbed_planes() {
     }
 }
 
+// Tokens in the case's slots get other positions, of(position); what is returned holds them.
+template <class Of>
+std::vector<std::vector<int32_t>> move_tokens(AttnCase& c, const Of& of) {
+    std::vector<std::vector<int32_t>> moved;
+    for (int r = 0; r < c.params.n_regions; r++) {
+        lkv::RegionView& region = c.params.regions[r];
+        std::vector<int32_t>& to = moved.emplace_back(region.pos, region.pos + region.n_slots);
+        for (int32_t& pos : to) pos = pos < 0 ? pos : of(pos);
+        region.pos = to.data();
+    }
+    return moved;
+}
+
 // Two thread blocks that make every second tile of latents for each other: parts of one tile and of many, odd and even numbers of them,
 // regions, sequences that share tiles, positions that two tiles' queries are not turned back for at once.
 void pairs() {
@@ -442,13 +455,7 @@ void pairs() {
             s.n_seq = h.n_seq;
             s.seed = seed++;
             AttnCase c(s);
-            std::vector<std::vector<int32_t>> moved;
-            for (int r = 0; r < c.params.n_regions; r++) {
-                lkv::RegionView& region = c.params.regions[r];
-                moved.emplace_back(region.pos, region.pos + region.n_slots);
-                for (int32_t& pos : moved.back()) pos = pos < 0 ? pos : pos * h.stride;
-            }
-            for (int r = 0; r < c.params.n_regions; r++) c.params.regions[r].pos = moved[static_cast<size_t>(r)].data();
+            const auto moved = move_tokens(c, [&](int32_t pos) { return pos * h.stride; });
             std::vector<int32_t> q_pos(c.params.q_pos, c.params.q_pos + c.params.n_tokens);
             for (int32_t& pos : q_pos) pos *= h.stride;
             c.params.q_pos = q_pos.data();
@@ -526,6 +533,13 @@ std::vector<double> turned(const std::vector<float>& x, const std::vector<float>
     return out;
 }
 
+// Of base 10000.
+std::vector<float> freqs_of(int n_rot) {
+    std::vector<float> freqs;
+    for (int i = 0; i < n_rot / 2; i++) freqs.push_back(std::pow(10000.0F, -2.0F * i / n_rot));
+    return freqs;
+}
+
 // RoPE of a token's heads, in place too.
 void turned_heads() {
     struct Shape {
@@ -540,8 +554,7 @@ void turned_heads() {
             std::normal_distribution<float> normal;
             std::vector<float> x(static_cast<size_t>(of.head_dim * of.n_heads));
             for (float& v : x) v = normal(random);
-            std::vector<float> freqs;
-            for (int i = 0; i < of.n_rot / 2; i++) freqs.push_back(std::pow(10000.0F, -2.0F * i / of.n_rot));
+            const std::vector<float> freqs = freqs_of(of.n_rot);
             const DeviceBuffer phases(lkv::cuda::pack_phases(freqs.data(), of.n_rot / 2));
             const DeviceBuffer device_pos(std::vector<int32_t>{pos});
             const std::vector<double> want = turned(x, freqs, of.head_dim, neox, pos, mscale);
@@ -618,8 +631,7 @@ void products() {
         args.n_columns = of.n_columns;
         constexpr int pos = 70001;
         constexpr float mscale = 1.25F;
-        std::vector<float> freqs;
-        for (int i = 0; i < of.n_rot / 2; i++) freqs.push_back(std::pow(10000.0F, -2.0F * i / of.n_rot));
+        const std::vector<float> freqs = freqs_of(of.n_rot);
         const DeviceBuffer phases(lkv::cuda::pack_phases(freqs.data(), of.n_rot / 2));
         const DeviceBuffer device_pos(std::vector<int32_t>{pos});
         std::vector<double> vectors(x.begin(), x.end());
@@ -775,14 +787,8 @@ void scattered_positions() {
         s.n_past = 90;
         s.n_tokens = 1;
         AttnCase c(s);
-        std::vector<std::vector<int32_t>> moved;
-        for (int r = 0; r < c.params.n_regions; r++) {
-            lkv::RegionView& region = c.params.regions[r];
-            moved.emplace_back(region.pos, region.pos + region.n_slots);
-            // slots far apart swap places with their neighbours too
-            for (int32_t& pos : moved.back()) pos = pos < 0 ? pos : (pos ^ 5) * std::abs(stride);
-        }
-        for (int r = 0; r < c.params.n_regions; r++) c.params.regions[r].pos = moved[static_cast<size_t>(r)].data();
+        // slots far apart swap places with their neighbours too
+        const auto moved = move_tokens(c, [&](int32_t pos) { return (pos ^ 5) * std::abs(stride); });
         const std::vector<int32_t> q_pos(1, 100 * std::abs(stride));
         c.params.q_pos = q_pos.data();
         const std::vector<double> want = c.oracle();

@@ -608,11 +608,9 @@ private:
         grow(rehearsal_.partial_ml, partial_ml);
     }
 
-    // The layer's attention on one slot a region, whose result nobody reads, beside the last product of the layer before: a layer's
-    // weights have displaced the kernels' instructions from the caches, and the real one would wait for them (8B, joint of 512:
-    // 307 tokens/s without, 331 with it; rebuild of 256 for four heads: 329 and 343; full f16: 361 and 369). In as few thread
-    // blocks as do the work: some take a whole multiprocessor, and what is launched behind them waits until one is free
-    // (with all of them, later: 312, 328 and 370).
+    // The layer's attention on one slot a region, whose result nobody reads, beside the last product of the layer before: the real one
+    // would wait for its kernels' instructions (8B, joint of 512: 307 tokens/s without, 331 with it; rebuild of 256 for four heads: 329
+    // and 343; full f16: 361 and 369; with all thread blocks, later: 312, 328 and 370).
     ggml_status rehearse(const ggml_tensor* node) {
         cudaError_t error = rehearsal_lane_->wait_for(*main_);
         if (error == cudaSuccess) {

@@ -33,7 +33,7 @@ __device__ inline void cluster_wait() {
     if constexpr (has_clusters) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// The first half where nothing is handed over: barriers.init and what is counted by barriers in shared memory have an order of their own.
+// The first half where nothing is handed over: barriers that are made in shared memory, and what they count, have an order of their own.
 __device__ inline void cluster_arrive_relaxed() {
     if constexpr (has_clusters) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

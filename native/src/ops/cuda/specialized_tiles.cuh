@@ -76,8 +76,9 @@ struct TileRows {
         const uint32_t row_bytes = side == 0 ? region.k_row_bytes : region.v_row_bytes;
         const uint8_t* const from =
             (side == 0 ? region.k_rows : region.v_rows) + static_cast<int64_t>(at.first) * row_bytes;
-        const uint32_t bytes = static_cast<uint32_t>(at.n()) * row_bytes / (gridDim.x >> (by_pairs ? 1 : 0));
-        prefetch_bytes(from + (blockIdx.x >> (by_pairs ? 1 : 0)) * bytes, bytes);
+        const int pair_bits = by_pairs ? 1 : 0;
+        const uint32_t bytes = static_cast<uint32_t>(at.n()) * row_bytes / (gridDim.x >> pair_bits);
+        prefetch_bytes(from + (blockIdx.x >> pair_bits) * bytes, bytes);
     }
 };
 
