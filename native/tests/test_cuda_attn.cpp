@@ -960,7 +960,7 @@ void rows() {
                 static_cast<long long>(total));
 }
 
-// One segment a row, as a latent of all heads has it: the steps of few bits are fitted by a whole thread block.
+// One wide segment a row, as a latent of all heads has it.
 void rows_of_one_segment() {
     std::mt19937 random(12);
     constexpr int n = 40;

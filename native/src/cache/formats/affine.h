@@ -36,10 +36,10 @@ struct AffineFormat {
         uint16_t minimum;
     };
 
-    // x: [width], width a multiple of 16. fitted: its StepFit, or null
-    LKV_HD static Stored choose(const float* x, int width, const Step* fitted = nullptr) {
+    // x: [width], width a multiple of 16.
+    LKV_HD static Stored choose(const float* x, int width) {
         if constexpr (is_fitted) {
-            const Step step = fitted != nullptr ? *fitted : StepFit<Bits, true>::fit(x, width);
+            const Step step = StepFit<Bits, true>::fit(x, width);
             const float minimum = fmaf(-Codes::levels * 0.5f, step.scale, step.centre);
             // Rounding the minimum to half moves it by up to |minimum| / 2048: only while that is a small part of a step.
             if (fabsf(minimum) < 64.0f * step.scale && step.scale > 1e-6f) {
@@ -54,8 +54,8 @@ struct AffineFormat {
         return {range > 0.0f ? half_ceil(range / Codes::levels) : uint16_t{0}, minimum};
     }
 
-    LKV_HD static void write(const float* x, int width, uint8_t* dst, const Step* fitted = nullptr) {
-        const Stored stored = choose(x, width, fitted);
+    LKV_HD static void write(const float* x, int width, uint8_t* dst) {
+        const Stored stored = choose(x, width);
         const float minimum = half_to_float(stored.minimum);
         const float scale = half_to_float(stored.scale);
         const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;

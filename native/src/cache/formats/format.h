@@ -26,27 +26,24 @@ struct Affine {
     float offset;
 };
 
-// On a device sixteen neighbouring lanes of a warp write one segment together: lane l takes elements (chunks, blocks) l, l + 16, …
-// Sums come together in the order of the host's vectors, so that both write the same bytes: lane l takes elements l % 8,
-// l % 8 + 8, …, and the two halves of eight lanes add up different things (fit.h).
+// On a device a warp writes one segment: lane l takes elements (chunks, blocks) l, l + 32, …
+// Sums come together in the order of the host's two vectors, so that both write the same bytes: lane l takes elements l % 16,
+// l % 16 + 16, …, and the two halves of a warp add up different things (fit.h).
 #if defined(__CUDA_ARCH__)
-constexpr int writers = 16;
-constexpr int adders = 8;
+constexpr int writers = 32;
+constexpr int adders = 16;
 __device__ inline int writer() { return static_cast<int>(threadIdx.x % writers); }
 __device__ inline int adder() { return static_cast<int>(threadIdx.x % adders); }
 
 // Combined over `n` neighbouring lanes: writers or adders.
 template <int n, class Combine>
 __device__ inline float across(float x, Combine combine) {
-    const unsigned mask = ((1u << n) - 1) << (threadIdx.x % 32 / n * n);
-    for (int o = n / 2; o > 0; o /= 2) x = combine(x, __shfl_xor_sync(mask, x, o));
+    for (int o = n / 2; o > 0; o /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, o));
     return x;
 }
 
 // From the other half of the writers.
-__device__ inline float from_other_half(float x) {
-    return __shfl_xor_sync(0xffffu << (threadIdx.x % 32 / writers * writers), x, adders);
-}
+__device__ inline float from_other_half(float x) { return __shfl_xor_sync(0xffffffffu, x, adders); }
 #else
 constexpr int writers = 1;
 constexpr int adders = 1;

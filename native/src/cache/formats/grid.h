@@ -27,9 +27,8 @@ struct GridFormat {
         return round_up_to_word(codes_at + width / chunk_width * Codes::chunk_bytes);
     }
 
-    // fitted: x's StepFit, or null
-    LKV_HD static void write(const float* x, int width, uint8_t* dst, const Step* fitted = nullptr) {
-        const Step step = fitted != nullptr ? *fitted : StepFit<Bits, false>::fit(x, width);
+    LKV_HD static void write(const float* x, int width, uint8_t* dst) {
+        const Step step = StepFit<Bits, false>::fit(x, width);
         const uint16_t scale_bits = half_saturate(step.scale);
         const float scale = half_to_float(scale_bits);
         const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;

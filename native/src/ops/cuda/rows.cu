@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/cuda/chain.cuh"
-#include "ops/cuda/fit_block.cuh"
 #include "ops/cuda/launch.h"
 
 namespace lkv::cuda {
@@ -12,8 +11,6 @@ namespace {
 
 // Floats of a row that is staged in shared memory: what every kernel may use.
 constexpr int64_t staged_floats = 48 * 1024 / sizeof(float);
-
-static_assert(row_threads == fit_threads);
 
 // What describes rows depends on no earlier kernel, and a layer's weights have displaced it from the L2 cache.
 __device__ void prefetch(const SegmentLayout* segments, int n) {
@@ -24,7 +21,7 @@ __device__ void prefetch(const SegmentLayout* segments, int n) {
 }
 
 // grid: tokens x {K, V}, or tokens x the one that is stored
-__global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constant__ StoreArgs p) {
+__global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_constant__ StoreArgs p) {
     extern __shared__ __align__(16) float staged[];
     let_next_start();
     const bool is_k = blockIdx.y == 0 && p.k != nullptr;
@@ -37,28 +34,22 @@ __global__ void __launch_bounds__(row_threads) store_kernel(const __grid_constan
     const int64_t slot = p.slot[token];
     const int64_t stride = is_k ? p.k_stride : p.v_stride;
     const float* x = (is_k ? p.k : p.v) + token * stride;
+    const SegmentLayout* const segments = is_k ? to.k_segments : to.v_segments;
+    const int n_segments = is_k ? to.n_k_segments : to.n_v_segments;
+    uint8_t* const row = is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes;
+    const int warp = threadIdx.x / 32;
+    // comes with the values
+    SegmentLayout segment = warp < n_segments ? segments[warp] : SegmentLayout{};
     if (stride <= staged_floats) {
-        // every value is read several times, by the lanes of its segment
+        // every value is read several times
         for (int i = threadIdx.x; i < stride; i += row_threads) staged[i] = x[i];
         __syncthreads();
         x = staged;
     }
-    const SegmentLayout* const segments = is_k ? to.k_segments : to.v_segments;
-    const int n_segments = is_k ? to.n_k_segments : to.n_v_segments;
-    Step step{};
-    const Step* fitted = nullptr;
-    if (n_segments == 1 && x == staged && stride <= most_fit_width) {
-        const SegmentLayout segment = segments[0];
-        const int bits = fit_bits(segment.format);
-        if (bits > 0 && segment.width >= least_fit_width) {
-            step = fit_by_block(x + segment.column, segment.width, bits, fit_has_centre(segment.format),
-                                staged + (stride + 3) / 4 * 4);
-            fitted = &step;
-        }
+    for (int s = warp; s < n_segments; s += row_threads / 32) {
+        if (s != warp) segment = segments[s];
+        write_segment_shared(segment.format, x + segment.column, segment.width, row + segment.offset);
     }
-    // one call: the formats' code once
-    write_row_shared(segments, n_segments, x,
-                     is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes, fitted);
 }
 
 __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
@@ -73,7 +64,7 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
     }
     __syncthreads();
     // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes.
-    for (int s = threadIdx.x / writers_per_segment; s < n_to; s += row_threads / writers_per_segment) {
+    for (int s = threadIdx.x / 32; s < n_to; s += row_threads / 32) {
         const SegmentLayout segment = to[s];
         const uint8_t* same = nullptr;
         for (int i = 0; i < n_from; i++) {
@@ -87,14 +78,14 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
             continue;
         }
         const int end = s + 1 < n_to ? to[s + 1].offset : row_bytes;
-        for (int i = threadIdx.x % writers_per_segment; i < end - segment.offset; i += writers_per_segment) {
+        for (int i = threadIdx.x % 32; i < end - segment.offset; i += 32) {
             dst[segment.offset + i] = same[i];
         }
     }
 }
 
 // grid: rows x {K, V}
-__global__ void __launch_bounds__(row_threads) move_kernel(const __grid_constant__ MoveArgs p) {
+__global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_constant__ MoveArgs p) {
     extern __shared__ float x[];
     const int64_t a = p.from_slot[blockIdx.x];
     const int64_t b = p.to_slot[blockIdx.x];
@@ -148,10 +139,6 @@ cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream)
     int64_t staged = 0;
     for (const int64_t floats : {args.k != nullptr ? args.k_stride : 0, args.v != nullptr ? args.v_stride : 0}) {
         if (floats <= staged_floats) staged = std::max(staged, floats);
-        // room for a segment as wide as the row
-        if (floats <= most_fit_width && floats >= least_fit_width) {
-            staged = std::max(staged, floats + 3 + fit_floats(static_cast<int>(floats)));
-        }
     }
     return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), sides), row_threads,
                        sizeof(float) * static_cast<size_t>(staged), stream, args);
