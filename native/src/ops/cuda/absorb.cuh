@@ -14,13 +14,6 @@
 
 namespace lkv::cuda {
 
-// An 8 x 8 matrix in registers, as a quarter of an operand of mma, transposed.
-__device__ inline uint32_t transposed(uint32_t x) {
-    uint32_t y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 // The nearest finite number.
 __device__ inline __half saturated(float x) { return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
 

@@ -20,13 +20,6 @@
 
 namespace lkv::cuda {
 
-// One 8 x 8 f16 matrix, transposed: lane 4g + c gives row g, columns 2c and 2c+1, and gets column g, rows 2c and 2c+1.
-__device__ inline uint32_t transposed(uint32_t x) {
-    uint32_t y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 // Where scores come from: the rows as stored, or keys rebuilt by each warp.
 enum class KPath { stored, rebuilt };
 

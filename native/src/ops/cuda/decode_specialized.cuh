@@ -7,7 +7,8 @@
 //   4 warps sum     V's latents in registers, times the weights             sum_values.cuh
 //
 // Roles are tiles of 64 slots apart and tell each other by barriers in shared memory; rows are read where they lie. Thread blocks whose KV
-// heads share a latent K of 256 channels work in pairs, clusters of two: each makes every second tile of latents and copies it to the other.
+// heads share latents of 256 channels work in pairs, clusters of two: each makes every second tile of K's latents and copies it to the
+// other, and each sums half of V's channels with the weights of both.
 #pragma once
 
 #include "ops/cuda/args.h"
@@ -50,8 +51,12 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     if constexpr (!has_warpgroup_products) return;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ SpecializedBarriers barriers;
-    __shared__ int32_t rows_at[decode_rows];  // of a query row: which of [n_tokens, n_head] it is
+    constexpr int items = summed_items(paired);
+    // of a query row, of a pair its other item's too: which of [n_tokens, n_head] it is
+    __shared__ int32_t rows_at[items * decode_rows];
     __shared__ int32_t n_slots[max_regions];
+    __shared__ float2
+        maxima[items][n_scoring_warps][decode_rows];  // of a scoring warp's rows, and their sums of weights
     let_next_start();
     const Parts parts(p);
     const int split = blockIdx.y;
@@ -76,7 +81,11 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     barriers.init(p.unit, B, paired);
     __syncthreads();
     load_factor<B, Absorbs>(p, plan, item.head_kv, warp, barriers, factor);
-    if (static_cast<int>(threadIdx.x) < item.n_rows) rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
+    if (static_cast<int>(threadIdx.x) < items * item.n_rows) {
+        const bool own = static_cast<int>(threadIdx.x) < item.n_rows;
+        const WorkItem of(p, own ? blockIdx.x : blockIdx.x ^ 1);
+        rows_at[threadIdx.x] = of.row_at(p, own ? threadIdx.x : threadIdx.x - item.n_rows);
+    }
     load_tables<B, B>(p, item, specialized_threads, groups, chunks, n_slots);
     // columns without a query row are multiplied too
     for (int i = threadIdx.x; i < plan.weights / 4; i += specialized_threads) {
@@ -98,10 +107,9 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     wait_for_previous();
     if (paired) cluster_wait();  // the other's barriers are there
 
-    float sums[4][4] = {};
+    ValueSums<summed_groups(paired)> sums[items];
     float row_max[2] = {-INFINITY, -INFINITY};
     float row_sum[2] = {0.0f, 0.0f};
-    float base[2] = {-INFINITY, -INFINITY};  // of a warp's sums
     const int summing_warp = warp - n_making_warps;
     const int scoring_warp = summing_warp - n_summing_warps;
     constexpr int making_and_scoring = 32 * (n_making_warps + n_scoring_warps);
@@ -115,7 +123,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
             [] { asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring)
                               : "memory"); });
     } else if (scoring_warp < 0) {
-        sum_values<B, Kind>(rows, barriers, weights, summing_warp, sums, base);
+        sum_values<B, Kind, paired>(rows, barriers, weights, summing_warp, sums);
     } else if (rows.count > 0) {
         KeyScorer scorer(p, tables, item, rows_at, scoring_warp);
         const TileCursor first = rows.cursor(scorer.first_tile());
@@ -137,68 +145,80 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         }
     }
 
-    // the sums meet where B was, which a part without tiles has not waited for
-    Arrivals(&barriers.factor_arrives).wait(0);
-    __syncthreads();
-    if (paired) cluster_arrive_relaxed();
-    constexpr int width = 64 * B;
-    constexpr int pitch = width + 8;
-    constexpr int slices = tiles_at_once(B);               // warps that sum the same channels of different tiles
-    auto* const ml = reinterpret_cast<float2*>(shared);    // [scoring warps][decode_rows] maximum, sum
-    auto* const all = ml + n_scoring_warps * decode_rows;  // [decode_rows]
-    auto* const shares = reinterpret_cast<float*>(all + decode_rows);  // [slices][decode_rows]
-    float* const total = shares + tiles_at_once(1) * decode_rows;      // [slices][n_rows][pitch]
     const int g = lane / 4;
     const int c = lane % 4;
-    if (scoring_warp >= 0) {
-        if (g == 0) {
+    if (scoring_warp >= 0 && g == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float2& of = maxima[0][scoring_warp][2 * c + i];
+            of = make_float2(row_max[i], row_sum[i]);
+            if (paired) store_there(in_peer(&of) + sizeof(maxima[0]), of);
+        }
+    }
+    // the sums meet where B was, which a part without tiles has not waited for
+    Arrivals(&barriers.factor_arrives).wait(0);
+    if (paired) {
+        pair_barrier();  // behind which neither has anything for the other
+    } else {
+        __syncthreads();
+    }
+    constexpr int width = 64 * B / items;
+    constexpr int pitch = width + 8;
+    constexpr int side_by_side = B / items;  // warps that sum different channels
+    constexpr int slices = n_summing_warps / side_by_side;
+    const int n_rows = items * item.n_rows;
+    auto* const all = reinterpret_cast<float2*>(shared);                       // [n_rows] maximum, sum
+    auto* const shares = reinterpret_cast<float*>(all + items * decode_rows);  // [slices][n_rows]
+    float* const total = shares + slices * items * decode_rows;                // [slices][n_rows][pitch]
+    if (scoring_warp < 0 && summing_warp >= 0) {
+        const int slice = summing_warp / side_by_side;
+        const int block = summing_warp % side_by_side;
+#pragma unroll
+        for (int of = 0; of < items; of++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                ml[scoring_warp * decode_rows + 2 * c + i] = make_float2(row_max[i], row_sum[i]);
-            }
-        }
-    } else if (summing_warp >= 0) {
-        if (summing_warp % B == 0 && g == 0) {
-            shares[summing_warp / B * decode_rows + 2 * c] = base[0];
-            shares[summing_warp / B * decode_rows + 2 * c + 1] = base[1];
-        }
+                if (2 * c + i >= item.n_rows) continue;
+                const int row = of * item.n_rows + 2 * c + i;
+                if (block == 0 && g == 0) shares[slice * n_rows + row] = sums[of].base[i];
+                float* const to = total + (slice * n_rows + row) * pitch + 64 * block;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int row = 2 * c + e % 2;
-            if (row >= item.n_rows) continue;
-            float* const to = total + (summing_warp / B * item.n_rows + row) * pitch + 64 * (summing_warp % B);
+                for (int j = 0; j < 4; j++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                to[sum_channel(g, 2 * j + e / 2)] = sums[j][e];
+                    for (int h = 0; h < 2; h++) to[sum_channel(g, 2 * j + h)] = sums[of].of[j][2 * h + i];
+                }
             }
         }
     }
     __syncthreads();
-    if (threadIdx.x < decode_rows) {
+    if (static_cast<int>(threadIdx.x) < n_rows) {
+        const bool own = static_cast<int>(threadIdx.x) < item.n_rows;
+        const auto& of_row = maxima[own ? 0 : items - 1];
+        const int row = own ? threadIdx.x : threadIdx.x - item.n_rows;
         float top = -INFINITY;
         float sum = 0.0f;
-        for (int w = 0; w < n_scoring_warps; w++) top = fmaxf(top, ml[w * decode_rows + threadIdx.x].x);
+        for (int w = 0; w < n_scoring_warps; w++) top = fmaxf(top, of_row[w][row].x);
         for (int w = 0; w < n_scoring_warps; w++) {
-            const float2 of = ml[w * decode_rows + threadIdx.x];
+            const float2 of = of_row[w][row];
             if (of.x != -INFINITY) sum += of.y * exp2f(of.x - top);
         }
         all[threadIdx.x] = make_float2(top, sum);
         for (int slice = 0; slice < slices; slice++) {
-            float& of = shares[slice * decode_rows + threadIdx.x];
+            float& of = shares[slice * n_rows + threadIdx.x];
             of = of == -INFINITY ? 0.0f : exp2f(of - top);
         }
     }
     __syncthreads();
-    end_part<specialized_threads, false>(
-        p, parts, item, split, rows_at, all, width, shared, total, pitch, [&](int row, int d) {
-            float sum = 0.0f;
+    const auto sum_at = [&](int row, int d) {
+        float sum = 0.0f;
 #pragma unroll
-            for (int s = 0; s < slices; s++) {
-                sum += shares[s * decode_rows + row] * total[(s * item.n_rows + row) * pitch + d];
-            }
-            return sum;
-        });
-    if (paired) cluster_wait();  // what it still copies from here or counts here
+        for (int s = 0; s < slices; s++) sum += shares[s * n_rows + row] * total[(s * n_rows + row) * pitch + d];
+        return sum;
+    };
+    if constexpr (paired) {
+        store_part(p, split, n_rows, rows_at, all, pair_rank() * width, width, sum_at);
+    } else {
+        end_part<specialized_threads, false>(p, parts, item, split, rows_at, all, width, shared, total, pitch, sum_at);
+    }
 }
 
 }  // namespace lkv::cuda

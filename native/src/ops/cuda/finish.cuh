@@ -44,6 +44,21 @@ __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int 
     }
 }
 
+// A thread block's part where combine_wide_kernel merges: of `n_rows` rows the sums of V from first_channel on, and from the first one on
+// their maxima and sums of weights. Otherwise as end_part. By all threads of the specialized kernel.
+template <class SumAt>
+__device__ inline void store_part(const AttnArgs& p, int split, int n_rows, const int32_t* rows_at, const float2* all,
+                                  int first_channel, int width, SumAt&& sum_at) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n_rows * width; i += specialized_threads) {
+        const int row = i / width;
+        const int d = first_channel + i - row * width;
+        const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + rows_at[row];
+        if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = all[row];
+        if (d < 64 * p.v_blocks) p.partial[at * 64 * p.v_blocks + d] = sum_at(row, d - first_channel);
+    }
+}
+
 // all [n_rows]: maximum (base 2) and sum of a row's weights in this part; sum_at(row, d): the row's sums of V relative to that maximum,
 // d < width. shared: memory that nobody reads any more but `all` and sum_at; z [n_rows][pitch]: where sum_at's row and d may lie.
 // multiplies: with B_v, where combine_wide_kernel does not. By all threads.

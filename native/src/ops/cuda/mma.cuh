@@ -63,6 +63,13 @@ __device__ inline float power_of_two(float x) {
     return y;
 }
 
+// An 8 x 8 matrix of f16 in registers, as a quarter of an operand of mma, transposed.
+__device__ inline uint32_t transposed(uint32_t x) {
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 // Into the L2 cache.
 __device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

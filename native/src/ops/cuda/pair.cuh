@@ -30,6 +30,15 @@ __device__ inline void send(uint32_t to, float2 x, uint32_t arrivals) {
     }
 }
 
+// The same of four bytes.
+__device__ inline void send(uint32_t to, float x, uint32_t arrivals) {
+    if constexpr (has_clusters) {
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
+                     "r"(arrivals)
+                     : "memory");
+    }
+}
+
 // Arrives at the other's barrier (from in_peer).
 __device__ inline void arrive_there(uint32_t arrivals) {
     if constexpr (has_clusters) {

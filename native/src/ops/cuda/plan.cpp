@@ -210,7 +210,7 @@ bool plan_specialized(const LatentAttnParams& p, int capacity, const Device& dev
         plan.stages = buffers;
         plan.absorbed_span = absorbed_span(p, plan);
         plan.pair = device.pairs && plan.absorbed_span != 0 && blocks == 4 && unit == 2 &&
-                            a.k_group % (2 * unit) == 0 && buffers >= least_latent_buffers(blocks, unit, true)
+                            shared_by % (2 * unit) == 0 && buffers >= least_latent_buffers(blocks, unit, true)
                         ? 1
                         : 0;
         // a thread block takes a whole multiprocessor; some are left to the rehearsal beside which the real one starts

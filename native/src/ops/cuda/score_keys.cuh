@@ -36,6 +36,8 @@ public:
             my_seq_[i] = mine_[i] ? uint64_t{1} << p.q_seq[token] : 0;
             slope_[i] = mine_[i] && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
         }
+        const int row = threadIdx.x % 32 / 4;
+        mine_here_ = row < item.n_rows && row / item.rep % p.unit == head_;
     }
 
     // Of the part's tiles.
@@ -329,6 +331,7 @@ private:
         const int c = lane % 4;
         const float base[2] = {row_max[0] == -INFINITY ? 0.0f : row_max[0],
                                row_max[1] == -INFINITY ? 0.0f : row_max[1]};
+        uint32_t of[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const __half2 weight =
@@ -336,9 +339,9 @@ private:
             const float2 as_used = __half22float2(weight);  // the weights as the product sees them
             row_sum[0] += as_used.x;
             row_sum[1] += as_used.y;
-            if (mine_[0]) to.of[2 * c][slot(h)] = static_cast<uint16_t>(bits(weight));
-            if (mine_[1]) to.of[2 * c + 1][slot(h)] = static_cast<uint16_t>(bits(weight) >> 16);
+            of[h] = transposed(bits(weight));
         }
+        if (mine_here_) to.of[warp_ % 4][lane] = make_uint2(of[0], of[1]);
         if (lane < 4) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -369,6 +372,7 @@ private:
     uint64_t my_seq_[2];
     float slope_[2];
     bool mine_[2];
+    bool mine_here_;  // of query row g
 };
 
 }  // namespace lkv::cuda

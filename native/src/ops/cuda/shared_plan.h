@@ -399,13 +399,20 @@ constexpr int used_masks =
     16;  // of tiles, so many that the warps that sum are done with one before it is written again
 constexpr int weight_buffer_bits = 2;
 constexpr int n_weight_buffers = 1 << weight_buffer_bits;
-constexpr int specialized_fixed = 1536;  // bytes of the kernel's own variables, at most
+constexpr int specialized_fixed = 2048;  // bytes of the kernel's own variables, at most
 
 // A tile's softmax weights, from the warps that score to those that sum.
 struct alignas(16) TileWeights {
-    uint16_t of[decode_rows][specialized_tile + 8];  // f16, relative to 2^base
+    // Of 16 slots, as an operand of mma: lane 4g + c has f16 weights of query row g, slots 2c and 2c + 1 and those eight further,
+    // relative to 2^base.
+    uint2 of[specialized_tile / 16][32];
     float base[specialized_tile / 16][decode_rows];  // of 16 slots, those of one warp
 };
+// Of thread blocks that work in pairs each sums half of V's channels for both items, its own and the other's, whose weights the other's
+// warps pass on. A warp does so behind its last use of the ones before, so that two buffers are enough.
+LKV_HD constexpr int summed_items(bool paired) { return paired ? 2 : 1; }
+constexpr int passed_buffer_bits = 1;
+constexpr int n_passed_buffers = 1 << passed_buffer_bits;
 
 // Tiles of latents and of notes that there is room for. Who makes or reads a tile finds its next ones in the same buffers, which
 // is what tells two uses of a buffer apart. Scorers look two tiles ahead; those of one KV head work at different tiles.
@@ -455,7 +462,7 @@ struct SpecializedPlan {
     int blocks;        // 64-channel blocks that the kernel is compiled for
     int factor;        // f16 [unit][batches of 128 dimensions][4·blocks][factor_step]
     int latents;       // f16 [buffers][tile][64·blocks]
-    int weights;       // TileWeights [n_weight_buffers]
+    int weights;       // TileWeights [n_weight_buffers], of a pair [n_passed_buffers] behind them
     int groups;        // GroupTable of K and V per region
     int chunks;        // descriptors of K, then V, per region
     RebuildLayout tables;
@@ -468,7 +475,7 @@ struct SpecializedPlan {
         turned_tiles = absorbs ? rebuilt_tiles : round_up(tiles, product_tiles / 2);
         factor = p.unit * plane_tiles / product_tiles * 4 * blocks * factor_step(blocks, absorbs);
         latents = p.stages * blocks * 64 * specialized_tile * 2;
-        weights = n_weight_buffers * static_cast<int>(sizeof(TileWeights));
+        weights = (n_weight_buffers + (p.pair != 0 ? n_passed_buffers : 0)) * static_cast<int>(sizeof(TileWeights));
         groups = max_regions * 2 * static_cast<int>(sizeof(GroupTable));
         chunks = p.n_regions * 8 * blocks * static_cast<int>(sizeof(Chunk));
         tables = RebuildLayout(p, plane_tiles, turned_tiles, p.unit, specialized_angle_span(blocks, absorbs));

@@ -140,6 +140,7 @@ struct SpecializedBarriers {
     uint64_t notes_used[max_latent_buffers];
     uint64_t weights_made[n_weight_buffers];
     uint64_t weights_used[n_weight_buffers];
+    uint64_t weights_passed[n_passed_buffers];  // of a pair, by the other
     uint64_t factor_arrives;
 
     // By all threads: one that did it alone would be waited for. unit: KV heads, of which each has warps that read a tile's latents
@@ -156,9 +157,10 @@ struct SpecializedBarriers {
         }
         if (i < n_weight_buffers) {
             if (warp == 4) Arrivals(&weights_made[i]).init(scorers);
-            if (warp == 5) Arrivals(&weights_used[i]).init(blocks);
+            if (warp == 5) Arrivals(&weights_used[i]).init(paired ? n_summing_warps : blocks);
         }
-        if (threadIdx.x == 192) Arrivals(&factor_arrives).init();
+        if (i < n_passed_buffers && warp == 6) Arrivals(&weights_passed[i]).init();
+        if (i == 0 && warp == 7) Arrivals(&factor_arrives).init();
     }
 };
 
