@@ -66,8 +66,15 @@ __device__ inline float power_of_two(float x) {
 // An 8 x 8 matrix of f16 in registers, as a quarter of an operand of mma, transposed.
 __device__ inline uint32_t transposed(uint32_t x) {
     uint32_t y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
+}
+
+// The thread's lane, kept in a register: reading it anew wherever it is used takes some 40 cycles, which the compiler prefers.
+__device__ inline int kept_lane() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
 }
 
 // Into the L2 cache.

@@ -103,7 +103,7 @@ private:
 #pragma unroll
             for (int m = 0; m < MT; m++) {
 #pragma unroll
-                for (int h = 0; h < 2; h++) angle[m][h] = angles_at(delta[m][h], j);
+                for (int h = 0; h < 2; h++) angle[m][h] = angles_at(delta[m][h], j, lane);
             }
             // two sums each where the chain of products is long
             constexpr int sums = KB > 1 ? 2 : 1;

@@ -109,9 +109,9 @@ struct RebuildTables {
                        bits(__floats2half2_rn(-q.x * by.y, -q.y * by.w)));
     }
 
-    // The angles of tile j's planes 2c, 2c + 1 at `delta`.
-    __device__ uint2 angles_at(int delta, int j) const {
-        return angles[delta * angle_pitch(turned_tiles) + 4 * j + threadIdx.x % 4];
+    // The angles of tile j's planes 2c, 2c + 1 at `delta`, of lane 4g + c.
+    __device__ uint2 angles_at(int delta, int j, int lane) const {
+        return angles[delta * angle_pitch(turned_tiles) + 4 * j + lane % 4];
     }
 
     // Bias (of this head) and norm's weight on tile j of the keys of slots g and g + 8: x and y as the products leave a plane's two

@@ -24,8 +24,13 @@ public:
     // warp: 0 … 7
     __device__ KeyScorer(const AttnArgs& p, const RebuildTables& tables, const WorkItem& item, const int32_t* rows_at,
                          int warp)
-        : p_(p), tables_(tables), warp_(warp), head_(p.unit == 2 ? warp / 4 : 0), head_kv_(item.head_kv + head_) {
-        const int c = threadIdx.x % 4;
+        : p_(p),
+          tables_(tables),
+          warp_(warp),
+          lane_(kept_lane()),
+          head_(p.unit == 2 ? warp / 4 : 0),
+          head_kv_(item.head_kv + head_) {
+        const int c = lane_ % 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = 2 * c + i;
@@ -36,8 +41,8 @@ public:
             my_seq_[i] = mine_[i] ? uint64_t{1} << p.q_seq[token] : 0;
             slope_[i] = mine_[i] && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
         }
-        const int row = threadIdx.x % 32 / 4;
-        mine_here_ = row < item.n_rows && row / item.rep % p.unit == head_;
+        const int row = lane_ / 4;
+        own_lanes_ = __ballot_sync(0xffffffffu, row < item.n_rows && row / item.rep % p.unit == head_);
     }
 
     // Of the part's tiles.
@@ -74,12 +79,13 @@ public:
         };
         const auto latents_are_used = [&](int tile, int buffer) {
             uint64_t* const barrier = &barriers.latents_used[buffer];
+            __syncwarp();
+            if (lane_ != 0) return;
+            // who made them waits for both
             if (paired && (tile & 1) != pair_rank()) {
-                // who made them waits for both; for the last ones nobody does, and the other thread block may have ended
-                __syncwarp();
-                if (threadIdx.x % 32 == 0 && tile + (1 << buffer_bits) < n_tiles) arrive_there(in_peer(barrier));
+                arrive_there(in_peer(barrier));
             } else {
-                warp_arrives(barrier);
+                Arrivals(barrier).arrive();
             }
         };
         // 128 dimensions of tile i, from tile j0 of the head's, or those that are not absorbed and the columns of those that are; meanwhile(k):
@@ -107,7 +113,7 @@ public:
         float s[4] = {};
         float power[2] = {};
         const auto see = [&]() __attribute__((always_inline)) {
-            if (p_.k_extras != 0) tables_.apply_norm(p_, power, s);
+            if (!Absorbs && p_.k_extras != 0) tables_.apply_norm(p_, power, s);
             mask(notes_of(now), whole, s);
             const float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};
             const bool moved = top[0] > row_max[0] + stale_max || top[1] > row_max[1] + stale_max;
@@ -118,7 +124,7 @@ public:
             Arrivals(&barriers.weights_used[turn.buffer]).wait(turn.phase ^ 1);
             weigh(s, weights[turn.buffer]);
             warp_arrives(&barriers.weights_made[turn.buffer]);
-            if (threadIdx.x % 32 == 0) Arrivals(&barriers.notes_used[Turn(now, note_bits).buffer]).arrive();
+            if (lane_ == 0) Arrivals(&barriers.notes_used[Turn(now, note_bits).buffer]).arrive();
 #pragma unroll
             for (float& x : s) x = 0.0f;
             power[0] = power[1] = 0.0f;
@@ -148,13 +154,19 @@ public:
             }
             const Turn latents_turn(i, buffer_bits);
             const Reach reach = barriers.reach[latents_turn.buffer];
-            const bool all_tiles = j0 + product_tiles >= tables_.n_tiles;
+            const bool all_tiles = Absorbs || j0 + product_tiles >= tables_.n_tiles;
             const int first = reach.empty() ? expected : reach.lowest + window;  // a tile without tokens is anywhere
             const bool one_window = reach.within(span);
             const Turn notes_turn(i, note_bits);
             const TileNotes& of = notes_of(i);
             Arrivals(&barriers.notes_made[notes_turn.buffer]).wait(notes_turn.phase);
             whole = of.whole != 0;
+            const int past[2] = {of.past[slot(0)], of.past[slot(1)]};
+            const auto* const turned = reinterpret_cast<const uint2*>(
+                paired ? notes + of.turned * note + sizeof(TileNotes) : reinterpret_cast<const uint8_t*>(&of + 1));
+            float far[2];  // from what the columns are for, of their span
+#pragma unroll
+            for (int h = 0; h < 2; h++) far[h] = static_cast<float>(reach.lowest - about + past[h]) * inverse_span;
             warpgroup_wait(keys);
             if (Absorbs && !reaches(first)) {
                 // once more, with columns for where the tile is
@@ -162,18 +174,12 @@ public:
                 now = -1;
                 continue;
             }
-            if (one_window && all_tiles) latents_are_used(i, latents_turn.buffer);
             // slots that are not in the order of their positions take several passes
             const int next_window = one_window || !all_tiles ? INT_MAX : window_behind<span>(of, window);
             const bool last = all_tiles && next_window == INT_MAX;
-            if (!one_window && last) latents_are_used(i, latents_turn.buffer);
+            if (last) latents_are_used(i, latents_turn.buffer);
             float part[4] = {};
             if constexpr (Absorbs) {
-                float far[2];  // from what the columns are for, of their span
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    far[h] = static_cast<float>(reach.lowest - about + of.past[slot(h)]) * inverse_span;
-                }
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     constexpr int at = 4 * absorbed_block(0);
@@ -182,9 +188,7 @@ public:
                     part[e] = a + far[e / 2] * b;
                 }
             }
-            const auto* const turned = reinterpret_cast<const uint2*>(
-                paired ? notes + of.turned * note + sizeof(TileNotes) : reinterpret_cast<const uint8_t*>(&of + 1));
-            score<Absorbs, span>(of, turned, one_window, j0, window, keys, power, part);
+            score<Absorbs, span>(of, turned, past, one_window, j0, window, keys, power, part);
 #pragma unroll
             for (int e = 0; e < 4; e++) s[e] += part[e];
             if constexpr (Absorbs) {
@@ -212,7 +216,7 @@ private:
     static constexpr float log2_e = 1.4426950408889634f;
 
     // The tile's slot that is this lane's slot g (h = 0) or g + 8.
-    __device__ int slot(int h) const { return 16 * (warp_ % 4) + static_cast<int>(threadIdx.x % 32) / 4 + 8 * h; }
+    __device__ int slot(int h) const { return 16 * (warp_ % 4) + lane_ / 4 + 8 * h; }
 
     // The first position behind the tile's lowest that is past this window; INT_MAX: none is.
     template <int span>
@@ -229,10 +233,10 @@ private:
 
     // part += the scores of the keys' 128 dimensions, or of those that are not absorbed; 0 for slots out of the window.
     template <bool Absorbs, int span, int n>
-    __device__ void score(const TileNotes& of, const uint2* queries, bool one_window, int j0, int window,
-                          float (&keys)[n], float (&power)[2], float (&part)[4]) const {
+    __device__ void score(const TileNotes& of, const uint2* queries, const int (&past)[2], bool one_window, int j0,
+                          int window, float (&keys)[n], float (&power)[2], float (&part)[4]) const {
         constexpr int room = Absorbs ? rebuilt_tiles : product_tiles;
-        const int lane = threadIdx.x % 32;
+        const int lane = lane_;
         const int n_tiles = Absorbs ? room : min(room, tables_.turned_tiles - j0);
         if (!Absorbs && p_.k_extras != 0) {
             float squares[2] = {};
@@ -254,7 +258,6 @@ private:
                 power[1] += squares[1];
             }
         }
-        const int past[2] = {of.past[slot(0)], of.past[slot(1)]};
         if (one_window) {
             const uint2* const turned = queries + j0 * 32 + lane;
             float more[4] = {};  // two sums, so that one product need not wait for another
@@ -284,7 +287,7 @@ private:
     template <int n>
     __device__ void add_scores(const float (&keys)[n], int j, const int (&delta)[2], int at, uint2 queries,
                                float (&scores)[4]) const {
-        const uint2 angle[2] = {tables_.angles_at(delta[0], at), tables_.angles_at(delta[1], at)};
+        const uint2 angle[2] = {tables_.angles_at(delta[0], at, lane_), tables_.angles_at(delta[1], at, lane_)};
         float x[4];
         float y[4];
         split(keys, j, x, y);
@@ -327,8 +330,7 @@ private:
 
     // Softmax weights of this tile, and what the warps that sum need to know of it.
     __device__ void weigh(const float (&s)[4], TileWeights& to) {
-        const int lane = threadIdx.x % 32;
-        const int c = lane % 4;
+        const int c = lane_ % 4;
         const float base[2] = {row_max[0] == -INFINITY ? 0.0f : row_max[0],
                                row_max[1] == -INFINITY ? 0.0f : row_max[1]};
         uint32_t of[2];
@@ -341,8 +343,8 @@ private:
             row_sum[1] += as_used.y;
             of[h] = transposed(bits(weight));
         }
-        if (mine_here_) to.of[warp_ % 4][lane] = make_uint2(of[0], of[1]);
-        if (lane < 4) {
+        if ((own_lanes_ >> lane_ & 1) != 0) to.of[warp_ % 4][lane_] = make_uint2(of[0], of[1]);
+        if (lane_ < 4) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (mine_[i]) to.base[warp_ % 4][2 * c + i] = row_max[i];
@@ -366,13 +368,14 @@ private:
     const AttnArgs& p_;
     const RebuildTables& tables_;
     int warp_;
+    int lane_;
     int head_;  // of the item's
     int head_kv_;
     int my_pos_[2];
     uint64_t my_seq_[2];
     float slope_[2];
     bool mine_[2];
-    bool mine_here_;  // of query row g
+    uint32_t own_lanes_;  // those with g one of the head's query rows
 };
 
 }  // namespace lkv::cuda
