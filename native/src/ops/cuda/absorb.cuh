@@ -18,7 +18,7 @@ namespace lkv::cuda {
 __device__ inline __half saturated(float x) { return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
 
 // The columns of this lane's query rows 2c and 2c + 1, where `mine`, for positions about `about`. By four warps, of which this is `warp`; B:
-// 64-channel blocks. head_kv: whose B, which is read as pack_k_b has it: its place in shared memory is given to the columns.
+// 64-channel blocks. head_kv: whose B, read behind pack_k_b_cores' cores: its place in shared memory is given to the columns.
 // to: the columns of the first 16 channels; the next ones follow `step` bytes later.
 template <int B>
 __device__ inline void absorb(const AttnArgs& p, const RebuildTables& tables, int head_kv, int about,
@@ -27,21 +27,15 @@ __device__ inline void absorb(const AttnArgs& p, const RebuildTables& tables, in
     const int lane = threadIdx.x % 32;
     const int g = lane / 4;
     const int c = lane % 4;
-    const auto* const factor = reinterpret_cast<const uint2*>(p.k_b_planes) +
-                               static_cast<int64_t>(head_kv) * p.k_blocks * 2 * product_tiles * 128 + lane;
+    const auto* const factor = reinterpret_cast<const uint4*>(p.k_b_cores) +
+                               static_cast<int64_t>(p.n_kv) * 4 * B * factor_step(B, false) / sizeof(uint4) +
+                               (head_kv * 4 * B + warp) * tiles * 32 + lane;
     // a warp has every fourth 16 channels; all are on their way at once
-    uint2 words[B][tiles][2];
+    uint4 words[B][tiles];
 #pragma unroll
-    for (int b = 0; b < B; b++) {
+    for (int m = 0; m < B; m++) {
 #pragma unroll
-        for (int j = 0; j < tiles; j++) {
-#pragma unroll
-            for (int of = 0; of < 2; of++) {
-                const int eight = 2 * (rebuilt_tiles + j) + of;
-                words[b][j][of] = b < p.k_blocks ? __ldg(factor + ((b * 2 * product_tiles + eight) * 4 + warp) * 32)
-                                                 : make_uint2(0, 0);
-            }
-        }
+        for (int j = 0; j < tiles; j++) words[m][j] = __ldg(factor + (4 * m * tiles + j) * 32);
     }
     // lanes 0 … 23: of the planes that are absorbed
     const int plane = 8 * rebuilt_tiles + lane;
@@ -60,8 +54,7 @@ __device__ inline void absorb(const AttnArgs& p, const RebuildTables& tables, in
         float of_b[4] = {};
 #pragma unroll
         for (int j = 0; j < tiles; j++) {
-            const uint32_t factor_of[4] = {transposed(words[m][j][0].x), transposed(words[m][j][0].y),
-                                           transposed(words[m][j][1].x), transposed(words[m][j][1].y)};
+            const uint32_t factor_of[4] = {words[m][j].x, words[m][j].y, words[m][j].z, words[m][j].w};
             mma(of_a, factor_of, a[j].x, a[j].y);
             mma(of_b, factor_of, b[j].x, b[j].y);
         }

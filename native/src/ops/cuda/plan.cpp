@@ -527,12 +527,19 @@ struct KeyFactor {
     // Tile t of eight dimensions, step s of 64-channel block b: lane 4g + c has dimension g, channels of pair s or s + 4 of chunk c.
     uint32_t word(int head, int b, size_t t, int s, int lane, int of) const {
         const int channel = 64 * b + 16 * (lane % 4) + pair_channel(s + 4 * of);
-        const size_t place = 8 * t + static_cast<size_t>(lane / 4);
-        const int d = place < dims.size() ? dims[place] : -1;
+        const int d = dim(8 * t + static_cast<size_t>(lane / 4));
         return at(head, channel, d) | static_cast<uint32_t>(at(head, channel + 2, d)) << 16;
+    }
+    // The same 8 x 8 transposed: lane 4g + c has dimensions 2c and 2c + 1, the channel that lanes c = g / 2 have first or second.
+    uint32_t transposed(int head, int b, size_t t, int s, int lane, int of) const {
+        const int g = lane / 4;
+        const int channel = 64 * b + 16 * (g / 2) + pair_channel(s + 4 * of) + g % 2 * 2;
+        const size_t place = 8 * t + 2 * static_cast<size_t>(lane % 4);
+        return at(head, channel, dim(place)) | static_cast<uint32_t>(at(head, channel, dim(place + 1))) << 16;
     }
 
 private:
+    int dim(size_t place) const { return place < dims.size() ? dims[place] : -1; }
     uint16_t at(int head, int channel, int d) const {
         return channel < rank && d >= 0 ? half_saturate(k_b[(ptrdiff_t{head} * rank + channel) * head_dim + d])
                                         : uint16_t{0};
@@ -575,6 +582,19 @@ std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int h
                         for (int lane = 0; lane < 32; lane++) {
                             out.push_back(factor.word(j, step / 4, t, step % 4, lane, of));
                         }
+                    }
+                }
+            }
+        }
+    }
+    if (dims.size() != 16 * product_tiles) return out;
+    for (int j = 0; j < n_kv; j++) {
+        for (int step = 0; step < 4 * blocks; step++) {
+            for (size_t t = 2 * rebuilt_tiles; t < batch; t += 2) {
+                for (int lane = 0; lane < 32; lane++) {
+                    for (int i = 0; i < 4; i++) {
+                        out.push_back(
+                            factor.transposed(j, step / 4, t + static_cast<size_t>(i) / 2, step % 4, lane, i % 2));
                     }
                 }
             }

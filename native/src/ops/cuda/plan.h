@@ -60,7 +60,8 @@ std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox);
 std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                const std::vector<int>& dims);
 // The same, dimensions padded with zeros to batches of 128, `blocks` being decode_blocks, as 8 x 8 matrices of one word a lane
-// (warpgroup.cuh): [n_kv][batches][blocks][4 steps][16][2 words][32 lanes].
+// (warpgroup.cuh): [n_kv][batches][blocks][4 steps][16][2 words][32 lanes]. Behind them, where dims are 128, those that may be absorbed
+// (absorb.cuh) transposed, as operand a of mma: [n_kv][blocks][4 steps][product_tiles - rebuilt_tiles][32 lanes][4 words].
 std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                      const std::vector<int>& dims);
 std::vector<uint16_t> pack_v_b(const float* v_b, size_t n);
