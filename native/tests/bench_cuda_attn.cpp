@@ -171,7 +171,10 @@ public:
             args.k_b_cores =
                 keep(lkv::cuda::pack_k_b_cores(factor.data(), p.n_kv, k_width, head_dim, lkv::cuda::decode_blocks(args),
                                                lkv::cuda::dims_by_plane(head_dim, args.n_rot, true)));
-            args.phases = keep(lkv::cuda::pack_phases(freqs.data(), head_dim / 2));
+            const std::vector<uint64_t> phases = lkv::cuda::pack_phases(freqs.data(), head_dim / 2);
+            args.phases = keep(phases);
+            args.angles = keep(lkv::cuda::pack_angles(phases, lkv::cuda::all_turned_tiles(head_dim, args.n_rot)));
+            args.rebuilt_angles = keep(lkv::cuda::pack_angles(phases, lkv::cuda::rebuilt_tiles));
         }
         if (shape.v_rank > 0) {
             const auto n = static_cast<size_t>(shape.n_kv) * static_cast<size_t>(v_width * head_dim);

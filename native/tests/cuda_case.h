@@ -89,7 +89,11 @@ public:
                                           cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox)));
             args.k_bias = keep(p.k_bias, static_cast<size_t>(p.n_kv * p.head_dim));
             args.k_norm = keep(p.k_norm, static_cast<size_t>(p.head_dim));
-            if (p.rope_freqs != nullptr) args.phases = keep(cuda::pack_phases(p.rope_freqs, p.n_rot / 2));
+            std::vector<uint64_t> phases;
+            if (p.rope_freqs != nullptr) phases = cuda::pack_phases(p.rope_freqs, p.n_rot / 2);
+            if (!phases.empty()) args.phases = keep(phases);
+            args.angles = keep(cuda::pack_angles(phases, cuda::all_turned_tiles(p.head_dim, args.n_rot)));
+            args.rebuilt_angles = keep(cuda::pack_angles(phases, cuda::rebuilt_tiles));
         }
         if (p.v_b != nullptr) {
             const auto n = static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.v_rank_max * p.head_dim);

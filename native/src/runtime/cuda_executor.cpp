@@ -159,9 +159,16 @@ public:
         for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(words * sizeof(int32_t));
         n_ubatch_ = cache.options().n_ubatch;
         if (!constants.alibi_slopes.empty()) slopes_ = DeviceMemory::of(constants.alibi_slopes);
+        std::vector<uint64_t> phases;
         if (!rope.freqs.empty()) {
-            phases_ = DeviceMemory::of(cuda::pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size())));
+            phases = cuda::pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
+            phases_ = DeviceMemory::of(phases);
             rope_ = {h.n_rot, h.block.rope_pairing == RopePairing::neox, rope.mscale};
+        }
+        if (device_.specialized) {
+            angles_ = DeviceMemory::of(
+                cuda::pack_angles(phases, cuda::all_turned_tiles(h.head_dim, phases.empty() ? 0 : h.n_rot)));
+            rebuilt_angles_ = DeviceMemory::of(cuda::pack_angles(phases, cuda::rebuilt_tiles));
         }
         const std::vector<uint32_t> none_done(static_cast<size_t>(h.n_kv), 0);
         done_ = DeviceMemory::of(none_done);
@@ -375,6 +382,8 @@ private:
             a.k_bias = weights.k_bias.empty() ? nullptr : keep(layer, weights.k_bias);
             a.k_norm = weights.k_norm.empty() ? nullptr : keep(layer, weights.k_norm);
             a.phases = phases_.as<uint64_t>();
+            a.angles = angles_.as<uint16_t>();
+            a.rebuilt_angles = rebuilt_angles_.as<uint16_t>();
         }
         if (!weights.v_b.empty()) {
             a.v_b = keep(layer, cuda::pack_v_b(weights.v_b.data(), weights.v_b.size()));
@@ -762,6 +771,8 @@ private:
     int context_ = 0;  // slots of the tiles in use, see AttnArgs::context
     DeviceMemory slopes_;
     DeviceMemory phases_;
+    DeviceMemory angles_;  // tables of the specialized kernel, see AttnArgs
+    DeviceMemory rebuilt_angles_;
 
     // [n_slots of 3 regions | pos | seq | region | slot], each of the last four n_ubatch long
     DeviceMemory batch_;

@@ -68,12 +68,14 @@ struct AttnArgs {
     float scale;
 
     // rebuild; k_b null: direct
-    const uint32_t* k_b;         // f16 pairs in the order of mma fragments, see pack_k_b; dimensions in their order
-    const uint32_t* k_b_planes;  // the same, dimensions in the order of plane_dim
-    const uint32_t* k_b_cores;   // the same for the specialized kernel, see pack_k_b_cores
-    const float* k_bias;         // [n_kv, head_dim]
-    const float* k_norm;         // [head_dim]
-    const uint64_t* phases;      // [n_rot/2] turns per position, 64-bit fraction
+    const uint32_t* k_b;             // f16 pairs in the order of mma fragments, see pack_k_b; dimensions in their order
+    const uint32_t* k_b_planes;      // the same, dimensions in the order of plane_dim
+    const uint32_t* k_b_cores;       // the same for the specialized kernel, see pack_k_b_cores
+    const float* k_bias;             // [n_kv, head_dim]
+    const float* k_norm;             // [head_dim]
+    const uint64_t* phases;          // [n_rot/2] turns per position, 64-bit fraction
+    const uint16_t* angles;          // of the specialized kernel, see pack_angles: of all_turned_tiles
+    const uint16_t* rebuilt_angles;  // the same of rebuilt_tiles
     float k_norm_eps;
     float rope_mscale;
     int32_t n_rot;  // rotated dimensions, 0 without RoPE

@@ -99,10 +99,10 @@ __device__ inline void load_chunks(const AttnArgs& p, const WorkItem& item, Chun
     }
 }
 
-// The same for the decode kernels: K with 4·KB chunks, V with 4·VB, GroupTables [n_regions][K, V], and how many slots each region has.
+// The same for the decode kernels, by the first `threads` threads: K with 4·KB chunks, V with 4·VB, GroupTables [n_regions][K, V].
 template <int KB, int VB>
 __device__ inline void load_tables(const AttnArgs& p, const WorkItem& item, int threads, GroupTable* groups,
-                                   Chunk* chunks, int32_t* n_slots) {
+                                   Chunk* chunks) {
     constexpr int per_region = 4 * (KB + VB);
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.n_regions * per_region; i += threads) {
@@ -121,7 +121,6 @@ __device__ inline void load_tables(const AttnArgs& p, const WorkItem& item, int 
         groups[threadIdx.x] = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
         // blocks of the kernel that the group does not have are no chunks of its kind
         if ((is_k ? p.k_blocks : p.v_blocks) != (is_k ? KB : VB)) groups[threadIdx.x].kind = any_kind;
-        n_slots[threadIdx.x / 2] = p.n_slots[threadIdx.x / 2];
     }
 }
 

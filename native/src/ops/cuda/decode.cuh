@@ -66,8 +66,9 @@ __global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_thre
     if (static_cast<int>(threadIdx.x) < item.n_rows) {
         rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
     }
+    if (static_cast<int>(threadIdx.x) < p.n_regions) n_slots[threadIdx.x] = p.n_slots[threadIdx.x];
     constexpr int chunks_per_region = 4 * (KB + VB);
-    load_tables<KB, VB>(p, item, threads, groups, chunks, n_slots);
+    load_tables<KB, VB>(p, item, threads, groups, chunks);
     if constexpr (REBUILD) keys.fill(p, item.head_kv);
     __syncthreads();
     wait_for_previous();

@@ -21,11 +21,11 @@
 
 namespace lkv::cuda {
 
-// The item's B of K, which depends on no earlier kernel, by the copy engine: [unit][steps of 16 channels][factor_step]. By all threads, once
-// the barriers are there.
+// The item's B of K, which depends on no earlier kernel, by the copy engine: [unit][steps of 16 channels][factor_step], and the
+// table of angles. By the warps that make latents, once the barriers are there.
 template <int B, bool Absorbs>
 __device__ inline void load_factor(const AttnArgs& p, const SpecializedPlan& plan, int head_kv, int warp,
-                                   SpecializedBarriers& barriers, uint8_t* factor) {
+                                   SpecializedBarriers& barriers, uint8_t* factor, uint2* angles) {
     constexpr int stored_step = factor_step(B, false);
     const int steps = 4 * B * plan.plane_tiles / product_tiles;  // of a head
     const uint8_t* const from =
@@ -34,12 +34,16 @@ __device__ inline void load_factor(const AttnArgs& p, const SpecializedPlan& pla
     if constexpr (Absorbs) {
         // without the dimensions that columns replace; one warp's lanes would copy one after the other, 2 900 cycles for all
         constexpr int bytes = 256 * absorbed_block(0);
-        if (threadIdx.x == 0) arrivals.announce(static_cast<uint32_t>(p.unit * steps * bytes));
-        for (int i = warp; threadIdx.x % 32 == 0 && i < p.unit * steps; i += specialized_threads / 32) {
+        if (threadIdx.x == 0) {
+            arrivals.announce(static_cast<uint32_t>(p.unit * steps * bytes + plan.tables.angles));
+        }
+        if (threadIdx.x == 32) arrivals.copy(angles, p.rebuilt_angles, static_cast<uint32_t>(plan.tables.angles));
+        for (int i = warp; threadIdx.x % 32 == 0 && i < p.unit * steps; i += n_making_warps) {
             arrivals.copy(factor + i * factor_step(B, Absorbs), from + i * stored_step, bytes);
         }
     } else if (threadIdx.x == 0) {
-        arrivals.announce(static_cast<uint32_t>(plan.factor));
+        arrivals.announce(static_cast<uint32_t>(plan.factor + plan.tables.angles));
+        arrivals.copy(angles, p.angles, static_cast<uint32_t>(plan.tables.angles));
         arrivals.copy(factor, from, static_cast<uint32_t>(plan.factor));
     }
 }
@@ -58,7 +62,9 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     __shared__ float2
         maxima[items][n_scoring_warps][decode_rows];  // of a scoring warp's rows, and their sums of weights
     let_next_start();
-    const Parts parts(p);
+    const SlotCounts counts(p);
+    barriers.init(p.unit, B, paired);  // while the counts are on their way
+    const Parts parts(p, counts);
     const int split = blockIdx.y;
     if (split >= parts.count) return;
     const SpecializedPlan plan(p);
@@ -78,34 +84,37 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     const int buffer_bits = __ffs(p.stages) - 1;
     const int note_bits = __ffs(note_buffers(B, p.unit, Absorbs)) - 1;
 
-    barriers.init(p.unit, B, paired);
-    __syncthreads();
-    load_factor<B, Absorbs>(p, plan, item.head_kv, warp, barriers, factor);
     if (static_cast<int>(threadIdx.x) < items * item.n_rows) {
         const bool own = static_cast<int>(threadIdx.x) < item.n_rows;
         const WorkItem of(p, own ? blockIdx.x : blockIdx.x ^ 1);
         rows_at[threadIdx.x] = of.row_at(p, own ? threadIdx.x : threadIdx.x - item.n_rows);
     }
-    load_tables<B, B>(p, item, specialized_threads, groups, chunks, n_slots);
-    // columns without a query row are multiplied too
-    for (int i = threadIdx.x; i < plan.weights / 4; i += specialized_threads) {
-        reinterpret_cast<uint32_t*>(weights)[i] = 0;
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int r = 0; r < max_regions; r++) n_slots[r] = counts.of[r];
     }
-    tables.fill(p, item.head_kv, p.unit, specialized_angle_span(B, Absorbs));
-    __syncthreads();
-    if (paired) cluster_arrive_relaxed();
     const int begin = __shfl_sync(0xffffffffu, parts.begin(split), 0);
     const int end = __shfl_sync(0xffffffffu, parts.begin(split + 1), 0);
     const TileRows<B> rows{p, parts, begin, end - begin, groups, chunks, n_slots};
-    // the first tiles' rows, of which earlier kernels write no more than a few
-    constexpr int apart = tiles_at_once(B);
-    if (warp < apart) {
-        rows.fetch(rows.cursor(warp + (paired ? pair_rank() * apart : 0)), 0, paired);
-    } else if (warp < 2 * apart) {
-        rows.fetch(rows.cursor(warp - apart), 1);
+    __syncthreads();
+    if (paired) cluster_arrive_relaxed();
+    if (warp < n_making_warps) {
+        load_factor<B, Absorbs>(p, plan, item.head_kv, warp, barriers, factor, tables.angles);
+        // the first tiles' rows, of which earlier kernels write no more than a few
+        constexpr int apart = tiles_at_once(B);
+        if (warp < apart) {
+            rows.fetch(rows.cursor(warp + (paired ? pair_rank() * apart : 0)), 0, paired);
+            rows.fetch(rows.cursor(warp), 1);
+        }
+        load_tables<B, B>(p, item, 32 * n_making_warps, groups, chunks);
+        // columns without a query row are multiplied too
+        for (int i = threadIdx.x; i < plan.weights / 16; i += 32 * n_making_warps) {
+            reinterpret_cast<uint4*>(weights)[i] = make_uint4(0, 0, 0, 0);
+        }
+    } else if (p.k_extras != 0) {
+        tables.fill_extras(p, item.head_kv, p.unit, threadIdx.x - 32 * n_making_warps,
+                           specialized_threads - 32 * n_making_warps);
     }
-    wait_for_previous();
-    if (paired) cluster_wait();  // the other's barriers are there
 
     ValueSums<summed_groups(paired)> sums[items];
     float row_max[2] = {-INFINITY, -INFINITY};
@@ -113,26 +122,38 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     const int summing_warp = warp - n_making_warps;
     const int scoring_warp = summing_warp - n_summing_warps;
     constexpr int making_and_scoring = 32 * (n_making_warps + n_scoring_warps);
+    const auto start = [&] {
+        wait_for_previous();
+        if (paired) cluster_wait();  // the other's barriers are there
+    };
     if (warp < n_making_warps) {
-        make_latents<B, Kind, paired>(
-            rows, barriers, latents, buffer_bits, warp,
-            [&] {
-                return TileNoter<B>(p, tables, barriers, QuerySight(p, rows_at, item.n_rows), notes, plan.note,
-                                    note_bits, warp);
-            },
-            [] { asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring)
-                              : "memory"); });
+        TileNoter<B> noter(p, tables, barriers, notes, plan.note, note_bits, warp);
+        __syncthreads();
+        start();
+        make_latents<B, Kind, paired>(rows, barriers, latents, buffer_bits, warp, noter, rows_at, item.n_rows, [] {
+            asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring) : "memory");
+        });
     } else if (scoring_warp < 0) {
+        __syncthreads();
+        start();
         sum_values<B, Kind, paired>(rows, barriers, weights, summing_warp, sums);
-    } else if (rows.count > 0) {
+    } else {
+        // where everything lies, before it is there
         KeyScorer scorer(p, tables, item, rows_at, scoring_warp);
         const TileCursor first = rows.cursor(scorer.first_tile());
+        const int thread = threadIdx.x - 32 * (n_making_warps + n_summing_warps);
+        const auto row_at = [&](int row) -> const float* {
+            return row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
+        };
+        auto column = tables.first_column(p, thread, 32 * n_scoring_warps, row_at);
+        __syncthreads();
+        start();
+        // one trip to the L2 cache for all of it
+        column.load();
+        scorer.look();
         const TileMarks marks = first.i < rows.count ? TileMarks(p.regions[first.region], first) : TileMarks();
-        tables.fill_queries(p, threadIdx.x - 32 * (n_making_warps + n_summing_warps), 32 * n_scoring_warps,
-                            [&](int row) -> const float* {
-                                return row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width
-                                                         : nullptr;
-                            });
+        column.store(tables);
+        tables.fill_more_columns(p, thread, 32 * n_scoring_warps, row_at);
         // who makes latents waits for the queries, not these for latents
         asm volatile("bar.arrive 3, %0;" ::"n"(making_and_scoring) : "memory");
         asm volatile("bar.sync 6, %0;" ::"n"(32 * n_scoring_warps) : "memory");

@@ -11,11 +11,12 @@
 namespace lkv::cuda {
 
 // latents: [buffers][8 of 8 slots][4·B steps of 16 channels][2 of 8 channels][8 slots][8 channels] f16, as Operand reads them.
-// make_noter(): the tiles' TileNoter; queries_are_there(): waits for the tables' queries. warp: 0 … 3; B of them share a tile's slots, and the
+// rows_at, n_rows: see QuerySight; queries_are_there(): waits for the tables' queries. warp: 0 … 3; B of them share a tile's slots, and the
 // others make the next tiles. paired: the other thread block of a pair makes every second tile for both, and this one notes all.
-template <int B, int Kind, bool paired, class MakeNoter, class Wait>
+template <int B, int Kind, bool paired, class Wait>
 __device__ inline void make_latents(const TileRows<B>& rows, SpecializedBarriers& barriers, uint8_t* latents,
-                                    int buffer_bits, int warp, MakeNoter&& make_noter, Wait&& queries_are_there) {
+                                    int buffer_bits, int warp, TileNoter<B>& noter, const int32_t* rows_at, int n_rows,
+                                    Wait&& queries_are_there) {
     constexpr int rows_bytes = 8 * 64 * B * 2;  // of 8 slots
     constexpr int tile_bytes = specialized_tile / 8 * rows_bytes;
     constexpr int apart = tiles_at_once(B);
@@ -28,7 +29,8 @@ __device__ inline void make_latents(const TileRows<B>& rows, SpecializedBarriers
     const int first_slot = 16 * groups * member;
     // of the four 8 x 8 matrices of a step: slots 0 … 7 and 8 … 15, then the same of the next eight channels
     uint8_t* const own = latents + (first_slot / 8 + lane / 8 % 2) * rows_bytes + lane / 16 * 128 + lane % 8 * 16;
-    const int rank = paired ? pair_rank() : 0;
+    const Peer peer(&barriers);
+    const int rank = paired ? peer.rank() : 0;
     TileCursor at = rows.cursor(warp / B);  // the first of the one or two tiles that this warp notes in a step
     TileCursor mine = at;                   // of which it makes this one
     if (paired) rows.step(mine, rank * apart);
@@ -53,24 +55,23 @@ __device__ inline void make_latents(const TileRows<B>& rows, SpecializedBarriers
     // This warp's slots to the other thread block, with the tile's reach by the last of the tile's warps.
     const auto send_latents = [&](int buffer, const Reach& reach) {
         constexpr uint32_t bytes = 2 * groups * rows_bytes;
-        const uint32_t arrivals = in_peer(&barriers.latents_made[buffer]);
+        const uint32_t arrivals = peer(&barriers.latents_made[buffer]);
         const bool sends_reach = member == B - 1;
         announce_there(arrivals, bytes + (sends_reach ? sizeof(Reach) : 0));
         const uint8_t* const from = latents + buffer * tile_bytes + first_slot / 8 * rows_bytes;
-        copy_there(in_peer(from), from, bytes, arrivals);
+        copy_there(peer(from), from, bytes, arrivals);
         if (sends_reach) {
-            send(in_peer(&barriers.reach[buffer]),
+            send(peer(&barriers.reach[buffer]),
                  make_float2(__int_as_float(reach.lowest), __int_as_float(reach.highest)), arrivals);
         }
     };
     bool waited = false;
-    const TileNoter<B> noter = make_noter();
 #pragma unroll 1
     while (at.i < rows.count) {
         // not before the notes of the tile before: what is waited for in shared memory would wait for these too
         if (mine.i < rows.count) load(mine);
         const bool two = paired && at.i + 1 < rows.count;
-        TileMarks marks[2];  // of the tiles that are noted
+        TileMarks marks[2];  // of the tiles that are noted; then the first ones of what this warp notes
         marks[0] = TileMarks(rows.p.regions[at.region], at);
         if (two) {
             TileCursor next = at;
@@ -80,6 +81,7 @@ __device__ inline void make_latents(const TileRows<B>& rows, SpecializedBarriers
         TileCursor then = mine;
         rows.step(then, step);
         if (member == 0) rows.fetch(then, 0, paired);
+        if (!waited) noter.look(QuerySight(rows.p, rows_at, n_rows));  // behind the loads
         Reach reach[2];
         bool once = false;  // whether queries are turned once for two tiles
         const auto find_reach = [&]() __attribute__((always_inline)) {
@@ -88,6 +90,12 @@ __device__ inline void make_latents(const TileRows<B>& rows, SpecializedBarriers
             reach[1] = noter.reach(marks[1]);
             once = reach[0].serves(reach[1], wide_angle_span);
             if (once) reach[1].lowest = reach[0].lowest;
+            // value by value: an array that is indexed lies in memory
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                marks[0].pos[h] = noter.notes_first() ? marks[0].pos[h] : marks[1].pos[h];
+                marks[0].seq[h] = noter.notes_first() ? marks[0].seq[h] : marks[1].seq[h];
+            }
         };
         if (paired) find_reach();
         if (mine.i < rows.count) {
@@ -142,15 +150,15 @@ __device__ inline void make_latents(const TileRows<B>& rows, SpecializedBarriers
         }
         if (!waited) queries_are_there();
         waited = true;
+        mine = then;
         if constexpr (paired) {
-            noter.note_two(at.i, two, marks, reach, once);
+            noter.note_two(at.i, two, marks[0], reach, once);
         } else {
             noter.note(at.i, marks[0], reach[0]);
         }
         rows.step(at, step);
-        mine = then;
     }
-    if (!waited && rows.count > 0) queries_are_there();
+    if (!waited) queries_are_there();
 }
 
 }  // namespace lkv::cuda

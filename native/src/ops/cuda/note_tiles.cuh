@@ -14,6 +14,7 @@ struct QuerySight {
     int first_pos = INT_MAX;
     uint64_t seqs = 0;
 
+    QuerySight() = default;
     // By all lanes of a warp. rows_at: see decode_specialized_kernel
     __device__ QuerySight(const AttnArgs& p, const int32_t* rows_at, int n_rows) {
         const int lane = threadIdx.x % 32;
@@ -34,17 +35,19 @@ template <int B>
 class TileNoter {
 public:
     // notes: `note` bytes from buffer to buffer, of which there are 2^note_bits. warp: 0 … 3; B of them note a tile
-    __device__ TileNoter(const AttnArgs& p, const RebuildTables& tables, SpecializedBarriers& barriers,
-                         const QuerySight& sight, uint8_t* notes, int note, int note_bits, int warp)
+    __device__ TileNoter(const AttnArgs& p, const RebuildTables& tables, SpecializedBarriers& barriers, uint8_t* notes,
+                         int note, int note_bits, int warp)
         : p_(p),
           tables_(tables),
           barriers_(barriers),
-          sight_(sight),
           notes_(notes),
           note_(note),
           note_bits_(note_bits),
           member_(warp % B),
           first_phase_(RebuildTables::phase_of(p, 16 * member_ + static_cast<int>(threadIdx.x % 32) % 16)) {}
+
+    // Before the first tile.
+    __device__ void look(const QuerySight& sight) { sight_ = sight; }
 
     // Of the tokens that the queries may see.
     __device__ Reach reach(const TileMarks& marks) const { return Reach(marks, sight_.seqs); }
@@ -58,9 +61,12 @@ public:
         warp_arrives(&barriers_.notes_made[turn.buffer]);
     }
 
+    // Which of two tiles this warp notes, if any.
+    __device__ bool notes_first() const { return member_ == B - 1; }
+
     // The same of tile i and, if `two`, of the next one. once: the queries are turned back by the same positions for both, and turned once;
-    // they lie in the first one's buffer then.
-    __device__ void note_two(int i, bool two, const TileMarks (&marks)[2], const Reach (&reach)[2], bool once) const {
+    // they lie in the first one's buffer then. marks: of the one that this warp notes
+    __device__ void note_two(int i, bool two, const TileMarks& marks, const Reach (&reach)[2], bool once) const {
         const Turn turn[2] = {Turn(i, note_bits_), Turn(i + 1, note_bits_)};
         // for both: the second one's last use of its buffer may have used queries from the first one's
 #pragma unroll
@@ -70,16 +76,9 @@ public:
             turn_queries(turn[0].buffer + k, k == 0 ? reach[0].lowest : reach[1].lowest);
         }
         if (member_ == B - 1 || (two && member_ == B - 2)) {
-            // chosen value by value: an array that is indexed lies in memory
-            const bool first = member_ == B - 1;
-            TileMarks mine;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                mine.pos[h] = first ? marks[0].pos[h] : marks[1].pos[h];
-                mine.seq[h] = first ? marks[0].seq[h] : marks[1].seq[h];
-            }
+            const bool first = notes_first();
             note_slots(first ? i : i + 1, first ? turn[0].buffer : turn[1].buffer,
-                       first || once ? turn[0].buffer : turn[1].buffer, mine,
+                       first || once ? turn[0].buffer : turn[1].buffer, marks,
                        Reach(first ? reach[0].lowest : reach[1].lowest, first ? reach[0].highest : reach[1].highest));
         }
         __syncwarp();

@@ -618,4 +618,19 @@ std::vector<uint64_t> pack_phases(const float* freqs, int n_planes) {
     return out;
 }
 
+std::vector<uint16_t> pack_angles(const std::vector<uint64_t>& phases, int n_tiles) {
+    const auto pitch = static_cast<size_t>(angle_pitch(n_tiles)) * 4;
+    std::vector<uint16_t> out(wide_angle_span * pitch);
+    for (size_t position = 0; position < wide_angle_span; position++) {
+        for (size_t plane = 0; plane < static_cast<size_t>(8 * n_tiles); plane++) {
+            const uint64_t phase = plane < phases.size() ? phases[plane] : 0;
+            const double angle = std::ldexp(static_cast<double>(position * phase), -63) * 3.14159265358979323846;
+            uint16_t* const to = out.data() + position * pitch + plane / 2 * 4 + plane % 2;
+            to[0] = half_saturate(static_cast<float>(std::cos(angle)));
+            to[2] = half_saturate(static_cast<float>(std::sin(angle)));
+        }
+    }
+    return out;
+}
+
 }  // namespace lkv::cuda

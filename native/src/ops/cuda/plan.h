@@ -68,5 +68,8 @@ std::vector<uint16_t> pack_v_b(const float* v_b, size_t n);
 
 // Turns per position of each rotated plane, as 64-bit fractions.
 std::vector<uint64_t> pack_phases(const float* freqs, int n_planes);
+// The angles of the planes of n_tiles tiles of 16 dimensions at every position of a span, as RebuildTables has them:
+// f16 [wide_angle_span][angle_pitch(n_tiles)][2 cosines, 2 sines]. Planes without a phase don't turn.
+std::vector<uint16_t> pack_angles(const std::vector<uint64_t>& phases, int n_tiles);
 
 }  // namespace lkv::cuda

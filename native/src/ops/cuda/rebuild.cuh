@@ -30,7 +30,7 @@ struct WarpRebuild : RebuildTables {
             copy_async<8>(to + (i / 256 * 128 + i % 128) * 2 + i / 128 % 2, from + i);
         }
         copies_commit();
-        RebuildTables::fill(p, head_kv, 1);
+        RebuildTables::fill(p, head_kv, threadIdx.x, blockDim.x);
     }
     // Before the first scores, by all threads; a barrier follows. first_tiles: groups of copies that may be under way.
     __device__ void wait(int first_tiles) const { copies_wait(first_tiles); }

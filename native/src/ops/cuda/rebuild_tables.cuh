@@ -29,55 +29,94 @@ struct RebuildTables {
           norm(bias + unit * 16 * n_tiles),
           angles(reinterpret_cast<uint2*>(at + layout.queries + layout.extras)) {}
 
-    // Bias, norm and angles, which depend on no earlier kernel.
-    __device__ void fill(const AttnArgs& p, int head_kv, int unit, int span = angle_span) const {
-        for (int i = threadIdx.x; p.k_extras != 0 && i < unit * 16 * n_tiles; i += static_cast<int>(blockDim.x)) {
+    // Bias and norm, which depend on no earlier kernel. By `threads` threads.
+    __device__ void fill_extras(const AttnArgs& p, int head_kv, int unit, int thread, int threads) const {
+        for (int i = thread; p.k_extras != 0 && i < unit * 16 * n_tiles; i += threads) {
             const int head = i / (16 * n_tiles);
             const int column = i - head * 16 * n_tiles;
             const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
             bias[i] = dim >= 0 && p.k_bias != nullptr ? p.k_bias[(head_kv + head) * p.head_dim + dim] : 0.0f;
             if (head == 0) norm[column] = dim >= 0 && p.k_norm != nullptr ? p.k_norm[dim] : 0.0f;
         }
+    }
+    // The same and the angles.
+    __device__ void fill(const AttnArgs& p, int head_kv, int thread, int threads) const {
+        fill_extras(p, head_kv, 1, thread, threads);
         // a thread has the same planes at every position, so that their phases are loaded once
         const int across = 4 * turned_tiles;
-        const int apart = static_cast<int>(blockDim.x) / across;
-        const int first = static_cast<int>(threadIdx.x) / across;
-        const int at = static_cast<int>(threadIdx.x) - first * across;
+        const int apart = threads / across;
+        const int first = thread / across;
+        const int at = thread - first * across;
         const uint64_t phase[2] = {phase_of(p, 2 * at), phase_of(p, 2 * at + 1)};  // 0 where nothing turns
 #pragma unroll 1
-        for (int position = first; position < (first < apart ? span : 0); position += apart) {
+        for (int position = first; position < (first < apart ? angle_span : 0); position += apart) {
             const float2 of[2] = {angle_of(phase[0], position), angle_of(phase[1], position)};
             angles[position * angle_pitch(turned_tiles) + at] =
                 make_uint2(bits(__floats2half2_rn(of[0].x, of[1].x)), bits(__floats2half2_rn(of[0].y, of[1].y)));
         }
     }
 
-    // row_at(i): q of query row i, or null. By `threads` threads.
-    template <class RowAt>
-    __device__ void fill_queries(const AttnArgs& p, int thread, int threads, RowAt&& row_at) const {
-        auto* const to = reinterpret_cast<float*>(queries);
-        const int columns = 16 * n_tiles;
-        const int apart = max(1, threads / columns);
-        if (thread >= apart * columns) return;
-        const int first = thread / columns;
-#pragma unroll 1
-        for (int column = thread - first * columns; column < columns; column += threads) {
+    // A column of `queries` in every apart-th row, on its way from device memory.
+    class QueryColumn {
+    public:
+        // row_at(i): q of query row i, or null
+        template <class RowAt>
+        __device__ QueryColumn(const AttnArgs& p, int column, int first, int apart, RowAt&& row_at)
+            : column_(column), first_(first), apart_(apart) {
             const int dim = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, column);
-            // all rows at once: trips to the L2 cache one after the other took 2 us
-            float x[decode_rows];
 #pragma unroll
             for (int k = 0; k < decode_rows; k++) {
                 const int row = first + k * apart;
                 const float* const q = row < decode_rows && dim >= 0 ? row_at(row) : nullptr;
-                x[k] = q != nullptr ? q[dim] : 0.0f;
-            }
-#pragma unroll
-            for (int k = 0; k < decode_rows; k++) {
-                const int row = first + k * apart;
-                if (row >= decode_rows) break;
-                to[(column / 16 * 32 + 4 * row + column % 8 / 2) * 4 + column % 16 / 8 * 2 + column % 2] = x[k];
+                from_[k] = q != nullptr ? q + dim : nullptr;
             }
         }
+        // all rows at once: trips to the L2 cache one after the other took 2 us
+        __device__ void load() {
+#pragma unroll
+            for (int k = 0; k < decode_rows; k++) x_[k] = from_[k] != nullptr ? *from_[k] : 0.0f;
+        }
+        __device__ void store(const RebuildTables& tables) const {
+            auto* const to = reinterpret_cast<float*>(tables.queries);
+#pragma unroll
+            for (int k = 0; k < decode_rows; k++) {
+                const int row = first_ + k * apart_;
+                if (row >= decode_rows) break;
+                to[(column_ / 16 * 32 + 4 * row + column_ % 8 / 2) * 4 + column_ % 16 / 8 * 2 + column_ % 2] = x_[k];
+            }
+        }
+
+    private:
+        int column_, first_, apart_;
+        const float* from_[decode_rows];
+        float x_[decode_rows];
+    };
+
+    // The first of a thread's columns, of `threads` threads.
+    template <class RowAt>
+    __device__ QueryColumn first_column(const AttnArgs& p, int thread, int threads, RowAt&& row_at) const {
+        const int columns = 16 * n_tiles;
+        const int apart = max(1, threads / columns);
+        const int first = thread / columns;
+        // a thread that is left over repeats what another does
+        return QueryColumn(p, thread - first * columns, min(first, apart - 1), apart, row_at);
+    }
+    // The others, which heads of more than `threads` dimensions have.
+    template <class RowAt>
+    __device__ void fill_more_columns(const AttnArgs& p, int thread, int threads, RowAt&& row_at) const {
+#pragma unroll 1
+        for (int column = thread + threads; column < 16 * n_tiles; column += threads) {
+            QueryColumn of(p, column, 0, 1, row_at);
+            of.load();
+            of.store(*this);
+        }
+    }
+    template <class RowAt>
+    __device__ void fill_queries(const AttnArgs& p, int thread, int threads, RowAt&& row_at) const {
+        QueryColumn of = first_column(p, thread, threads, row_at);
+        of.load();
+        of.store(*this);
+        fill_more_columns(p, thread, threads, row_at);
     }
 
     // The cosine and sine by which the queries turn in plane i, of this phase, back by `base` positions.

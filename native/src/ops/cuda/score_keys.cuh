@@ -37,12 +37,20 @@ public:
             mine_[i] = row < item.n_rows && row / item.rep % p.unit == head_;
             const int at = mine_[i] ? rows_at[row] : 0;
             const int token = at / p.n_head;
-            my_pos_[i] = mine_[i] ? p.q_pos[token] : 0;
-            my_seq_[i] = mine_[i] ? uint64_t{1} << p.q_seq[token] : 0;
+            token_[i] = token;
             slope_[i] = mine_[i] && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
         }
         const int row = lane_ / 4;
         own_lanes_ = __ballot_sync(0xffffffffu, row < item.n_rows && row / item.rep % p.unit == head_);
+    }
+
+    // What the queries see, which earlier kernels may write.
+    __device__ void look() {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            my_pos_[i] = mine_[i] ? p_.q_pos[token_[i]] : 0;
+            my_seq_[i] = mine_[i] ? p_.q_seq[token_[i]] : 0;
+        }
     }
 
     // Of the part's tiles.
@@ -77,13 +85,14 @@ public:
             const auto past = static_cast<uint32_t>(first) - static_cast<uint32_t>(about);  // wraps where it is before
             return past + p_.absorbed_span <= static_cast<uint32_t>(2 * p_.absorbed_span - span);
         };
+        const Peer peer(&barriers);
         const auto latents_are_used = [&](int tile, int buffer) {
             uint64_t* const barrier = &barriers.latents_used[buffer];
             __syncwarp();
             if (lane_ != 0) return;
             // who made them waits for both
-            if (paired && (tile & 1) != pair_rank()) {
-                arrive_there(in_peer(barrier));
+            if (paired && (tile & 1) != peer.rank()) {
+                arrive_there(peer(barrier));
             } else {
                 Arrivals(barrier).arrive();
             }
@@ -320,7 +329,7 @@ private:
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int distance = my_pos_[i] - slot_pos;
-                const bool seen = mine_[i] && (slot_seq & my_seq_[i]) != 0 && distance >= 0 &&
+                const bool seen = mine_[i] && (slot_seq >> my_seq_[i] & 1) != 0 && distance >= 0 &&
                                   (p_.window == 0 || distance < p_.window);
                 float& x = s[2 * h + i];
                 x = seen ? x * scale - slope_[i] * static_cast<float>(distance) : -INFINITY;
@@ -371,8 +380,9 @@ private:
     int lane_;
     int head_;  // of the item's
     int head_kv_;
+    int token_[2];  // of query rows 2c and 2c + 1, as what follows
     int my_pos_[2];
-    uint64_t my_seq_[2];
+    int my_seq_[2];
     float slope_[2];
     bool mine_[2];
     uint32_t own_lanes_;  // those with g one of the head's query rows

@@ -454,6 +454,11 @@ LKV_HD constexpr int factor_step(int blocks, bool absorbs) {
     return 256 * (absorbs ? absorbed_block(column_sets(blocks)) : 2 * product_tiles);
 }
 
+// Tiles of 16 dimensions whose keys are turned where none is absorbed.
+LKV_HD inline int all_turned_tiles(int head_dim, int n_rot) {
+    return round_up(plane_tiles(head_dim, n_rot), product_tiles / 2);
+}
+
 // Shared memory of the specialized kernel, in this order. Sizes in bytes, multiples of 16; `factor`, which the copy engine fills,
 // first.
 struct SpecializedPlan {
@@ -472,7 +477,7 @@ struct SpecializedPlan {
         const int tiles = cuda::plane_tiles(p.head_dim, p.n_rot);
         plane_tiles = round_up(tiles, product_tiles);
         const bool absorbs = p.absorbed_span != 0;
-        turned_tiles = absorbs ? rebuilt_tiles : round_up(tiles, product_tiles / 2);
+        turned_tiles = absorbs ? rebuilt_tiles : all_turned_tiles(p.head_dim, p.n_rot);
         factor = p.unit * plane_tiles / product_tiles * 4 * blocks * factor_step(blocks, absorbs);
         latents = p.stages * blocks * 64 * specialized_tile * 2;
         weights = (n_weight_buffers + (p.pair != 0 ? n_passed_buffers : 0)) * static_cast<int>(sizeof(TileWeights));

@@ -89,7 +89,8 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
     const int lane = threadIdx.x % 32;
     const int g = lane / 4;
     const int c = lane % 4;
-    const int member = paired ? 2 * pair_rank() + warp % 2 : warp % B;
+    const Peer peer(&barriers);
+    const int member = paired ? 2 * peer.rank() + warp % 2 : warp % B;
     const int first_group = paired ? warp / 2 * groups : 0;
     const TileWeights* const passed = weights + n_weight_buffers;
     TileCursor at = rows.cursor(paired ? 0 : warp / B);
@@ -107,20 +108,17 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
     const auto pass_on = [&](const TileWeights& tile, int buffer) {
         const int group = first_group + warp % 2;
         const uint2 words = tile.of[group][lane];
-        const uint32_t arrivals = in_peer(&barriers.weights_passed[buffer]);
-        send(in_peer(&passed[buffer].of[group][lane]), make_float2(__uint_as_float(words.x), __uint_as_float(words.y)),
+        const uint32_t arrivals = peer(&barriers.weights_passed[buffer]);
+        send(peer(&passed[buffer].of[group][lane]), make_float2(__uint_as_float(words.x), __uint_as_float(words.y)),
              arrivals);
-        if (c == 0) send(in_peer(&passed[buffer].base[group][g]), tile.base[group][g], arrivals);
+        if (c == 0) send(peer(&passed[buffer].base[group][g]), tile.base[group][g], arrivals);
     };
     if (at.i < rows.count) {
 #pragma unroll
         for (int m = 0; m < groups; m++) load_slots(rows.rows(at, 1), chunk_of(at), m);
     }
 #pragma unroll 1
-    while (at.i < rows.count) {
-        TileCursor then = at;
-        rows.step(then, apart);
-        if ((paired ? warp : member) == 0) rows.fetch(then, 1);
+    for (bool more = at.i < rows.count; more;) {
         const int now = at.i;
         const Turn turn(now, weight_buffer_bits);
         const Turn passed_turn(now, passed_buffer_bits);
@@ -146,9 +144,11 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
                 }
             });
         }
-        const TileCursor& next = then.i < rows.count ? then : at;  // behind the last tile any will do
-        const auto next_rows = rows.rows(next, 1);
-        const Chunk next_chunk = chunk_of(next);
+        more = now + apart < rows.count;
+        if (more) rows.step(at, apart);
+        if (more && (paired ? warp : member) == 0) rows.fetch(at, 1);
+        const auto next_rows = rows.rows(at, 1);  // behind the last tile any will do
+        const Chunk next_chunk = chunk_of(at);
         if (paired && warp == 0 && lane == 0) {
             Arrivals(&barriers.weights_passed[passed_turn.buffer]).announce(sizeof(TileWeights));
         }
@@ -203,7 +203,6 @@ __device__ inline void sum_values(const TileRows<B>& rows, SpecializedBarriers& 
                 load_slots(next_rows, next_chunk, m);
             }
         }
-        at = then;
     }
 }
 
