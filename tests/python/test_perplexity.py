@@ -45,9 +45,10 @@ def test_equals_the_definition(cache: Any, latent_gguf: Path) -> None:
             llama.reset()
             logprobs = llama.logits_to_logprobs(llama.eval_all(window))
             nll += [-logprobs[i, window[i + 1]] for i in range(N_CTX // 2, N_CTX - 1)]
-    result = measure(cache)
+    # one window at a time, as above: products of four at once round otherwise, on one processor by 1.0e-4
+    result = measure(cache, parallel=1)
     assert result["tokens"] == len(nll) == 4 * 63
-    assert result["ppl"] == pytest.approx(math.exp(np.mean(nll)), rel=1e-4)
+    assert result["ppl"] == pytest.approx(math.exp(np.mean(nll)), rel=1e-7)
 
 
 def test_order_of_work_changes_nothing(cache: Any) -> None:
