@@ -49,6 +49,11 @@ class Terminal:
     def send(self, data: bytes) -> None:
         os.write(self._master, data)
 
+    def interrupt(self) -> None:
+        """Ctrl-C at the prompt, not at once: before Python waits for a key only the next key shows it."""
+        time.sleep(0.5)
+        self.send(b"\x03")
+
     def turn(self, line: str) -> str:
         """Sends a line; what is printed until the next prompt."""
         self.send(line.encode() + b"\n")
@@ -141,9 +146,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     terminal.send(b"\x03")
     assert "(stopped)" in terminal.read_until(b"\n" + PROMPT)
     assert "context" in terminal.turn("/stats")
-    terminal.send(b"\x03")
+    terminal.interrupt()
     assert "Ctrl-C again or Ctrl-D leaves" in terminal.read_until(b"\n" + PROMPT)
-    terminal.send(b"\x03")
+    terminal.interrupt()
     assert terminal.status() == 130
 
 
