@@ -100,6 +100,76 @@ void compare(const AttnShape& shape) {
     }
 }
 
+// Which kernel a plan takes.
+std::string kernel_of(const lkv::cuda::AttnArgs& a) {
+    if (a.expand != 0) return "expanded";
+    if (a.specialized != 0) return a.pair != 0 ? "pairs" : "specialized";
+    if (a.decode != 0) return a.rebuild != 0 ? "decode, rebuilt" : "decode";
+    if (a.wide != 0) return a.pair != 0 ? "wide pairs" : "wide";
+    if (a.prefill != 0) return a.rebuild != 0 ? "prefill, rebuilt" : "prefill";
+    return a.rebuild != 0 ? "rebuilt" : "direct";
+}
+
+// A short case of every kernel.
+void samples() {
+    struct Sample {
+        const char* kernel;
+        int n_kv, rep, group, k_rank, v_rank;  // rank 0: full
+        bool rebuild;
+        Format format;
+        int n_tokens = 1, n_past = 150, n_regions = 1;
+    };
+    constexpr Sample all[] = {
+        {"decode", 2, 4, 1, 0, 0, false, Format::f16},
+        {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
+        {"decode", 4, 2, 2, 128, 96, false, Format::q8},
+        {"decode, rebuilt", 2, 4, 1, 64, 64, true, Format::q4},
+        {"specialized", 2, 4, 1, 64, 64, true, Format::q8},
+        {"specialized", 4, 4, 2, 128, 112, true, Format::f16},
+        {"specialized", 2, 4, 2, 176, 256, true, Format::g4, 1, 100, 3},
+        {"pairs", 4, 4, 4, 256, 256, true, Format::q8},
+        {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 300},
+        {"pairs", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
+        {"wide", 4, 4, 4, 256, 192, false, Format::q4},
+        {"wide pairs", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
+        {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
+        {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40},
+        {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
+        {"prefill, rebuilt", 2, 4, 1, 64, 64, true, Format::q4, 40, 40},
+        {"expanded", 1, 4, 1, 64, 64, true, Format::q8, 70, 70},
+    };
+    for (const Sample& of : all) {
+        AttnShape s;
+        s.name = std::string(of.kernel) + ", " + lkv::format_name(of.format) + ", ranks " + std::to_string(of.k_rank) +
+                 " and " + std::to_string(of.v_rank) + " of " + std::to_string(of.group) + " heads";
+        s.head_dim = 128;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.rope_base = 5e5;
+        s.k_rebuild = of.rebuild;
+        s.k_group = s.v_group = of.group;
+        if (of.k_rank > 0) s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), of.k_rank);
+        if (of.v_rank > 0) s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), of.v_rank);
+        s.v_latent = of.v_rank > 0;
+        s.k_formats = s.v_formats = {of.format};
+        if (of.n_regions > 1) s.k_formats = s.v_formats = {Format::f16, of.format, of.format};
+        s.uniform = of.n_regions == 1;
+        s.n_tokens = of.n_tokens;
+        s.n_past = of.n_past;
+        AttnCase c(s);
+        lkv::cuda::Device limits = lkv::test::device_limits();
+        if (of.kernel == std::string("decode, rebuilt")) limits.specialized = false;
+        DeviceCase device(c.params, limits);
+        CHECK_MSG(kernel_of(device.args) == of.kernel, s.name + ": planned for " + kernel_of(device.args));
+        const std::vector<float> got = device.run();
+        const double error = relative_error(got, c.oracle());
+        const double tolerance = tolerance_of(s);
+        CHECK_MSG(error <= tolerance, s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, s.name + ": scores 1 % off go unseen");
+    }
+}
+
 // Shapes of the models this is for: head_dim 128, grouped queries, wide joint latents.
 void wide() {
     struct Wide {
@@ -1022,6 +1092,7 @@ int main(int argc, char** argv) {
     const auto run = [&](const char* name, bool in_small, const auto& test) {
         if (small ? in_small : named.empty() || named.contains(name)) test();
     };
+    run("samples", true, samples);
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);
     run("turned_heads", true, turned_heads);

@@ -1,0 +1,249 @@
+#undef _FORTIFY_SOURCE  // fibers jump from stack to stack
+#include "device.h"
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t stack_bytes = 128 * 1024;
+constexpr auto patience = std::chrono::minutes(5);
+constexpr uint32_t own_variables = 1 << 24;  // addresses of those around `anchor`
+constexpr int rank_bit = 26;
+
+struct Barrier {
+    int arrived = 0;
+    unsigned turns = 0;
+    int any = 0;
+    int result = 0;
+};
+
+struct Warp {
+    uint64_t words[2][32];
+    int arrived = 0;
+    unsigned turns = 0;
+};
+
+struct Fiber {
+    ucontext_t context;  // of its beginning
+    jmp_buf place;
+    std::unique_ptr<char[]> stack;
+    bool begun = false;
+    bool done = false;
+    unsigned cluster_turn = 0;
+};
+
+struct Block;
+struct Cluster {
+    std::vector<std::unique_ptr<Block>> blocks;
+    std::atomic<int> ready{0};
+    int threads = 0;
+    int arrived = 0;
+    std::atomic<unsigned> turns{0};
+};
+
+struct Block {
+    Cluster* cluster;
+    int rank;
+    const std::function<void()>* kernel;
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    Barrier barrier;
+    Barrier named[16];
+    std::unique_ptr<uint8_t[]> memory;
+    uint8_t* shared;
+    char* variables;  // this thread's `anchor`
+    int now = 0;      // the fiber that runs
+    jmp_buf scheduler;
+};
+
+alignas(64) thread_local char anchor[64];
+thread_local Block* block;
+std::mutex mutex;
+std::atomic<long long> ticks{0};
+
+void begin_fiber() {
+    (*block->kernel)();
+    block->fibers[static_cast<size_t>(block->now)].done = true;
+    _longjmp(block->scheduler, 1);
+}
+
+void resume(Block& b, int i) {
+    Fiber& fiber = b.fibers[static_cast<size_t>(i)];
+    b.now = i;
+    threadIdx = dim3(static_cast<unsigned>(i), 0, 0);
+    if (_setjmp(b.scheduler) != 0) return;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+}
+
+void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
+    block = &b;
+    b.variables = anchor;
+    blockIdx = index;
+    blockDim = threads;
+    gridDim = grid;
+    for (Fiber& fiber : b.fibers) {
+        fiber.stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack.get();
+        fiber.context.uc_stack.ss_size = stack_bytes;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, begin_fiber, 0);
+    }
+    // where all of a cluster lie is known before any begins
+    b.cluster->ready++;
+    while (b.cluster->ready.load() < static_cast<int>(b.cluster->blocks.size())) std::this_thread::yield();
+    const auto start = std::chrono::steady_clock::now();
+    for (bool waits = true; waits;) {
+        waits = false;
+        for (int i = 0; i < static_cast<int>(b.fibers.size()); i++) {
+            if (b.fibers[static_cast<size_t>(i)].done) continue;
+            resume(b, i);
+            waits = true;
+        }
+        ticks++;
+        if (std::chrono::steady_clock::now() - start > patience) fail("every thread block to end within five minutes");
+        if (b.cluster->blocks.size() > 1) std::this_thread::yield();
+    }
+}
+
+// Of the waiting ones the last to arrive opens it.
+void meet(Barrier& at, int threads, bool waits, int x = 0) {
+    at.any |= x;
+    const unsigned turn = at.turns;
+    if (++at.arrived == threads) {
+        at.arrived = 0;
+        at.result = at.any;
+        at.any = 0;
+        at.turns++;
+        return;
+    }
+    while (waits && at.turns == turn) yield();
+}
+
+}  // namespace
+
+void fail(const char* expected) {
+    std::fprintf(stderr, "[emulated gpu] expected %s; got thread %u of block %u, %u, %u\n", expected, threadIdx.x,
+                 blockIdx.x, blockIdx.y, blockIdx.z);
+    std::abort();
+}
+
+void yield() {
+    Block& b = *block;
+    if (_setjmp(b.fibers[static_cast<size_t>(b.now)].place) == 0) _longjmp(b.scheduler, 1);
+}
+
+void lock() { mutex.lock(); }
+void unlock() { mutex.unlock(); }
+long long clock() { return 100 * ticks.load(); }
+
+int block_barrier(int x) {
+    meet(block->barrier, static_cast<int>(blockDim.x), true, x != 0);
+    return block->barrier.result;
+}
+void named_barrier_sync(int id, int threads) { meet(block->named[id], threads, true); }
+void named_barrier_arrive(int id, int threads) { meet(block->named[id], threads, false); }
+
+void cluster_barrier_arrive() {
+    Cluster& c = *block->cluster;
+    const std::lock_guard held(mutex);
+    block->fibers[threadIdx.x].cluster_turn = c.turns.load();
+    if (++c.arrived < c.threads) return;
+    c.arrived = 0;
+    c.turns++;
+}
+void cluster_barrier_wait() {
+    while (block->cluster->turns.load() == block->fibers[threadIdx.x].cluster_turn) yield();
+}
+
+const uint64_t* exchange(uint64_t x) {
+    Warp& warp = block->warps[threadIdx.x / 32];
+    const unsigned turn = warp.turns;
+    uint64_t* const words = warp.words[turn % 2];
+    words[threadIdx.x % 32] = x;
+    const unsigned lanes = std::min(32u, blockDim.x - threadIdx.x / 32 * 32);
+    if (++warp.arrived == static_cast<int>(lanes)) {
+        warp.arrived = 0;
+        warp.turns++;
+    }
+    while (warp.turns == turn) yield();
+    return words;
+}
+
+void* dynamic_shared() { return block->shared; }
+
+uint32_t address_of(const void* at) {
+    const auto* const byte = static_cast<const uint8_t*>(at);
+    const auto place = reinterpret_cast<uintptr_t>(byte) - reinterpret_cast<uintptr_t>(block->shared);
+    if (place < most_shared) return static_cast<uint32_t>(place);
+    const auto from_anchor = reinterpret_cast<intptr_t>(byte) - reinterpret_cast<intptr_t>(block->variables);
+    return static_cast<uint32_t>(from_anchor + own_variables);
+}
+
+uint32_t address_in(uint32_t address, int rank) { return address | static_cast<uint32_t>(rank + 1) << rank_bit; }
+
+void* at_address(uint32_t address) {
+    const uint32_t rank = address >> rank_bit;
+    const Block& of = rank == 0 ? *block : *block->cluster->blocks[rank - 1];
+    const uint32_t place = address & ((1u << rank_bit) - 1);
+    if (place < most_shared) return of.shared + place;
+    return of.variables + (static_cast<intptr_t>(place) - own_variables);
+}
+
+int rank() { return block->rank; }
+int n_ranks() { return static_cast<int>(block->cluster->blocks.size()); }
+
+bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel) {
+    if (shared_bytes > most_shared || grid.x % cluster.x != 0 || grid.y % cluster.y != 0 || cluster.z != 1)
+        return false;
+    for (unsigned z = 0; z < grid.z; z++) {
+        for (unsigned y = 0; y < grid.y; y += cluster.y) {
+            for (unsigned x = 0; x < grid.x; x += cluster.x) {
+                Cluster c;
+                c.threads = static_cast<int>(cluster.x * cluster.y * threads.x);
+                std::vector<dim3> at;
+                for (unsigned j = 0; j < cluster.y; j++) {
+                    for (unsigned i = 0; i < cluster.x; i++) {
+                        auto b = std::make_unique<Block>();
+                        b->cluster = &c;
+                        b->rank = static_cast<int>(c.blocks.size());
+                        b->kernel = &kernel;
+                        b->fibers.resize(threads.x);
+                        b->warps.resize((threads.x + 31) / 32);
+                        constexpr size_t align = 1024;
+                        b->memory = std::make_unique_for_overwrite<uint8_t[]>(most_shared + align);
+                        b->shared = b->memory.get() + align - reinterpret_cast<uintptr_t>(b->memory.get()) % align;
+                        std::memset(b->shared, 0xff, most_shared);  // NaN, whatever it is read as
+                        c.blocks.push_back(std::move(b));
+                        at.emplace_back(x + i, y + j, z);
+                    }
+                }
+                std::vector<std::thread> workers;
+                for (size_t k = 0; k < c.blocks.size(); k++) {
+                    workers.emplace_back([&, k] { run(*c.blocks[k], at[k], threads, grid); });
+                }
+                for (std::thread& worker : workers) worker.join();
+            }
+        }
+    }
+    return true;
+}
+
+}  // namespace emulated

@@ -1,0 +1,72 @@
+// A GPU on the CPU, as far as the kernels need one: every thread is a fiber, every thread block a thread of the operating system, whose
+// thread_local variables are its shared memory. Thread blocks run cluster after cluster, those of a cluster at the same time. It checks
+// what kernels compute and that nobody waits for ever, at 10^-5 of the speed; memory has no caches and copies are done at once.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+// what kernels call so
+extern thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulated {
+
+constexpr int n_multiprocessors = 132;
+constexpr uint32_t most_shared = 232448;  // bytes of a thread block
+
+// Of all its thread blocks; false: the grid is not one.
+bool launch(dim3 grid, dim3 block, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel);
+
+// Lets the other threads go on.
+void yield();
+// Between thread blocks of a cluster.
+void lock();
+void unlock();
+// Goes on while threads wait.
+long long clock();
+
+// A barrier of the thread block; whether any thread passed something else than 0.
+int block_barrier(int x = 0);
+void named_barrier_sync(int id, int threads);
+void named_barrier_arrive(int id, int threads);
+void cluster_barrier_arrive();
+void cluster_barrier_wait();
+
+inline int lane() { return static_cast<int>(threadIdx.x % 32); }
+// What all lanes of the warp passed, until the exchange after the next one.
+const uint64_t* exchange(uint64_t x);
+
+template <class T>
+uint64_t word_of(T x) {
+    static_assert(sizeof x <= sizeof(uint64_t));
+    uint64_t word = 0;
+    std::memcpy(&word, &x, sizeof x);
+    return word;
+}
+template <class T>
+T from_word(uint64_t word) {
+    T x;
+    std::memcpy(&x, &word, sizeof x);
+    return x;
+}
+
+// Shared memory by 32-bit addresses: from 0 on what a launch asked for, as products by warpgroups want it, then the kernel's own variables.
+void* dynamic_shared();
+uint32_t address_of(const void* at);
+// The same place of another block of the cluster.
+uint32_t address_in(uint32_t address, int rank);
+void* at_address(uint32_t address);
+
+int rank();  // in the cluster
+int n_ranks();
+
+// Stops the program: a kernel did what a GPU would fail at.
+[[noreturn]] void fail(const char* expected);
+
+}  // namespace emulated

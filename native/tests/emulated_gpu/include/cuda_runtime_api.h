@@ -1,0 +1,296 @@
+// CUDA's runtime and language on the emulated GPU, as far as the kernels and their tests use them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "device.h"
+
+#define CUDART_VERSION 12000
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) alignas(n)
+#define __shared__ static thread_local
+
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) int2 {
+    int x, y;
+};
+struct alignas(8) uint2 {
+    uint32_t x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+struct alignas(16) ulonglong2 {
+    unsigned long long x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+
+// The runtime. Everything has happened when a call returns.
+enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorInvalidConfiguration = 9, cudaErrorUnknown = 999 };
+using cudaStream_t = struct EmulatedStream*;
+inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated GPU"; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+template <class T>
+cudaError_t cudaMalloc(T** at, size_t bytes) {
+    constexpr size_t align = 256;
+    *at = static_cast<T*>(std::aligned_alloc(align, (bytes + align - 1) / align * align));
+    return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* at) {
+    std::free(at);
+    return cudaSuccess;
+}
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    if (bytes != 0) std::memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemset(void* at, int byte, size_t bytes) {
+    std::memset(at, byte, bytes);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDeviceCount(int* n) {
+    *n = 1;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* id) {
+    *id = 0;
+    return cudaSuccess;
+}
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    const bool shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
+    *value = shared ? static_cast<int>(emulated::most_shared) : emulated::n_multiprocessors;
+    return cudaSuccess;
+}
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
+    return cudaSuccess;
+}
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes = 0;
+    int ptxVersion = 0;
+};
+// as compiled for compute capability 9.0
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* of, Kernel) {
+    *of = {1, 90};
+    return cudaSuccess;
+}
+
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeProgrammaticStreamSerialization,
+    cudaLaunchAttributeClusterDimension,
+    cudaLaunchAttributePriority
+};
+struct cudaLaunchAttributeValue {
+    int programmaticStreamSerializationAllowed;
+    dim3 clusterDim;
+    int priority;
+};
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    cudaLaunchAttributeValue val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes = 0;
+    cudaStream_t stream = nullptr;
+    cudaLaunchAttribute* attrs = nullptr;
+    unsigned numAttrs = 0;
+};
+template <class... Params, class... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), const Args&... args) {
+    dim3 cluster;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const cudaLaunchAttribute& attribute = config->attrs[i];
+        if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = attribute.val.clusterDim;
+    }
+    const bool launched = emulated::launch(config->gridDim, config->blockDim, cluster, config->dynamicSmemBytes,
+                                           [&] { kernel(args...); });
+    return launched ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+// kernel<<<grid, threads, bytes, stream>>>(args …), see translate.py
+template <class... Params, class... Args>
+void emulated_launch(void (*kernel)(Params...), dim3 grid, int threads, size_t bytes, const Args&... args) {
+    emulated::launch(grid, dim3(static_cast<unsigned>(threads)), dim3(), bytes, [&] { kernel(args...); });
+}
+
+// Recorded steps are not emulated: nothing of them is called.
+using cudaEvent_t = struct EmulatedEvent*;
+using cudaGraph_t = struct EmulatedGraph*;
+using cudaGraphNode_t = struct EmulatedNode*;
+using cudaGraphExec_t = struct EmulatedExec*;
+struct cudaGraphEdgeData {
+    unsigned char from_port, to_port, type;
+};
+struct cudaKernelNodeParams {
+    void** kernelParams;
+};
+enum {
+    cudaStreamNonBlocking,
+    cudaEventDisableTiming,
+    cudaStreamCaptureModeRelaxed,
+    cudaGraphInstantiateFlagUseNodePriority,
+    cudaGraphDependencyTypeProgrammatic,
+    cudaGraphKernelNodePortProgrammatic,
+    cudaGraphKernelNodePortLaunchCompletion
+};
+#define EMULATED_NEVER(name)                                           \
+    template <class... Args>                                           \
+    cudaError_t name(Args&&...) {                                      \
+        emulated::fail("no call of " #name ", which is not emulated"); \
+    }
+EMULATED_NEVER(cudaDeviceGetStreamPriorityRange)
+EMULATED_NEVER(cudaEventCreateWithFlags)
+EMULATED_NEVER(cudaEventDestroy)
+EMULATED_NEVER(cudaEventRecord)
+EMULATED_NEVER(cudaGraphDestroy)
+EMULATED_NEVER(cudaGraphExecDestroy)
+EMULATED_NEVER(cudaGraphInstantiate)
+EMULATED_NEVER(cudaGraphKernelNodeGetParams)
+EMULATED_NEVER(cudaGraphLaunch)
+EMULATED_NEVER(cudaStreamBeginCapture)
+EMULATED_NEVER(cudaStreamCreateWithPriority)
+EMULATED_NEVER(cudaStreamDestroy)
+EMULATED_NEVER(cudaStreamEndCapture)
+EMULATED_NEVER(cudaStreamWaitEvent)
+#undef EMULATED_NEVER
+
+// The language.
+inline void cudaGridDependencySynchronize() {}
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
+inline void __syncthreads() { emulated::block_barrier(); }
+inline int __syncthreads_or(int x) { return emulated::block_barrier(x); }
+inline void __syncwarp() { emulated::exchange(0); }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline long long clock64() { return emulated::clock(); }
+
+template <class T>
+T __shfl_sync(unsigned, T x, int from) {
+    return emulated::from_word<T>(emulated::exchange(emulated::word_of(x))[from % 32]);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int by) {
+    return emulated::from_word<T>(emulated::exchange(emulated::word_of(x))[emulated::lane() ^ by]);
+}
+inline uint32_t __ballot_sync(unsigned, bool x) {
+    const uint64_t* const of = emulated::exchange(x ? 1 : 0);
+    uint32_t all = 0;
+    for (int i = 0; i < 32; i++) all |= static_cast<uint32_t>(of[i]) << i;
+    return all;
+}
+inline int __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline int __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) == 0xffffffffu; }
+template <class T, class Join>
+T emulated_reduce(T x, Join join) {
+    const uint64_t* const of = emulated::exchange(emulated::word_of(x));
+    T all = emulated::from_word<T>(of[0]);
+    for (int i = 1; i < 32; i++) all = join(all, emulated::from_word<T>(of[i]));
+    return all;
+}
+inline int __reduce_max_sync(unsigned, int x) {
+    return emulated_reduce(x, [](int a, int b) { return std::max(a, b); });
+}
+inline int __reduce_min_sync(unsigned, int x) {
+    return emulated_reduce(x, [](int a, int b) { return std::min(a, b); });
+}
+inline uint32_t __reduce_or_sync(unsigned, uint32_t x) {
+    return emulated_reduce(x, [](uint32_t a, uint32_t b) { return a | b; });
+}
+inline uint32_t __reduce_and_sync(unsigned, uint32_t x) {
+    return emulated_reduce(x, [](uint32_t a, uint32_t b) { return a & b; });
+}
+
+template <class T>
+T __ldg(const T* at) {
+    return *at;
+}
+template <class T>
+T __ldcg(const T* at) {
+    return *at;
+}
+template <class T>
+T __ldcs(const T* at) {
+    return *at;
+}
+template <class T>
+void __stcs(T* at, T x) {
+    *at = x;
+}
+
+// Returns what was there.
+template <class T, class Change>
+T emulated_change(T* at, Change change) {
+    emulated::lock();
+    const T before = *at;
+    *at = change(before);
+    emulated::unlock();
+    return before;
+}
+inline uint32_t atomicAdd(uint32_t* at, uint32_t x) {
+    return emulated_change(at, [&](uint32_t y) { return y + x; });
+}
+inline uint32_t atomicInc(uint32_t* at, uint32_t last) {
+    return emulated_change(at, [&](uint32_t y) { return y >= last ? 0 : y + 1; });
+}
+inline int atomicMax(int* at, int x) {
+    return emulated_change(at, [&](int y) { return std::max(x, y); });
+}
+inline int atomicMin(int* at, int x) {
+    return emulated_change(at, [&](int y) { return std::min(x, y); });
+}
+template <class T>
+T atomicOr(T* at, T x) {
+    return emulated_change(at, [&](T y) { return y | x; });
+}
+
+using std::max;
+using std::min;
+inline int max(int a, uint32_t b) { return std::max(a, static_cast<int>(b)); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selection) {
+    const uint64_t both = a | uint64_t{b} << 32;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; i++) out |= static_cast<uint32_t>(both >> 8 * (selection >> 4 * i & 7) & 0xff) << 8 * i;
+    return out;
+}
+inline uint32_t __float_as_uint(float x) { return emulated::from_word<uint32_t>(emulated::word_of(x)); }
+inline int __float_as_int(float x) { return emulated::from_word<int>(emulated::word_of(x)); }
+inline float __uint_as_float(uint32_t x) { return emulated::from_word<float>(x); }
+inline float __int_as_float(int x) { return emulated::from_word<float>(emulated::word_of(x)); }
+inline void __sincosf(float x, float* sine, float* cosine) {
+    *sine = std::sin(x);
+    *cosine = std::cos(x);
+}
+inline float __fadd_rz(float x, float y) {
+    const double exact = double{x} + y;
+    const auto nearest = static_cast<float>(exact);
+    return std::abs(nearest) > std::abs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline size_t __cvta_generic_to_shared(const void* at) { return emulated::address_of(at); }

@@ -1,0 +1,24 @@
+// ops/cuda/cluster.cuh on the emulated GPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace lkv::cuda {
+
+constexpr bool has_clusters = true;
+
+inline int cluster_blocks() { return emulated::n_ranks(); }
+inline int cluster_rank() { return emulated::rank(); }
+inline void cluster_arrive() { emulated::cluster_barrier_arrive(); }
+inline void cluster_arrive_relaxed() { emulated::cluster_barrier_arrive(); }
+inline void cluster_wait() { emulated::cluster_barrier_wait(); }
+inline uint32_t in_block(const void* at, int rank) { return emulated::address_in(emulated::address_of(at), rank); }
+template <class T>
+void emulated_store(uint32_t to, const T& x) {
+    emulated::lock();
+    std::memcpy(emulated::at_address(to), &x, sizeof x);
+    emulated::unlock();
+}
+inline void store_there(uint32_t to, float2 x) { emulated_store(to, x); }
+
+}  // namespace lkv::cuda
