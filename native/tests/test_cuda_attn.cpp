@@ -118,17 +118,18 @@ void samples() {
         bool rebuild;
         Format format;
         int n_tokens = 1, n_past = 150, n_regions = 1;
+        int n_split = 0;  // 0: as planned; 1 where every buffer between roles is to be used several times
     };
     constexpr Sample all[] = {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
         {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
         {"decode", 4, 2, 2, 128, 96, false, Format::q8},
         {"decode, rebuilt", 2, 4, 1, 64, 64, true, Format::q4},
-        {"specialized", 2, 4, 1, 64, 64, true, Format::q8},
-        {"specialized", 4, 4, 2, 128, 112, true, Format::f16},
+        {"specialized", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
+        {"specialized", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 1},
         {"specialized", 2, 4, 2, 176, 256, true, Format::g4, 1, 100, 3},
         {"pairs", 4, 4, 4, 256, 256, true, Format::q8},
-        {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 300},
+        {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
         {"pairs", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
         {"wide", 4, 4, 4, 256, 192, false, Format::q4},
         {"wide pairs", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
@@ -162,6 +163,7 @@ void samples() {
         if (of.kernel == std::string("decode, rebuilt")) limits.specialized = false;
         DeviceCase device(c.params, limits);
         CHECK_MSG(kernel_of(device.args) == of.kernel, s.name + ": planned for " + kernel_of(device.args));
+        if (of.n_split != 0) device.args.n_split = of.n_split;
         const std::vector<float> got = device.run();
         const double error = relative_error(got, c.oracle());
         const double tolerance = tolerance_of(s);

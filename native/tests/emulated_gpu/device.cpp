@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -110,12 +112,26 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
     b.cluster->ready++;
     while (b.cluster->ready.load() < static_cast<int>(b.cluster->blocks.size())) std::this_thread::yield();
     const auto start = std::chrono::steady_clock::now();
-    for (bool waits = true; waits;) {
-        waits = false;
-        for (int i = 0; i < static_cast<int>(b.fibers.size()); i++) {
-            if (b.fibers[static_cast<size_t>(i)].done) continue;
-            resume(b, i);
-            waits = true;
+    // a warp that nobody waits for as it should is late sooner or later
+    std::mt19937 random(index.x + 1000 * index.y);
+    std::vector<size_t> order(b.warps.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    size_t late = 0;  // the last ones of an order, which wait
+    unsigned rounds = 0;
+    for (unsigned waits = 1; waits != 0; rounds--) {
+        if (rounds == 0) {
+            rounds = 16u << random() % 8;
+            std::shuffle(order.begin(), order.end(), random);
+            late = late == 0 ? order.size() / 4 : 0;
+        }
+        waits = 0;
+        for (size_t k = 0; k < order.size(); k++) {
+            const size_t end = std::min(b.fibers.size(), 32 * order[k] + 32);
+            for (size_t i = 32 * order[k]; i < end; i++) {
+                if (b.fibers[i].done) continue;
+                waits++;
+                if (k + late < order.size()) resume(b, static_cast<int>(i));
+            }
         }
         ticks++;
         if (std::chrono::steady_clock::now() - start > patience) fail("every thread block to end within five minutes");

@@ -1,6 +1,7 @@
 // A GPU on the CPU, as far as the kernels need one: every thread is a fiber, every thread block a thread of the operating system, whose
-// thread_local variables are its shared memory. Thread blocks run cluster after cluster, those of a cluster at the same time. It checks
-// what kernels compute and that nobody waits for ever, at 10^-5 of the speed; memory has no caches and copies are done at once.
+// thread_local variables are its shared memory. Thread blocks run cluster after cluster, those of a cluster at the same time, their warps in
+// an order that is drawn anew again and again. It checks what kernels compute and that nobody waits for ever; memory has no
+// caches, and copies and products are done at once.
 #pragma once
 
 #include <cstdint>
