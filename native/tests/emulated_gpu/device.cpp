@@ -70,6 +70,7 @@ struct Block {
     uint8_t* shared;
     char* variables;  // this thread's `anchor`
     int now = 0;      // the fiber that runs
+    unsigned progress = 0;
     jmp_buf scheduler;
 };
 
@@ -81,6 +82,7 @@ std::atomic<long long> ticks{0};
 void begin_fiber() {
     (*block->kernel)();
     block->fibers[static_cast<size_t>(block->now)].done = true;
+    block->progress++;
     _longjmp(block->scheduler, 1);
 }
 
@@ -125,6 +127,7 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
             late = late == 0 ? order.size() / 4 : 0;
         }
         waits = 0;
+        const unsigned before = b.progress;
         for (size_t k = 0; k < order.size(); k++) {
             const size_t end = std::min(b.fibers.size(), 32 * order[k] + 32);
             for (size_t i = 32 * order[k]; i < end; i++) {
@@ -133,6 +136,7 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
                 if (k + late < order.size()) resume(b, static_cast<int>(i));
             }
         }
+        if (b.progress == before) late = 0;  // the others wait for them
         ticks++;
         if (std::chrono::steady_clock::now() - start > patience) fail("every thread block to end within five minutes");
         if (b.cluster->blocks.size() > 1) std::this_thread::yield();
@@ -148,6 +152,7 @@ void meet(Barrier& at, int threads, bool waits, int x = 0) {
         at.result = at.any;
         at.any = 0;
         at.turns++;
+        block->progress++;
         return;
     }
     while (waits && at.turns == turn) yield();
@@ -198,6 +203,7 @@ const uint64_t* exchange(uint64_t x) {
     if (++warp.arrived == static_cast<int>(lanes)) {
         warp.arrived = 0;
         warp.turns++;
+        block->progress++;
     }
     while (warp.turns == turn) yield();
     return words;
