@@ -136,7 +136,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 // kernel<<<grid, threads, bytes, stream>>>(args …), see translate.py
 template <class... Params, class... Args>
 void emulated_launch(void (*kernel)(Params...), dim3 grid, int threads, size_t bytes, const Args&... args) {
-    emulated::launch(grid, dim3(static_cast<unsigned>(threads)), dim3(), bytes, [&] { kernel(args...); });
+    const dim3 block(static_cast<unsigned>(threads));
+    if (!emulated::launch(grid, block, dim3(), bytes, [&] { kernel(args...); })) {
+        emulated::fail("a grid and shared memory that a launch may ask for");
+    }
 }
 
 // Recorded steps are not emulated: nothing of them is called.
