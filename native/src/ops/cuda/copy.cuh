@@ -99,28 +99,51 @@ __device__ inline void load_chunks(const AttnArgs& p, const WorkItem& item, Chun
     }
 }
 
-// The same for the decode kernels, by the first `threads` threads: K with 4·KB chunks, V with 4·VB, GroupTables [n_regions][K, V].
+// One chunk of the descriptors of a decode kernel, and one group where there is one of that number, on their way from device memory: K with
+// 4·KB chunks, V with 4·VB, GroupTables [n_regions][K, V].
+template <int KB, int VB>
+class TableEntry {
+public:
+    static constexpr int per_region = 4 * (KB + VB);
+
+    __device__ TableEntry(const AttnArgs& p, const WorkItem& item, int i) : i_(i), n_groups_(2 * p.n_regions) {
+        if (i < p.n_regions * per_region) {
+            const int r = i / per_region;
+            const int j = i - r * per_region;
+            const bool is_k = j < 4 * KB;
+            const int at = is_k ? j : j - 4 * KB;
+            const int n_chunks = 4 * (is_k ? p.k_blocks : p.v_blocks);
+            const int first =
+                is_k ? item.k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * n_chunks;
+            if (at < n_chunks) chunk_ = p.regions[r].chunks[first + at];
+        }
+        if (i < n_groups_) {
+            const bool is_k = i % 2 == 0;
+            const RegionArgs& region = p.regions[i / 2];
+            group_ = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+            // blocks of the kernel that the group does not have are no chunks of its kind
+            if ((is_k ? p.k_blocks : p.v_blocks) != (is_k ? KB : VB)) group_.kind = any_kind;
+        }
+    }
+    __device__ void store(GroupTable* groups, Chunk* chunks) const {
+        if (2 * i_ < n_groups_ * per_region) chunks[i_] = chunk_;
+        if (i_ < n_groups_) groups[i_] = group_;
+    }
+
+private:
+    int i_;
+    int n_groups_;
+    Chunk chunk_{};
+    GroupTable group_{};
+};
+
+// All of them, by the first `threads` threads.
 template <int KB, int VB>
 __device__ inline void load_tables(const AttnArgs& p, const WorkItem& item, int threads, GroupTable* groups,
                                    Chunk* chunks) {
-    constexpr int per_region = 4 * (KB + VB);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < p.n_regions * per_region; i += threads) {
-        const int r = i / per_region;
-        const int j = i - r * per_region;
-        const bool is_k = j < 4 * KB;
-        const int at = is_k ? j : j - 4 * KB;
-        const int n_chunks = 4 * (is_k ? p.k_blocks : p.v_blocks);
-        const int first =
-            is_k ? item.k_group * n_chunks : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * n_chunks;
-        chunks[i] = at < n_chunks ? p.regions[r].chunks[first + at] : Chunk{};
-    }
-    if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
-        const bool is_k = threadIdx.x % 2 == 0;
-        const RegionArgs& region = p.regions[threadIdx.x / 2];
-        groups[threadIdx.x] = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-        // blocks of the kernel that the group does not have are no chunks of its kind
-        if ((is_k ? p.k_blocks : p.v_blocks) != (is_k ? KB : VB)) groups[threadIdx.x].kind = any_kind;
+    for (int i = threadIdx.x; i < p.n_regions * TableEntry<KB, VB>::per_region; i += threads) {
+        TableEntry<KB, VB>(p, item, i).store(groups, chunks);
     }
 }
 

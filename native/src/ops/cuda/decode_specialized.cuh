@@ -62,13 +62,12 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     __shared__ float2
         maxima[items][n_scoring_warps][decode_rows];  // of a scoring warp's rows, and their sums of weights
     let_next_start();
-    const SlotCounts counts(p);
-    barriers.init(p.unit, B, paired);  // while the counts are on their way
-    const Parts parts(p, counts);
-    const int split = blockIdx.y;
-    if (split >= parts.count) return;
+    const SlotCounts counts(p);  // on their way for 1.2 us; what does not depend on them comes first
+    barriers.init(p.unit, B, paired);
+    if (paired) cluster_arrive_relaxed();
     const SpecializedPlan plan(p);
     const WorkItem item(p, blockIdx.x);
+    const int split = blockIdx.y;
     const int lane = threadIdx.x % 32;
     // from one lane, so that the compiler keeps what follows from it in uniform registers
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -84,69 +83,80 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     const int buffer_bits = __ffs(p.stages) - 1;
     const int note_bits = __ffs(note_buffers(B, p.unit, Absorbs)) - 1;
 
-    if (static_cast<int>(threadIdx.x) < items * item.n_rows) {
-        const bool own = static_cast<int>(threadIdx.x) < item.n_rows;
-        const WorkItem of(p, own ? blockIdx.x : blockIdx.x ^ 1);
-        rows_at[threadIdx.x] = of.row_at(p, own ? threadIdx.x : threadIdx.x - item.n_rows);
-    }
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int r = 0; r < max_regions; r++) n_slots[r] = counts.of[r];
-    }
-    const int begin = __shfl_sync(0xffffffffu, parts.begin(split), 0);
-    const int end = __shfl_sync(0xffffffffu, parts.begin(split + 1), 0);
-    const TileRows<B> rows{p, parts, begin, end - begin, groups, chunks, n_slots};
-    __syncthreads();
-    if (paired) cluster_arrive_relaxed();
-    if (warp < n_making_warps) {
-        load_factor<B, Absorbs>(p, plan, item.head_kv, warp, barriers, factor, tables.angles);
-        // the first tiles' rows, of which earlier kernels write no more than a few
-        constexpr int apart = tiles_at_once(B);
-        if (warp < apart) {
-            rows.fetch(rows.cursor(warp + (paired ? pair_rank() * apart : 0)), 0, paired);
-            rows.fetch(rows.cursor(warp), 1);
-        }
-        load_tables<B, B>(p, item, 32 * n_making_warps, groups, chunks);
-        // columns without a query row are multiplied too
-        for (int i = threadIdx.x; i < plan.weights / 16; i += 32 * n_making_warps) {
-            reinterpret_cast<uint4*>(weights)[i] = make_uint4(0, 0, 0, 0);
-        }
-    } else if (p.k_extras != 0) {
-        tables.fill_extras(p, item.head_kv, p.unit, threadIdx.x - 32 * n_making_warps,
-                           specialized_threads - 32 * n_making_warps);
-    }
-
     ValueSums<summed_groups(paired)> sums[items];
     float row_max[2] = {-INFINITY, -INFINITY};
     float row_sum[2] = {0.0f, 0.0f};
     const int summing_warp = warp - n_making_warps;
     const int scoring_warp = summing_warp - n_summing_warps;
     constexpr int making_and_scoring = 32 * (n_making_warps + n_scoring_warps);
+    const auto scoring_warps = [] { asm volatile("bar.sync 6, %0;" ::"n"(32 * n_scoring_warps) : "memory"); };
+    const auto tiles_of = [&](const Parts& parts) {
+        const int begin = __shfl_sync(0xffffffffu, parts.begin(split), 0);
+        const int end = __shfl_sync(0xffffffffu, parts.begin(split + 1), 0);
+        return TileRows<B>{p, counts, parts, begin, end - begin, groups, chunks, n_slots};
+    };
     const auto start = [&] {
+        __syncthreads();
         wait_for_previous();
         if (paired) cluster_wait();  // the other's barriers are there
     };
+    // Every role is set up by its own warps, and leaves where the part has no tiles.
     if (warp < n_making_warps) {
         TileNoter<B> noter(p, tables, barriers, notes, plan.note, note_bits, warp);
-        __syncthreads();
+        const Parts parts(p, counts);
+        if (split >= parts.count) return;
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int r = 0; r < max_regions; r++) n_slots[r] = counts.of[r];
+        }
+        asm volatile("bar.sync 1, %0;" ::"n"(32 * n_making_warps) : "memory");  // what counts the factor is there
+        load_factor<B, Absorbs>(p, plan, item.head_kv, warp, barriers, factor, tables.angles);
+        const TileRows<B> rows = tiles_of(parts);
         start();
         make_latents<B, Kind, paired>(rows, barriers, latents, buffer_bits, warp, noter, rows_at, item.n_rows, [] {
             asm volatile("bar.sync 3, %0;" ::"n"(making_and_scoring) : "memory");
         });
     } else if (scoring_warp < 0) {
-        __syncthreads();
+        const int thread = threadIdx.x - 32 * n_making_warps;
+        constexpr int threads = 32 * n_summing_warps;
+        static_assert(max_regions * TableEntry<B, B>::per_region <= threads);
+        const TableEntry<B, B> entry(p, item, thread);
+        // columns without a query row are multiplied too
+        for (int i = thread; i < plan.weights / 16; i += threads) {
+            reinterpret_cast<uint4*>(weights)[i] = make_uint4(0, 0, 0, 0);
+        }
+        tables.fill_extras(p, item.head_kv, p.unit, thread, threads);
+        const Parts parts(p, counts);
+        if (split >= parts.count) return;
+        const TileRows<B> rows = tiles_of(parts);
+        // the first tiles' rows, of which earlier kernels write no more than a few
+        constexpr int apart = tiles_at_once(B);
+        if (summing_warp < apart) {
+            rows.fetch(rows.cursor(summing_warp + (paired ? pair_rank() * apart : 0)), 0, paired);
+        }
+        const int v_warp = apart <= 2 ? summing_warp - 2 : summing_warp;
+        if (v_warp >= 0 && v_warp < apart) rows.fetch(rows.cursor(v_warp), 1);
+        entry.store(groups, chunks);
         start();
         sum_values<B, Kind, paired>(rows, barriers, weights, summing_warp, sums);
     } else {
+        const int thread = threadIdx.x - 32 * (n_making_warps + n_summing_warps);
+        if (thread < items * item.n_rows) {
+            const bool own = thread < item.n_rows;
+            const WorkItem of(p, own ? blockIdx.x : blockIdx.x ^ 1);
+            rows_at[thread] = of.row_at(p, own ? thread : thread - item.n_rows);
+        }
+        scoring_warps();
         // where everything lies, before it is there
         KeyScorer scorer(p, tables, item, rows_at, scoring_warp);
-        const TileCursor first = rows.cursor(scorer.first_tile());
-        const int thread = threadIdx.x - 32 * (n_making_warps + n_summing_warps);
         const auto row_at = [&](int row) -> const float* {
             return row < item.n_rows ? p.q + static_cast<int64_t>(rows_at[row]) * p.q_width : nullptr;
         };
         auto column = tables.first_column(p, thread, 32 * n_scoring_warps, row_at);
-        __syncthreads();
+        const Parts parts(p, counts);
+        if (split >= parts.count) return;
+        const TileRows<B> rows = tiles_of(parts);
+        const TileCursor first = rows.cursor(scorer.first_tile());
         start();
         // one trip to the L2 cache for all of it
         column.load();
@@ -156,7 +166,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         tables.fill_more_columns(p, thread, 32 * n_scoring_warps, row_at);
         // who makes latents waits for the queries, not these for latents
         asm volatile("bar.arrive 3, %0;" ::"n"(making_and_scoring) : "memory");
-        asm volatile("bar.sync 6, %0;" ::"n"(32 * n_scoring_warps) : "memory");
+        scoring_warps();
         scorer.run<B, Absorbs, paired>(rows, Absorbs ? Reach(marks, ~uint64_t{0}).lowest : 0, barriers, latents, notes,
                                        plan.note, buffer_bits, note_bits, factor, weights);
 #pragma unroll
@@ -238,6 +248,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     if constexpr (paired) {
         store_part(p, split, n_rows, rows_at, all, pair_rank() * width, width, sum_at);
     } else {
+        const Parts parts(p, SlotCounts(n_slots));
         end_part<specialized_threads, false>(p, parts, item, split, rows_at, all, width, shared, total, pitch, sum_at);
     }
 }

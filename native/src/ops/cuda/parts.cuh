@@ -15,6 +15,11 @@ struct SlotCounts {
 #pragma unroll
         for (int r = 0; r < max_regions; r++) of[r] = r < p.n_regions ? p.n_slots[r] : 0;
     }
+    // As they were stored, of all regions.
+    __device__ explicit SlotCounts(const int32_t* n_slots) {
+#pragma unroll
+        for (int r = 0; r < max_regions; r++) of[r] = n_slots[r];
+    }
 };
 
 struct Parts {

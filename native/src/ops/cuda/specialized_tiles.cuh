@@ -25,22 +25,25 @@ struct TileCursor {
 template <int B>
 struct TileRows {
     const AttnArgs& p;
+    const SlotCounts& counts;
     const Parts& parts;
     int begin;
     int count;
     const GroupTable* groups;
     const Chunk* chunks;
-    const int32_t* n_slots;
+    const int32_t* n_slots;  // the counts, in shared memory
 
     // At the part's tile i; past the last one nothing but i is meant.
     __device__ TileCursor cursor(int i) const {
+        const int tile = begin + max(0, min(i, count - 1));
         TileCursor at;
-        at.region = parts.region_of(begin);
-        at.first = (begin - parts.tiles_before(at.region)) * specialized_tile;
-        at.end = n_slots[at.region];
-        step(at, i);
+        at.i = i;
+        at.region = parts.region_of(tile);
+        at.first = (tile - parts.tiles_before(at.region)) * specialized_tile;
+        at.end = at.region == 0 ? counts.of[0] : (at.region == 1 ? counts.of[1] : counts.of[2]);
         return at;
     }
+    // Not before n_slots is there.
     __device__ void step(TileCursor& at, int tiles) const {
         at.i += tiles;
         at.first += tiles * specialized_tile;
@@ -160,7 +163,7 @@ struct SpecializedBarriers {
             if (warp == 5) Arrivals(&weights_used[i]).init(paired ? n_summing_warps : blocks);
         }
         if (i < n_passed_buffers && warp == 6) Arrivals(&weights_passed[i]).init();
-        if (i == 0 && warp == 7) Arrivals(&factor_arrives).init();
+        if (threadIdx.x == 0) Arrivals(&factor_arrives).init();
     }
 };
 
