@@ -119,6 +119,7 @@ void samples() {
         Format format;
         int n_tokens = 1, n_past = 150, n_regions = 1;
         int n_split = 0;  // 0: as planned; 1 where every buffer between roles is to be used several times
+        int late_parts = 0;
     };
     constexpr Sample all[] = {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
@@ -129,7 +130,9 @@ void samples() {
         {"specialized", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 1},
         {"specialized", 2, 4, 2, 176, 256, true, Format::g4, 1, 100, 3},
         {"pairs", 4, 4, 4, 256, 256, true, Format::q8},
+        {"specialized", 4, 4, 2, 96, 128, true, Format::q4, 1, 1450, 1, 3, 1},
         {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
+        {"pairs", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
         {"pairs", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
         {"wide", 4, 4, 4, 256, 192, false, Format::q4},
         {"wide pairs", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
@@ -165,7 +168,10 @@ void samples() {
         // GPUs that lack a kernel take another
         const bool has_all = lkv::test::device_limits().specialized && limits.pairs;
         CHECK_MSG(!has_all || kernel_of(device.args) == of.kernel, s.name + ": planned for " + kernel_of(device.args));
-        if (of.n_split != 0) device.args.n_split = of.n_split;
+        if (of.n_split != 0) {
+            device.args.n_split = of.n_split;
+            device.args.late_parts = of.late_parts;
+        }
         const std::vector<float> got = device.run();
         const double error = relative_error(got, c.oracle());
         const double tolerance = tolerance_of(s);

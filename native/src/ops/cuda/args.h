@@ -95,6 +95,7 @@ struct AttnArgs {
     int32_t stages;       // tiles in flight
     int32_t n_split;      // parts of the sequence, at most
     int32_t rehearsed;    // work items that a rehearsal launches, see rehearsed_items; 0: the real one, of all
+    int32_t late_parts;   // 1: the last of n_split parts starts late, see Parts
     int32_t least_tiles;  // tiles that are worth a part
     int32_t rebuild;      // 1: K is rebuilt from its latent
     int32_t k_extras;     // 1: rebuild with a bias or a norm

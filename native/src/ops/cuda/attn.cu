@@ -498,6 +498,7 @@ AttnArgs rehearsal(const AttnArgs& args) {
     AttnArgs of = args;
     of.rehearsed = rehearsed_items(args);
     of.n_split = std::min(args.n_split, 2 * args.n_regions);
+    of.late_parts = 0;
     return of;
 }
 

@@ -22,9 +22,9 @@
 namespace lkv::cuda {
 
 // The item's B of K, which depends on no earlier kernel, by the copy engine: [unit][steps of 16 channels][factor_step], and the
-// table of angles. By the warps that make latents, once the barriers are there.
+// table of angles. By the warps that sum, once the barriers are there. thread: of theirs
 template <int B, bool Absorbs>
-__device__ inline void load_factor(const AttnArgs& p, const SpecializedPlan& plan, int head_kv, int warp,
+__device__ inline void load_factor(const AttnArgs& p, const SpecializedPlan& plan, int head_kv, int thread,
                                    SpecializedBarriers& barriers, uint8_t* factor, uint2* angles) {
     constexpr int stored_step = factor_step(B, false);
     const int steps = 4 * B * plan.plane_tiles / product_tiles;  // of a head
@@ -34,14 +34,14 @@ __device__ inline void load_factor(const AttnArgs& p, const SpecializedPlan& pla
     if constexpr (Absorbs) {
         // without the dimensions that columns replace; one warp's lanes would copy one after the other, 2 900 cycles for all
         constexpr int bytes = 256 * absorbed_block(0);
-        if (threadIdx.x == 0) {
+        if (thread == 0) {
             arrivals.announce(static_cast<uint32_t>(p.unit * steps * bytes + plan.tables.angles));
         }
-        if (threadIdx.x == 32) arrivals.copy(angles, p.rebuilt_angles, static_cast<uint32_t>(plan.tables.angles));
-        for (int i = warp; threadIdx.x % 32 == 0 && i < p.unit * steps; i += n_making_warps) {
+        if (thread == 32) arrivals.copy(angles, p.rebuilt_angles, static_cast<uint32_t>(plan.tables.angles));
+        for (int i = thread / 32; thread % 32 == 0 && i < p.unit * steps; i += n_summing_warps) {
             arrivals.copy(factor + i * factor_step(B, Absorbs), from + i * stored_step, bytes);
         }
-    } else if (threadIdx.x == 0) {
+    } else if (thread == 0) {
         arrivals.announce(static_cast<uint32_t>(plan.factor + plan.tables.angles));
         arrivals.copy(angles, p.angles, static_cast<uint32_t>(plan.tables.angles));
         arrivals.copy(factor, from, static_cast<uint32_t>(plan.factor));
@@ -109,8 +109,6 @@ __global__ void __launch_bounds__(specialized_threads, 1)
 #pragma unroll
             for (int r = 0; r < max_regions; r++) n_slots[r] = counts.of[r];
         }
-        asm volatile("bar.sync 1, %0;" ::"n"(32 * n_making_warps) : "memory");  // what counts the factor is there
-        load_factor<B, Absorbs>(p, plan, item.head_kv, warp, barriers, factor, tables.angles);
         const TileRows<B> rows = tiles_of(parts);
         start();
         make_latents<B, Kind, paired>(rows, barriers, latents, buffer_bits, warp, noter, rows_at, item.n_rows, [] {
@@ -138,13 +136,15 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         if (v_warp >= 0 && v_warp < apart) rows.fetch(rows.cursor(v_warp), 1);
         entry.store(groups, chunks);
         start();
+        // the first product is behind the first latents, which take longer than B to come
+        load_factor<B, Absorbs>(p, plan, item.head_kv, thread, barriers, factor, tables.angles);
         sum_values<B, Kind, paired>(rows, barriers, weights, summing_warp, sums);
     } else {
         const int thread = threadIdx.x - 32 * (n_making_warps + n_summing_warps);
         if (thread < items * item.n_rows) {
             const bool own = thread < item.n_rows;
             const WorkItem of(p, own ? blockIdx.x : blockIdx.x ^ 1);
-            rows_at[thread] = of.row_at(p, own ? thread : thread - item.n_rows);
+            rows_at[thread] = of.few_row_at(p, own ? thread : thread - item.n_rows);
         }
         scoring_warps();
         // where everything lies, before it is there

@@ -7,6 +7,12 @@
 
 namespace lkv::cuda {
 
+// a / b, neither of them negative: exact for a below 2^20, and four instructions where a division has some 25, one behind the other. A
+// decode kernel's set-up, which runs once, had dozens of those.
+__device__ inline int small_quotient(int a, int b) {
+    return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
+}
+
 // Of every region, on the device.
 struct SlotCounts {
     int32_t of[max_regions];
@@ -22,11 +28,15 @@ struct SlotCounts {
     }
 };
 
+// Tiles that a late part's thread blocks are behind the others'.
+constexpr int tiles_late = 4;
+
 struct Parts {
     int before_1, before_2,
         n_tiles;  // tiles before regions 1 and 2, and all; not an array, which would leave the registers
     int tile;     // slots of a tile: the plan's, or fewer in the wide kernel
     int count;    // parts with work, 1 … n_split
+    bool late;    // the last one has what is left of parts of as many tiles each
     bool halves;  // two thread blocks of the wide kernel take half the query rows of a part each: enough are idle
 
     __device__ explicit Parts(const AttnArgs& p) : Parts(p, SlotCounts(p)) {}
@@ -41,13 +51,24 @@ struct Parts {
         before_1 = tiles(0);
         before_2 = before_1 + tiles(1);
         n_tiles = before_2 + tiles(2);
-        count = max(1, min(p.n_split, (n_tiles + p.least_tiles - 1) / p.least_tiles));
+        const int worth = p.least_tiles == 1 ? n_tiles : (n_tiles + p.least_tiles - 1) / p.least_tiles;
+        const int at_once = p.n_split - p.late_parts;
+        count = max(1, min(at_once, worth));
+        // 65537 slots in 32 parts would be 33 tiles for one and 32 for the others, which wait for it
+        late = false;
+        if (p.late_parts != 0 && count == at_once) {
+            const int rest = n_tiles % count;
+            late = rest != 0 && rest + tiles_late <= n_tiles / count;
+            if (late) count++;
+        }
         halves = p.wide == max_wide_rows && p.pair == 0 && 2 * count <= p.n_split;
     }
-    // 32 bits: at most 2^20 tiles and 132 parts
+    // The first tile of a part, or the last one's end.
     __device__ int begin(int part) const {
-        return static_cast<int>(static_cast<uint32_t>(n_tiles) * static_cast<uint32_t>(part) /
-                                static_cast<uint32_t>(count));
+        const int alike = late ? count - 1 : count;
+        const auto each = static_cast<int>(static_cast<uint32_t>(n_tiles) / static_cast<uint32_t>(alike));
+        if (late) return min(each * part, n_tiles);
+        return each * part + small_quotient((n_tiles - each * alike) * part, count);  // at most 132 parts
     }
     __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
@@ -63,9 +84,9 @@ struct WorkItem {
 
     __device__ WorkItem(const AttnArgs& p, int index)
         : head_kv(index * p.unit),
-          k_group(head_kv / p.k_group),
-          v_group(head_kv / p.v_group),
-          rep(p.n_head / p.n_kv),
+          k_group(small_quotient(head_kv, p.k_group)),
+          v_group(small_quotient(head_kv, p.v_group)),
+          rep(small_quotient(p.n_head, p.n_kv)),
           unit_heads(p.unit * rep),
           n_rows(p.n_tokens * unit_heads) {}
     // Which of [n_tokens, n_head] a query row is. As int or unsigned: a division of unsigned ones is shorter.
@@ -74,6 +95,14 @@ struct WorkItem {
         const int token = row / unit_heads;
         return token * p.n_head + head_kv * rep + row - token * unit_heads;
     }
+    // The same of the few rows that a decode kernel has.
+    __device__ int few_token(int row) const { return small_quotient(row, unit_heads); }
+    __device__ int few_row_at(const AttnArgs& p, int row) const {
+        const int token = few_token(row);
+        return token * p.n_head + head_kv * rep + row - token * unit_heads;
+    }
+    // Which of the item's KV heads such a row is of.
+    __device__ int few_head(int row) const { return small_quotient(row - few_token(row) * unit_heads, rep); }
 };
 
 // Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.

@@ -214,7 +214,12 @@ bool plan_specialized(const LatentAttnParams& p, int capacity, const Device& dev
                         ? 1
                         : 0;
         // a thread block takes a whole multiprocessor; some are left to the rehearsal beside which the real one starts
-        plan.n_split = decode_parts(plan, capacity, device.n_multiprocessors - rehearsed_items(plan));
+        const int items = plan.n_kv / unit;
+        const int at_once = device.n_multiprocessors - rehearsed_items(plan);
+        plan.n_split = decode_parts(plan, capacity, at_once);
+        // one more part begins when the rehearsal ends
+        plan.late_parts = plan.n_split == at_once / items && (plan.n_split + 1) * items <= device.n_multiprocessors;
+        plan.n_split += plan.late_parts;
         if (SpecializedPlan(plan).total(plan) > device.shared_bytes - specialized_fixed) continue;
         // A short cache in many parts, unless their thread blocks fill the device, where the next kernel starts late: 256 slots took
         // 13.2 us in 8 thread blocks and 10.6 in 16, but 9.3 in 64 and 11.3 in 128.
@@ -439,6 +444,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.v_pitch = pitch_of(*std::max_element(v_bytes.begin(), v_bytes.end()));
     a.least_tiles = 1;
     a.specialized = 0;
+    a.late_parts = 0;
     a.absorbed_span = 0;
     a.decode = 0;
     a.wide = 0;

@@ -8,6 +8,7 @@
 #include "ops/cuda/angle.cuh"
 #include "ops/cuda/args.h"
 #include "ops/cuda/dequant.cuh"
+#include "ops/cuda/parts.cuh"
 #include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
@@ -96,8 +97,8 @@ struct RebuildTables {
     template <class RowAt>
     __device__ QueryColumn first_column(const AttnArgs& p, int thread, int threads, RowAt&& row_at) const {
         const int columns = 16 * n_tiles;
-        const int apart = max(1, threads / columns);
-        const int first = thread / columns;
+        const int apart = max(1, small_quotient(threads, columns));
+        const int first = small_quotient(thread, columns);
         // a thread that is left over repeats what another does
         return QueryColumn(p, thread - first * columns, min(first, apart - 1), apart, row_at);
     }

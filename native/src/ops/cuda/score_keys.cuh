@@ -34,14 +34,14 @@ public:
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = 2 * c + i;
-            mine_[i] = row < item.n_rows && row / item.rep % p.unit == head_;
-            const int at = mine_[i] ? rows_at[row] : 0;
-            const int token = at / p.n_head;
-            token_[i] = token;
-            slope_[i] = mine_[i] && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
+            mine_[i] = row < item.n_rows && item.few_head(row) == head_;
+            token_[i] = mine_[i] ? item.few_token(row) : 0;
+            slope_[i] = mine_[i] && p.alibi_slopes != nullptr
+                            ? p.alibi_slopes[rows_at[row] - token_[i] * p.n_head] * log2_e
+                            : 0.0f;
         }
         const int row = lane_ / 4;
-        own_lanes_ = __ballot_sync(0xffffffffu, row < item.n_rows && row / item.rep % p.unit == head_);
+        own_lanes_ = __ballot_sync(0xffffffffu, row < item.n_rows && item.few_head(row) == head_);
     }
 
     // What the queries see, which earlier kernels may write.

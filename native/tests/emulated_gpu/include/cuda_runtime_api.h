@@ -295,5 +295,6 @@ inline float __fadd_rz(float x, float y) {
     const auto nearest = static_cast<float>(exact);
     return std::abs(nearest) > std::abs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
 }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline size_t __cvta_generic_to_shared(const void* at) { return emulated::address_of(at); }
