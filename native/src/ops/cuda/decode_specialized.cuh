@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         if (summing_warp < apart) {
             rows.fetch(rows.cursor(summing_warp + (paired ? pair_rank() * apart : 0)), 0, paired);
         }
+        // by other warps than K's, where there are enough
         const int v_warp = apart <= 2 ? summing_warp - 2 : summing_warp;
         if (v_warp >= 0 && v_warp < apart) rows.fetch(rows.cursor(v_warp), 1);
         entry.store(groups, chunks);

@@ -92,17 +92,18 @@ struct WorkItem {
     // Which of [n_tokens, n_head] a query row is. As int or unsigned: a division of unsigned ones is shorter.
     template <class Int>
     __device__ int row_at(const AttnArgs& p, Int row) const {
-        const int token = row / unit_heads;
-        return token * p.n_head + head_kv * rep + row - token * unit_heads;
+        return row_of(p, row / unit_heads, row);
     }
     // The same of the few rows that a decode kernel has.
     __device__ int few_token(int row) const { return small_quotient(row, unit_heads); }
-    __device__ int few_row_at(const AttnArgs& p, int row) const {
-        const int token = few_token(row);
-        return token * p.n_head + head_kv * rep + row - token * unit_heads;
-    }
+    __device__ int few_row_at(const AttnArgs& p, int row) const { return row_of(p, few_token(row), row); }
     // Which of the item's KV heads such a row is of.
     __device__ int few_head(int row) const { return small_quotient(row - few_token(row) * unit_heads, rep); }
+
+private:
+    __device__ int row_of(const AttnArgs& p, int token, int row) const {
+        return token * p.n_head + head_kv * rep + row - token * unit_heads;
+    }
 };
 
 // Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.
