@@ -135,6 +135,9 @@ void samples() {
         {"pairs", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
         {"pairs", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
         {"wide", 4, 4, 4, 256, 192, false, Format::q4},
+        {"wide", 2, 3, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
+        {"wide", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
+        {"wide", 4, 3, 4, 64, 256, false, Format::q8, 1, 12000},  // nearly as many parts as there can be
         {"wide pairs", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
         {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40},

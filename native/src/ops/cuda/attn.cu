@@ -2,6 +2,7 @@
 
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/cluster.cuh"
+#include "ops/cuda/combine_head.cuh"
 #include "ops/cuda/instances.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/mma.cuh"
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(wide_threads, 2)
     const int blocks = cluster_blocks();
     const int rank = cluster_rank();
     const bool alone = gridDim.y == 1;
-    if (together) cluster_arrive();  // the others have started
+    if (together) cluster_arrive_relaxed();  // the others have started
     const int n_pairs = static_cast<int>(by.pairs.n);
     const auto [slice, pair] = Quotient(static_cast<int>(threadIdx.x), by.pairs);
     const int n_slices = by.n_slices;
@@ -445,12 +446,24 @@ __global__ void __launch_bounds__(wide_threads, 2)
     }
 }
 
+// Whether combine_head_kernel takes the shape.
+bool combines_heads(const AttnArgs& args) {
+    const int rows = args.n_tokens * (args.n_head / args.n_kv);
+    const int blocks = args.v_blocks;
+    return device_chains() && args.head_dim == combined_dims && rows <= combined_rows && blocks <= largest_cluster &&
+           (blocks & (blocks - 1)) == 0;
+}
+
 cudaError_t combine_wide(const AttnArgs& args, cudaStream_t stream) {
     const int blocks = args.v_blocks;
+    const dim3 grid(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(blocks));
+    if (combines_heads(args)) {
+        const auto kernel = args.n_split > few_parts ? combine_head_kernel<true> : combine_head_kernel<false>;
+        return launch_clusters(dim3(1, grid.y), kernel, grid, combine_head_threads, 0, stream, args);
+    }
     const bool together = device_chains() && blocks > 1 && blocks <= largest_cluster;
     const CombinePlan plan(args, together ? blocks : 1);
-    return launch_clusters(dim3(1, together ? static_cast<unsigned>(blocks) : 1), combine_wide_kernel,
-                           dim3(static_cast<unsigned>(args.n_kv), static_cast<unsigned>(blocks)), wide_threads,
+    return launch_clusters(dim3(1, together ? grid.y : 1), combine_wide_kernel, grid, wide_threads,
                            sizeof(float) * wide_warps * static_cast<size_t>(args.n_split), stream, args, plan);
 }
 

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(specialized_threads, 1)
     __shared__ int32_t n_slots[max_regions];
     __shared__ float2
         maxima[items][n_scoring_warps][decode_rows];  // of a scoring warp's rows, and their sums of weights
+    static_assert(sizeof(maxima[0]) == passed_maxima);
     let_next_start();
     const SlotCounts counts(p);  // on their way for 1.2 us; what does not depend on them comes first
     barriers.init(p.unit, B, paired);
@@ -184,13 +185,21 @@ __global__ void __launch_bounds__(specialized_threads, 1)
         for (int i = 0; i < 2; i++) {
             float2& of = maxima[0][scoring_warp][2 * c + i];
             of = make_float2(row_max[i], row_sum[i]);
-            if (paired) store_there(in_peer(&of) + sizeof(maxima[0]), of);
+            if (paired) send(in_peer(&of) + sizeof(maxima[0]), of, in_peer(&barriers.maxima_passed));
         }
     }
     // the sums meet where B was, which a part without tiles has not waited for
     Arrivals(&barriers.factor_arrives).wait(0);
     if (paired) {
-        pair_barrier();  // behind which neither has anything for the other
+        // Behind it neither has anything for the other. All that was sent has been waited for but the last arrivals of those that score,
+        // who are done first and have the time for an arrival that orders them: it fences all memory of the GPU.
+        if (scoring_warp >= 0) {
+            cluster_arrive();
+        } else {
+            cluster_arrive_relaxed();
+        }
+        cluster_wait();
+        Arrivals(&barriers.maxima_passed).wait(0);
     } else {
         __syncthreads();
     }

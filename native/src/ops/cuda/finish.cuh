@@ -1,5 +1,5 @@
 // How a thread block of a decode kernel ends: its sums become one part of its item, or the result, and the last part adds all up. Parts
-// of a wide latent V are left to combine_wide_kernel.
+// of a wide latent V are left to combine_wide.
 #pragma once
 
 #include "ops/cuda/args.h"
@@ -44,7 +44,7 @@ __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int 
     }
 }
 
-// A thread block's part where combine_wide_kernel merges: of `n_rows` rows the sums of V from first_channel on, and from the first one on
+// A thread block's part where combine_wide merges: of `n_rows` rows the sums of V from first_channel on, and from the first one on
 // their maxima and sums of weights. Otherwise as end_part. By all threads of the specialized kernel.
 template <class SumAt>
 __device__ inline void store_part(const AttnArgs& p, int split, int n_rows, const int32_t* rows_at, const float2* all,
@@ -61,7 +61,7 @@ __device__ inline void store_part(const AttnArgs& p, int split, int n_rows, cons
 
 // all [n_rows]: maximum (base 2) and sum of a row's weights in this part; sum_at(row, d): the row's sums of V relative to that maximum,
 // d < width. shared: memory that nobody reads any more but `all` and sum_at; z [n_rows][pitch]: where sum_at's row and d may lie.
-// multiplies: with B_v, where combine_wide_kernel does not. By all threads.
+// multiplies: with B_v, where combine_wide does not. By all threads.
 template <int threads, bool multiplies, class SumAt>
 __device__ inline void end_part(const AttnArgs& p, const Parts& parts, const WorkItem& item, int split,
                                 const int32_t* rows_at, const float2* all, int width, uint8_t* shared, float* z,

@@ -56,6 +56,13 @@ __device__ inline void copy_async(void* dst, const void* src) {
     }
 }
 
+// The same address, found before what follows and not when it is used.
+template <class T>
+__device__ inline T* kept(T* at) {
+    asm volatile("" : "+l"(at));
+    return at;
+}
+
 // 2^x, without exp2f's care for results below 2^-126.
 __device__ inline float power_of_two(float x) {
     float y;

@@ -45,7 +45,7 @@ RegionArgs expanded_region(int n_kv, int head_dim, Keep&& keep) {
 // Attention on the full rows that a chunk was expanded to, as AttnArgs::expand plans it.
 AttnArgs on_expanded_rows(const AttnArgs& args);
 
-// Sums of all parts, then what merging needs: where combine_wide_kernel does it [v_blocks, n_tokens, n_head, head_dim], else one
+// Sums of all parts, then what merging needs: where combine_wide does it [v_blocks, n_tokens, n_head, head_dim], else one
 // part's sums; then ExpandedRows.
 size_t parts_floats(const AttnArgs& args);  // without ExpandedRows
 size_t partial_floats(const AttnArgs& args);

@@ -309,7 +309,7 @@ LKV_HD constexpr int decode_blocks(int k_blocks, int v_blocks) {
     return blocks <= 1 ? 1 : (blocks <= 2 ? 2 : 4);
 }
 LKV_HD inline int decode_blocks(const AttnArgs& p) { return decode_blocks(p.k_blocks, p.v_blocks); }
-// Whether a decode kernel leaves its parts to combine_wide_kernel: one thread block an item would read all of B_v, 3.7 us of 128 channels
+// Whether a decode kernel leaves its parts to combine_wide: one thread block an item would read all of B_v, 3.7 us of 128 channels
 // for two heads at any depth. decode.cuh's kernels for 64 channels multiply themselves: a whole decode step gains 2.5 % from
 // one more launch at depth 4096 and loses as much at depth 0.
 LKV_HD inline bool merges_apart(const AttnArgs& p) {

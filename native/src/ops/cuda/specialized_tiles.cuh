@@ -134,6 +134,9 @@ struct alignas(8) Reach {
     __device__ bool within(int span) const { return highest - lowest < span; }
 };
 
+// Bytes of the maxima and sums of weights of an item's query rows, by every warp that scores.
+constexpr uint32_t passed_maxima = n_scoring_warps * decode_rows * sizeof(float2);
+
 struct SpecializedBarriers {
     uint64_t used[used_masks];        // slots of tile i % used_masks that hold a token
     Reach reach[max_latent_buffers];  // of the tile whose latents are in that buffer
@@ -144,6 +147,7 @@ struct SpecializedBarriers {
     uint64_t weights_made[n_weight_buffers];
     uint64_t weights_used[n_weight_buffers];
     uint64_t weights_passed[n_passed_buffers];  // of a pair, by the other
+    uint64_t maxima_passed;                     // likewise, when all tiles are done
     uint64_t factor_arrives;
 
     // By all threads: one that did it alone would be waited for. unit: KV heads, of which each has warps that read a tile's latents
@@ -164,6 +168,10 @@ struct SpecializedBarriers {
         }
         if (i < n_passed_buffers && warp == 6) Arrivals(&weights_passed[i]).init();
         if (threadIdx.x == 0) Arrivals(&factor_arrives).init();
+        if (paired && warp == 7 && i == 0) {
+            Arrivals(&maxima_passed).init();
+            Arrivals(&maxima_passed).announce(passed_maxima);
+        }
     }
 };
 
