@@ -2,10 +2,10 @@
 // multiplied with B_v. A thread block has 64 channels of the latent V; those of a head are a cluster and add up each other's results.
 //
 // All of it is waited for, and its instructions have to come from device memory, where the attention's rows and the weights have
-// displaced them. So where everything lies is found out before the attention ends; behind it one trip to the L2 cache brings maxima and sums,
-// lanes exchange them without shared memory, and stores to the other thread blocks count themselves, since a barrier that orders
-// stores fences all memory of the GPU. Behind the end some 300 instructions are left where
-// combine_wide_kernel has 750: 2 to 3 us a layer less.
+// displaced them. So where everything lies is found out before the attention ends; behind it one trip to the L2 cache brings maxima
+// and sums, lanes exchange them without shared memory, and stores to the other thread blocks count themselves, since a barrier that
+// orders stores fences all memory of the GPU. Behind the end some 300 instructions are left where combine_wide_kernel has 750:
+// 2 to 3 us a layer less.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -13,6 +13,7 @@
 #include "ops/cuda/bulk_copy.cuh"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/cluster.cuh"
+#include "ops/cuda/halve.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/pair.cuh"
 #include "ops/cuda/parts.cuh"
@@ -24,34 +25,20 @@ constexpr int combined_rows = 4;    // of a KV head, at most
 constexpr int combined_dims = 128;  // of a row
 constexpr int few_parts = 40;       // a lane has sums of five parts at once
 
-// What two lanes `by` apart have of n values each becomes the sum of both, half of them in each lane: upper, in the upper one.
-template <int n>
-__device__ inline void halve(float (&x)[n], int by, bool upper) {
-#pragma unroll
-    for (int i = 0; i < n / 2; i++) {
-        const float own = upper ? x[n / 2 + i] : x[i];
-        const float given = upper ? x[i] : x[n / 2 + i];
-        x[i] = own + __shfl_xor_sync(0xffffffffu, given, by);
-    }
-}
-
-// n values of eight lanes four apart, summed: n / 8 each, of those that the lanes' bits 4, 3 and 2 count
-template <int n>
-__device__ inline void sum_of_eight(float (&x)[n], int lane) {
-    float half[n / 2];
-    float quarter[n / 4];
-    halve(x, 16, (lane & 16) != 0);
-#pragma unroll
-    for (int i = 0; i < n / 2; i++) half[i] = x[i];
-    halve(half, 8, (lane & 8) != 0);
-#pragma unroll
-    for (int i = 0; i < n / 4; i++) quarter[i] = half[i];
-    if constexpr (n >= 8) {
-        halve(quarter, 4, (lane & 4) != 0);
+// The sum over eight lanes four apart of one of n values: of n / 8 lanes each, counted by the lanes' bits 4, 3 and 2.
+template <int n, int by = 16>
+__device__ inline float sum_of_eight(float (&x)[n], int lane) {
+    if constexpr (by < 4) {
+        return x[0];
+    } else if constexpr (n == 1) {
+        return x[0] + __shfl_xor_sync(0xffffffffu, x[0], by);
     } else {
-        quarter[0] += __shfl_xor_sync(0xffffffffu, quarter[0], 4);
+        halve(x, n / 2, by, (lane & by) != 0);
+        float left[n / 2];
+#pragma unroll
+        for (int i = 0; i < n / 2; i++) left[i] = x[i];
+        return sum_of_eight<n / 2, by / 2>(left, lane);
     }
-    x[0] = quarter[0];
 }
 
 __device__ inline float warp_max(float x) {
@@ -116,7 +103,8 @@ __global__ void __launch_bounds__(combine_head_threads, 2) combine_head_kernel(c
     const bool exists = 64 * rank + merged_channel < p.v_rank_max;
     float* const merged_at = reinterpret_cast<float*>(z + merged_channel) + row;
 
-    // Results, [16 warps][rows][of a pair][4 pairs] as lanes have them: `own` of them are added up by each block.
+    // Results, [16 warps][rows][of a pair][4 pairs] as lanes have them, a thread one: `own` of them are added up by each block.
+    static_assert(combine_head_threads == combined_rows * combined_dims);
     const int own = combined_rows * combined_dims / blocks;
     const int owner = thread / own;
     const uint32_t there = in_block(sent + rank * own + thread - owner * own, owner);
@@ -173,8 +161,8 @@ __global__ void __launch_bounds__(combine_head_threads, 2) combine_head_kernel(c
         }
     }
     float merged[4] = {sum_z.x, sum_z.y, sum_z.z, sum_z.w};
-    sum_of_eight(merged, lane);
-    if (lane / 4 % 2 == 0) *merged_at = exists ? merged[0] * inverse : 0.0f;
+    const float sum_of_parts = sum_of_eight(merged, lane);
+    if (lane / 4 % 2 == 0) *merged_at = exists ? sum_of_parts * inverse : 0.0f;
     __syncthreads();
 
     float sum[2 * combined_rows] = {};  // [row][of the pair]
@@ -191,8 +179,7 @@ __global__ void __launch_bounds__(combine_head_threads, 2) combine_head_kernel(c
         sum[6] += rows.w * by.x;
         sum[7] += rows.w * by.y;
     }
-    sum_of_eight(sum, lane);
-    float result = sum[0];
+    float result = sum_of_eight(sum, lane);
     if (blocks > 1) {  // else there is no cluster to send it to
         send(there, result, arrivals);
         if (thread >= own) return;

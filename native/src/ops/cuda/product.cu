@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/chain.cuh"
+#include "ops/cuda/halve.cuh"
 #include "ops/cuda/turn.cuh"
 
 namespace lkv::cuda {
@@ -14,9 +15,8 @@ constexpr int product_threads = 128;
 // Lanes that share a row, 16 bytes each at a time.
 __host__ __device__ constexpr int row_lanes(int n_in) { return n_in <= 64 ? 8 : (n_in <= 128 ? 16 : 32); }
 
-// Sums over `lanes` lanes of each of V values, in halves: a lane keeps half of its values and gives the other half away, as long as it has
-// two. 16 values of 16 lanes take 15 exchanges so, one after another 64. Value `first` + i of the sums is in of[i], i < n; where n
-// is one and lanes are left, every one of them has it.
+// Sums over `lanes` lanes of each of V values: lanes halve them as long as they have two. Value `first` + i of the sums is in of[i],
+// i < n; where n is one and lanes are left, every one of them has it.
 template <int V>
 struct Reduced {
     int first = 0;
@@ -30,12 +30,7 @@ struct Reduced {
         for (int half = V / 2; half > 0; half /= 2) {
             if (o == 0) break;
             const bool upper = (lane & o) != 0;
-#pragma unroll
-            for (int i = 0; i < half; i++) {
-                const float keep = upper ? of[half + i] : of[i];
-                const float give = upper ? of[i] : of[half + i];
-                of[i] = keep + __shfl_xor_sync(0xffffffffu, give, o);
-            }
+            halve(of, half, o, upper);
             if (upper) first += half;
             n = half;
             o /= 2;
