@@ -19,6 +19,7 @@ add_library(latentkv_cuda STATIC
     ${cuda_dir}/product.cu
     ${cuda_dir}/rows.cu
     ${cuda_dir}/turn.cu
+    ${cuda_dir}/mla/launch.cu
     ${cuda_dir}/early_start.cpp
     ${cuda_dir}/plan.cpp)
 # Products by warpgroups are machine code of compute capability 9.0 itself, 90a; newer GPUs start from 90's intermediate code.

@@ -31,8 +31,10 @@ struct AttnShape {
     std::vector<Format> v_formats{Format::f16};
     bool uniform = false;  // a latent group is one segment, else two of different formats where its width allows
     int dropped = 0;       // channels that the last region drops from latent groups, down to 16; a narrower group whole
-    int n_past = 100;      // tokens in the cache before the batch, per sequence
-    int n_tokens = 1;      // queries, per sequence
+    std::vector<SegmentSpec> k_segments{};  // of every latent group in the last region; empty: by format
+    std::vector<SegmentSpec> v_segments{};
+    int n_past = 100;  // tokens in the cache before the batch, per sequence
+    int n_tokens = 1;  // queries, per sequence
     int n_seq = 1;
     bool permute = false;  // slots in any order, with holes that hold garbage
     int window = 0;
@@ -228,11 +230,18 @@ private:
 
     std::unique_ptr<Region> make_region(int r, const std::vector<int>& slots) {
         auto region = std::make_unique<Region>();
-        const int dropped = r == static_cast<int>(shape_.k_formats.size()) - 1 ? shape_.dropped : 0;
+        const bool is_last = r == static_cast<int>(shape_.k_formats.size()) - 1;
+        const int dropped = is_last ? shape_.dropped : 0;
         region->k_plan =
             plan(shape_.n_kv / shape_.k_group, shape_.k_ranks, shape_.k_formats[static_cast<size_t>(r)], dropped);
         region->v_plan =
             plan(shape_.n_kv / shape_.v_group, shape_.v_ranks, shape_.v_formats[static_cast<size_t>(r)], dropped);
+        const auto planned = [&](const std::vector<SegmentSpec>& segments, int group, RowPlan& to) {
+            if (is_last && !segments.empty())
+                to = RowPlan(std::vector(static_cast<size_t>(shape_.n_kv / group), segments));
+        };
+        planned(shape_.k_segments, shape_.k_group, region->k_plan);
+        planned(shape_.v_segments, shape_.v_group, region->v_plan);
         const RowLayout k = region->k_plan.view();
         const RowLayout v = region->v_plan.view();
         region->k_rows.assign(slots.size() * static_cast<size_t>(k.row_bytes), 0xff);  // 0xffff is a NaN in f16

@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "cuda_case.h"
+#include "ops/cuda/instances.h"
 
 namespace {
 
@@ -20,6 +21,7 @@ using lkv::Format;
 using lkv::LatentAttnParams;
 using lkv::RowLayout;
 using lkv::RowPlan;
+using lkv::SegmentSpec;
 using lkv::test::cuda_check;
 using lkv::test::DeviceBuffer;
 
@@ -32,9 +34,17 @@ struct Shape {
     bool rebuild;
     bool rope = true;      // of keys that are rebuilt
     bool prefill = false;  // only
+    std::vector<SegmentSpec> k_plan{},
+        v_plan{};  // of every group, as `convert` writes it by default; empty: one format
 };
 
 constexpr int head_dim = 128;
+
+int width_of(const std::vector<SegmentSpec>& plan) {
+    int width = 0;
+    for (const SegmentSpec& segment : plan) width += segment.width;
+    return width;
+}
 
 // Radians per position of RoPE's planes: Llama-3.1's, or Llama-2's.
 std::vector<float> rope_freqs(const std::string& model) {
@@ -48,7 +58,21 @@ std::vector<float> rope_freqs(const std::string& model) {
     }
     return freqs;
 }
-constexpr Shape shapes[] = {
+
+using enum Format;
+// Rows of eight heads of 128 at 28, 14 and 8.5 % of f16.
+const std::vector<SegmentSpec> k_28 = {{q8, 128}, {q8, 256}, {q4, 128}, {q4, 256}, {q2, 128}};
+const std::vector<SegmentSpec> v_28 = {{q8, 192}, {q4, 192}, {q4, 256}, {q2, 192}, {q1, 64}};
+const std::vector<SegmentSpec> k_14 = {{q8, 64}, {q4, 128}, {q4, 128}, {q2, 128}, {q2, 128}, {q2, 64}, {q1, 128}};
+const std::vector<SegmentSpec> v_14 = {{q4, 128}, {q4, 128}, {q2, 128}, {q2, 128}, {q1, 128}, {q1, 128}};
+const std::vector<SegmentSpec> k_8 = {{q4, 64}, {q4, 128}, {q2, 64}, {q2, 128}, {q1, 128}};
+const std::vector<SegmentSpec> v_8 = {{q4, 64}, {q2, 64}, {q2, 128}, {q1, 128}, {q1, 128}};
+
+const std::vector<Shape> shapes = {
+    {"8B", "plan 28 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_28, v_28},
+    {"8B", "plan 14 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_14, v_14},
+    {"8B", "plan 8.5 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_8, v_8},
+    {"7B", "plan 14 %", 32, 32, 8, 1024, 8, 1024, false, true, false, k_14, v_14},
     {"8B", "full/full", 32, 8, 1, 0, 1, 0, false},
     {"8B", "rotated 64/latent 64 per head", 32, 8, 1, 64, 1, 64, false},
     {"8B", "rotated 512/latent 512 joint", 32, 8, 8, 512, 8, 512, false},
@@ -127,11 +151,18 @@ public:
         p.k_group = shape.k_group;
         p.v_group = shape.v_group;
         p.scale = 0.088388f;
-        const int k_width = shape.k_rank > 0 ? shape.k_rank : head_dim;
-        const int v_width = shape.v_rank > 0 ? shape.v_rank : head_dim;
+        int k_width = shape.k_rank > 0 ? shape.k_rank : head_dim;
+        int v_width = shape.v_rank > 0 ? shape.v_rank : head_dim;
+        const auto rows_of = [&](const std::vector<SegmentSpec>& plan, int group, int width) {
+            const int n_groups = shape.n_kv / group;
+            return plan.empty() ? RowPlan::uniform(n_groups, width, format)
+                                : RowPlan(std::vector(static_cast<size_t>(n_groups), plan));
+        };
+        if (!shape.k_plan.empty()) k_width = width_of(shape.k_plan);
+        if (!shape.v_plan.empty()) v_width = width_of(shape.v_plan);
         p.q_width = shape.rebuild ? head_dim : k_width;
-        const RowPlan k_plan = RowPlan::uniform(shape.n_kv / shape.k_group, k_width, format);
-        const RowPlan v_plan = RowPlan::uniform(shape.n_kv / shape.v_group, v_width, format);
+        const RowPlan k_plan = rows_of(shape.k_plan, shape.k_group, k_width);
+        const RowPlan v_plan = rows_of(shape.v_plan, shape.v_group, v_width);
         const RowLayout k = k_plan.view();
         const RowLayout v = v_plan.view();
         layer_bytes_ = static_cast<size_t>(depth) * static_cast<size_t>(k.row_bytes + v.row_bytes);
@@ -154,7 +185,10 @@ public:
             p.rope_mscale = 1.0f;
             p.rope_neox = true;
         }
-        p.v_rank_max = shape.v_rank;
+        p.v_rank_max = shape.v_rank > 0 ? v_width : 0;
+        const std::vector<float> v_factor =
+            normals(static_cast<size_t>(shape.n_kv) * static_cast<size_t>(p.v_rank_max * head_dim), 0.1f);
+        if (shape.v_rank > 0) p.v_b = v_factor.data();
         lkv::cuda::plan_attention(p, depth, device, args);
         args.q = keep(normals(static_cast<size_t>(n_tokens * p.n_head * p.q_width), 1.0f));
         std::vector<int32_t> q_pos;
@@ -177,9 +211,7 @@ public:
             args.rebuilt_angles = keep(lkv::cuda::pack_angles(phases, lkv::cuda::rebuilt_tiles));
         }
         if (shape.v_rank > 0) {
-            const auto n = static_cast<size_t>(shape.n_kv) * static_cast<size_t>(v_width * head_dim);
-            const std::vector<float> v_factor = normals(n, 0.1f);
-            args.v_b = keep(lkv::cuda::pack_v_b(v_factor.data(), n));
+            args.v_b = keep(lkv::cuda::pack_v_b(v_factor.data(), v_factor.size()));
             args.v_b_planes = keep(lkv::cuda::pack_k_b(v_factor.data(), p.n_kv, v_width, head_dim, args.v_blocks,
                                                        lkv::cuda::dims_by_plane(head_dim, 0, true)));
         }
@@ -192,7 +224,7 @@ public:
         const auto* const v_groups = keep(tables.v_groups);
         const auto* const chunks = keep(tables.chunks);
         args.out = space(static_cast<size_t>(n_tokens * p.n_head * head_dim) * 4).as<float>();
-        args.done = keep(std::vector<uint32_t>(static_cast<size_t>(p.n_kv), 0));
+        args.done = keep(std::vector<uint32_t>(static_cast<size_t>(lkv::cuda::merge_counters(p.n_head, p.n_kv)), 0));
         args.expanded =
             lkv::cuda::expanded_region(shape.n_kv, head_dim, [this](const auto& host) { return keep(host); });
         args.context = (depth + 63) / 64 * 64;
@@ -200,8 +232,12 @@ public:
             args.partial = space(lkv::cuda::partial_floats(args) * 4).as<float>();
             args.partial_ml = space(lkv::cuda::partial_ml_floats(args) * 4).as<float>();
         }
-        k_segments_ = keep(std::vector<lkv::SegmentLayout>(k.segments, k.segments + k.n_groups));
-        v_segments_ = keep(std::vector<lkv::SegmentLayout>(v.segments, v.segments + v.n_groups));
+        const auto n_segments = [](const RowLayout& row) {
+            const lkv::GroupLayout& last = row.groups[row.n_groups - 1];
+            return last.first_segment + last.n_segments;
+        };
+        k_segments_ = keep(std::vector<lkv::SegmentLayout>(k.segments, k.segments + n_segments(k)));
+        v_segments_ = keep(std::vector<lkv::SegmentLayout>(v.segments, v.segments + n_segments(v)));
         const int width = std::max(k.width, v.width);
         constexpr int batch = 2048;
         const float* const values = keep(normals(static_cast<size_t>(batch * width), 1.0f));
@@ -227,8 +263,8 @@ public:
                                 v_segments_,
                                 k.row_bytes,
                                 v.row_bytes,
-                                k.n_groups,
-                                v.n_groups};
+                                n_segments(k),
+                                n_segments(v)};
             for (int first = 0; first < depth; first += batch) {
                 store.region = region + first;
                 store.slot = slot + first;
@@ -244,6 +280,11 @@ public:
     // between: what runs before every layer, or nothing
     double attention_us(const std::function<void()>& between) {
         return layer_us(layers_, between, [&](const auto& args) { return lkv::cuda::attend(args, stream_); });
+    }
+    // without what merges the parts; 0 for other kernels
+    double mla_us(const std::function<void()>& between) {
+        if (args().mla.rows == 0) return 0.0;
+        return layer_us(layers_, between, [&](const auto& args) { return lkv::cuda::launch_mla(args, stream_); });
     }
     double store_us(const std::function<void()>& between) {
         return layer_us(stores_, between,
@@ -348,24 +389,27 @@ int main(int argc, char** argv) {
                 for (const Format format : {Format::f16, Format::q8, Format::q4, Format::g4}) {
                     if (n_tokens > 1 && format != Format::f16 && format != Format::q4) continue;
                     if (!wanted(shape, format)) continue;
+                    if (!shape.k_plan.empty() && format != Format::f16) continue;
                     try {
                         Bench bench(shape, format, depth, n_tokens, device, stream);
                         const double us = bench.attention_us(between);
+                        const double mla = bench.mla_us(between);
                         const double store = bench.store_us(between);
                         const double floor = static_cast<double>(bench.layer_bytes()) / copy * 1e6;
                         const auto& a = bench.args();
                         std::printf(
                             "%s    {\"model\": \"%s\", \"path\": \"%s\", \"format\": \"%s\", \"tokens\": %d, "
-                            "\"depth\": %d, \"attention_us\": %.2f, \"store_us\": %.2f, \"row_bytes_floor_us\": %.2f, "
+                            "\"depth\": %d, \"attention_us\": %.2f, \"mla_us\": %.2f, \"store_us\": %.2f, "
+                            "\"row_bytes_floor_us\": %.2f, "
                             "\"gb_per_s\": %.0f, \"share_of_copy\": %.3f, \"tile\": %d, \"stages\": %d, \"parts\": %d}",
-                            separator, shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, store,
-                            floor, static_cast<double>(bench.layer_bytes()) / us * 1e-3, floor / us, a.tile, a.stages,
-                            a.n_split);
-                        std::fprintf(
-                            stderr,
-                            "%-3s %-34s %-4s %4d tok %6d  %9.1f us  floor %7.1f  %5.1f %%  store %6.1f  t%d s%d p%d\n",
-                            shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, floor,
-                            100 * floor / us, store, a.tile, a.stages, a.n_split);
+                            separator, shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, mla,
+                            store, floor, static_cast<double>(bench.layer_bytes()) / us * 1e-3, floor / us, a.tile,
+                            a.stages, a.n_split);
+                        std::fprintf(stderr,
+                                     "%-3s %-34s %-4s %4d tok %6d  %9.1f us (mla %.1f)  floor %7.1f  %5.1f %%  store "
+                                     "%6.1f  t%d s%d p%d\n",
+                                     shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, mla, floor,
+                                     100 * floor / us, store, a.tile, a.stages, a.n_split);
                         separator = ",\n";
                     } catch (const std::invalid_argument& e) {
                         std::fprintf(stderr, "%-3s %-34s %-4s: %s\n", shape.model, shape.path, lkv::format_name(format),

@@ -135,7 +135,7 @@ public:
             cuda_check(cudaMemset(partial_.as<void>(), 0xff, partial_.bytes()), "a memset");
             cuda_check(cudaMemset(partial_ml_.as<void>(), 0xff, partial_ml_.bytes()), "a memset");
         }
-        args.done = keep(std::vector<uint32_t>(static_cast<size_t>(args.n_kv), 0));
+        args.done = keep(std::vector<uint32_t>(static_cast<size_t>(cuda::merge_counters(args.n_head, args.n_kv)), 0));
         args.partial = parts ? partial_.as<float>() : nullptr;
         args.partial_ml = parts ? partial_ml_.as<float>() : nullptr;
         cuda_check(cudaMemset(out_.as<void>(), 0xff, out_.bytes()), "a memset");

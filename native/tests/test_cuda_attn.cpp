@@ -105,6 +105,7 @@ std::string kernel_of(const lkv::cuda::AttnArgs& a) {
     if (a.expand != 0) return "expanded";
     if (a.specialized != 0) return a.pair != 0 ? "pairs" : "specialized";
     if (a.decode != 0) return a.rebuild != 0 ? "decode, rebuilt" : "decode";
+    if (a.mla.rows != 0) return "mla";
     if (a.wide != 0) return a.pair != 0 ? "wide pairs" : "wide";
     if (a.prefill != 0) return a.rebuild != 0 ? "prefill, rebuilt" : "prefill";
     return a.rebuild != 0 ? "rebuilt" : "direct";
@@ -134,10 +135,12 @@ void samples() {
         {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
         {"pairs", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
         {"pairs", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
-        {"wide", 4, 4, 4, 256, 192, false, Format::q4},
-        {"wide", 2, 3, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
-        {"wide", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
-        {"wide", 4, 3, 4, 64, 256, false, Format::q8, 1, 12000},  // nearly as many parts as there can be
+        {"mla", 4, 4, 4, 256, 192, false, Format::q4},
+        {"wide", 4, 4, 4, 256, 192, false, Format::q3},
+        {"mla", 2, 5, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
+        {"mla", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
+        {"mla", 4, 3, 4, 64, 256, false, Format::q8, 1, 12000},  // nearly as many parts as there can be
+        {"wide", 4, 3, 4, 64, 256, false, Format::g4, 1, 12000},
         {"wide pairs", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
         {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40},
@@ -222,6 +225,108 @@ void wide() {
                 compare(s);
             }
         }
+    }
+}
+
+// Default plans: K and V in runs of 8, 4, 2 and 1 bits, f16 windows beside them. Every width alone, segments that end within a warp's
+// share, groups of several heads, more rows than a thread block has, holes, several sequences, parts of one tile and of many.
+void mla() {
+    using enum Format;
+    using Row = std::vector<lkv::SegmentSpec>;
+    struct Plan {
+        const char* name;
+        int n_kv, rep, group;
+        Row k, v;
+        int n_past = 300, n_tokens = 1, n_seq = 1;
+        bool windows = true, permute = false;
+        int n_split = 0, window = 0;
+        bool alibi = false;
+    };
+    const Plan plans[] = {
+        {"8 bits", 2, 6, 2, {{q8, 64}}, {{q8, 128}}},
+        {"4 bits", 2, 6, 2, {{q4, 64}}, {{q4, 128}}},
+        {"2 bits", 2, 6, 2, {{q2, 64}}, {{q2, 128}}},
+        {"1 bit", 2, 6, 2, {{q1, 96}}, {{q1, 64}}},
+        {"f16", 2, 6, 2, {{f16, 64}}, {{f16, 96}}, 100, 1, 1, false},
+        {"four widths",
+         4,
+         4,
+         4,
+         {{q8, 32}, {q4, 64}, {q2, 64}, {q1, 96}},
+         {{q8, 64}, {q4, 96}, {q2, 32}, {q1, 64}},
+         700},
+        {"dropped channels", 4, 2, 4, {{q8, 32}, {q4, 32}, {q2, 64}, {none, 64}}, {{q4, 64}, {q1, 96}, {none, 96}}},
+        {"segments of 32",
+         2,
+         8,
+         2,
+         {{q4, 32}, {q4, 32}, {q2, 32}, {q2, 32}},
+         {{q8, 32}, {q4, 32}, {q4, 32}, {q1, 32}, {q1, 32}}},
+        {"two groups", 4, 5, 2, {{q8, 32}, {q2, 96}}, {{q4, 64}, {q2, 32}}, 300, 1, 1, true, false, 2},
+        {"three tokens, three row blocks", 4, 8, 4, {{q8, 32}, {q4, 96}}, {{q4, 128}, {q2, 64}}, 200, 3},
+        {"holes, two sequences",
+         4,
+         1,
+         4,
+         {{q8, 64}, {q4, 64}},
+         {{q8, 32}, {q4, 64}, {q1, 128}},
+         200,
+         2,
+         2,
+         true,
+         true,
+         3,
+         90},
+        {"ALiBi, one part", 2, 8, 2, {{q4, 64}, {q2, 64}}, {{q4, 64}, {q2, 64}}, 700, 1, 1, true, true, 1, 0, true},
+        {"wide",
+         8,
+         4,
+         8,
+         {{q8, 128}, {q4, 256}, {q2, 256}, {q1, 128}},
+         {{q8, 64}, {q4, 192}, {q2, 384}, {q1, 384}},
+         300,
+         1,
+         1,
+         true,
+         false,
+         2},
+    };
+    unsigned seed = 900;
+    for (const Plan& of : plans) {
+        AttnShape s;
+        s.name = std::string("mla, ") + of.name;
+        s.head_dim = 64;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_group = s.v_group = of.group;
+        const auto width = [](const Row& row) {
+            int n = 0;
+            for (const lkv::SegmentSpec& segment : row) n += segment.width;
+            return n;
+        };
+        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.k));
+        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.v));
+        s.v_latent = true;
+        s.k_segments = of.k;
+        s.v_segments = of.v;
+        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
+        s.uniform = true;
+        s.n_past = of.n_past;
+        s.n_tokens = of.n_tokens;
+        s.n_seq = of.n_seq;
+        s.permute = of.permute;
+        s.window = of.window;
+        s.alibi = of.alibi;
+        s.seed = seed++;
+        const AttnCase c(s);
+        DeviceCase device(c.params);
+        CHECK_MSG(kernel_of(device.args) == "mla", s.name + ": planned for " + kernel_of(device.args));
+        if (of.n_split != 0) device.args.n_split = of.n_split;
+        const std::vector<float> got = device.run();
+        const double error = relative_error(got, c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > rounded_tolerance,
+                  s.name + ": scores 1 % off go unseen");
     }
 }
 
@@ -1106,6 +1211,7 @@ int main(int argc, char** argv) {
         if (small ? in_small : named.empty() || named.contains(name)) test();
     };
     run("samples", true, samples);
+    run("mla", true, mla);
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);
     run("turned_heads", true, turned_heads);

@@ -170,7 +170,7 @@ public:
                 cuda::pack_angles(phases, cuda::all_turned_tiles(h.head_dim, phases.empty() ? 0 : h.n_rot)));
             rebuilt_angles_ = DeviceMemory::of(cuda::pack_angles(phases, cuda::rebuilt_tiles));
         }
-        const std::vector<uint32_t> none_done(static_cast<size_t>(h.n_kv), 0);
+        const std::vector<uint32_t> none_done(static_cast<size_t>(cuda::merge_counters(h.n_head, h.n_kv)), 0);
         done_ = DeviceMemory::of(none_done);
         rehearsal_.done = DeviceMemory::of(none_done);
         rehearsal_.n_slots = DeviceMemory::of(one_slot);

@@ -37,17 +37,19 @@ def translated(source: str) -> str:
 
 def main() -> int:
     source, target = map(Path, sys.argv[1:])
-    own = {path.name for path in (Path(__file__).parent / "include/ops/cuda").iterdir()}
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.name in own:
+    headers = Path(__file__).parent / "include/ops/cuda"
+    own = {path.relative_to(headers) for path in headers.rglob("*")}
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if name in own or path.is_dir():
             continue
         text = translated(path.read_text(encoding="utf-8"))
         left = re.search(r"\basm\b.*|<<<.*", text)
         if left:
             print(f"[translate] expected no instruction by name in {path}; got {left[0]}", file=sys.stderr)
             return 2
-        (target / path.name).write_text(text, encoding="utf-8")
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_text(text, encoding="utf-8")
     return 0
 
 

@@ -5,6 +5,7 @@
 
 #include "base/half.h"
 #include "cache/row.h"
+#include "ops/cuda/mla/plan.h"
 
 namespace lkv::cuda {
 
@@ -119,10 +120,12 @@ struct AttnArgs {
     int32_t v_pitch;
     // of a prefill on rebuilt keys, see expand.cuh: slots that become full rows of f16 at once, a multiple of the tile; 0: another kernel
     int32_t expand;
+    MlaPlan mla;
     int32_t context;      // slots of the tiles in use, at least; set before a launch
     RegionArgs expanded;  // these rows' tables
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and scratch, see partial_floats
-    uint32_t* done;  // [n_kv] 0 between launches: parts of a work item that have finished
+    uint32_t*
+        done;  // [merge_counters] 0 between launches: parts of a work item, or thread blocks of a merge, that have finished
     float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
 };
 

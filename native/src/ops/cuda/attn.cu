@@ -197,8 +197,7 @@ __global__ void __launch_bounds__(project_threads) project_kernel(const __grid_c
 
 constexpr int wide_threads = 512;
 constexpr int wide_warps = wide_threads / 32;
-constexpr int wide_rows = 4;        // query rows that share one reading of B_v
-constexpr int largest_cluster = 8;  // thread blocks, on every GPU that has clusters
+constexpr int wide_rows = 4;  // query rows that share one reading of B_v
 
 // Division by multiplication: a dividend below 1024, a divisor of at most 512. Where all multiprocessors were busy before, the
 // kernel's set-up is waited for: with six divisions in it a layer took 1 to 2 us more.
@@ -522,6 +521,8 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         error = launch_decode_specialized(args, stream);
     } else if (args.decode != 0) {
         error = args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
+    } else if (args.mla.rows != 0) {
+        error = launch_mla(args, stream);
     } else if (args.wide != 0) {
         error = launch_wide(args, stream);
     } else if (args.prefill != 0) {
@@ -530,6 +531,7 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         const Instance instance = choose_instance(args);
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
+    if (args.mla.rows != 0) return error != cudaSuccess ? error : merge_mla(args, stream);
     if (args.rehearsed != 0 && args.specialized != 0) return error;
     const bool merged = args.decode != 0 || args.specialized != 0
                             ? !merges_apart(args)

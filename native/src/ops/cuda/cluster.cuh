@@ -11,6 +11,8 @@ constexpr bool has_clusters = true;
 constexpr bool has_clusters = false;
 #endif
 
+constexpr int largest_cluster = 8;  // thread blocks, on every GPU that has clusters
+
 // 1 where there are no clusters.
 __device__ inline int cluster_blocks() {
     uint32_t n = 1;

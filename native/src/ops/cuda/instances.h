@@ -36,6 +36,8 @@ cudaError_t with_kind(int kind, Launch&& launch) {
 cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_decode_rebuild(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_decode_specialized(const AttnArgs& args, cudaStream_t stream);
+cudaError_t launch_mla(const AttnArgs& args, cudaStream_t stream);
+cudaError_t merge_mla(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_prefill(const AttnArgs& args, cudaStream_t stream);
 // Whole attention as AttnArgs::expand plans it.

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "cache/formats.h"
 #include "ops/cuda/shared_plan.h"
@@ -288,6 +289,64 @@ int wide_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int bloc
     return pitch;
 }
 
+// Whether all of a group's rows are what the MLA kernel reads: units of 32 channels within a segment, all of f16 rows or none.
+bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
+    const auto taken = [](uint8_t kind) {
+        return kind == kind_f16_wide || kind == static_cast<uint8_t>(Format::q8) ||
+               kind == static_cast<uint8_t>(Format::q4) || kind == static_cast<uint8_t>(Format::q2) ||
+               kind == static_cast<uint8_t>(Format::q1);
+    };
+    f16 = begin != end && begin->kind == kind_f16_wide;
+    for (ChunkIterator chunk = begin; chunk != end; chunk += 2) {
+        if (chunk->kind == kind_none) continue;
+        const ChunkIterator other = chunk + 1;
+        if (!taken(chunk->kind) || (chunk->kind == kind_f16_wide) != f16 || other->kind != chunk->kind ||
+            other->affine != chunk->affine) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Whether the MLA kernel takes this shape, and with which tiles.
+bool plan_mla(const LatentAttnParams& p, const Device& device, AttnArgs& a) {
+    const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
+    if (a.rebuild != 0 || p.v_b == nullptr || a.n_tokens > most_mla_tokens || a.k_blocks > most_units / 2 ||
+        a.v_blocks > most_units / 2) {
+        return false;
+    }
+    MlaPlan plan{};
+    plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
+    plan.k_units = 2 * a.k_blocks;
+    plan.v_units = 2 * a.v_blocks;
+    for (int r = 0; r < p.n_regions; r++) {
+        for (const auto& [side, blocks, pitch] : {std::tuple{&RegionView::k, a.k_blocks, &MlaPlan::k_pitch},
+                                                  std::tuple{&RegionView::v, a.v_blocks, &MlaPlan::v_pitch}}) {
+            const RowLayout& row = p.regions[r].*side;
+            for (int g = 0; g < row.n_groups; g++) {
+                std::vector<Chunk> chunks;
+                const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
+                bool f16 = false;
+                if (!has_units(chunks.begin(), chunks.end(), f16)) return false;
+                if (f16) {
+                    plan.small_tiles |= 1 << r;
+                } else {
+                    plan.*pitch = std::max(plan.*pitch,
+                                           mla_pitch(table.bytes, table.first, static_cast<uint32_t>(row.row_bytes)));
+                }
+            }
+        }
+    }
+    for (plan.tile = most_tile; plan.tile >= least_tile; plan.tile /= 2) {
+        if (MlaLayout(plan, p.n_regions).total() > device.shared_bytes - mla_fixed) continue;
+        const int blocks = a.n_kv / a.unit * ((rows + plan.rows - 1) / plan.rows);
+        a.mla = plan;
+        a.n_split = std::clamp(device.n_multiprocessors / blocks, 1, most_parts);
+        return true;
+    }
+    return false;
+}
+
 // Whether the wide kernel takes this shape, and with which tiles.
 bool plan_wide(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
@@ -448,12 +507,14 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.absorbed_span = 0;
     a.decode = 0;
     a.wide = 0;
+    a.mla = MlaPlan{};
     a.pair = 0;
     a.prefill = 0;
     a.expand = 0;
     a.kind = common_kind(p, a);
     if (plan_specialized(p, capacity, device, a)) return;
     if (plan_decode(capacity, device, a)) return;
+    if (plan_mla(p, device, a)) return;
     if (plan_wide(p, capacity, device, a)) return;
     if (plan_expand(p, capacity, device, a)) return;
     AttnArgs prefill = a;
@@ -496,6 +557,9 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
 size_t parts_floats(const AttnArgs& a) {
     const size_t rows =
         static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * static_cast<size_t>(a.v_blocks);
+    if (a.mla.rows != 0) {  // parts in f16, and results of 64 channels where there are no clusters
+        return rows * (static_cast<size_t>(a.n_split) * 32 + static_cast<size_t>(a.head_dim));
+    }
     return rows * (static_cast<size_t>(a.n_split) * 64 +
                    static_cast<size_t>(a.wide != 0 || merges_apart(a) ? a.head_dim : 64));
 }

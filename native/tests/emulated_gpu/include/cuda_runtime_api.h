@@ -276,6 +276,7 @@ using std::max;
 using std::min;
 inline int max(int a, uint32_t b) { return std::max(a, static_cast<int>(b)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selection) {
     const uint64_t both = a | uint64_t{b} << 32;
     uint32_t out = 0;

@@ -6,6 +6,7 @@
 namespace lkv::cuda {
 
 constexpr bool has_clusters = true;
+constexpr int largest_cluster = 8;
 
 inline int cluster_blocks() { return emulated::n_ranks(); }
 inline int cluster_rank() { return emulated::rank(); }

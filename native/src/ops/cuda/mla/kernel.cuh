@@ -1,0 +1,625 @@
+// One thread block: a part of the slots, up to 32 query rows of the heads that share a latent, all of its channels.
+//
+//   scores     a warp takes 32 slots and a share of K's channels: latents are decoded into operand a, queries are operand b
+//   softmax    a warp takes rows of the tile's scores, adds up the shares, makes weights
+//   sums       a warp takes a share of V's channels and all of the tile's slots: latents are operand a, weights are operand b
+//
+// with a barrier behind each. K of the next tile is copied during softmax and sums, V of the next one during scores.
+// A latent is decoded once a thread block and goes from the registers into the product.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "ops/cuda/chain.cuh"
+#include "ops/cuda/mla/tiles.cuh"
+#include "ops/cuda/mla/units.cuh"
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/parts.cuh"
+
+namespace lkv::cuda {
+
+// One side of one region, in shared memory.
+struct MlaSide {
+    const uint8_t* rows;  // slot 0, from the group's first byte
+    uint32_t row_bytes;
+    uint32_t bytes;     // of the group
+    uint32_t lead;      // of the group's first byte behind a multiple of 16
+    int32_t pitch;      // of a staged tile; 0: rows are read where they lie
+    int32_t pieces;     // 16 bytes each, of a row wherever it starts
+    int32_t step_rows;  // rows of as many pieces as there are threads
+    int32_t n_units;
+};
+
+struct MlaRegion {
+    MlaSide k, v;
+    const int32_t* pos;
+    const uint64_t* seq;
+    int32_t n_slots;
+    int32_t tile;
+    int32_t first_tile;
+};
+
+struct MlaRow {
+    uint64_t seq;  // bit; 0: no query
+    int32_t pos;
+    int32_t at;  // of [n_tokens, n_head]
+    float slope;
+};
+
+// Positions and sequences of a tile's slots.
+struct MlaMarks {
+    uint64_t seq[most_tile];
+    int32_t pos[most_tile];
+};
+
+struct MlaShared {
+    MlaRegion regions[max_regions];
+    MlaRow rows[32];
+    MlaMarks marks[2];
+    float scales[32];                 // of sums before this tile
+    uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
+};
+
+// A tile of one region.
+struct MlaTile {
+    const MlaRegion* region;
+    int r;
+    int first;  // slot
+    int slots;
+    int valid;  // slots in use
+
+    __device__ MlaTile(const MlaShared& own, const MlaTiles& tiles, int t) : r(tiles.region_of(t)) {
+        region = &own.regions[r];
+        slots = region->tile;
+        first = (t - region->first_tile) * slots;
+        valid = min(slots, region->n_slots - first);
+    }
+};
+
+// Row s of a staged tile begins at lead(tile) + s · pitch, which is where it begins in memory, modulo 16.
+__device__ inline uint32_t staged_lead(const MlaSide& side, const MlaTile& tile) {
+    return (side.lead + static_cast<uint32_t>(tile.first) * side.row_bytes) % 16;
+}
+
+__device__ inline void copy_rows(uint8_t* stage, const MlaSide& side, const MlaTile& tile) {
+    const int pitch = side.pitch;
+    if (pitch == 0) return;
+    const auto row_bytes = static_cast<int>(side.row_bytes);
+    const auto lead = static_cast<int>(staged_lead(side, tile));
+    const uint8_t* from = side.rows + static_cast<int64_t>(tile.first) * row_bytes - lead;
+    if (pitch == row_bytes) {  // as in memory
+        const int end = lead + tile.valid * row_bytes;
+        for (int at = 16 * static_cast<int>(threadIdx.x); at < end; at += 16 * mla_threads)
+            copy_async<16>(stage + at, from + at);
+        return;
+    }
+    // rows are as far from a multiple of 16 in the tile as in memory
+    const int bytes = static_cast<int>(side.bytes);
+    const int pieces = side.pieces;
+    const int step_rows = side.step_rows;
+    const int step_pieces = mla_threads - step_rows * pieces;
+    int row = small_quotient(static_cast<int>(threadIdx.x), pieces);
+    int piece = static_cast<int>(threadIdx.x) - row * pieces;
+    while (row < tile.valid) {
+        const int begin = lead + row * row_bytes;
+        const int at = (begin & ~15) + 16 * piece;
+        if (at < begin + bytes) copy_async<16>(stage + at + row * (pitch - row_bytes), from + at);
+        row += step_rows;
+        piece += step_pieces;
+        if (piece >= pieces) {
+            piece -= pieces;
+            row++;
+        }
+    }
+}
+
+__device__ inline void copy_marks(MlaMarks& marks, const MlaTile& tile) {
+    const int s = static_cast<int>(threadIdx.x);
+    if (s >= tile.valid) return;
+    copy_async<4>(&marks.pos[s], tile.region->pos + tile.first + s);
+    copy_async<8>(&marks.seq[s], tile.region->seq + tile.first + s);
+}
+
+// Units of one side: lane u finds out about unit u. By one warp.
+__device__ inline int note_units(const Chunk* chunks, int n_chunks, MlaUnit* units) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const Chunk chunk = 2 * lane < n_chunks ? chunks[2 * lane] : Chunk{};
+    const uint32_t own = chunk.kind | static_cast<uint32_t>(chunk.affine) << 16;
+    const uint32_t before = __shfl_sync(0xffffffffu, own, lane == 0 ? 0 : lane - 1);
+    const uint32_t begins = __ballot_sync(0xffffffffu, lane == 0 || own != before);
+    const uint32_t later = lane == 31 ? 0 : begins >> (lane + 1);
+    MlaUnit unit{};
+    unit.codes = chunk.codes;
+    unit.affine = chunk.affine;
+    unit.kind = chunk.kind;
+    unit.end = static_cast<uint8_t>(later == 0 ? 32 : lane + __ffs(static_cast<int>(later)));
+    units[lane] = unit;
+    return __popc(__ballot_sync(0xffffffffu, chunk.kind != kind_none));
+}
+
+// Where a row's weight of a slot lies, in halves: as operand b of sums, a lane's words of two blocks of eight rows side by side.
+template <int NT>
+__device__ inline int weight_at(int slot, int row) {
+    const int within = slot % 16;
+    const int lane = row % 8 * 4 + within % 8 / 2;
+    const int word = within / 8 * 2 + within % 2;
+    if constexpr (NT == 1) return (slot / 16 * 32 + lane) * 4 + word;
+    return (((slot / 16 * (NT / 2) + row / 16) * 32 + lane) * 2 + row / 8 % 2) * 4 + word;
+}
+
+template <int NT>
+__device__ __forceinline__ void load_weights(uint32_t (&w)[NT][2], const __half* weights, int k16, int lane) {
+    if constexpr (NT == 1) {
+        const uint2 x = reinterpret_cast<const uint2*>(weights)[k16 * 32 + lane];
+        w[0][0] = x.x;
+        w[0][1] = x.y;
+    } else {
+#pragma unroll
+        for (int n = 0; n < NT / 2; n++) {
+            const uint4 x = reinterpret_cast<const uint4*>(weights)[(k16 * (NT / 2) + n) * 32 + lane];
+            w[2 * n][0] = x.x;
+            w[2 * n][1] = x.y;
+            w[2 * n + 1][0] = x.z;
+            w[2 * n + 1][1] = x.w;
+        }
+    }
+}
+
+// The thread block's query rows as operand b of scores: lane 4n + t has of row n the four pairs of channels that KeyReader names.
+template <int NT>
+__device__ void load_queries(const AttnArgs& p, const MlaShared& own, uint4* queries) {
+    const int n = p.mla.k_units * NT * 32;
+#pragma unroll 6
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += mla_threads) {
+        const int row = i / 32 % NT * 8 + i % 32 / 4;
+        const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);
+        const int at = own.rows[row].at;
+        float4 x[2] = {};
+        if (at >= 0) {
+            const float* const from = p.q + static_cast<int64_t>(at) * p.q_width + channel;
+            if (channel < p.q_width) x[0] = *reinterpret_cast<const float4*>(from);
+            if (channel + 4 < p.q_width) x[1] = *reinterpret_cast<const float4*>(from + 4);
+        }
+        queries[i] = make_uint4(bits(__floats2half2_rn(x[0].x, x[0].z)), bits(__floats2half2_rn(x[0].y, x[0].w)),
+                                bits(__floats2half2_rn(x[1].x, x[1].z)), bits(__floats2half2_rn(x[1].y, x[1].w)));
+    }
+}
+
+// scores[NT][4] += units begin … end - 1 of one segment. rows: of the lane's slots g and g + 8
+template <int NT, int Bits>
+__device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_t* const (&rows)[2], MlaUnit unit,
+                                            int begin, int end, const uint4* queries, int lane) {
+    const KeyReader<Bits> reader(lane);
+    constexpr int unit_bytes = 4 * Bits;
+    uint32_t affine[2] = {};
+    const uint8_t* at[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if constexpr (Bits < 16) affine[i] = u32_at<true>(rows[i] + unit.affine);
+        at[i] = rows[i] + unit.codes;
+    }
+    const uint4* query = queries + begin * NT * 32 + lane;
+#pragma unroll 1
+    for (int u = begin; u < end; u++) {
+        uint32_t words[2][KeyReader<Bits>::n_words];
+#pragma unroll
+        for (int i = 0; i < 2; i++) reader.load(at[i], words[i]);
+        uint32_t x[4];
+        uint32_t y[4];
+        reader.decode(words[0], affine[0], x);
+        reader.decode(words[1], affine[1], y);
+        const uint32_t first[4] = {x[0], y[0], x[1], y[1]};
+        const uint32_t second[4] = {x[2], y[2], x[3], y[3]};
+        uint4 q[NT];
+#pragma unroll
+        for (int n = 0; n < NT; n++) q[n] = query[n * 32];
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(scores[n], first, q[n].x, q[n].y);
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(scores[n], second, q[n].z, q[n].w);
+        at[0] += unit_bytes;
+        at[1] += unit_bytes;
+        query += NT * 32;
+    }
+}
+
+// Of one warp: its slots and share of K's channels, to [rows][tile + 4] of the share.
+template <int NT>
+__device__ __forceinline__ void score_tile(const MlaTile& tile, const uint8_t* stage, const MlaUnit* units,
+                                           const uint4* queries, float* all_scores, int warp, int lane) {
+    const MlaSide& side = tile.region->k;
+    const int slot_warps_bits = __ffs(tile.slots / key_slots) - 1;
+    const int share = warp >> slot_warps_bits;
+    const int shares_bits = mla_warp_bits - slot_warps_bits;
+    const int first_slot = (warp & ((1 << slot_warps_bits) - 1)) * key_slots;
+    if (first_slot >= tile.valid) return;
+    const int end = (share + 1) * side.n_units >> shares_bits;
+    const int g = lane / 4;
+    float scores[NT][4] = {};
+    int u = share * side.n_units >> shares_bits;
+    const uint8_t* rows[2];
+    if (side.pitch == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int s = min(first_slot + g + 8 * i, tile.valid - 1);
+            rows[i] = side.rows + static_cast<int64_t>(tile.first + s) * side.row_bytes;
+        }
+        score_units<NT, 16>(scores, rows, units[u], u, end, queries, lane);
+    } else {
+        rows[0] = stage + staged_lead(side, tile) + (first_slot + g) * side.pitch;
+        rows[1] = rows[0] + 8 * side.pitch;
+#pragma unroll 1
+        while (u < end) {
+            const MlaUnit unit = units[u];
+            const int until = min(end, static_cast<int>(unit.end));
+            with_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+                score_units<NT, decltype(bits)::value>(scores, rows, unit, u, until, queries, lane);
+            });
+            u = until;
+        }
+    }
+    const int pitch = tile.slots + 4;
+    float* const to = all_scores + (share * 8 * NT + 2 * (lane % 4)) * pitch + first_slot + g;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) to[(8 * n + e % 2) * pitch + e / 2 * 8] = scores[n][e];
+    }
+}
+
+__device__ inline float mla_warp_max(float x) {
+    // integers have an instruction for it; negative floats are in reverse order
+    const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+    return __int_as_float(ordered(__reduce_max_sync(0xffffffffu, ordered(__float_as_int(x)))));
+}
+
+// A row's maximum (base 2) and sum of weights, this lane's share of it.
+struct MlaState {
+    float top = -INFINITY;
+    float sum = 0.0f;
+};
+
+// Rows of weights that a warp makes; of eight rows there is one for every second warp.
+template <int NT>
+constexpr int warp_rows = NT == 1 ? 1 : NT / 2;
+
+// What a lane knows of its slots, every 32nd of a tile.
+struct MlaSlots {
+    uint64_t seq[most_tile / 32];  // 0: no token
+    int32_t pos[most_tile / 32];
+
+    __device__ MlaSlots(const MlaMarks& marks, const MlaTile& tile, int lane) {
+#pragma unroll
+        for (int j = 0; j < most_tile / 32; j++) {
+            seq[j] = 32 * j + lane < tile.valid ? marks.seq[32 * j + lane] : 0;
+            pos[j] = marks.pos[32 * j + lane];
+        }
+    }
+    __device__ bool any_free(const MlaTile& tile, int lane) const {
+        bool any = false;
+#pragma unroll
+        for (int j = 0; j < most_tile / 32; j++) any = any || (32 * j + lane < tile.valid && seq[j] == 0);
+        return any;
+    }
+};
+
+// Scores of a warp's rows to weights. Whether sums so far are to be scaled.
+template <int NT>
+__device__ __forceinline__ bool make_weights(const AttnArgs& p, MlaShared& own, const MlaSlots& slots,
+                                             const MlaTile& tile, const float* scores, __half* weights,
+                                             MlaState (&state)[warp_rows<NT>], int warp, int lane) {
+    constexpr float log2_e = 1.4426950408889634f;
+    constexpr int most = most_tile / 32;
+    if (warp * warp_rows<NT> >= 8 * NT) return false;
+    const int steps = tile.slots / 32;
+    const int shares = 2 * most / steps;
+    const int pitch = tile.slots + 4;
+    const float scale = p.scale * log2_e;
+    const int window = p.window == 0 ? 0x7fffffff : p.window;
+    bool moved = false;
+#pragma unroll
+    for (int k = 0; k < warp_rows<NT>; k++) {
+        const int row = warp * warp_rows<NT> + k;
+        const MlaRow of = own.rows[row];
+        const float* const from = scores + row * pitch + lane;
+        float x[most] = {};
+#pragma unroll 2
+        for (int share = 0; share < shares; share++) {
+#pragma unroll
+            for (int j = 0; j < most; j++) x[j] += from[share * 8 * NT * pitch + 32 * j];
+        }
+        float top = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < most; j++) {
+            const int32_t behind = of.pos - slots.pos[j];
+            const bool visible =
+                ((slots.seq[j] & of.seq) != 0) & (slots.pos[j] >= 0) & (behind >= 0) & (behind < window);
+            x[j] = visible ? x[j] * scale - of.slope * static_cast<float>(behind) : -INFINITY;
+            top = fmaxf(top, x[j]);
+        }
+        top = mla_warp_max(top);
+        MlaState& now = state[k];
+        const bool moves = top > now.top + stale_max || (now.top == -INFINITY && top != -INFINITY);
+        const float factor = moves ? power_of_two(now.top - top) : 1.0f;
+        now.top = moves ? top : now.top;
+        now.sum *= factor;
+        moved = moved || moves;
+        if (lane == 0) own.scales[row] = factor;
+        const float base = now.top == -INFINITY ? 0.0f : now.top;
+        __half* const to = weights + weight_at<NT>(lane, row);
+#pragma unroll
+        for (int j = 0; j < most; j++) {
+            const __half weight = __float2half_rn(power_of_two(x[j] - base));
+            now.sum += __half2float(weight);
+            if (j < steps) to[32 * j * 8 * NT] = weight;
+        }
+    }
+    return moved;
+}
+
+// A lane's sums of a unit of V: channels 4g … 4g + 3 as [two][·][two], rows 8n + 2t and the next one.
+template <int NT>
+using UnitSums = float[2][NT][4];
+
+// sums[0 … N - 1] += units of one segment, of all slots of a tile.
+template <int NT, int Bits, int N, int U>
+__device__ __forceinline__ void sum_units(UnitSums<NT> (&sums)[U], int first, const uint8_t* rows, int pitch,
+                                          MlaUnit unit, const __half* weights, int n16, const uint32_t* tokens,
+                                          int lane) {
+    const ValueReader<Bits> reader(lane);
+    constexpr int unit_bytes = 4 * Bits;
+    const int t = lane % 4;
+    const uint8_t* at = rows + 2 * t * pitch + unit.codes + reader.place();
+    const int affine = unit.affine - unit.codes - reader.place();
+#pragma unroll 1
+    for (int k16 = 0; k16 < n16; k16++) {
+        uint32_t w[NT][2];
+        load_weights<NT>(w, weights, k16, lane);
+        uint32_t of[4] = {};  // scale and minimum of slots 2t, 2t + 1, 2t + 8, 2t + 9
+        uint32_t words[4][N][ValueReader<Bits>::n_words];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint8_t* const slot = at + (i % 2 + i / 2 * 8) * pitch;
+            if constexpr (Bits < 16) of[i] = u32_at<true>(slot + affine);
+            const bool holds = Bits < 16 || (tokens[k16 / 2] >> (k16 % 2 * 16 + 2 * t + i % 2 + i / 2 * 8) & 1) != 0;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                if (holds) {
+                    reader.load(slot + n * unit_bytes, words[i][n]);
+                } else {
+#pragma unroll
+                    for (uint32_t& word : words[i][n]) word = 0;
+                }
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            uint32_t x[4];
+            uint32_t y[4];
+            reader.decode(words[0][n], words[1][n], of[0], of[1], x);
+            reader.decode(words[2][n], words[3][n], of[2], of[3], y);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                const uint32_t a[4] = {x[2 * m], x[2 * m + 1], y[2 * m], y[2 * m + 1]};
+#pragma unroll
+                for (int i = 0; i < NT; i++) mma(sums[first + n][m][i], a, w[i][0], w[i][1]);
+            }
+        }
+        at += 16 * pitch;
+    }
+}
+
+// Of one warp: its units of V, all slots.
+template <int NT, int U>
+__device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile& tile, const uint8_t* stage,
+                                         const MlaUnit* units, const __half* weights, const uint32_t* tokens, int warp,
+                                         int lane) {
+    const MlaSide& side = tile.region->v;
+    const int n16 = (tile.valid + 15) / 16;
+    const auto sum = [&](auto n, int first, MlaUnit unit) __attribute__((always_inline)) {
+        constexpr int N = decltype(n)::value;
+        if (side.pitch == 0) {
+            const uint8_t* const rows = side.rows + static_cast<int64_t>(tile.first) * side.row_bytes;
+            return sum_units<NT, 16, N, U>(sums, first, rows, static_cast<int>(side.row_bytes), unit, weights, n16,
+                                           tokens, lane);
+        }
+        const uint8_t* const rows = stage + staged_lead(side, tile);
+        with_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+            sum_units<NT, decltype(bits)::value, N, U>(sums, first, rows, side.pitch, unit, weights, n16, tokens, lane);
+        });
+    };
+    const int u = warp * U;
+    if (u >= side.n_units) return;
+    const MlaUnit unit = units[u];
+    if constexpr (U == 2) {
+        if (u + 1 < static_cast<int>(unit.end)) return sum(std::integral_constant<int, 2>{}, 0, unit);
+        if (u + 1 < side.n_units) sum(std::integral_constant<int, 1>{}, 1, units[u + 1]);
+    }
+    sum(std::integral_constant<int, 1>{}, 0, unit);
+}
+
+// Rows that hold no token, and those behind the last slot, may decode to anything, NaN too.
+__device__ inline void clear_holes(uint8_t* stage, const MlaTile& tile, const uint32_t* tokens, int warp, int lane) {
+    const MlaSide& side = tile.region->v;
+    if (side.pitch == 0) return;
+    uint8_t* const rows = stage + staged_lead(side, tile);
+    for (int s = warp; s < (tile.valid + 15) / 16 * 16; s += mla_warps) {
+        if ((tokens[s / 32] >> s % 32 & 1) != 0) continue;
+        for (uint32_t k = 4 * static_cast<uint32_t>(lane); k < side.bytes; k += 128) {
+            *reinterpret_cast<uint32_t*>(rows + s * side.pitch + k) = 0;
+        }
+    }
+}
+
+// What a thread block knows before an earlier kernel of the step has ended.
+__device__ inline void set_up(const AttnArgs& p, const MlaLayout& layout, const MlaTiles& tiles,
+                              const SlotCounts& n_slots, MlaShared& own, MlaUnit* units) {
+    const WorkItem item(p, static_cast<int>(blockIdx.x));
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread - (mla_threads - 32);
+    if (row >= 0 && row < p.mla.rows) {
+        constexpr float log2_e = 1.4426950408889634f;
+        const int of_item = static_cast<int>(blockIdx.y) * p.mla.rows + row;
+        const bool exists = of_item < item.n_rows;
+        const int at = exists ? item.row_at(p, of_item) : 0;
+        const int token = at / p.n_head;
+        own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1, exists ? at : -1,
+                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
+    }
+    const int warp = thread / 32;
+    if (warp >= 2 * p.n_regions) return;
+    const int r = warp / 2;
+    const bool is_k = warp % 2 == 0;
+    const RegionArgs& region = p.regions[r];
+    const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+    const int n =
+        note_units(region.chunks + group.chunks, 4 * (is_k ? p.k_blocks : p.v_blocks), units + warp * most_units);
+    if (thread % 32 != 0) return;
+    MlaRegion& to = own.regions[r];
+    MlaSide& side = is_k ? to.k : to.v;
+    side.rows = (is_k ? region.k_rows : region.v_rows) + group.first;
+    side.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
+    side.bytes = group.bytes;
+    side.lead = group.first % 16;
+    side.n_units = n;
+    side.pitch = n > 0 && units[warp * most_units].kind == kind_f16_wide
+                     ? 0
+                     : mla_pitch(group.bytes, group.first, side.row_bytes);
+    side.pieces = static_cast<int>(side.bytes + 30) / 16;
+    side.step_rows = small_quotient(mla_threads, side.pieces);
+    if (!is_k) return;
+    to.pos = region.pos;
+    to.seq = region.seq;
+    to.n_slots = r == 0 ? n_slots.of[0] : (r == 1 ? n_slots.of[1] : n_slots.of[2]);
+    to.tile = tiles.slots_of(p, r);
+    to.first_tile = tiles.tiles_before(r);
+}
+
+// NT: blocks of eight query rows. U: units of V that a warp sums.
+template <int NT, int U>
+__global__ void __launch_bounds__(mla_threads, 1)
+    mla_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ MlaLayout layout) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ MlaShared own;
+    let_next_start();
+    auto* const queries = reinterpret_cast<uint4*>(shared);
+    auto* const scores = reinterpret_cast<float*>(shared + layout.queries);
+    auto* const weights = reinterpret_cast<__half*>(shared + layout.queries + layout.scores);
+    auto* const units = reinterpret_cast<MlaUnit*>(shared + layout.queries + layout.scores + layout.weights);
+    uint8_t* const k_stage = shared + layout.queries + layout.scores + layout.weights + layout.units;
+    uint8_t* const v_stage = k_stage + layout.k_stage;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+
+    const SlotCounts n_slots(p);
+    const MlaTiles tiles(p, n_slots);
+    const int part = static_cast<int>(blockIdx.z);
+    if (part >= tiles.count) return;
+    const int begin = tiles.begin(part);
+    const int end = tiles.begin(part + 1);
+    set_up(p, layout, tiles, n_slots, own, units);
+    __syncthreads();
+    wait_for_previous();
+    if (begin < end) {
+        const MlaTile tile(own, tiles, begin);
+        copy_marks(own.marks[0], tile);
+        copy_rows(k_stage, tile.region->k, tile);
+        copies_commit();
+        copy_rows(v_stage, tile.region->v, tile);
+    }
+    copies_commit();
+    load_queries<NT>(p, own, queries);
+    copies_wait(1);
+    __syncthreads();
+
+    UnitSums<NT> sums[U] = {};
+    MlaState state[warp_rows<NT>];
+#pragma unroll 1
+    for (int i = begin; i < end; i++) {
+        const MlaTile tile(own, tiles, i);
+        const int parity = (i - begin) % 2;
+        const MlaUnit* const of_region = units + tile.r * 2 * most_units;
+        score_tile<NT>(tile, k_stage, of_region, queries, scores, warp, lane);
+        __syncthreads();  // scores are there, K has been read
+
+        if (i + 1 < end) {
+            const MlaTile next(own, tiles, i + 1);
+            copy_marks(own.marks[parity ^ 1], next);
+            copy_rows(k_stage, next.region->k, next);
+        }
+        copies_commit();
+        const MlaSlots slots(own.marks[parity], tile, lane);
+        const bool holes = tile.valid % 16 != 0 || __any_sync(0xffffffffu, slots.any_free(tile, lane));
+        if (warp == 0 && (holes || tile.region->v.pitch == 0)) {
+#pragma unroll
+            for (int j = 0; j < most_tile / 32; j++) {
+                const uint32_t tokens = __ballot_sync(0xffffffffu, slots.seq[j] != 0);
+                if (lane == 0) own.tokens[j] = tokens;
+            }
+        }
+        const bool moved = make_weights<NT>(p, own, slots, tile, scores, weights, state, warp, lane);
+        copies_wait(1);                                     // V of this tile
+        const bool rescale = __syncthreads_or(moved) != 0;  // weights are there
+        if (holes) {
+            clear_holes(v_stage, tile, own.tokens, warp, lane);
+            __syncthreads();
+        }
+        if (rescale) {
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const float2 by = *reinterpret_cast<const float2*>(own.scales + 8 * n + 2 * (lane % 4));
+#pragma unroll
+                for (int u = 0; u < U; u++) {
+#pragma unroll
+                    for (int e = 0; e < 8; e++) sums[u][e / 4][n][e % 4] *= e % 2 == 0 ? by.x : by.y;
+                }
+            }
+        }
+        sum_tile<NT, U>(sums, tile, v_stage, of_region + most_units, weights, own.tokens, warp, lane);
+        copies_wait(0);   // K of the next tile
+        __syncthreads();  // V has been read
+        if (i + 1 < end) {
+            const MlaTile next(own, tiles, i + 1);
+            copy_rows(v_stage, next.region->v, next);
+        }
+        copies_commit();
+    }
+
+    // A part's mean of V in f16, a row's maximum and sum of weights: what the parts are merged from.
+    const int64_t first_row = static_cast<int64_t>(part) * p.n_tokens * p.n_head;
+#pragma unroll
+    for (int k = 0; k < warp_rows<NT>; k++) {
+        float sum = state[k].sum;
+#pragma unroll
+        for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        const int row = warp * warp_rows<NT> + k;
+        if (lane != 0 || row >= 8 * NT) continue;
+        own.scales[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
+        const int at = own.rows[row].at;
+        if (at >= 0) reinterpret_cast<float2*>(p.partial_ml)[first_row + at] = make_float2(state[k].top, sum);
+    }
+    __syncthreads();
+    const int width = 64 * p.v_blocks;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int row = 8 * n + 2 * (lane % 4) + e;
+            const int at = own.rows[row].at;
+            if (at < 0) continue;
+            const float by = own.scales[row];
+            __half* const to = reinterpret_cast<__half*>(p.partial) + (first_row + at) * width + 4 * (lane / 4);
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                const int channel = unit_channels * (warp * U + u);
+                if (channel >= width) continue;
+                const auto pair = [&](int m) {
+                    return bits(__floats2half2_rn(sums[u][m][n][e] * by, sums[u][m][n][e + 2] * by));
+                };
+                *reinterpret_cast<uint2*>(to + channel) = make_uint2(pair(0), pair(1));
+            }
+        }
+    }
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,47 @@
+#include "ops/cuda/instances.h"
+#include "ops/cuda/mla/kernel.cuh"
+#include "ops/cuda/mla/merge.cuh"
+
+namespace lkv::cuda {
+
+namespace {
+
+template <int NT, int U>
+cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
+    const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
+    const dim3 grid(static_cast<unsigned>(launched_items(args)),
+                    static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)), static_cast<unsigned>(args.n_split));
+    const MlaLayout layout(args.mla, args.n_regions);
+    return launch_next(mla_kernel<NT, U>, grid, mla_threads, static_cast<size_t>(layout.total()), stream, args, layout);
+}
+
+template <int NT>
+cudaError_t launch_units(const AttnArgs& args, cudaStream_t stream) {
+    return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2>(args, stream) : launch_one<NT, 1>(args, stream);
+}
+
+}  // namespace
+
+cudaError_t merge_mla(const AttnArgs& args, cudaStream_t stream) {
+    const int rows = args.n_tokens * (args.n_head / args.n_kv);
+    const auto groups = static_cast<unsigned>((rows + merged_rows - 1) / merged_rows);
+    const bool wide = args.v_blocks > largest_cluster;
+    const auto blocks = static_cast<unsigned>(wide ? (args.v_blocks + 1) / 2 : args.v_blocks);
+    const dim3 grid(static_cast<unsigned>(args.n_kv), blocks, groups);
+    const dim3 cluster(1, device_chains() ? blocks : 1);
+    return launch_clusters(cluster, wide ? mla_merge_kernel<2> : mla_merge_kernel<1>, grid, mla_merge_threads, 0,
+                           stream, args);
+}
+
+cudaError_t launch_mla(const AttnArgs& args, cudaStream_t stream) {
+    switch (args.mla.rows) {
+        case 8:
+            return launch_units<1>(args, stream);
+        case 16:
+            return launch_units<2>(args, stream);
+        default:
+            return launch_units<4>(args, stream);
+    }
+}
+
+}  // namespace lkv::cuda

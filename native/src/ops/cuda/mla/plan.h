@@ -1,0 +1,71 @@
+// The MLA kernel's plan: all query heads of a group against latents that they share, K direct and V latent, few query rows.
+//
+// Channels come in units of 32 within one segment, so that a row is read by four kinds of code and no table of chunks: f16 (exact
+// windows), and codes of 8, 4, 2 and 1 bits with a scale and a minimum.
+#pragma once
+
+#include <cstdint>
+
+#include "base/half.h"
+
+namespace lkv::cuda {
+
+constexpr int mla_warp_bits = 4;
+constexpr int mla_warps = 1 << mla_warp_bits;
+constexpr int mla_threads = 32 * mla_warps;
+constexpr int unit_channels = 32;
+constexpr int most_units = 32;  // of one side: a warp finds out about them at once
+constexpr int key_slots = 16;   // slots of a warp when it scores
+constexpr int most_tile = 128;  // slots
+constexpr int most_mla_tokens = 8;
+constexpr int mla_fixed = 5120;  // bytes of the kernel's own variables, at most
+constexpr int least_tile = 32;   // and of a tile of f16 rows, which are read where they lie
+
+struct MlaPlan {
+    int32_t rows;     // query rows of a thread block, 8, 16 or 32; 0: another kernel
+    int32_t k_units;  // of the widest group in any region
+    int32_t v_units;
+    int32_t tile;     // slots of a tile of compressed rows, at most
+    int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16
+    int32_t v_pitch;
+    int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
+};
+
+// From row to row of a staged tile, for a group's bytes of rows that are row_bytes apart: what lies at a multiple of 16 in memory does
+// so in the tile. Rows that are one group lie as in memory; others far enough apart for the 16-byte pieces that they begin and end in,
+// and an odd number of them where there is a choice, so that eight rows start in different banks.
+LKV_HD constexpr int mla_pitch(uint32_t bytes, uint32_t first, uint32_t row_bytes) {
+    if (row_bytes % 16 == 0 && first % 16 == 0) return static_cast<int>((bytes + 15) / 16 | 1) * 16;
+    if (bytes == row_bytes) return static_cast<int>(bytes);
+    const uint32_t least = bytes + 30;
+    return static_cast<int>(least + (row_bytes - least) % 16);
+}
+
+// Counters of thread blocks that merge, where those of a head are no cluster: AttnArgs::done.
+LKV_HD constexpr int merge_counters(int n_head, int n_kv) {
+    return n_kv * ((most_mla_tokens * (n_head / n_kv) + 3) / 4);
+}
+
+// Shared memory, in this order. Sizes in bytes, multiples of 16.
+struct MlaLayout {
+    int queries;  // [k_units][rows / 8][32 lanes] four f16 pairs
+    int scores;   // f32 [shares of K's channels][rows][tile + 4], and what is read beside it
+    int weights;  // f16, see weight_at
+    int units;    // MlaUnit [regions][K, V][most_units]
+    int k_stage;  // a tile as stored, and up to 15 bytes before its first row
+    int v_stage;
+
+    LKV_HD MlaLayout(const MlaPlan& p, int n_regions)
+        : queries(p.k_units * p.rows * 64),
+          scores(p.rows * 4 * (key_slots * mla_warps + 4 * mla_warps / 2) + 512),
+          weights(p.rows * p.tile * 2),
+          units(n_regions * 2 * most_units * 8),
+          k_stage(stage(p.tile, p.k_pitch)),
+          v_stage(stage(p.tile, p.v_pitch)) {}
+    LKV_HD int total() const { return queries + scores + weights + units + k_stage + v_stage; }
+
+private:
+    LKV_HD static int stage(int tile, int pitch) { return (tile * pitch + 47) / 16 * 16; }
+};
+
+}  // namespace lkv::cuda

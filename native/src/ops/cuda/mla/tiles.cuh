@@ -1,0 +1,42 @@
+// How the slots in use are cut in tiles, and the tiles in parts, a thread block each.
+#pragma once
+
+#include "ops/cuda/slot_counts.cuh"
+
+namespace lkv::cuda {
+
+struct MlaTiles {
+    int before_1, before_2, n_tiles;  // tiles before regions 1 and 2, and all
+    int tile;                         // slots of a tile of compressed rows
+    int count;                        // parts with work, 1 … n_split
+
+    __device__ MlaTiles(const AttnArgs& p, const SlotCounts& n_slots) : tile(p.mla.tile) {
+        const auto tiles = [&](int r) {
+            const int slots = slots_of(p, r);
+            return (n_slots.of[r] + slots - 1) / slots;
+        };
+        const auto count_all = [&] {
+            before_1 = tiles(0);
+            before_2 = before_1 + tiles(1);
+            n_tiles = before_2 + tiles(2);
+        };
+        count_all();
+        while (tile > least_tile && n_tiles < p.n_split) {  // a short cache in more parts
+            tile /= 2;
+            count_all();
+        }
+        count = max(1, min(p.n_split, n_tiles));
+    }
+    // Slots of a tile of region r.
+    __device__ int slots_of(const AttnArgs& p, int r) const {
+        return (p.mla.small_tiles >> r & 1) != 0 ? least_tile : tile;
+    }
+    // The first tile of a part, or the last one's end.
+    __device__ int begin(int part) const {
+        return static_cast<int>(static_cast<uint32_t>(n_tiles * part) / static_cast<uint32_t>(count));
+    }
+    __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
+    __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
+};
+
+}  // namespace lkv::cuda
