@@ -1,6 +1,7 @@
 """Write a model of random Q4_0 weights in a known shape, its cache described as asked, to measure speed.
 
     python bench/random_model.py 8b out.gguf --cache rotated:64/latent:64
+    python bench/random_model.py 8b out.gguf --plan 14      # rows as `convert` writes them by default
 
 The file has no tokenizer. Its logits mean nothing; its speed is that of a real file of the same shape.
 """
@@ -40,13 +41,33 @@ SHAPES = {
 }
 
 
+# Rows of eight KV heads of 128 at 28, 14 and 8.5 % of f16 as the planner cuts them: (format, channels), K and V.
+PLAN_HEADS = 8
+PLANS = {
+    "28": (
+        (("q8", 128), ("q8", 256), ("q4", 128), ("q4", 256), ("q2", 128)),
+        (("q8", 192), ("q4", 192), ("q4", 256), ("q2", 192), ("q1", 64)),
+    ),
+    "14": (
+        (("q8", 64), ("q4", 128), ("q4", 128), ("q2", 128), ("q2", 128), ("q2", 64), ("q1", 128)),
+        (("q4", 128), ("q4", 128), ("q2", 128), ("q2", 128), ("q1", 128), ("q1", 128)),
+    ),
+    "8.5": (
+        (("q4", 64), ("q4", 128), ("q2", 64), ("q2", 128), ("q1", 128)),
+        (("q4", 64), ("q2", 64), ("q2", 128), ("q1", 128), ("q1", 128)),
+    ),
+}
+SINK, RECENT = 4, 128  # the planner's exact windows
+
+
 @dataclass(frozen=True)
 class Side:
-    """One side of the cache: its path, the KV heads that share a latent, and the rank of each latent."""
+    """One side of the cache: its path, the KV heads that share a latent, the rank of each latent, its rows."""
 
     path: str
     group: int
     rank: int
+    segments: tuple[tuple[str, int], ...] = ()  # row format and channels; none: one format, chosen when opened
 
     @classmethod
     def parse(cls, text: str, shape: Shape) -> Side:
@@ -56,6 +77,16 @@ class Side:
             return cls("full", 1, shape.head_dim)
         rank, group = (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1)
         return cls(path, group, rank)
+
+
+def planned(plan: str, prefer: str) -> tuple[Side, Side]:
+    """K and V of a file that `convert` writes by default."""
+    k_path = {"speed": "rotated", "size": "rebuild"}[prefer]
+    k, v = PLANS[plan]
+    return (
+        Side(k_path, PLAN_HEADS, sum(n for _, n in k), k),
+        Side("latent", PLAN_HEADS, sum(n for _, n in v), v),
+    )
 
 
 def rope_freqs(shape: Shape) -> np.ndarray:
@@ -90,13 +121,20 @@ class Weights:
         return (self.random.standard_normal(shape, dtype=np.float32) * scale).astype(np.float16)
 
 
-def write(shape: Shape, path: Path, cache: str, seed: int, *, exact: bool = False) -> None:
-    """Write the file; `cache` is K/V as in `full/full` or `rotated:512:8/latent:512:8`; exact: f32."""
-    k_text, v_text = cache.split("/")
-    k, v = Side.parse(k_text, shape), Side.parse(v_text, shape)
+def sides_of(cache: str, shape: Shape) -> tuple[Side, Side]:
+    """K and V of `full/full` or `rotated:512:8/latent:512:8`."""
+    k, v = cache.split("/")
+    return Side.parse(k, shape), Side.parse(v, shape)
+
+
+def write(
+    shape: Shape, path: Path, sides: tuple[Side, Side], name: str, seed: int, *, exact: bool = False
+) -> None:
+    """Write the file; `sides`: K and V; exact: f32."""
+    k, v = sides
     weights = Weights(seed)
     out = gguf.GGUFWriter(path, "llama")
-    out.add_name(f"{shape.name} shape, random Q4_0, {cache}")
+    out.add_name(f"{shape.name} shape, random Q4_0, {name}")
     out.add_block_count(shape.n_layer)
     out.add_context_length(131072)
     out.add_embedding_length(shape.n_embd)
@@ -110,13 +148,22 @@ def write(shape: Shape, path: Path, cache: str, seed: int, *, exact: bool = Fals
     out.add_layer_norm_rms_eps(1e-5)
     out.add_vocab_size(shape.n_vocab)
     out.add_tokenizer_model("no_vocab")
-    if cache != "full/full":
+    if (k.path, v.path) != ("full", "full"):
         out.add_uint32("latentkv.version", 1)
         for side, name in ((k, "k"), (v, "v")):
             n_groups = shape.n_kv // side.group
             out.add_array(f"latentkv.{name}.path", [side.path] * shape.n_layer)
             out.add_array(f"latentkv.{name}.group", [side.group] * shape.n_layer)
             out.add_array(f"latentkv.{name}.ranks", [side.rank] * (n_groups * shape.n_layer))
+            if side.segments:
+                every = n_groups * shape.n_layer
+                formats, widths = zip(*side.segments, strict=True)
+                out.add_array(f"latentkv.{name}.segment_counts", [len(widths)] * every)
+                out.add_array(f"latentkv.{name}.segment_widths", list(widths) * every)
+                out.add_array(f"latentkv.{name}.segment_formats", list(formats) * every)
+        if k.segments:
+            out.add_uint32("latentkv.regions.sink", SINK)
+            out.add_uint32("latentkv.regions.recent", RECENT)
 
     if shape.rope_factor != 1:
         out.add_tensor("rope_freqs.weight", rope_freqs(shape))
@@ -173,10 +220,15 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cache", default="full/full", help="K path/V path (default: full/full)")
+    parser.add_argument("--plan", choices=PLANS, help="a default file of this share of f16, in place of --cache")
+    parser.add_argument("--prefer", choices=("speed", "size"), default="speed", help="K path of --plan")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--exact", action="store_true", help="f32 weights, to compare implementations with")
     args = parser.parse_args()
-    write(SHAPES[args.shape], args.out, args.cache, args.seed, exact=args.exact)
+    shape = SHAPES[args.shape]
+    sides = planned(args.plan, args.prefer) if args.plan else sides_of(args.cache, shape)
+    name = f"default at {args.plan} %, {args.prefer}" if args.plan else args.cache
+    write(shape, args.out, sides, name, args.seed, exact=args.exact)
 
 
 if __name__ == "__main__":

@@ -124,15 +124,20 @@ __device__ inline void copy_marks(MlaMarks& marks, const MlaTile& tile) {
 __device__ inline int note_units(const Chunk* chunks, int n_chunks, MlaUnit* units) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const Chunk chunk = 2 * lane < n_chunks ? chunks[2 * lane] : Chunk{};
-    const uint32_t own = chunk.kind | static_cast<uint32_t>(chunk.affine) << 16;
-    const uint32_t before = __shfl_sync(0xffffffffu, own, lane == 0 ? 0 : lane - 1);
-    const uint32_t begins = __ballot_sync(0xffffffffu, lane == 0 || own != before);
-    const uint32_t later = lane == 31 ? 0 : begins >> (lane + 1);
+    const int before = lane == 0 ? 0 : lane - 1;
+    const uint32_t affine = __shfl_sync(0xffffffffu, uint32_t{chunk.affine}, before);
+    const uint32_t kind = __shfl_sync(0xffffffffu, uint32_t{chunk.kind}, before);
+    const auto end_of = [&](bool begins) {  // of what lanes begin: the next one that does
+        const uint32_t all = __ballot_sync(0xffffffffu, begins);
+        const uint32_t later = lane == 31 ? 0 : all >> (lane + 1);
+        return static_cast<uint8_t>(later == 0 ? 32 : lane + __ffs(static_cast<int>(later)));
+    };
     MlaUnit unit{};
     unit.codes = chunk.codes;
     unit.affine = chunk.affine;
     unit.kind = chunk.kind;
-    unit.end = static_cast<uint8_t>(later == 0 ? 32 : lane + __ffs(static_cast<int>(later)));
+    unit.kind_end = end_of(lane == 0 || kind != chunk.kind);
+    unit.end = end_of(lane == 0 || kind != chunk.kind || affine != chunk.affine);
     units[lane] = unit;
     return __popc(__ballot_sync(0xffffffffu, chunk.kind != kind_none));
 }
@@ -172,35 +177,39 @@ __device__ void load_queries(const AttnArgs& p, const MlaShared& own, uint4* que
 #pragma unroll 6
     for (int i = static_cast<int>(threadIdx.x); i < n; i += mla_threads) {
         const int row = i / 32 % NT * 8 + i % 32 / 4;
-        const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);
+        const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);  // q_width is a multiple of 8
         const int at = own.rows[row].at;
-        float4 x[2] = {};
-        if (at >= 0) {
-            const float* const from = p.q + static_cast<int64_t>(at) * p.q_width + channel;
-            if (channel < p.q_width) x[0] = *reinterpret_cast<const float4*>(from);
-            if (channel + 4 < p.q_width) x[1] = *reinterpret_cast<const float4*>(from + 4);
-        }
+        const bool exists = at >= 0 && channel < p.q_width;
+        const auto* const from =
+            reinterpret_cast<const float4*>(p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel : 0));
+        float4 x[2] = {from[0], from[1]};
+        if (!exists) x[0] = x[1] = float4{};
         queries[i] = make_uint4(bits(__floats2half2_rn(x[0].x, x[0].z)), bits(__floats2half2_rn(x[0].y, x[0].w)),
                                 bits(__floats2half2_rn(x[1].x, x[1].z)), bits(__floats2half2_rn(x[1].y, x[1].w)));
     }
 }
 
-// scores[NT][4] += units begin … end - 1 of one segment. rows: of the lane's slots g and g + 8
+// scores[NT][4] += units begin … end - 1, which are of one kind. rows: of the lane's slots g and g + 8
 template <int NT, int Bits>
-__device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_t* const (&rows)[2], MlaUnit unit,
-                                            int begin, int end, const uint4* queries, int lane) {
+__device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_t* const (&rows)[2],
+                                            const MlaUnit* units, int begin, int end, const uint4* queries, int lane) {
     const KeyReader<Bits> reader(lane);
     constexpr int unit_bytes = 4 * Bits;
     uint32_t affine[2] = {};
-    const uint8_t* at[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if constexpr (Bits < 16) affine[i] = u32_at<true>(rows[i] + unit.affine);
-        at[i] = rows[i] + unit.codes;
-    }
+    const uint8_t* at[2] = {};
+    int segment_end = begin;
     const uint4* query = queries + begin * NT * 32 + lane;
 #pragma unroll 1
     for (int u = begin; u < end; u++) {
+        if (u == segment_end) {
+            const MlaUnit unit = units[u];
+            segment_end = unit.end;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if constexpr (Bits < 16) affine[i] = u32_at<true>(rows[i] + unit.affine);
+                at[i] = rows[i] + unit.codes;
+            }
+        }
         uint32_t words[2][KeyReader<Bits>::n_words];
 #pragma unroll
         for (int i = 0; i < 2; i++) reader.load(at[i], words[i]);
@@ -223,7 +232,7 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
     }
 }
 
-// Of one warp: its slots and share of K's channels, to [rows][tile + 4] of the share.
+// Of one warp: its slots and share of K's channels.
 template <int NT>
 __device__ __forceinline__ void score_tile(const MlaTile& tile, const uint8_t* stage, const MlaUnit* units,
                                            const uint4* queries, float* all_scores, int warp, int lane) {
@@ -244,26 +253,25 @@ __device__ __forceinline__ void score_tile(const MlaTile& tile, const uint8_t* s
             const int s = min(first_slot + g + 8 * i, tile.valid - 1);
             rows[i] = side.rows + static_cast<int64_t>(tile.first + s) * side.row_bytes;
         }
-        score_units<NT, 16>(scores, rows, units[u], u, end, queries, lane);
+        score_units<NT, 16>(scores, rows, units, u, end, queries, lane);
     } else {
         rows[0] = stage + staged_lead(side, tile) + (first_slot + g) * side.pitch;
         rows[1] = rows[0] + 8 * side.pitch;
 #pragma unroll 1
         while (u < end) {
             const MlaUnit unit = units[u];
-            const int until = min(end, static_cast<int>(unit.end));
+            const int until = min(end, static_cast<int>(unit.kind_end));
             with_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
-                score_units<NT, decltype(bits)::value>(scores, rows, unit, u, until, queries, lane);
+                score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
             });
             u = until;
         }
     }
-    const int pitch = tile.slots + 4;
-    float* const to = all_scores + (share * 8 * NT + 2 * (lane % 4)) * pitch + first_slot + g;
+    float* const to = all_scores + 2 * (lane % 4) * score_pitch + key_slots * warp + g;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) to[(8 * n + e % 2) * pitch + e / 2 * 8] = scores[n][e];
+        for (int e = 0; e < 4; e++) to[(8 * n + e % 2) * score_pitch + e / 2 * 8] = scores[n][e];
     }
 }
 
@@ -283,59 +291,63 @@ struct MlaState {
 template <int NT>
 constexpr int warp_rows = NT == 1 ? 1 : NT / 2;
 
-// What a lane knows of its slots, every 32nd of a tile.
-struct MlaSlots {
-    uint64_t seq[most_tile / 32];  // 0: no token
-    int32_t pos[most_tile / 32];
-
-    __device__ MlaSlots(const MlaMarks& marks, const MlaTile& tile, int lane) {
+// Scores of a warp's rows to weights, of a tile of 32·Steps slots, of which a lane has every 32nd. Sets the factors of sums so far and
+// marks slots that hold tokens. Returns bit 0: a factor is not 1, bit 1: there are slots without a token.
+template <int NT, int Steps>
+__device__ __forceinline__ int make_weights(const AttnArgs& p, MlaShared& own, const MlaMarks& marks,
+                                            const MlaTile& tile, const float* scores, __half* weights,
+                                            MlaState (&state)[warp_rows<NT>], int warp, int lane) {
+    constexpr float log2_e = 1.4426950408889634f;
+    constexpr int rows = warp_rows<NT>;
+    constexpr int shares = key_slots * mla_warps / (32 * Steps);
+    uint64_t seq[Steps];
+    int32_t pos[Steps];
+    bool holes = tile.valid % 16 != 0;
 #pragma unroll
-        for (int j = 0; j < most_tile / 32; j++) {
-            seq[j] = 32 * j + lane < tile.valid ? marks.seq[32 * j + lane] : 0;
-            pos[j] = marks.pos[32 * j + lane];
+    for (int j = 0; j < Steps; j++) {
+        const bool used = 32 * j + lane < tile.valid;
+        seq[j] = used ? marks.seq[32 * j + lane] : 0;
+        pos[j] = used ? marks.pos[32 * j + lane] : -1;
+        holes = holes || __any_sync(0xffffffffu, used && seq[j] == 0);
+    }
+    if (warp == mla_warps - 1) {
+#pragma unroll
+        for (int j = 0; j < Steps; j++) {
+            const uint32_t tokens = __ballot_sync(0xffffffffu, seq[j] != 0);
+            if (lane == 0) own.tokens[j] = tokens;
         }
     }
-    __device__ bool any_free(const MlaTile& tile, int lane) const {
-        bool any = false;
+    const int first = warp * rows;
+    if (first >= 8 * NT) return holes ? 2 : 0;
+    float x[rows][Steps];
 #pragma unroll
-        for (int j = 0; j < most_tile / 32; j++) any = any || (32 * j + lane < tile.valid && seq[j] == 0);
-        return any;
+    for (int k = 0; k < rows; k++) {
+        const float* const from = scores + (first + k) * score_pitch + lane;
+#pragma unroll
+        for (int j = 0; j < Steps; j++) {
+            float sum = from[32 * j];
+#pragma unroll
+            for (int share = 1; share < shares; share++) sum += from[32 * (share * Steps + j)];
+            x[k][j] = sum;
+        }
     }
-};
-
-// Scores of a warp's rows to weights. Whether sums so far are to be scaled.
-template <int NT>
-__device__ __forceinline__ bool make_weights(const AttnArgs& p, MlaShared& own, const MlaSlots& slots,
-                                             const MlaTile& tile, const float* scores, __half* weights,
-                                             MlaState (&state)[warp_rows<NT>], int warp, int lane) {
-    constexpr float log2_e = 1.4426950408889634f;
-    constexpr int most = most_tile / 32;
-    if (warp * warp_rows<NT> >= 8 * NT) return false;
-    const int steps = tile.slots / 32;
-    const int shares = 2 * most / steps;
-    const int pitch = tile.slots + 4;
     const float scale = p.scale * log2_e;
-    const int window = p.window == 0 ? 0x7fffffff : p.window;
+    const uint32_t window = p.window == 0 ? 0x80000000u : static_cast<uint32_t>(p.window);
     bool moved = false;
 #pragma unroll
-    for (int k = 0; k < warp_rows<NT>; k++) {
-        const int row = warp * warp_rows<NT> + k;
-        const MlaRow of = own.rows[row];
-        const float* const from = scores + row * pitch + lane;
-        float x[most] = {};
-#pragma unroll 2
-        for (int share = 0; share < shares; share++) {
-#pragma unroll
-            for (int j = 0; j < most; j++) x[j] += from[share * 8 * NT * pitch + 32 * j];
-        }
+    for (int k = 0; k < rows; k++) {
+        const MlaRow& of = own.rows[first + k];
+        const int32_t query_pos = of.pos;
+        const uint64_t query_seq = of.seq;
+        const float slope = of.slope;
         float top = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < most; j++) {
-            const int32_t behind = of.pos - slots.pos[j];
-            const bool visible =
-                ((slots.seq[j] & of.seq) != 0) & (slots.pos[j] >= 0) & (behind >= 0) & (behind < window);
-            x[j] = visible ? x[j] * scale - of.slope * static_cast<float>(behind) : -INFINITY;
-            top = fmaxf(top, x[j]);
+        for (int j = 0; j < Steps; j++) {
+            const int32_t behind = query_pos - pos[j];  // as unsigned: later tokens are behind any window
+            const bool visible = ((seq[j] & query_seq) != 0) & (pos[j] >= 0) & (static_cast<uint32_t>(behind) < window);
+            const float score = x[k][j] * scale - slope * static_cast<float>(behind);
+            x[k][j] = visible ? score : -INFINITY;
+            top = fmaxf(top, x[k][j]);
         }
         top = mla_warp_max(top);
         MlaState& now = state[k];
@@ -344,17 +356,20 @@ __device__ __forceinline__ bool make_weights(const AttnArgs& p, MlaShared& own, 
         now.top = moves ? top : now.top;
         now.sum *= factor;
         moved = moved || moves;
-        if (lane == 0) own.scales[row] = factor;
-        const float base = now.top == -INFINITY ? 0.0f : now.top;
-        __half* const to = weights + weight_at<NT>(lane, row);
+        if (lane == 0) own.scales[first + k] = factor;
+    }
 #pragma unroll
-        for (int j = 0; j < most; j++) {
-            const __half weight = __float2half_rn(power_of_two(x[j] - base));
-            now.sum += __half2float(weight);
-            if (j < steps) to[32 * j * 8 * NT] = weight;
+    for (int k = 0; k < rows; k++) {
+        const float base = state[k].top == -INFINITY ? 0.0f : state[k].top;
+        __half* const to = weights + weight_at<NT>(lane, first + k);
+#pragma unroll
+        for (int j = 0; j < Steps; j++) {
+            const __half weight = __float2half_rn(power_of_two(x[k][j] - base));
+            state[k].sum += __half2float(weight);
+            to[256 * NT * j] = weight;
         }
     }
-    return moved;
+    return (moved ? 1 : 0) | (holes ? 2 : 0);
 }
 
 // A lane's sums of a unit of V: channels 4g … 4g + 3 as [two][·][two], rows 8n + 2t and the next one.
@@ -461,8 +476,8 @@ __device__ inline void set_up(const AttnArgs& p, const MlaLayout& layout, const 
         constexpr float log2_e = 1.4426950408889634f;
         const int of_item = static_cast<int>(blockIdx.y) * p.mla.rows + row;
         const bool exists = of_item < item.n_rows;
-        const int at = exists ? item.row_at(p, of_item) : 0;
-        const int token = at / p.n_head;
+        const int at = exists ? item.few_row_at(p, of_item) : 0;
+        const int token = small_quotient(at, p.n_head);
         own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1, exists ? at : -1,
                          exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
     }
@@ -548,18 +563,16 @@ __global__ void __launch_bounds__(mla_threads, 1)
             copy_rows(k_stage, next.region->k, next);
         }
         copies_commit();
-        const MlaSlots slots(own.marks[parity], tile, lane);
-        const bool holes = tile.valid % 16 != 0 || __any_sync(0xffffffffu, slots.any_free(tile, lane));
-        if (warp == 0 && (holes || tile.region->v.pitch == 0)) {
-#pragma unroll
-            for (int j = 0; j < most_tile / 32; j++) {
-                const uint32_t tokens = __ballot_sync(0xffffffffu, slots.seq[j] != 0);
-                if (lane == 0) own.tokens[j] = tokens;
-            }
-        }
-        const bool moved = make_weights<NT>(p, own, slots, tile, scores, weights, state, warp, lane);
-        copies_wait(1);                                     // V of this tile
-        const bool rescale = __syncthreads_or(moved) != 0;  // weights are there
+        const auto make = [&](auto steps) __attribute__((always_inline)) {
+            return make_weights<NT, decltype(steps)::value>(p, own, own.marks[parity], tile, scores, weights, state,
+                                                            warp, lane);
+        };
+        const int made = tile.slots == 128  ? make(std::integral_constant<int, 4>{})
+                         : tile.slots == 64 ? make(std::integral_constant<int, 2>{})
+                                            : make(std::integral_constant<int, 1>{});
+        const bool holes = (made & 2) != 0;
+        copies_wait(1);                                        // V of this tile
+        const bool rescale = __syncthreads_or(made & 1) != 0;  // weights are there
         if (holes) {
             clear_holes(v_stage, tile, own.tokens, warp, lane);
             __syncthreads();

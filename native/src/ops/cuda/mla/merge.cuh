@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
                                              : Channels<Per>{};
     };
     constexpr int held = (most_parts + 31) / 32;
-    constexpr int ahead = 4;
+    constexpr int ahead = 6;
     wait_for_previous();
 
     float2 of[held];

@@ -14,9 +14,10 @@ constexpr int mla_warp_bits = 4;
 constexpr int mla_warps = 1 << mla_warp_bits;
 constexpr int mla_threads = 32 * mla_warps;
 constexpr int unit_channels = 32;
-constexpr int most_units = 32;  // of one side: a warp finds out about them at once
-constexpr int key_slots = 16;   // slots of a warp when it scores
-constexpr int most_tile = 128;  // slots
+constexpr int most_units = 32;                          // of one side: a warp finds out about them at once
+constexpr int key_slots = 16;                           // slots of a warp when it scores
+constexpr int score_pitch = key_slots * mla_warps + 4;  // four lanes' rows start in different banks
+constexpr int most_tile = 128;                          // slots
 constexpr int most_mla_tokens = 8;
 constexpr int mla_fixed = 5120;  // bytes of the kernel's own variables, at most
 constexpr int least_tile = 32;   // and of a tile of f16 rows, which are read where they lie
@@ -49,7 +50,7 @@ LKV_HD constexpr int merge_counters(int n_head, int n_kv) {
 // Shared memory, in this order. Sizes in bytes, multiples of 16.
 struct MlaLayout {
     int queries;  // [k_units][rows / 8][32 lanes] four f16 pairs
-    int scores;   // f32 [shares of K's channels][rows][tile + 4], and what is read beside it
+    int scores;   // f32 [rows][score_pitch]: of each warp key_slots, those of all shares of K's channels side by side
     int weights;  // f16, see weight_at
     int units;    // MlaUnit [regions][K, V][most_units]
     int k_stage;  // a tile as stored, and up to 15 bytes before its first row
@@ -57,7 +58,7 @@ struct MlaLayout {
 
     LKV_HD MlaLayout(const MlaPlan& p, int n_regions)
         : queries(p.k_units * p.rows * 64),
-          scores(p.rows * 4 * (key_slots * mla_warps + 4 * mla_warps / 2) + 512),
+          scores(p.rows * score_pitch * 4),
           weights(p.rows * p.tile * 2),
           units(n_regions * 2 * most_units * 8),
           k_stage(stage(p.tile, p.k_pitch)),

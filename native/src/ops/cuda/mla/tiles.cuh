@@ -11,11 +11,11 @@ struct MlaTiles {
     int count;                        // parts with work, 1 … n_split
 
     __device__ MlaTiles(const AttnArgs& p, const SlotCounts& n_slots) : tile(p.mla.tile) {
-        const auto tiles = [&](int r) {
-            const int slots = slots_of(p, r);
-            return (n_slots.of[r] + slots - 1) / slots;
-        };
         const auto count_all = [&] {
+            const auto tiles = [&](int r) {
+                const int slots = slots_of(p, r);
+                return (n_slots.of[r] + slots - 1) >> (__ffs(slots) - 1);
+            };
             before_1 = tiles(0);
             before_2 = before_1 + tiles(1);
             n_tiles = before_2 + tiles(2);
@@ -33,7 +33,9 @@ struct MlaTiles {
     }
     // The first tile of a part, or the last one's end.
     __device__ int begin(int part) const {
-        return static_cast<int>(static_cast<uint32_t>(n_tiles * part) / static_cast<uint32_t>(count));
+        const int product = n_tiles * part;
+        if (product < 1 << 20) return small_quotient(product, count);
+        return static_cast<int>(static_cast<uint32_t>(product) / static_cast<uint32_t>(count));
     }
     __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
     __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }

@@ -17,13 +17,14 @@
 
 namespace lkv::cuda {
 
-// Of one region's group, one side: unit u, and where its segment's units end.
+// Of one region's group, one side: unit u, where its segment's units end, and where those of its kind.
 struct alignas(8) MlaUnit {
     uint16_t codes;   // bytes from the group's first staged one
     uint16_t affine;  // the same, of scale and minimum
     uint8_t kind;     // ChunkKind; kind_none: not stored
     uint8_t end;
-    uint16_t unused;
+    uint8_t kind_end;
+    uint8_t unused;
 };
 
 // Calls f(bits) as a constant, of codes.
