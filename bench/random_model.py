@@ -41,7 +41,7 @@ SHAPES = {
 }
 
 
-# Rows of eight KV heads of 128 at 28, 14 and 8.5 % of f16 as the planner cuts them: (format, channels), K and V.
+# Rows of eight KV heads of 128 at shares of f16, as the planner cuts them: (format, channels) of K and V.
 PLAN_HEADS = 8
 PLANS = {
     "28": (
@@ -62,12 +62,14 @@ SINK, RECENT = 4, 128  # the planner's exact windows
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the cache: its path, the KV heads that share a latent, the rank of each latent, its rows."""
+    """One side of the cache: its path, the KV heads that share a latent, that latent's rank and rows."""
 
     path: str
     group: int
     rank: int
-    segments: tuple[tuple[str, int], ...] = ()  # row format and channels; none: one format, chosen when opened
+    segments: tuple[
+        tuple[str, int], ...
+    ] = ()  # row format and channels; none: one format, chosen when opened
 
     @classmethod
     def parse(cls, text: str, shape: Shape) -> Side:
@@ -220,7 +222,9 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cache", default="full/full", help="K path/V path (default: full/full)")
-    parser.add_argument("--plan", choices=PLANS, help="a default file of this share of f16, in place of --cache")
+    parser.add_argument(
+        "--plan", choices=PLANS, help="a default file of this share of f16, in place of --cache"
+    )
     parser.add_argument("--prefer", choices=("speed", "size"), default="speed", help="K path of --plan")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--exact", action="store_true", help="f32 weights, to compare implementations with")

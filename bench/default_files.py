@@ -1,0 +1,121 @@
+"""Whole-model speed on a GPU of files as `convert` writes them by default, beside full f16 rows.
+
+    python bench/default_files.py 8b --plans 14 --prefer speed,size --save default-files-8b
+
+Files are random weights in the shape's size, with rows as the planner cuts them (random_model.py), all
+measured in one run. With --llama-bench llama.cpp measures the plain file too: f16 cache, flash attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import cuda
+import random_model
+from latentkv import _core
+from record import RESULTS, Column, save
+
+
+def write_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    """The plain file first, then one per plan and preference."""
+    shape = random_model.SHAPES[args.shape]
+    sides = {"full f16": random_model.sides_of("full/full", shape)}
+    for plan in args.plans.split(","):
+        for prefer in args.prefer.split(","):
+            sides[f"{plan} %, {prefer}"] = random_model.planned(plan, prefer)
+    files = {}
+    for number, (name, side) in enumerate(sides.items()):
+        files[name] = folder / f"{number}.gguf"
+        random_model.write(shape, files[name], side, name, 1)
+        print(f"wrote {name}", file=sys.stderr, flush=True)
+    return files
+
+
+def llama_bench(program: str, path: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    command = [program, "-m", str(path), "-ngl", "99", "-fa", "1", "-n", "32", "-r", "3", "-o", "jsonl"]
+    decode = [*command, "-p", "0", "-d", args.depths]
+    prefill = [*command, "-p", str(args.prefill), "-n", "0", "-d", str(args.prefill_depth)]
+    rows: list[dict[str, Any]] = []
+    for of, key in ((decode, "decode_tps"), (prefill, "prefill_tps")):
+        out = subprocess.run(of, capture_output=True, text=True, check=True).stdout
+        rows += [
+            {"depth": line["n_depth"], key: line["avg_ts"]} for line in map(json.loads, out.splitlines())
+        ]
+    return rows
+
+
+def table(measured: dict[str, list[dict[str, Any]]], base: str) -> list[dict[str, Any]]:
+    """One row a file: tokens/s by depth, and each as a share of the base file's."""
+    of_base = {row["depth"]: row["decode_tps"] for row in measured[base] if "decode_tps" in row}
+    rows = []
+    for name, found in measured.items():
+        row: dict[str, Any] = {"file": name}
+        for one in found:
+            if "decode_tps" in one:
+                row[f"at {one['depth']}"] = one["decode_tps"]
+                row[f"share at {one['depth']}"] = 100 * one["decode_tps"] / of_base[one["depth"]]
+            if "prefill_tps" in one:
+                row["prefill"] = one["prefill_tps"]
+        rows.append(row)
+    return rows
+
+
+def columns_of(args: argparse.Namespace) -> list[Column]:
+    columns = [Column("file", "cache")]
+    for depth in args.depths.split(","):
+        columns.append(Column(f"at {depth}", depth, ".0f"))
+        columns.append(Column(f"share at {depth}", "of f16", ".0f", "%"))
+    return [*columns, Column("prefill", f"prefill of {args.prefill} at {args.prefill_depth}", ".0f")]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", choices=random_model.SHAPES)
+    parser.add_argument("--plans", default="14")
+    parser.add_argument("--prefer", default="speed,size")
+    parser.add_argument("--depths", default="0,4096,16384,65536")
+    parser.add_argument("--size-depths", default="0,4096", help="of files whose keys are rebuilt")
+    parser.add_argument("--decode", type=int, default=35)
+    parser.add_argument("--prefill", type=int, default=2048)
+    parser.add_argument("--prefill-depth", type=int, default=16384)
+    parser.add_argument("--ubatch", type=int, default=512)
+    parser.add_argument("--llama-bench", metavar="PATH")
+    parser.add_argument("--save", metavar="NAME", help="bench/results/NAME.json")
+    args = parser.parse_args()
+    args.sink = args.recent = -1  # as the file asks
+    return args
+
+
+def main() -> None:
+    args = parse()
+    measured: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_files(args, Path(folder))
+        if args.llama_bench:
+            measured["llama.cpp f16"] = llama_bench(args.llama_bench, files["full f16"], args)
+        for name, path in files.items():
+            model = _core.Model(str(path), n_gpu_layers=99)
+            depths = args.size_depths if name.endswith("size") else args.depths
+            kv = "f16" if name == "full f16" else ""
+            measured[name] = cuda.measure(model, kv, [int(d) for d in depths.split(",")], args)
+    rows = table(measured, "full f16")
+    if args.save:
+        gpu = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
+        )
+        note = f"{gpu.stdout.strip()}, {random_model.SHAPES[args.shape].name} shape, tokens/s, batch 1."
+        command = "python bench/default_files.py " + " ".join(sys.argv[1:])
+        save(RESULTS / f"{args.save}.json", command=command, columns=columns_of(args), rows=rows, note=note)
+    print(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
