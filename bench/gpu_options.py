@@ -28,7 +28,7 @@ from latentkv.master import planned
 
 FORMATS = ("", "", "f16", "q8", "q4", "q2", "q1", "g4", "q8_0")
 # what the file asks for, none of it, one of both, both
-WINDOWS = (
+WINDOWS: tuple[dict[str, int], ...] = (
     {},
     {"sink": 0, "recent": 0},
     {"sink": 4, "recent": 0},

@@ -34,13 +34,14 @@ set_target_properties(latentkv_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
 # ggml-cuda's private headers: the type of its backend's context, which owns the stream.
 set(ggml_src ${LATENTKV_LLAMA_CPP_DIR}/ggml/src)
-add_library(latentkv_ggml_stream STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/ggml_stream.cu)
+add_library(latentkv_ggml_stream STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/ggml_stream.cu)
 target_include_directories(latentkv_ggml_stream SYSTEM PRIVATE ${ggml_src})
 target_include_directories(latentkv_ggml_stream PRIVATE ${CMAKE_CURRENT_LIST_DIR}/src)
 target_link_libraries(latentkv_ggml_stream PUBLIC ggml CUDA::cudart)
 set_target_properties(latentkv_ggml_stream PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
-target_sources(latentkv_native PRIVATE ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda_executor.cpp)
+file(GLOB executor CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/*.cpp)
+target_sources(latentkv_native PRIVATE ${executor})
 target_include_directories(latentkv_native SYSTEM PRIVATE ${ggml_src})
 target_link_libraries(latentkv_native PUBLIC latentkv_cuda latentkv_ggml_stream)
 target_compile_definitions(latentkv_native PUBLIC LATENTKV_CUDA_BUILD)

@@ -3,7 +3,7 @@
 #include "ggml-cuda.h"
 
 #include "ggml-cpu.h"
-#include "runtime/ggml_stream.h"
+#include "runtime/cuda/ggml_stream.h"
 
 ggml_backend_t ggml_backend_cuda_init(int) { return ggml_backend_cpu_init(); }
 

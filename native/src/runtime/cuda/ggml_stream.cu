@@ -1,5 +1,5 @@
 // What needs ggml-cuda's private header: the stream its backend works on.
-#include "runtime/ggml_stream.h"
+#include "runtime/cuda/ggml_stream.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-cuda/common.cuh"
