@@ -4,24 +4,8 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)
 
 set(cuda_dir ${CMAKE_CURRENT_LIST_DIR}/src/ops/cuda)
-add_library(latentkv_cuda STATIC
-    ${cuda_dir}/attn.cu
-    ${cuda_dir}/attn_decode.cu
-    ${cuda_dir}/attn_decode_specialized.cu
-    ${cuda_dir}/attn_decode_rebuild.cu
-    ${cuda_dir}/attn_direct.cu
-    ${cuda_dir}/attn_expand.cu
-    ${cuda_dir}/attn_prefill.cu
-    ${cuda_dir}/attn_prefill_rebuild.cu
-    ${cuda_dir}/attn_rebuild.cu
-    ${cuda_dir}/attn_wide.cu
-    ${cuda_dir}/chain.cu
-    ${cuda_dir}/product.cu
-    ${cuda_dir}/rows.cu
-    ${cuda_dir}/turn.cu
-    ${cuda_dir}/mla/launch.cu
-    ${cuda_dir}/early_start.cpp
-    ${cuda_dir}/plan.cpp)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${cuda_dir}/*.cu ${cuda_dir}/*.cpp)
+add_library(latentkv_cuda STATIC ${cuda_sources})
 # Products by warpgroups are machine code of compute capability 9.0 itself, 90a; newer GPUs start from 90's intermediate code.
 set(architectures ${CMAKE_CUDA_ARCHITECTURES})
 list(TRANSFORM architectures REPLACE "^90$" "90a-real;90-virtual")

@@ -8,10 +8,10 @@
 #include "attn_matrix.h"
 #include "check.h"
 #include "cuda_case.h"
-#include "ops/cuda/chain.cuh"
-#include "ops/cuda/early_start.h"
-#include "ops/cuda/product.h"
+#include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/shared_plan.h"
+#include "ops/cuda/step/early_start.h"
+#include "ops/cuda/step/product.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "ggml-cpp.h"
 #include "ggml-cuda.h"
-#include "ops/cuda/device_memory.h"
+#include "ops/cuda/gpu/device_memory.h"
 #include "runtime/cuda/ggml_stream.h"
 
 namespace lkv::cuda {

@@ -8,7 +8,7 @@
 #include "model/graph.h"
 #include "model/model.h"
 #include "model/rope.h"
-#include "ops/cuda/device_memory.h"
+#include "ops/cuda/gpu/device_memory.h"
 #include "ops/cuda/plan.h"
 #include "runtime/cuda/step_inputs.h"
 

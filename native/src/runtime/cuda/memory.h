@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cache/storage.h"
-#include "ops/cuda/device_memory.h"
+#include "ops/cuda/gpu/device_memory.h"
 
 namespace lkv::cuda {
 

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "ggml.h"
-#include "ops/cuda/product.h"
-#include "ops/cuda/turn.h"
+#include "ops/cuda/step/product.h"
+#include "ops/cuda/step/turn.h"
 #include "runtime/cuda/layer_tables.h"
 
 namespace lkv::cuda {

@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "ggml-backend.h"
-#include "ops/cuda/early_start.h"
+#include "ops/cuda/step/early_start.h"
 
 namespace lkv::cuda {
 

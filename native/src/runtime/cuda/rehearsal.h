@@ -3,7 +3,7 @@
 
 #include "model/graph.h"
 #include "model/hparams.h"
-#include "ops/cuda/device_memory.h"
+#include "ops/cuda/gpu/device_memory.h"
 #include "runtime/cuda/attention.h"
 
 namespace lkv::cuda {
