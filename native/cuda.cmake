@@ -4,24 +4,8 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)
 
 set(cuda_dir ${CMAKE_CURRENT_LIST_DIR}/src/ops/cuda)
-add_library(latentkv_cuda STATIC
-    ${cuda_dir}/attn.cu
-    ${cuda_dir}/attn_decode.cu
-    ${cuda_dir}/attn_decode_specialized.cu
-    ${cuda_dir}/attn_decode_rebuild.cu
-    ${cuda_dir}/attn_direct.cu
-    ${cuda_dir}/attn_expand.cu
-    ${cuda_dir}/attn_prefill.cu
-    ${cuda_dir}/attn_prefill_rebuild.cu
-    ${cuda_dir}/attn_rebuild.cu
-    ${cuda_dir}/attn_wide.cu
-    ${cuda_dir}/chain.cu
-    ${cuda_dir}/product.cu
-    ${cuda_dir}/rows.cu
-    ${cuda_dir}/turn.cu
-    ${cuda_dir}/mla/launch.cu
-    ${cuda_dir}/early_start.cpp
-    ${cuda_dir}/plan.cpp)
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${cuda_dir}/*.cu ${cuda_dir}/*.cpp)
+add_library(latentkv_cuda STATIC ${cuda_sources})
 # Products by warpgroups are machine code of compute capability 9.0 itself, 90a; newer GPUs start from 90's intermediate code.
 set(architectures ${CMAKE_CUDA_ARCHITECTURES})
 list(TRANSFORM architectures REPLACE "^90$" "90a-real;90-virtual")
@@ -34,13 +18,14 @@ set_target_properties(latentkv_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
 # ggml-cuda's private headers: the type of its backend's context, which owns the stream.
 set(ggml_src ${LATENTKV_LLAMA_CPP_DIR}/ggml/src)
-add_library(latentkv_ggml_stream STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/ggml_stream.cu)
+add_library(latentkv_ggml_stream STATIC ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/ggml_stream.cu)
 target_include_directories(latentkv_ggml_stream SYSTEM PRIVATE ${ggml_src})
 target_include_directories(latentkv_ggml_stream PRIVATE ${CMAKE_CURRENT_LIST_DIR}/src)
 target_link_libraries(latentkv_ggml_stream PUBLIC ggml CUDA::cudart)
 set_target_properties(latentkv_ggml_stream PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
-target_sources(latentkv_native PRIVATE ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda_executor.cpp)
+file(GLOB executor CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/src/runtime/cuda/*.cpp)
+target_sources(latentkv_native PRIVATE ${executor})
 target_include_directories(latentkv_native SYSTEM PRIVATE ${ggml_src})
 target_link_libraries(latentkv_native PUBLIC latentkv_cuda latentkv_ggml_stream)
 target_compile_definitions(latentkv_native PUBLIC LATENTKV_CUDA_BUILD)

@@ -47,6 +47,11 @@ struct AttnShape {
     double rope_base = 10000.0;
     int first_pos = 0;
     bool empty_first = false;  // region 0 holds nothing
+    // Rows given segment by segment: per region and group, in place of formats and `dropped`; empty: none.
+    std::vector<std::vector<std::vector<SegmentSpec>>> k_rows{};
+    std::vector<std::vector<std::vector<SegmentSpec>>> v_rows{};
+    std::vector<int> region_tokens{};  // the first that are region 0's, the latest that are region 1's; empty: 4 and 20
+    std::vector<bool> absent{};        // regions of no capacity, their tokens in the last one; empty: none
     unsigned seed = 1;
 };
 
@@ -203,14 +208,18 @@ private:
         for (int i = 0; i < n; i++) {
             const int age = token_pos_[static_cast<size_t>(i)] - shape_.first_pos;
             const int length = shape_.n_past + shape_.n_tokens;
+            const auto [first, latest] = shape_.region_tokens.empty()
+                                             ? std::pair{4, 20}
+                                             : std::pair{shape_.region_tokens[0], shape_.region_tokens[1]};
             int r = n_regions - 1;
-            if (n_regions > 1 && age < 4) r = 0;
-            if (n_regions > 2 && age >= length - 20) r = 1;
+            if (n_regions > 1 && age < first) r = 0;
+            if (n_regions > 2 && age >= length - latest) r = 1;
+            if (!shape_.absent.empty() && shape_.absent[static_cast<size_t>(r)]) r = n_regions - 1;
             members[static_cast<size_t>(r)].push_back(i);
         }
         for (int r = 0; r < n_regions; r++) {
             std::vector<int> slots = members[static_cast<size_t>(r)];
-            if (shape_.permute) {
+            if (shape_.permute && (shape_.absent.empty() || !shape_.absent[static_cast<size_t>(r)])) {
                 slots.resize(slots.size() + slots.size() / 4 + 3, -1);
                 std::shuffle(slots.begin(), slots.end(), random_);
             }
@@ -232,10 +241,13 @@ private:
         auto region = std::make_unique<Region>();
         const bool is_last = r == static_cast<int>(shape_.k_formats.size()) - 1;
         const int dropped = is_last ? shape_.dropped : 0;
-        region->k_plan =
-            plan(shape_.n_kv / shape_.k_group, shape_.k_ranks, shape_.k_formats[static_cast<size_t>(r)], dropped);
-        region->v_plan =
-            plan(shape_.n_kv / shape_.v_group, shape_.v_ranks, shape_.v_formats[static_cast<size_t>(r)], dropped);
+        const auto index = static_cast<size_t>(r);
+        region->k_plan = shape_.k_rows.empty()
+                             ? plan(shape_.n_kv / shape_.k_group, shape_.k_ranks, shape_.k_formats[index], dropped)
+                             : RowPlan(shape_.k_rows[index]);
+        region->v_plan = shape_.v_rows.empty()
+                             ? plan(shape_.n_kv / shape_.v_group, shape_.v_ranks, shape_.v_formats[index], dropped)
+                             : RowPlan(shape_.v_rows[index]);
         const auto planned = [&](const std::vector<SegmentSpec>& segments, int group, RowPlan& to) {
             if (is_last && !segments.empty())
                 to = RowPlan(std::vector(static_cast<size_t>(shape_.n_kv / group), segments));

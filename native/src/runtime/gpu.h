@@ -1,4 +1,4 @@
-// Running whole graphs on a GPU. One implementation in a CUDA build (runtime/cuda_executor.cpp), none otherwise (no_gpu.cpp).
+// Running whole graphs on a GPU. One implementation in a CUDA build (runtime/cuda/executor.cpp), none otherwise (no_gpu.cpp).
 #pragma once
 
 #include <memory>

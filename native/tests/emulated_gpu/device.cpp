@@ -2,13 +2,16 @@
 #include "device.h"
 
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -74,10 +77,33 @@ struct Block {
     jmp_buf scheduler;
 };
 
+// Whole pages.
+struct Mapping {
+    void* begin;
+    size_t bytes;
+    explicit Mapping(size_t n)
+        : begin(mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes(n) {
+        if (begin == MAP_FAILED) fail("memory for the emulated GPU");
+    }
+    char* end() const { return static_cast<char*>(begin) + bytes; }
+};
+std::multimap<void*, Mapping> allocated;  // by what allocate() returned
+
+// Of thread blocks that have ended: the system clears what it gives anew, which took as long as the kernels.
+std::vector<std::unique_ptr<char[]>> stacks;
+
 alignas(64) thread_local char anchor[64];
 thread_local Block* block;
 std::mutex mutex;
 std::atomic<long long> ticks{0};
+
+std::unique_ptr<char[]> take_stack() {
+    const std::lock_guard held(mutex);
+    if (stacks.empty()) return std::make_unique_for_overwrite<char[]>(stack_bytes);
+    std::unique_ptr<char[]> stack = std::move(stacks.back());
+    stacks.pop_back();
+    return stack;
+}
 
 void begin_fiber() {
     (*block->kernel)();
@@ -103,7 +129,7 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
     blockDim = threads;
     gridDim = grid;
     for (Fiber& fiber : b.fibers) {
-        fiber.stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+        fiber.stack = take_stack();
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.get();
         fiber.context.uc_stack.ss_size = stack_bytes;
@@ -141,6 +167,8 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
         if (std::chrono::steady_clock::now() - start > patience) fail("every thread block to end within five minutes");
         if (b.cluster->blocks.size() > 1) std::this_thread::yield();
     }
+    const std::lock_guard held(mutex);
+    for (Fiber& fiber : b.fibers) stacks.push_back(std::move(fiber.stack));
 }
 
 // Of the waiting ones the last to arrive opens it.
@@ -164,6 +192,27 @@ void fail(const char* expected) {
     std::fprintf(stderr, "[emulated gpu] expected %s; got thread %u of block %u, %u, %u\n", expected, threadIdx.x,
                  blockIdx.x, blockIdx.y, blockIdx.z);
     std::abort();
+}
+
+void* allocate(size_t bytes) {
+    constexpr size_t align = 16;
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t used = (bytes + align - 1) / align * align;
+    const Mapping mapping((used + page - 1) / page * page + page);
+    char* const end = mapping.end() - page;
+    if (mprotect(end, page, PROT_NONE) != 0) fail("memory that nothing may touch");
+    std::memset(end - used, 0xff, used);
+    const std::lock_guard held(mutex);
+    allocated.emplace(end - used, mapping);
+    return end - used;
+}
+
+void free(void* at) {
+    const std::lock_guard held(mutex);
+    const auto found = allocated.find(at);
+    if (found == allocated.end()) return;
+    munmap(found->second.begin, found->second.bytes);
+    allocated.erase(found);
 }
 
 void yield() {

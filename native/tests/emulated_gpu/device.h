@@ -21,6 +21,11 @@ namespace emulated {
 constexpr int n_multiprocessors = 132;
 constexpr uint32_t most_shared = 232448;  // bytes of a thread block
 
+// Memory that ends where none is, but for what 16 bytes need: who reads or writes past it stops the program, as a GPU would. Filled with
+// NaN, whatever it is read as.
+void* allocate(size_t bytes);
+void free(void* at);
+
 // Of all its thread blocks; false: the grid is not one.
 bool launch(dim3 grid, dim3 block, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel);
 

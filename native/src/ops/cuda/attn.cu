@@ -1,13 +1,13 @@
 #include <cuda_fp16.h>
 
-#include "ops/cuda/chain.cuh"
-#include "ops/cuda/cluster.cuh"
-#include "ops/cuda/combine_head.cuh"
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/gpu/cluster.cuh"
+#include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/instances.h"
 #include "ops/cuda/launch.h"
-#include "ops/cuda/mma.cuh"
-#include "ops/cuda/parts.cuh"
 #include "ops/cuda/plan.h"
+#include "ops/cuda/softmax/combine_head.cuh"
+#include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
 

@@ -43,7 +43,13 @@ inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 // The runtime. Everything has happened when a call returns.
-enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorInvalidConfiguration = 9, cudaErrorUnknown = 999 };
+enum cudaError_t {
+    cudaSuccess,
+    cudaErrorInvalidValue,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNotSupported = 801,
+    cudaErrorUnknown = 999
+};
 using cudaStream_t = struct EmulatedStream*;
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated GPU"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -52,12 +58,11 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
 template <class T>
 cudaError_t cudaMalloc(T** at, size_t bytes) {
-    constexpr size_t align = 256;
-    *at = static_cast<T*>(std::aligned_alloc(align, (bytes + align - 1) / align * align));
+    *at = static_cast<T*>(emulated::allocate(bytes));
     return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* at) {
-    std::free(at);
+    emulated::free(at);
     return cudaSuccess;
 }
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
@@ -65,6 +70,14 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
     if (bytes != 0) std::memcpy(to, from, bytes);
     return cudaSuccess;
 }
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+template <class T>
+cudaError_t cudaMallocHost(T** at, size_t bytes) {
+    return cudaMalloc(at, bytes);
+}
+inline cudaError_t cudaFreeHost(void* at) { return cudaFree(at); }
 inline cudaError_t cudaMemset(void* at, int byte, size_t bytes) {
     std::memset(at, byte, bytes);
     return cudaSuccess;
@@ -142,8 +155,21 @@ void emulated_launch(void (*kernel)(Params...), dim3 grid, int threads, size_t b
     }
 }
 
-// Recorded steps are not emulated: nothing of them is called.
+// Streams wait for nothing: what was launched before has happened.
 using cudaEvent_t = struct EmulatedEvent*;
+enum { cudaStreamNonBlocking, cudaEventDisableTiming };
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+
+// Recorded steps are not emulated: a recording does not begin, and nothing else of them is called.
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+    *status = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t, int) { return cudaErrorNotSupported; }
 using cudaGraph_t = struct EmulatedGraph*;
 using cudaGraphNode_t = struct EmulatedNode*;
 using cudaGraphExec_t = struct EmulatedExec*;
@@ -154,8 +180,6 @@ struct cudaKernelNodeParams {
     void** kernelParams;
 };
 enum {
-    cudaStreamNonBlocking,
-    cudaEventDisableTiming,
     cudaStreamCaptureModeRelaxed,
     cudaGraphInstantiateFlagUseNodePriority,
     cudaGraphDependencyTypeProgrammatic,
@@ -168,19 +192,14 @@ enum {
         emulated::fail("no call of " #name ", which is not emulated"); \
     }
 EMULATED_NEVER(cudaDeviceGetStreamPriorityRange)
-EMULATED_NEVER(cudaEventCreateWithFlags)
-EMULATED_NEVER(cudaEventDestroy)
-EMULATED_NEVER(cudaEventRecord)
 EMULATED_NEVER(cudaGraphDestroy)
 EMULATED_NEVER(cudaGraphExecDestroy)
 EMULATED_NEVER(cudaGraphInstantiate)
 EMULATED_NEVER(cudaGraphKernelNodeGetParams)
 EMULATED_NEVER(cudaGraphLaunch)
-EMULATED_NEVER(cudaStreamBeginCapture)
 EMULATED_NEVER(cudaStreamCreateWithPriority)
 EMULATED_NEVER(cudaStreamDestroy)
 EMULATED_NEVER(cudaStreamEndCapture)
-EMULATED_NEVER(cudaStreamWaitEvent)
 #undef EMULATED_NEVER
 
 // The language.

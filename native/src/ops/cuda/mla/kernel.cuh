@@ -10,11 +10,11 @@
 
 #include <cuda_fp16.h>
 
-#include "ops/cuda/chain.cuh"
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/mla/tiles.cuh"
 #include "ops/cuda/mla/units.cuh"
-#include "ops/cuda/mma.cuh"
-#include "ops/cuda/parts.cuh"
+#include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
 

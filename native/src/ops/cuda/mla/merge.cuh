@@ -7,12 +7,12 @@
 
 #include <cuda_fp16.h>
 
-#include "ops/cuda/bulk_copy.cuh"
-#include "ops/cuda/chain.cuh"
-#include "ops/cuda/cluster.cuh"
-#include "ops/cuda/combine_head.cuh"
+#include "ops/cuda/gpu/bulk_copy.cuh"
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/gpu/cluster.cuh"
+#include "ops/cuda/gpu/pair.cuh"
 #include "ops/cuda/mla/tiles.cuh"
-#include "ops/cuda/pair.cuh"
+#include "ops/cuda/softmax/combine_head.cuh"
 
 namespace lkv::cuda {
 

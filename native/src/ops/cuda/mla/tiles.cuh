@@ -1,7 +1,7 @@
 // How the slots in use are cut in tiles, and the tiles in parts, a thread block each.
 #pragma once
 
-#include "ops/cuda/slot_counts.cuh"
+#include "ops/cuda/softmax/slot_counts.cuh"
 
 namespace lkv::cuda {
 

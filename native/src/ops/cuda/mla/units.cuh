@@ -13,7 +13,7 @@
 #include <cuda_fp16.h>
 
 #include "ops/cuda/args.h"
-#include "ops/cuda/dequant.cuh"
+#include "ops/cuda/rows/dequant.cuh"
 
 namespace lkv::cuda {
 

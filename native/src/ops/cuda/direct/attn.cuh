@@ -1,0 +1,441 @@
+// Attention of what the decode, the wide and the prefill kernel do not take (plan.cpp): a few more rows than fit a decode step,
+// latents too wide for a tile in shared memory. One thread block takes 16·MB query rows (tokens x the query heads that share
+// this K and this V) and one part of the sequence, and walks it in tiles of slots:
+//
+//   copy      the tile's bytes as they are stored, asynchronously, `stages` tiles ahead
+//   rebuild   (K rebuild only) latent tile -> k, bias, norm, RoPE, into shared memory as f16 rows
+//   scores    every warp dequantizes its slots x its 64-channel blocks of K in registers and multiplies them with its part
+//             of the queries, which stays in registers
+//   softmax   partial scores of the warps add up, online maximum and sum, weights as f16
+//   values    every warp dequantizes its slots x its blocks of V in registers; sums stay in registers
+//
+// A stored byte is copied once and dequantized once per thread block. Nothing grows with the context.
+#pragma once
+
+#include "ops/cuda/args.h"
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/rows/copy.cuh"
+#include "ops/cuda/rows/dequant.cuh"
+#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/softmax/parts.cuh"
+#include "ops/cuda/step/angle.cuh"
+
+namespace lkv::cuda {
+
+// k tile of one KV head from its latent tile. raw: f32 [tile][head_dim + 4]; out: f16 rows of out_pitch bytes.
+template <class RowAt>
+__device__ inline void rebuild_tile(const AttnArgs& p, int head, const Chunk* chunks, RowAt row_at,
+                                    const int32_t* positions, float* raw, uint8_t* out, int out_pitch) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int g = lane / 4;
+    const int c = lane % 4;
+    const int n_m = p.tile / 16;
+    const int per_m = n_warps / n_m;  // warps that share 16 slots
+    const int m = warp % n_m;
+    const int n_tiles = p.head_dim / 8;
+    const int pitch = p.head_dim + 4;
+    constexpr int at_once = 8;
+    for (int t0 = warp / n_m * at_once; t0 < n_tiles; t0 += per_m * at_once) {
+        float acc[at_once][4] = {};
+        const uint8_t* const upper = row_at(16 * m + g);
+        const uint8_t* const lower = row_at(16 * m + g + 8);
+        for (int b = 0; b < p.k_blocks; b++) {
+            uint32_t x[8];
+            uint32_t y[8];
+            pairs_of_chunk(upper, chunks[4 * b + c], x);
+            pairs_of_chunk(lower, chunks[4 * b + c], y);
+            const uint2* const factor = reinterpret_cast<const uint2*>(p.k_b) +
+                                        static_cast<int64_t>(head * p.k_blocks + b) * n_tiles * 4 * 32 + lane;
+#pragma unroll
+            for (int t = 0; t < at_once; t++) {
+                if (t0 + t < n_tiles) {
+#pragma unroll
+                    for (int s = 0; s < 4; s++) {
+                        const uint32_t a[4] = {x[s], y[s], x[s + 4], y[s + 4]};
+                        const uint2 f = __ldg(factor + ((t0 + t) * 4 + s) * 32);
+                        mma(acc[t], a, f.x, f.y);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < at_once; t++) {
+            if (t0 + t < n_tiles) {
+                float* const to = raw + (16 * m + g) * pitch + 8 * (t0 + t) + 2 * c;
+                *reinterpret_cast<float2*>(to) = make_float2(acc[t][0], acc[t][1]);
+                *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(acc[t][2], acc[t][3]);
+            }
+        }
+    }
+    __syncthreads();
+
+    // four threads a slot
+    const int slot = threadIdx.x / 4;
+    const int part = threadIdx.x % 4;
+    if (slot < p.tile) {
+        float* const k = raw + slot * pitch;
+        auto* const dst = reinterpret_cast<__half*>(out + slot * out_pitch);
+        float inverse = 1.0f;
+        if (p.k_bias != nullptr || p.k_norm != nullptr) {
+            float power = 0.0f;
+            for (int d = part; d < p.head_dim; d += 4) {
+                if (p.k_bias != nullptr) k[d] += p.k_bias[head * p.head_dim + d];
+                power += k[d] * k[d];
+            }
+            power += __shfl_xor_sync(0xffffffffu, power, 1);
+            power += __shfl_xor_sync(0xffffffffu, power, 2);
+            if (p.k_norm != nullptr) inverse = rsqrtf(power / static_cast<float>(p.head_dim) + p.k_norm_eps);
+        }
+        __syncwarp();
+        const auto value = [&](int d) { return p.k_norm != nullptr ? k[d] * inverse * p.k_norm[d] : k[d]; };
+        const int rotated = p.phases != nullptr ? p.n_rot : 0;
+        for (int i = part; i < rotated / 2; i += 4) {
+            const int ix = p.rope_neox ? i : 2 * i;
+            const int iy = p.rope_neox ? i + rotated / 2 : 2 * i + 1;
+            const auto [cosine, sine] = angle_of(p, i, positions[slot]);
+            const float x = value(ix);
+            const float y = value(iy);
+            dst[ix] = __float2half_rn((x * cosine - y * sine) * p.rope_mscale);
+            dst[iy] = __float2half_rn((x * sine + y * cosine) * p.rope_mscale);
+        }
+        for (int d = rotated + part; d < p.head_dim; d += 4) dst[d] = __float2half_rn(value(d));
+    }
+    __syncthreads();
+}
+
+// MB: 16-row blocks of queries. NB: 64-channel blocks of a group per warp. REBUILD: K path.
+template <int MB, int NB, bool REBUILD>
+__global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
+    attn_kernel(const __grid_constant__ AttnArgs p) {
+    constexpr int R = 16 * MB;
+    extern __shared__ __align__(16) uint8_t shared[];
+    const SharedPlan plan(p, R);
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int g = lane / 4;
+    const int c = lane % 4;
+    const int tile = p.tile;
+
+    auto* const chunks = reinterpret_cast<Chunk*>(shared);
+    uint8_t* const stages = shared + plan.chunks;
+    auto* const planes = reinterpret_cast<float*>(stages + p.stages * plan.stage);
+    auto* const weights = reinterpret_cast<__half*>(reinterpret_cast<uint8_t*>(planes) + plan.planes);
+    auto* const row_scale = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(weights) + plan.weights);
+    uint8_t* const rebuilt = reinterpret_cast<uint8_t*>(row_scale) + plan.scales;
+    auto* const raw = reinterpret_cast<float*>(rebuilt + plan.rebuilt);
+
+    // which heads, which rows, which part of the sequence
+    const WorkItem item(p, blockIdx.x);
+    const int first_row = blockIdx.y * R;
+    const int split = blockIdx.z;
+
+    const Parts parts(p);
+    if (split >= parts.count) return;
+    const int tile_begin = parts.begin(split);
+    const int tile_end = parts.begin(split + 1);
+
+    let_next_start();
+    wait_for_previous();
+    const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
+    load_chunks<n_threads>(p, item, chunks);
+
+    int issue_stage = 0;
+    const auto issue = [&](int t) {
+        if (t < tile_end) {
+            const int r = parts.region_of(t);
+            const RegionArgs& region = p.regions[r];
+            const int first = (t - parts.tiles_before(r)) * tile;
+            const int n = min(tile, p.n_slots[r] - first);
+            uint8_t* const at = stages + issue_stage * plan.stage;
+            issue_stage = issue_stage + 1 == p.stages ? 0 : issue_stage + 1;
+            auto* const seq = reinterpret_cast<uint64_t*>(at + tile * (p.k_pitch + p.v_pitch));
+            auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
+            if (static_cast<int>(threadIdx.x) < tile) {
+                const int s = threadIdx.x;
+                if (s < n) {
+                    copy_async<8>(seq + s, region.seq + first + s);
+                    copy_async<4>(pos + s, region.pos + first + s);
+                } else {
+                    seq[s] = 0;
+                    pos[s] = 0;
+                }
+            }
+            copy_rows<n_threads>(threadIdx.x, at, p.k_pitch, region.k_rows, region.k_row_bytes,
+                                 region.k_groups[item.k_group], first, n);
+            copy_rows<n_threads>(threadIdx.x, at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes,
+                                 region.v_groups[item.v_group], first, n);
+        }
+        copies_commit();
+    };
+    for (int i = 0; i < p.stages - 1; i++) issue(tile_begin + i);
+
+    // the queries of this warp's channel blocks
+    const int q_blocks = REBUILD ? (p.head_dim + 63) / 64 : p.k_blocks;
+    const int k_side = channel_warps(q_blocks);
+    const int k_channel = warp % k_side;
+    const int k_slot = warp / k_side;
+    const int k_slots = n_warps / k_side;
+    uint32_t q[MB][NB][4][4];
+#pragma unroll
+    for (int m = 0; m < MB; m++) {
+        const float* rows[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = first_row + 16 * m + g + 8 * i;
+            const int token = row / item.unit_heads;
+            const int head = item.head_kv * item.rep + row % item.unit_heads;
+            rows[i] = row < item.n_rows ? p.q + (static_cast<int64_t>(token) * p.n_head + head) * p.q_width : nullptr;
+        }
+#pragma unroll
+        for (int n = 0; n < NB; n++) {
+            const int b = k_channel + k_side * n;
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int channel = 64 * b + 16 * c + pair_channel(s + i / 2 * 4);
+                    q[m][n][s][i] = query_pair(b < q_blocks ? rows[i % 2] : nullptr, p.q_width, channel);
+                }
+            }
+        }
+    }
+
+    // what this thread knows of the row whose softmax it shares
+    constexpr int row_threads = n_threads / R;
+    const int my_row = threadIdx.x / row_threads;
+    const int my_part = threadIdx.x % row_threads;
+    const int my_global = first_row + my_row;
+    const bool row_exists = my_global < item.n_rows;
+    const int my_token = row_exists ? my_global / item.unit_heads : 0;
+    const int my_head = item.head_kv * item.rep + my_global % item.unit_heads;
+    const int my_pos = row_exists ? p.q_pos[my_token] : -1;
+    const uint64_t my_seq = row_exists ? uint64_t{1} << p.q_seq[my_token] : 0;
+    constexpr float log2_e = 1.4426950408889634f;
+    const float scale = p.scale * log2_e;
+    const float slope = row_exists && p.alibi_slopes != nullptr ? p.alibi_slopes[my_head] * log2_e : 0.0f;
+    float row_max = -INFINITY;
+    float row_sum = 0.0f;
+
+    const int v_side = channel_warps(p.v_blocks);
+    const int v_channel = warp % v_side;
+    const int v_slot = warp / v_side;
+    const int v_slots = n_warps / v_side;
+    float acc[MB][NB][8][4] = {};
+
+    for (int i = threadIdx.x; i < plan.weights / 4; i += n_threads) reinterpret_cast<uint32_t*>(weights)[i] = 0;
+    for (int i = threadIdx.x; i < R; i += n_threads) row_scale[i] = 1.0f;
+    const int rebuilt_pitch = q_blocks * 128 + 16;
+    if constexpr (REBUILD) {
+        for (int i = threadIdx.x; i < plan.rebuilt / 16; i += n_threads) {
+            reinterpret_cast<uint4*>(rebuilt)[i] = make_uint4(0, 0, 0, 0);
+        }
+    }
+    const int plane_pitch = tile + 8;
+
+    int stage = 0;
+    int region = parts.region_of(tile_begin);
+    for (int t = tile_begin; t < tile_end; t++) {
+        region = parts.region_of(t);
+        if (p.stages == 1) {
+            __syncthreads();
+            issue(t);
+        }
+        copies_wait(p.stages == 1 ? 0 : p.stages - 2);
+        uint8_t* const k_rows = stages + stage * plan.stage;
+        stage = stage + 1 == p.stages ? 0 : stage + 1;
+        uint8_t* const v_rows = k_rows + tile * p.k_pitch;
+        auto* const seq = reinterpret_cast<uint64_t*>(v_rows + tile * p.v_pitch);
+        auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
+        const bool hole = static_cast<int>(threadIdx.x) < tile && seq[threadIdx.x] == 0;
+        if (__syncthreads_or(hole)) {
+            // free slots hold anything, NaN too: zero bytes decode to finite values in every format
+            for (int s = warp; s < tile; s += n_warps) {
+                if (seq[s] != 0) continue;
+                for (int i = lane; i < p.k_pitch / 16; i += 32) {
+                    reinterpret_cast<uint4*>(k_rows + s * p.k_pitch)[i] = make_uint4(0, 0, 0, 0);
+                }
+                for (int i = lane; i < p.v_pitch / 16; i += 32) {
+                    reinterpret_cast<uint4*>(v_rows + s * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
+                }
+            }
+            __syncthreads();
+        }
+        if (p.stages > 1) issue(t + p.stages - 1);
+        const Chunk* const k_chunks = chunks + region * chunks_per_region;
+        const Chunk* const v_chunks = k_chunks + 4 * p.k_blocks;
+
+        if constexpr (REBUILD) {
+            rebuild_tile(
+                p, item.head_kv, k_chunks, [&](int s) { return k_rows + s * p.k_pitch; }, pos, raw, rebuilt,
+                rebuilt_pitch);
+        }
+
+        // scores
+        for (int n8 = k_slot; n8 < tile / 8; n8 += k_slots) {
+            float sum[MB][4] = {};
+#pragma unroll
+            for (int n = 0; n < NB; n++) {
+                const int b = k_channel + k_side * n;
+                if (b < q_blocks) {
+                    uint32_t k[8];
+                    if constexpr (REBUILD) {
+                        const WideF16Reader reader(nullptr, k_chunks[0]);
+                        reader.all(rebuilt + (8 * n8 + g) * rebuilt_pitch + 128 * b + 32 * c, k);
+                    } else {
+                        pairs_of_chunk(k_rows + (8 * n8 + g) * p.k_pitch, k_chunks[4 * b + c], k);
+                    }
+#pragma unroll
+                    for (int s = 0; s < 4; s++) {
+#pragma unroll
+                        for (int m = 0; m < MB; m++) {
+                            mma(sum[m], q[m][n][s], k[s], k[s + 4]);
+                        }
+                    }
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < MB; m++) {
+                float* const to = planes + (k_channel * R + 16 * m + g) * plane_pitch + 8 * n8 + 2 * c;
+                *reinterpret_cast<float2*>(to) = make_float2(sum[m][0], sum[m][1]);
+                *reinterpret_cast<float2*>(to + 8 * plane_pitch) = make_float2(sum[m][2], sum[m][3]);
+            }
+        }
+        __syncthreads();
+
+        // softmax; a warp whose rows do not exist leaves their weights at zero
+        if (warp * 32 / row_threads + first_row < item.n_rows) {
+            constexpr int max_columns = max_tile(R) / row_threads;
+            float x[max_columns];
+            float tile_max = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < max_columns; i++) {
+                const int s = my_part + row_threads * i;
+                x[i] = -INFINITY;
+                if (s < tile) {
+                    float score = 0.0f;
+                    for (int w = 0; w < k_side; w++) score += planes[(w * R + my_row) * plane_pitch + s];
+                    const int distance = my_pos - pos[s];
+                    if ((seq[s] & my_seq) != 0 && distance >= 0 && (p.window == 0 || distance < p.window)) {
+                        x[i] = score * scale - slope * static_cast<float>(distance);
+                    }
+                    tile_max = fmaxf(tile_max, x[i]);
+                }
+            }
+#pragma unroll
+            for (int o = row_threads / 2; o > 0; o /= 2) {
+                tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, o));
+            }
+            const float new_max = fmaxf(row_max, tile_max);
+            const float base = new_max == -INFINITY ? 0.0f : new_max;
+            const float rescale = exp2f(row_max - base);
+            row_sum *= rescale;
+            row_max = new_max;
+            if (my_part == 0) row_scale[my_row] = rescale;
+#pragma unroll
+            for (int i = 0; i < max_columns; i++) {
+                const int s = my_part + row_threads * i;
+                if (s < tile) {
+                    const __half w = __float2half_rn(exp2f(x[i] - base));
+                    weights[my_row * plane_pitch + s] = w;
+                    row_sum += __half2float(w);  // the weights as the product sees them
+                }
+            }
+        }
+        __syncthreads();
+
+        // values
+#pragma unroll
+        for (int m = 0; m < MB; m++) {
+            const float upper = row_scale[16 * m + g];
+            const float lower = row_scale[16 * m + g + 8];
+            // a maximum rarely moves once a few tiles have passed
+            if (!__any_sync(0xffffffffu, upper != 1.0f || lower != 1.0f)) continue;
+#pragma unroll
+            for (int n = 0; n < NB; n++) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    acc[m][n][i][0] *= upper;
+                    acc[m][n][i][1] *= upper;
+                    acc[m][n][i][2] *= lower;
+                    acc[m][n][i][3] *= lower;
+                }
+            }
+        }
+        for (int k16 = v_slot; k16 < tile / 16; k16 += v_slots) {
+            uint32_t w[MB][4];
+#pragma unroll
+            for (int m = 0; m < MB; m++) {
+                load_a(w[m], weights + 16 * m * plane_pitch + 16 * k16, plane_pitch * 2, lane);
+            }
+            const uint8_t* const slot = v_rows + (16 * k16 + 2 * c) * p.v_pitch;
+#pragma unroll
+            for (int n = 0; n < NB; n++) {
+                const int b = v_channel + v_side * n;
+                if (b < p.v_blocks) {
+                    const Chunk chunk = v_chunks[4 * b + g / 2];
+                    uint32_t first[8];
+                    uint32_t second[8];
+                    slot_pairs(slot, slot + p.v_pitch, chunk, g % 2, first);
+                    slot_pairs(slot + 8 * p.v_pitch, slot + 9 * p.v_pitch, chunk, g % 2, second);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+#pragma unroll
+                        for (int m = 0; m < MB; m++) mma(acc[m][n][i], w[m], first[i], second[i]);
+                    }
+                }
+            }
+        }
+    }
+
+    // every thread of a row holds its own part of the sum
+#pragma unroll
+    for (int o = row_threads / 2; o > 0; o /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, o);
+
+    // warps that took other slots of the same channels add theirs
+    __syncthreads();
+    auto* const merged = reinterpret_cast<float*>(stages);  // [R][64·v_blocks]
+    const int merged_pitch = 64 * p.v_blocks;
+    for (int turn = 0; turn < v_slots; turn++) {
+        if (v_slot == turn) {
+#pragma unroll
+            for (int n = 0; n < NB; n++) {
+                const int b = v_channel + v_side * n;
+                if (b < p.v_blocks) {
+#pragma unroll
+                    for (int m = 0; m < MB; m++) {
+#pragma unroll
+                        for (int i = 0; i < 8; i++) {
+#pragma unroll
+                            for (int e = 0; e < 4; e++) {
+                                // column 2c + e%2 of tile i is that thread's channel: chunk c, half e%2, pair i/2
+                                const int channel = 64 * b + 16 * c + 4 * (e % 2) + i / 2 % 2 + i / 4 * 8 + 2 * (i % 2);
+                                float* const to = merged + (16 * m + g + e / 2 * 8) * merged_pitch + channel;
+                                *to = turn == 0 ? acc[m][n][i][e] : *to + acc[m][n][i][e];
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+
+    if (!row_exists) return;
+    const int64_t out_row = static_cast<int64_t>(my_token) * p.n_head + my_head;
+    const float* const from = merged + my_row * merged_pitch;
+    if (parts.count == 1 && p.v_b == nullptr) {
+        const float inverse = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
+        for (int d = my_part; d < p.head_dim; d += row_threads) p.out[out_row * p.head_dim + d] = from[d] * inverse;
+    } else {
+        const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
+        if (my_part == 0) {
+            p.partial_ml[2 * at] = row_max;
+            p.partial_ml[2 * at + 1] = row_sum;
+        }
+        for (int d = my_part; d < merged_pitch; d += row_threads) p.partial[at * merged_pitch + d] = from[d];
+    }
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,10 @@
+#include "ops/cuda/direct/launch_attn.cuh"
+#include "ops/cuda/instances.h"
+
+namespace lkv::cuda {
+
+cudaError_t launch_direct(const AttnArgs& args, const Instance& instance, cudaStream_t stream) {
+    return launch_instance<false>(args, instance, stream);
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,28 @@
+// Launching one instance of the prefill kernel.
+#pragma once
+
+#include "ops/cuda/instances.h"
+#include "ops/cuda/prefill/prefill.cuh"
+
+namespace lkv::cuda {
+
+template <int WC, int KQ, int NV, bool REBUILD>
+cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
+    constexpr int rows = 128 / WC;
+    const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
+    const dim3 grid(static_cast<unsigned>(args.n_kv / args.unit), static_cast<unsigned>((n_rows + rows - 1) / rows),
+                    static_cast<unsigned>(args.n_split));
+    return launch_next(prefill_kernel<WC, KQ, NV, prefill_tile(WC), REBUILD>, grid, prefill_threads(WC),
+                       static_cast<size_t>(PrefillPlan(args).total(args)), stream, args);
+}
+
+template <bool REBUILD>
+cudaError_t launch_channels(const AttnArgs& args, cudaStream_t stream) {
+    if (args.prefill == 4) return launch_one<4, 0, 16, REBUILD>(args, stream);
+    if (args.prefill == 2) return launch_one<2, 0, 16, REBUILD>(args, stream);
+    return PrefillPlan::prefill_depth(PrefillPlan(args).k16, args.v_blocks) == 4
+               ? launch_one<1, 4, 4, REBUILD>(args, stream)
+               : launch_one<1, 8, 8, REBUILD>(args, stream);
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,562 @@
+// Attention of many query rows (tokens x the query heads that share this K and this V): prefill. A thread block takes
+// 128 / WC rows and one part of the sequence, and walks it in tiles of slots, which it makes f16 matrices once for all rows:
+//
+//   copy      the tile's bytes as they are stored, asynchronously, ahead
+//   make      K and V as f16 rows in shared memory: decoded, or K rebuilt from its latent (prefill_tile.cuh)
+//   scores    every warp 16 rows x its slots
+//   softmax   online, in registers
+//   values    every warp 16 rows x its channels of V; sums stay in registers
+//
+// WC = 1: four warps make tiles while eight compute, through two buffers; a row's weights never leave its warp. WC > 1 (wide
+// rows, whose sums fill the registers of as many warps): all warps make K, compute scores, make V in the same place, compute
+// sums; weights pass through shared memory. Nothing grows with the context.
+#pragma once
+
+#include <climits>
+
+#include "ops/cuda/args.h"
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/prefill/prefill_tile.cuh"
+#include "ops/cuda/rows/copy.cuh"
+#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/softmax/parts.cuh"
+
+namespace lkv::cuda {
+
+// Waits for `threads` threads of the thread block, those that only arrive included.
+__device__ inline void barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// 2^x; below 2^-126 it is 0, which a weight may be.
+__device__ inline float exp2_quick(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two stored channels of a query row as K's tile orders them: word w of 16 channels.
+template <bool REBUILD>
+__device__ inline uint32_t query_word(const AttnArgs& p, const float* row, int k16, int w) {
+    if constexpr (REBUILD) {
+        const int x = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, 16 * k16 + 2 * w);
+        const int y = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, 16 * k16 + 2 * w + 1);
+        const bool exists = row != nullptr && k16 < plane_tiles(p.head_dim, p.n_rot);
+        return bits(__floats2half2_rn(exists && x >= 0 ? row[x] : 0.0f, exists && y >= 0 ? row[y] : 0.0f));
+    } else {
+        return query_pair(row, p.q_width, 16 * k16 + pair_channel(w));
+    }
+}
+
+// WC: warps side by side over V's channels. KQ: 16-channel steps of queries in registers, 0: they lie in shared memory.
+// NV: 16-channel blocks of V a warp. TILE: slots.
+template <int WC, int KQ, int NV, int TILE, bool REBUILD>
+__global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const __grid_constant__ AttnArgs p) {
+    constexpr bool apart = WC == 1;  // tiles are made by warps of their own
+    constexpr int R = 128 / WC;
+    constexpr int NS = TILE / 8 / WC;  // 8-slot tiles of scores a warp
+    constexpr int makers = apart ? n_maker_warps : n_warps;
+    static_assert(apart == (KQ > 0) && NS >= 1);
+    extern __shared__ __align__(16) uint8_t shared[];
+    const PrefillPlan plan(p);
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int g = lane / 4;
+    const int c = lane % 4;
+
+    auto* const chunks = reinterpret_cast<Chunk*>(shared);
+    auto* const run_ends = shared + plan.run_ends;                             // of chunks
+    auto* const groups = reinterpret_cast<GroupTable*>(shared + plan.groups);  // [n_regions][K, V]
+    auto* const sight = reinterpret_cast<PrefillSight*>(shared + plan.chunks);
+    auto* const ways = reinterpret_cast<PrefillRegion*>(sight + 1);         // [n_regions]
+    auto* const meta = reinterpret_cast<PrefillMeta*>(ways + max_regions);  // [2]
+    uint8_t* const queries = shared + plan.chunks + plan.meta;
+    uint8_t* const weights = queries + plan.queries;
+    auto* const maxima = reinterpret_cast<float*>(weights + plan.weights);  // [R][WC]
+    uint8_t* const tiles = reinterpret_cast<uint8_t*>(maxima) + plan.maxima;
+    uint8_t* const stages = tiles + p.buffers * plan.tile;
+
+    // which heads, which rows, which part of the sequence
+    const WorkItem item(p, blockIdx.x);
+    const int first_row = blockIdx.y * R;
+    const int split = blockIdx.z;
+    const Parts parts(p);
+    if (split >= parts.count) return;
+    const int tile_begin = parts.begin(split);
+    const int n_tiles = parts.begin(split + 1) - tile_begin;
+
+    let_next_start();
+    wait_for_previous();
+    if (threadIdx.x == 0) *sight = {INT_MAX, -1, 0};
+    const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
+    load_chunks<prefill_threads(WC)>(p, item, chunks);
+    if (static_cast<int>(threadIdx.x) < 2 * p.n_regions) {
+        const RegionArgs& region = p.regions[threadIdx.x / 2];
+        groups[threadIdx.x] = threadIdx.x % 2 == 0 ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+    }
+    // channels that no row has are multiplied too: zeros, not what was left there
+    for (int i = threadIdx.x; i < p.buffers * plan.tile / 16; i += prefill_threads(WC)) {
+        reinterpret_cast<uint4*>(tiles)[i] = make_uint4(0, 0, 0, 0);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.n_regions * chunks_per_region; i += prefill_threads(WC)) {
+        const int j = i % chunks_per_region;
+        const int begin = j < 4 * p.k_blocks ? 0 : 4 * p.k_blocks;
+        const int end = j < 4 * p.k_blocks ? 4 * p.k_blocks : chunks_per_region;
+        int stop = j + 1;
+        while (stop < end && chunks[i - j + stop].kind == chunks[i].kind) stop++;
+        run_ends[i] = static_cast<uint8_t>(stop - begin);
+    }
+    if (threadIdx.x < R && first_row + static_cast<int>(threadIdx.x) < item.n_rows) {
+        const int token = (first_row + threadIdx.x) / item.unit_heads;
+        atomicMin(&sight->first_pos, p.q_pos[token]);
+        atomicMax(&sight->last_pos, p.q_pos[token]);
+        atomicOr(&sight->seq, 1ull << p.q_seq[token]);
+    }
+    if (static_cast<int>(threadIdx.x) < p.n_regions) {
+        const RegionArgs& region = p.regions[threadIdx.x];
+        const GroupTable& k = groups[2 * threadIdx.x];
+        const GroupTable& v = groups[2 * threadIdx.x + 1];
+        PrefillRegion& way = ways[threadIdx.x];
+        way.n_slots = p.n_slots[threadIdx.x];
+        way.staged = p.stages > 0 && static_cast<int>(k.bytes) <= p.k_pitch && static_cast<int>(v.bytes) <= p.v_pitch;
+        way.k_step = way.staged ? tile_pitch(p.k_pitch, region.k_row_bytes, k) : static_cast<int>(region.k_row_bytes);
+        way.v_step = way.staged ? tile_pitch(p.v_pitch, region.v_row_bytes, v) : static_cast<int>(region.v_row_bytes);
+    }
+    if constexpr (!apart) {
+        const int per_row = 8 * plan.k16;
+        for (int i = threadIdx.x; i < R * per_row; i += prefill_threads(WC)) {
+            const int row = i / per_row;
+            const int at = i - row * per_row;
+            const float* const from = first_row + row < item.n_rows
+                                          ? p.q + static_cast<int64_t>(item.row_at(p, first_row + row)) * p.q_width
+                                          : nullptr;
+            reinterpret_cast<uint32_t*>(queries + row * plan.k_tile_pitch)[at] =
+                query_word<REBUILD>(p, from, at / 8, at % 8);
+        }
+    }
+    __syncthreads();
+
+    const struct {
+        int first_pos, last_pos;
+        uint64_t seq;
+    } view = {sight->first_pos, sight->last_pos, sight->seq};
+
+    // what the makers do
+    const int maker_thread = apart ? threadIdx.x - 32 * n_warps : threadIdx.x;
+    const int maker = maker_thread / 32;
+    int issue_stage = 0;
+    const auto issue = [&](int i) {
+        const int r = parts.region_of(tile_begin + i);
+        if (i < n_tiles && ways[r].staged) {
+            const RegionArgs& region = p.regions[r];
+            const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
+            const int n = min(TILE, ways[r].n_slots - first);
+            uint8_t* const at = stages + issue_stage * plan.stage;
+            auto* const seq = reinterpret_cast<uint64_t*>(at + TILE * (p.k_pitch + p.v_pitch));
+            auto* const pos = reinterpret_cast<int32_t*>(seq + TILE);
+            if (maker_thread < n) {
+                copy_async<8>(seq + maker_thread, region.seq + first + maker_thread);
+                copy_async<4>(pos + maker_thread, region.pos + first + maker_thread);
+            }
+            copy_tile<TILE, 32 * makers>(maker_thread, at, p.k_pitch, region.k_rows, region.k_row_bytes, groups[2 * r],
+                                         first, n);
+            copy_tile<TILE, 32 * makers>(maker_thread, at + TILE * p.k_pitch, p.v_pitch, region.v_rows,
+                                         region.v_row_bytes, groups[2 * r + 1], first, n);
+        }
+        issue_stage = issue_stage + 1 >= p.stages ? 0 : issue_stage + 1;
+        copies_commit();
+    };
+    int source_stage = 0;
+    const int window = p.window == 0 ? INT_MAX : p.window;
+    const auto source = [&](int i) {
+        const int r = parts.region_of(tile_begin + i);
+        const RegionArgs& region = p.regions[r];
+        const int first = (tile_begin + i - parts.tiles_before(r)) * TILE;
+        const PrefillRegion way = ways[r];
+        TileSource of;
+        of.n = min(TILE, way.n_slots - first);
+        of.k_step = way.k_step;
+        of.v_step = way.v_step;
+        if (way.staged) {
+            of.k = stages + source_stage * plan.stage;
+            of.v = of.k + TILE * p.k_pitch;
+            of.seq = reinterpret_cast<const uint64_t*>(of.v + TILE * p.v_pitch);
+            of.pos = reinterpret_cast<const int32_t*>(of.seq + TILE);
+        } else {
+            of.k = region.k_rows + int64_t{first} * of.k_step + groups[2 * r].first;
+            of.v = region.v_rows + int64_t{first} * of.v_step + groups[2 * r + 1].first;
+            of.seq = region.seq + first;
+            of.pos = region.pos + first;
+        }
+        source_stage = source_stage + 1 >= p.stages ? 0 : source_stage + 1;
+        // by every warp for itself: which slots the thread block's rows see
+        of.used = 0;
+        bool any = false;
+        bool all = true;
+#pragma unroll
+        for (int s = 0; s < TILE / 32; s++) {
+            const int slot = min(lane + 32 * s, of.n - 1);
+            const uint64_t seq = lane + 32 * s < of.n ? of.seq[slot] : 0;
+            const int pos = of.pos[slot];
+            of.used |= uint64_t{__ballot_sync(0xffffffffu, seq != 0)} << (32 * s);
+            any = any | (((seq & view.seq) != 0) & (pos <= view.last_pos) & (view.first_pos - pos < window));
+            all = all & ((seq & view.seq) == view.seq) & (pos <= view.first_pos) & (view.last_pos - pos < window);
+        }
+        const bool visible = __any_sync(0xffffffffu, any);
+        of.seen = !visible ? seen_by_none : (__all_sync(0xffffffffu, all) ? seen_by_all : seen_by_some);
+        return of;
+    };
+    const auto note = [&](const TileSource& from, PrefillMeta& to) {
+        if (maker_thread < TILE && from.seen != seen_by_none) {
+            to.seq[maker_thread] = maker_thread < from.n ? from.seq[maker_thread] : 0;
+            to.pos[maker_thread] = maker_thread < from.n ? from.pos[maker_thread] : 0;
+        }
+        if (maker_thread == 0) to.seen = from.seen;
+    };
+    const auto side = [&](int i, bool is_k) {
+        const int at = parts.region_of(tile_begin + i) * chunks_per_region + (is_k ? 0 : 4 * p.k_blocks);
+        return SideChunks{chunks + at, run_ends + at, 4 * (is_k ? p.k_blocks : p.v_blocks)};
+    };
+    constexpr int together = apart ? TILE / 32 : 1;
+    const auto make_k = [&](int i, const TileSource& from, uint8_t* to) {
+        if constexpr (REBUILD) {
+            rebuild_side<TILE, makers>(p, item.head_kv, maker, from, side(i, true).chunk, to, plan.k_tile_pitch,
+                                       plan.k16);
+        } else {
+            decode_side<TILE, makers, together>(maker, from, from.k, from.k_step, side(i, true), to, plan.k_tile_pitch);
+        }
+    };
+    const auto make_v = [&](int i, const TileSource& from, uint8_t* to) {
+        decode_side<TILE, makers, together>(maker, from, from.v, from.v_step, side(i, false), to, plan.v_tile_pitch);
+    };
+    constexpr int everyone = prefill_threads(WC);
+    constexpr int full = 1;    // + buffer: a tile is made
+    constexpr int empty = 3;   // + buffer: a tile is done with
+    constexpr int making = 5;  // the makers alone
+
+    if constexpr (apart) {
+        if (warp >= n_warps) {
+            for (int i = 0; i < p.stages; i++) issue(i);
+            int buffer = 0;
+#pragma unroll 1
+            for (int i = 0; i < n_tiles; i++) {
+                copies_wait(p.stages - 1);
+                barrier_sync(making, 32 * makers);
+                const TileSource from = source(i);
+                if (i >= p.buffers) barrier_sync(empty + buffer, everyone);
+                note(from, meta[buffer]);
+                if (from.seen != seen_by_none) {
+                    uint8_t* const to = tiles + buffer * plan.tile;
+                    make_k(i, from, to);
+                    make_v(i, from, to + TILE * plan.k_tile_pitch);
+                }
+                __threadfence_block();
+                barrier_arrive(full + buffer, everyone);
+                barrier_sync(making, 32 * makers);  // all have read what the next copies replace
+                issue(i + p.stages);
+                buffer = buffer + 1 == p.buffers ? 0 : buffer + 1;
+            }
+            copies_wait(0);
+            return;
+        }
+    }
+
+    // what the others do: rows g and g + 8 of this warp's 16, its slots, its channels
+    const int group = warp / WC;
+    const int part = warp % WC;
+    const int row0 = first_row + 16 * group + g;
+    constexpr float log2_e = 1.4426950408889634f;
+    const float scale = p.scale * log2_e;
+    int my_pos[2];
+    uint64_t my_seq[2];
+    float slope[2];
+    uint32_t q[KQ == 0 ? 1 : KQ][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = row0 + 8 * i;
+        const bool exists = row < item.n_rows;
+        const int at = exists ? item.row_at(p, row) : 0;
+        const int token = at / p.n_head;
+        my_pos[i] = exists ? p.q_pos[token] : -1;
+        my_seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
+        slope[i] = exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
+        const float* const from = exists ? p.q + static_cast<int64_t>(at) * p.q_width : nullptr;
+#pragma unroll
+        for (int k = 0; k < KQ; k++) {
+            q[k][i] = query_word<REBUILD>(p, from, k, c);
+            q[k][i + 2] = query_word<REBUILD>(p, from, k, c + 4);
+        }
+    }
+    float row_max[2] = {-INFINITY, -INFINITY};
+    float sums[4] = {};  // of the weights as the product sees them: a column of ones beside V
+    float acc[NV][2][4] = {};
+    // this lane's row of a 16 x 16 block: of K as operand b, of V transposed
+    const int k_row = lane % 8 + lane / 16 * 8;
+    const int k_half = lane / 8 % 2 * 16;
+    const int v_row = lane % 16;
+    const int v_half = lane / 16 * 16;
+    const int weights_pitch = 2 * TILE + 16;
+
+    if constexpr (!apart) {
+        for (int i = 0; i < p.stages; i++) issue(i);
+    }
+    int buffer = 0;
+#pragma unroll 1
+    for (int i = 0; i < n_tiles; i++) {
+        const PrefillMeta& about = meta[buffer];
+        const uint8_t* const k_tile = tiles + buffer * plan.tile;
+        const uint8_t* const v_tile = apart ? k_tile + TILE * plan.k_tile_pitch : k_tile;
+        [[maybe_unused]] TileSource from;
+        Seen what;
+        if constexpr (apart) {
+            barrier_sync(full + buffer, everyone);
+            what = about.seen;
+        } else {
+            copies_wait(p.stages - 1);
+            __syncthreads();
+            from = source(i);
+            what = from.seen;
+            if (what != seen_by_none) {
+                note(from, meta[0]);
+                make_k(i, from, tiles);
+                __syncthreads();
+            }
+        }
+        if (what != seen_by_none) {
+            // s[j]: slots 8·NS·part + 8j + 2c (+1) of rows g, g + 8
+            float s[NS][4] = {};
+            const uint8_t* const my_k = k_tile + (8 * NS * part + k_row) * plan.k_tile_pitch + k_half;
+            if constexpr (apart) {
+                // operands are loaded two steps before their products
+                constexpr int ahead = 2;
+                uint32_t b[ahead + 1][4];
+                const auto load = [&](int step) {
+                    load_four(b[step % (ahead + 1)],
+                              my_k + 16 * (step % (NS / 2)) * plan.k_tile_pitch + 32 * (step / (NS / 2)));
+                };
+#pragma unroll
+                for (int step = 0; step < ahead; step++) load(step);
+#pragma unroll
+                for (int step = 0; step < KQ * NS / 2; step++) {
+                    if (step + ahead < KQ * NS / 2) load(step + ahead);
+                    const int k = step / (NS / 2);
+                    const int j = step % (NS / 2) * 2;
+                    const auto& of = b[step % (ahead + 1)];
+                    mma(s[j], q[k], of[0], of[1]);
+                    mma(s[j + 1], q[k], of[2], of[3]);
+                }
+            } else if constexpr (NS % 2 == 0) {
+                const uint8_t* const my_q = queries + 16 * group * plan.k_tile_pitch;
+                // operands are loaded a step before their products; past the last step there is something to load
+                uint32_t a[2][4];
+                uint32_t b[2][NS / 2][4];
+                const auto load = [&](int k, int at) {
+                    load_a(a[at], my_q + 32 * k, plan.k_tile_pitch, lane);
+#pragma unroll
+                    for (int j = 0; j < NS / 2; j++) {
+                        load_four(b[at][j], my_k + 16 * j * plan.k_tile_pitch + 32 * k);
+                    }
+                };
+                load(0, 0);
+#pragma unroll 2
+                for (int k = 0; k < plan.k16; k += 2) {
+#pragma unroll
+                    for (int at = 0; at < 2; at++) {
+                        load(k + at + 1, 1 - at);
+#pragma unroll
+                        for (int j = 0; j < NS / 2; j++) {
+                            mma(s[2 * j], a[at], b[at][j][0], b[at][j][1]);
+                            mma(s[2 * j + 1], a[at], b[at][j][2], b[at][j][3]);
+                        }
+                    }
+                }
+            } else {
+                // eight slots: two steps at a time, in sums of their own
+                const uint8_t* const my_q = queries + 16 * group * plan.k_tile_pitch;
+                const uint8_t* const k8 = k_tile + (8 * part + lane % 8) * plan.k_tile_pitch + lane / 8 * 16;
+                float other[4] = {};
+#pragma unroll 2
+                for (int k = 0; k < plan.k16; k += 2) {
+                    uint32_t a[4];
+                    uint32_t b[4];
+                    load_four(b, k8 + 32 * k);
+                    load_a(a, my_q + 32 * k, plan.k_tile_pitch, lane);
+                    mma(s[0], a, b[0], b[1]);
+                    load_a(a, my_q + 32 * k + 32, plan.k_tile_pitch, lane);
+                    mma(other, a, b[2], b[3]);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[0][e] += other[e];
+            }
+
+            float top[2] = {-INFINITY, -INFINITY};
+            if (what == seen_by_all && p.alibi_slopes == nullptr) {
+#pragma unroll
+                for (int j = 0; j < NS; j++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        s[j][e] *= scale;
+                        top[e / 2] = fmaxf(top[e / 2], s[j][e]);
+                    }
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < NS; j++) {
+                    const int slot = 8 * NS * part + 8 * j + 2 * c;
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int distance = my_pos[e / 2] - about.pos[slot + e % 2];
+                        const bool visible = (about.seq[slot + e % 2] & my_seq[e / 2]) != 0 && distance >= 0 &&
+                                             (p.window == 0 || distance < p.window);
+                        s[j][e] = visible ? s[j][e] * scale - slope[e / 2] * static_cast<float>(distance) : -INFINITY;
+                        top[e / 2] = fmaxf(top[e / 2], s[j][e]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+                top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+            }
+            if constexpr (!apart) {
+                if (c == 0) {
+                    maxima[(16 * group + g) * WC + part] = top[0];
+                    maxima[(16 * group + g + 8) * WC + part] = top[1];
+                }
+                __syncthreads();  // all are done with K
+                make_v(i, from, tiles);
+#pragma unroll
+                for (int w = 0; w < WC; w++) {
+                    top[0] = fmaxf(top[0], maxima[(16 * group + g) * WC + w]);
+                    top[1] = fmaxf(top[1], maxima[(16 * group + g + 8) * WC + w]);
+                }
+            }
+            float base[2];
+            float by[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float higher = fmaxf(row_max[r], top[r]);
+                base[r] = higher == -INFINITY ? 0.0f : higher;
+                by[r] = exp2f(row_max[r] - base[r]);
+                row_max[r] = higher;
+            }
+            // a maximum rarely moves once a few tiles have passed
+            if (__any_sync(0xffffffffu, by[0] != 1.0f || by[1] != 1.0f)) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums[e] *= by[e / 2];
+#pragma unroll
+                for (int n = 0; n < NV; n++) {
+#pragma unroll
+                    for (int e = 0; e < 8; e++) acc[n][e / 4][e % 4] *= by[e / 2 % 2];
+                }
+            }
+            uint32_t w[NS][2];
+#pragma unroll
+            for (int j = 0; j < NS; j++) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    w[j][r] = bits(
+                        __floats2half2_rn(exp2_quick(s[j][2 * r] - base[r]), exp2_quick(s[j][2 * r + 1] - base[r])));
+                }
+            }
+            if constexpr (!apart) {
+#pragma unroll
+                for (int j = 0; j < NS; j++) {
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        uint8_t* const to =
+                            weights + (16 * group + g + 8 * r) * weights_pitch + 2 * (8 * NS * part + 8 * j + 2 * c);
+                        *reinterpret_cast<uint32_t*>(to) = w[j][r];
+                    }
+                }
+                __syncthreads();  // V and the weights are there
+            }
+
+            constexpr uint32_t ones = 0x3c003c00u;
+            constexpr int steps = TILE / 16;
+            const uint8_t* const my_v = v_tile + v_row * plan.v_tile_pitch + v_half;
+            // a warp's blocks of 64 channels, those of the others between them
+#pragma unroll
+            for (int n4 = 0; n4 < NV / 4; n4++) {
+                const int block = WC * n4 + part;
+                if (!apart && block >= p.v_blocks) break;
+                constexpr int ahead = 2;
+                uint32_t b[ahead + 1][4];
+                const auto load = [&](int step) {
+                    load_four<true>(b[step % (ahead + 1)],
+                                    my_v + 16 * (step / 4) * plan.v_tile_pitch + 32 * (4 * block + step % 4));
+                };
+#pragma unroll
+                for (int step = 0; step < ahead; step++) load(step);
+                uint32_t next[4];
+                const auto load_weights = [&](int k) {
+                    load_a(next, weights + 16 * group * weights_pitch + 32 * k, weights_pitch, lane);
+                };
+                if constexpr (!apart) load_weights(0);
+#pragma unroll
+                for (int k = 0; k < steps; k++) {
+                    uint32_t a[4];
+                    if constexpr (apart) {
+                        a[0] = w[2 * k][0];
+                        a[1] = w[2 * k][1];
+                        a[2] = w[2 * k + 1][0];
+                        a[3] = w[2 * k + 1][1];
+                    } else {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) a[e] = next[e];
+                        if (k + 1 < steps) load_weights(k + 1);
+                    }
+                    if (n4 == 0) mma(sums, a, ones, ones);
+#pragma unroll
+                    for (int n = 0; n < 4; n++) {
+                        const int step = 4 * k + n;
+                        if (step + ahead < 4 * steps) load(step + ahead);
+                        const auto& of = b[step % (ahead + 1)];
+                        mma(acc[4 * n4 + n][0], a, of[0], of[1]);
+                        mma(acc[4 * n4 + n][1], a, of[2], of[3]);
+                    }
+                }
+            }
+        }
+        if constexpr (apart) {
+            if (i + p.buffers < n_tiles) barrier_arrive(empty + buffer, everyone);
+            buffer = buffer + 1 == p.buffers ? 0 : buffer + 1;
+        } else {
+            __syncthreads();  // what the next copies and the next K replace
+            issue(i + p.stages);
+        }
+    }
+    if constexpr (!apart) copies_wait(0);
+
+    // element e of half h of block n: channel pair_channel(4h + c) of it, or two further
+    const bool whole = parts.count == 1 && p.v_b == nullptr && p.expand == 0;
+    const int width = 64 * p.v_blocks;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = row0 + 8 * r;
+        if (row >= item.n_rows) continue;
+        const int64_t out_row = item.row_at(p, row);
+        const float sum = sums[2 * r];
+        const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
+        const float by = whole ? (sum > 0.0f ? 1.0f / sum : 0.0f) : 1.0f;
+        float* const to = whole ? p.out + out_row * p.head_dim : p.partial + at * width;
+        const int limit = whole ? p.head_dim : width;
+        if (!whole && c == 0 && part == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max[r], sum);
+#pragma unroll
+        for (int n = 0; n < NV; n++) {
+            const int block = 4 * (WC * (n / 4) + part) + n % 4;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int channel = 16 * block + pair_channel(4 * (e / 2) + c) + 2 * (e % 2);
+                if (channel < limit) to[channel] = acc[n][e / 2][2 * r + e % 2] * by;
+            }
+        }
+    }
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,159 @@
+#include "ops/cuda/rows/rows.cuh"
+
+#include <algorithm>
+
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/launch.h"
+
+namespace lkv::cuda {
+
+namespace {
+
+// Floats of a row that is staged in shared memory: what every kernel may use.
+constexpr int64_t staged_floats = 48 * 1024 / sizeof(float);
+
+// What describes rows depends on no earlier kernel, and a layer's weights have displaced it from the L2 cache.
+__device__ void prefetch(const SegmentLayout* segments, int n) {
+    const int at = threadIdx.x * 32;
+    if (at < n * static_cast<int>(sizeof(SegmentLayout))) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(segments) + at));
+    }
+}
+
+// grid: tokens x {K, V}, or tokens x the one that is stored
+__global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_constant__ StoreArgs p) {
+    extern __shared__ __align__(16) float staged[];
+    let_next_start();
+    const bool is_k = blockIdx.y == 0 && p.k != nullptr;
+    for (const RowTarget& target : p.targets) {
+        prefetch(is_k ? target.k_segments : target.v_segments, is_k ? target.n_k_segments : target.n_v_segments);
+    }
+    const int token = blockIdx.x;
+    wait_for_previous();
+    const RowTarget& to = p.targets[p.region[token]];
+    const int64_t slot = p.slot[token];
+    const int64_t stride = is_k ? p.k_stride : p.v_stride;
+    const float* x = (is_k ? p.k : p.v) + token * stride;
+    const SegmentLayout* const segments = is_k ? to.k_segments : to.v_segments;
+    const int n_segments = is_k ? to.n_k_segments : to.n_v_segments;
+    uint8_t* const row = is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes;
+    const int warp = threadIdx.x / 32;
+    // comes with the values
+    SegmentLayout segment = warp < n_segments ? segments[warp] : SegmentLayout{};
+    if (stride <= staged_floats) {
+        // every value is read several times
+        for (int i = threadIdx.x; i < stride; i += row_threads) staged[i] = x[i];
+        __syncthreads();
+        x = staged;
+    }
+    for (int s = warp; s < n_segments; s += row_threads / 32) {
+        if (s != warp) segment = segments[s];
+        write_segment_shared(segment.format, x + segment.column, segment.width, row + segment.offset);
+    }
+}
+
+__device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* src, const SegmentLayout* to, int n_to,
+                         uint8_t* dst, int row_bytes, int width, float* x) {
+    for (int i = threadIdx.x; i < width; i += row_threads) x[i] = 0.0f;
+    __syncthreads();
+    for (int s = 0; s < n_from; s++) {
+        const SegmentLayout segment = from[s];
+        for (int i = threadIdx.x; i < segment.width; i += row_threads) {
+            x[segment.column + i] = value_at(segment.format, src + segment.offset, i);
+        }
+    }
+    __syncthreads();
+    // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes.
+    for (int s = threadIdx.x / 32; s < n_to; s += row_threads / 32) {
+        const SegmentLayout segment = to[s];
+        const uint8_t* same = nullptr;
+        for (int i = 0; i < n_from; i++) {
+            const SegmentLayout other = from[i];
+            if (other.column == segment.column && other.width == segment.width && other.format == segment.format) {
+                same = src + other.offset;
+            }
+        }
+        if (same == nullptr) {
+            write_segment_shared(segment.format, x + segment.column, segment.width, dst + segment.offset);
+            continue;
+        }
+        const int end = s + 1 < n_to ? to[s + 1].offset : row_bytes;
+        for (int i = threadIdx.x % 32; i < end - segment.offset; i += 32) {
+            dst[segment.offset + i] = same[i];
+        }
+    }
+}
+
+// grid: rows x {K, V}
+__global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_constant__ MoveArgs p) {
+    extern __shared__ float x[];
+    const int64_t a = p.from_slot[blockIdx.x];
+    const int64_t b = p.to_slot[blockIdx.x];
+    if (blockIdx.y == 0) {
+        move_row(p.from.k_segments, p.from.n_k_segments, p.from.k_rows + a * p.from.k_row_bytes, p.to.k_segments,
+                 p.to.n_k_segments, p.to.k_rows + b * p.to.k_row_bytes, p.to.k_row_bytes, p.k_width, x);
+    } else {
+        move_row(p.from.v_segments, p.from.n_v_segments, p.from.v_rows + a * p.from.v_row_bytes, p.to.v_segments,
+                 p.to.n_v_segments, p.to.v_rows + b * p.to.v_row_bytes, p.to.v_row_bytes, p.v_width, x);
+    }
+}
+
+__global__ void claim_kernel(const __grid_constant__ ClaimArgs p, int n_tokens) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n_tokens) return;
+    p.pos[p.region[i]][p.slot[i]] = p.q_pos[i];
+    p.seq[p.region[i]][p.slot[i]] = uint64_t{1} << p.q_seq[i];
+}
+
+__global__ void __launch_bounds__(512) copy_kernel(uint4* dst, const uint4* src, size_t n) {
+    constexpr int unroll = 4;
+    const size_t step = size_t{512} * unroll;
+    const size_t first = blockIdx.x * step + threadIdx.x;
+    uint4 x[unroll];
+#pragma unroll
+    for (int i = 0; i < unroll; i++) {
+        if (first + i * 512 < n) x[i] = __ldcs(src + first + i * 512);
+    }
+#pragma unroll
+    for (int i = 0; i < unroll; i++) {
+        if (first + i * 512 < n) __stcs(dst + first + i * 512, x[i]);
+    }
+}
+
+}  // namespace
+
+cudaError_t copy_bytes(void* dst, const void* src, size_t bytes, cudaStream_t stream) {
+    const size_t n = bytes / 16;
+    copy_kernel<<<static_cast<unsigned>((n + 2047) / 2048), 512, 0, stream>>>(static_cast<uint4*>(dst),
+                                                                              static_cast<const uint4*>(src), n);
+    return cudaGetLastError();
+}
+
+cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream) {
+    claim_kernel<<<(n_tokens + 127) / 128, 128, 0, stream>>>(args, n_tokens);
+    return cudaGetLastError();
+}
+
+cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream) {
+    const unsigned sides = (args.k != nullptr ? 1 : 0) + (args.v != nullptr ? 1 : 0);
+    int64_t staged = 0;
+    for (const int64_t floats : {args.k != nullptr ? args.k_stride : 0, args.v != nullptr ? args.v_stride : 0}) {
+        if (floats <= staged_floats) staged = std::max(staged, floats);
+    }
+    return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), sides), row_threads,
+                       sizeof(float) * static_cast<size_t>(staged), stream, args);
+}
+
+cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream) {
+    const int width = args.k_width > args.v_width ? args.k_width : args.v_width;
+    const size_t bytes = static_cast<size_t>(width) * sizeof(float);
+    if (bytes > 48 * 1024) {
+        const cudaError_t error =
+            cudaFuncSetAttribute(move_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+        if (error != cudaSuccess) return error;
+    }
+    move_kernel<<<dim3(n_rows, 2), row_threads, bytes, stream>>>(args);
+    return cudaGetLastError();
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,100 @@
+// How the work is cut: heads in items, the slots in use in parts. The grid is fixed, so that one captured graph serves a cache
+// as it fills; how many of its parts have work follows from the number of slots, which lies on the device.
+#pragma once
+
+#include "ops/cuda/args.h"
+#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/softmax/slot_counts.cuh"
+
+namespace lkv::cuda {
+
+// Tiles that a late part's thread blocks are behind the others'.
+constexpr int tiles_late = 4;
+
+struct Parts {
+    int before_1, before_2,
+        n_tiles;  // tiles before regions 1 and 2, and all; not an array, which would leave the registers
+    int tile;     // slots of a tile: the plan's, or fewer in the wide kernel
+    int count;    // parts with work, 1 … n_split
+    bool late;    // the last one has what is left of parts of as many tiles each
+    bool halves;  // two thread blocks of the wide kernel take half the query rows of a part each: enough are idle
+
+    __device__ explicit Parts(const AttnArgs& p) : Parts(p, SlotCounts(p)) {}
+    __device__ Parts(const AttnArgs& p, const SlotCounts& n_slots) : tile(p.tile) {
+        static_assert(max_regions == 3);
+        if (p.wide != 0) {
+            const int all = n_slots.of[0] + n_slots.of[1] + n_slots.of[2];
+            while (tile > least_wide_tile && all <= tile / 2 * enough_wide_parts) tile /= 2;
+        }
+        const int tile_bits = __ffs(tile) - 1;
+        const auto tiles = [&](int r) { return (n_slots.of[r] + tile - 1) >> tile_bits; };
+        before_1 = tiles(0);
+        before_2 = before_1 + tiles(1);
+        n_tiles = before_2 + tiles(2);
+        const int worth = p.least_tiles == 1 ? n_tiles : (n_tiles + p.least_tiles - 1) / p.least_tiles;
+        const int at_once = p.n_split - p.late_parts;
+        count = max(1, min(at_once, worth));
+        // 65537 slots in 32 parts would be 33 tiles for one and 32 for the others, which wait for it
+        late = false;
+        if (p.late_parts != 0 && count == at_once) {
+            const int rest = n_tiles % count;
+            late = rest != 0 && rest + tiles_late <= n_tiles / count;
+            if (late) count++;
+        }
+        halves = p.wide == max_wide_rows && p.pair == 0 && 2 * count <= p.n_split;
+    }
+    // The first tile of a part, or the last one's end.
+    __device__ int begin(int part) const {
+        const int alike = late ? count - 1 : count;
+        const auto each = static_cast<int>(static_cast<uint32_t>(n_tiles) / static_cast<uint32_t>(alike));
+        if (late) return min(each * part, n_tiles);
+        return each * part + small_quotient((n_tiles - each * alike) * part, count);  // at most 132 parts
+    }
+    __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
+    __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
+};
+
+// Whose rows and heads a thread block takes: KV heads that share their K and V groups, and their query heads, of all tokens.
+struct WorkItem {
+    int head_kv;  // the first KV head
+    int k_group, v_group;
+    int rep;         // query heads of a KV head
+    int unit_heads;  // query heads of the item
+    int n_rows;      // query rows: tokens x unit_heads
+
+    __device__ WorkItem(const AttnArgs& p, int index)
+        : head_kv(index * p.unit),
+          k_group(small_quotient(head_kv, p.k_group)),
+          v_group(small_quotient(head_kv, p.v_group)),
+          rep(small_quotient(p.n_head, p.n_kv)),
+          unit_heads(p.unit * rep),
+          n_rows(p.n_tokens * unit_heads) {}
+    // Which of [n_tokens, n_head] a query row is. As int or unsigned: a division of unsigned ones is shorter.
+    template <class Int>
+    __device__ int row_at(const AttnArgs& p, Int row) const {
+        return row_of(p, row / unit_heads, row);
+    }
+    // The same of the few rows that a decode kernel has.
+    __device__ int few_token(int row) const { return small_quotient(row, unit_heads); }
+    __device__ int few_row_at(const AttnArgs& p, int row) const { return row_of(p, few_token(row), row); }
+    // Which of the item's KV heads such a row is of.
+    __device__ int few_head(int row) const { return small_quotient(row - few_token(row) * unit_heads, rep); }
+
+private:
+    __device__ int row_of(const AttnArgs& p, int token, int row) const {
+        return token * p.n_head + head_kv * rep + row - token * unit_heads;
+    }
+};
+
+// Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.
+constexpr float stale_max = 8.0f;
+
+// sum += share · x
+__device__ inline void add_share(float4& sum, float share, const float4& x) {
+    sum.x += share * x.x;
+    sum.y += share * x.y;
+    sum.z += share * x.z;
+    sum.w += share * x.w;
+}
+
+}  // namespace lkv::cuda

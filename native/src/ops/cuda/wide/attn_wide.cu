@@ -1,0 +1,34 @@
+#include "ops/cuda/instances.h"
+#include "ops/cuda/wide/wide.cuh"
+
+namespace lkv::cuda {
+
+namespace {
+
+template <int NT, int NB, int Kind, bool Pair>
+cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
+    constexpr int rows = 8 * NT;
+    const auto kernel = wide_kernel<NT, NB, Kind, Pair>;
+    const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
+    const int row_blocks = Pair ? 2 : (n_rows + rows - 1) / rows;
+    const dim3 grid(static_cast<unsigned>(launched_items(args)), static_cast<unsigned>(row_blocks),
+                    static_cast<unsigned>(args.n_split));
+    const WidePlan plan(args, rows);
+    return launch_clusters(dim3(1, Pair ? 2 : 1), kernel, grid, n_wide_threads, static_cast<size_t>(plan.total), stream,
+                           args, plan);
+}
+
+template <int Kind>
+cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
+    if (args.pair != 0) return launch_one<4, 1, Kind, true>(args, stream);
+    if (args.v_blocks > n_wide_warps) return launch_one<2, 2, Kind, false>(args, stream);
+    return args.wide == 16 ? launch_one<2, 1, Kind, false>(args, stream) : launch_one<4, 1, Kind, false>(args, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream) {
+    return with_kind(args.kind, [&](auto kind) { return launch_kind<decltype(kind)::value>(args, stream); });
+}
+
+}  // namespace lkv::cuda

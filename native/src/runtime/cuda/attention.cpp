@@ -1,0 +1,79 @@
+#include "runtime/cuda/attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "ggml-impl.h"
+#include "ops/cuda/launch.h"
+
+namespace lkv::cuda {
+
+const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* function) {
+    ggml_custom_op_params params;
+    std::memcpy(&params, node->op_params, sizeof params);
+    if (function != nullptr) *function = params.fun;
+    return *static_cast<const AttentionNode*>(params.userdata);
+}
+
+PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
+    PartBytes bytes;
+    for (const AttentionNode& node : graph.attention) {
+        if (node.params.n_tokens == 0) continue;  // the last layer of a graph without outputs only stores
+        const AttnArgs& args = plan(node);
+        bytes.sums = std::max(bytes.sums, partial_floats(args) * sizeof(float));
+        bytes.maxima = std::max(bytes.maxima, partial_ml_floats(args) * sizeof(float));
+    }
+    if (bytes.sums > partial_.bytes() || bytes.maxima > partial_ml_.bytes()) {
+        check(cudaStreamSynchronize(stream), "the stream");
+        partial_ = DeviceMemory(bytes.sums);
+        partial_ml_ = DeviceMemory(bytes.maxima);
+    }
+    return bytes;
+}
+
+const AttnArgs& Attention::plan(const AttentionNode& node) {
+    Layer& layer = layers_[node.layer];
+    const auto found = layer.plans.find(node.params.n_tokens);
+    if (found != layer.plans.end()) return found->second;
+    AttnArgs args = layer.constant;
+    try {
+        plan_attention(node.params, inputs_.capacity(), device_, args);
+    } catch (const std::invalid_argument& e) {
+        throw Error(e.what());
+    }
+    std::copy_n(layer.regions, max_regions, args.regions);
+    args.n_slots = inputs_.n_slots();
+    args.q_pos = inputs_.q_pos();
+    args.q_seq = inputs_.q_seq();
+    return layer.plans.emplace(node.params.n_tokens, args).first->second;
+}
+
+cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v,
+                             cudaStream_t stream) {
+    const ggml_tensor* const k = dst->src[0];
+    const ggml_tensor* const v = dst->src[1];
+    StoreArgs args{};
+    if (with_k) args.k = static_cast<const float*>(k->data);
+    if (with_v) args.v = static_cast<const float*>(v->data);
+    args.k_stride = static_cast<int64_t>(k->nb[1] / sizeof(float));
+    args.v_stride = static_cast<int64_t>(v->nb[1] / sizeof(float));
+    args.region = inputs_.region();
+    args.slot = inputs_.slot();
+    std::copy_n(layers_[node.layer].targets, max_regions, args.targets);
+    return store_rows(args, static_cast<int>(k->ne[1]), stream);
+}
+
+cudaError_t Attention::attend(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
+    AttnArgs args = plan(node);
+    args.q = static_cast<const float*>(dst->src[0]->data);
+    args.out = static_cast<float*>(dst->data);
+    args.context = inputs_.context();
+    if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
+        args.partial = partial_.as<float>();
+        args.partial_ml = partial_ml_.as<float>();
+    }
+    return cuda::attend(args, stream);
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,40 @@
+// Our two nodes of a layer, launched: rows are stored, then attended to.
+#pragma once
+
+#include "ggml.h"
+#include "runtime/cuda/layer_tables.h"
+
+namespace lkv::cuda {
+
+// What one of our nodes was made with. function: what it is
+const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* function = nullptr);
+
+// Bytes that a graph's attention leaves parts in.
+struct PartBytes {
+    size_t sums = 0;
+    size_t maxima = 0;
+};
+
+class Attention {
+public:
+    Attention(LayerTables& layers, const StepInputs& inputs, const Device& device)
+        : layers_(layers), inputs_(inputs), device_(device) {}
+
+    // A graph was built: plans for its nodes, and memory for what the largest leaves. Errors: Error for shapes the kernels do not take.
+    PartBytes prepare(const Graph& graph, cudaStream_t stream);
+
+    const AttnArgs& plan(const AttentionNode& node);
+
+    // K's rows, V's, or both
+    cudaError_t store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v, cudaStream_t stream);
+    cudaError_t attend(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
+
+private:
+    LayerTables& layers_;
+    const StepInputs& inputs_;
+    const Device& device_;
+    DeviceMemory partial_;
+    DeviceMemory partial_ml_;
+};
+
+}  // namespace lkv::cuda

@@ -1,0 +1,322 @@
+// How our ops run inside ggml on the GPU: a backend that wraps ggml-cuda's. Ordinary nodes go to ggml-cuda as views of the
+// graph, our nodes launch on ggml-cuda's own stream in between; nothing is copied between backends and nothing waits.
+// In small graphs what leads to K, to V and to the queries runs at the same time, on three streams (branches.h).
+// The second run of such a graph is recorded, and every later one is a single launch of the recording.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+#include "ops/cuda/launch.h"
+#include "runtime/branches.h"
+#include "runtime/cuda/attention.h"
+#include "runtime/cuda/lane.h"
+#include "runtime/cuda/own_products.h"
+#include "runtime/cuda/recording.h"
+#include "runtime/cuda/rehearsal.h"
+#include "runtime/gpu.h"
+
+namespace lkv {
+namespace {
+
+using cuda::attention_of;
+using cuda::check;
+using cuda::DeviceMemory;
+using cuda::Lane;
+
+constexpr size_t largest_pinned = size_t{8} << 20;
+
+// C calls what returns these: errors are logged and returned, never thrown.
+ggml_status started(cudaError_t error, const ggml_tensor* node) {
+    if (error == cudaSuccess) return GGML_STATUS_SUCCESS;
+    log(LogLevel::error, "[cuda] expected ", node->name, " to start; got ", cudaGetErrorString(error));
+    return GGML_STATUS_FAILED;
+}
+
+// A recording of the whole step cannot contain ggml-cuda's recordings of its parts.
+struct NoGraphsOfGgml {
+    NoGraphsOfGgml() { setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0); }
+};
+
+class CudaGpu final : public Gpu {
+public:
+    CudaGpu();
+    ~CudaGpu() override { cudaStreamSynchronize(main_.stream()); }
+
+    std::string name() const override { return ggml_backend_dev_description(ggml_backend_get_device(main_.backend())); }
+    ggml_backend_t backend() override { return &wrapper_; }
+
+    std::unique_ptr<CacheStorage> allocate(size_t bytes) override {
+        return std::make_unique<cuda::DeviceStorage>(bytes, main_.stream());
+    }
+    void attach(const Model& model, const KvCache& cache, const Rope& rope, const GraphConstants& constants) override {
+        inputs_.attach(cache);
+        rehearsal_.attach(cache, model.hparams());
+        layers_.attach(model, cache, rope, constants, inputs_, device_);
+    }
+    void set(ggml_tensor* tensor, const void* data, size_t bytes) override {
+        check(cudaMemcpyAsync(tensor->data, data, bytes, cudaMemcpyHostToDevice, main_.stream()), "a copy of an input");
+    }
+    void finish(const ggml_tensor* tensor, void* data, size_t bytes) override;
+    void begin(const KvCache& cache, const BatchSlots& batch) override { inputs_.begin(cache, batch, main_.stream()); }
+    void prepare(const Graph& graph) override;
+    void move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) override;
+
+private:
+    // Nodes first … end - 1, each by who takes it.
+    ggml_status run(ggml_cgraph* graph, int first, int end, const Lane& lane);
+    ggml_status run_ours(const ggml_tensor* node);  // on the main stream, rows beside it
+    cudaError_t run_store(const ggml_tensor* dst, const AttentionNode& node);
+    cudaError_t join();
+    ggml_status rehearse(const ggml_tensor* node);
+    ggml_status run_branches(ggml_cgraph* graph, const Branches& layer);
+    ggml_status enqueue(ggml_cgraph* graph);
+    ggml_status enqueue_nodes(ggml_cgraph* graph);
+    ggml_status compute(ggml_cgraph* graph);
+
+    NoGraphsOfGgml setting_;  // before the lanes, which read it
+    Lane main_{true};
+    Lane v_lane_{true};
+    Lane q_lane_;
+    Lane rehearsal_lane_{true};
+    bool unjoined_ = false;  // a store that the main stream has not waited for
+    ggml_backend wrapper_{};
+    cuda::Device device_{};
+
+    cuda::StepInputs inputs_;
+    cuda::LayerTables layers_;
+    cuda::OwnProducts products_{layers_, inputs_, device_};
+    cuda::Attention attention_{layers_, inputs_, device_};
+    cuda::Rehearsal rehearsal_;
+    std::unique_ptr<cuda::PinnedMemory> result_;
+    size_t result_bytes_ = 0;
+
+    bool recordable_ = false;
+    std::vector<Branches> branches_;  // of the prepared graph
+    cuda::Recording recording_;
+};
+
+CudaGpu::CudaGpu() {
+    check(cuda::describe_device(device_), "a device query");
+    wrapper_ = *main_.backend();
+    static uint8_t guid[16] = {'l', 'a', 't', 'e', 'n', 't', 'k', 'v', '-', 'c', 'u', 'd', 'a'};
+    wrapper_.guid = &guid;
+    wrapper_.context = this;
+    wrapper_.iface = {};
+    wrapper_.iface.get_name = [](ggml_backend_t) { return "latentkv-cuda"; };
+    wrapper_.iface.free = [](ggml_backend_t) {};
+    wrapper_.iface.synchronize = [](ggml_backend_t b) {
+        ggml_backend_synchronize(static_cast<CudaGpu*>(b->context)->main_.backend());
+    };
+    wrapper_.iface.graph_compute = [](ggml_backend_t b, ggml_cgraph* graph) {
+        return static_cast<CudaGpu*>(b->context)->compute(graph);
+    };
+}
+
+void CudaGpu::finish(const ggml_tensor* tensor, void* data, size_t bytes) {
+    if (tensor == nullptr) {
+        check(cudaStreamSynchronize(main_.stream()), "the stream");
+        return;
+    }
+    // through pinned memory: 10 against 100 us for the logits of 128256 tokens; longer ones hide behind a prefill
+    if (bytes > largest_pinned) {
+        check(cudaStreamSynchronize(main_.stream()), "the stream");
+        check(cudaMemcpy(data, tensor->data, bytes, cudaMemcpyDeviceToHost), "a copy of a result");
+        return;
+    }
+    if (result_ == nullptr || bytes > result_bytes_) {
+        result_ = std::make_unique<cuda::PinnedMemory>(bytes);
+        result_bytes_ = bytes;
+    }
+    check(cudaMemcpyAsync(result_->as<void>(), tensor->data, bytes, cudaMemcpyDeviceToHost, main_.stream()),
+          "a copy of a result");
+    check(cudaStreamSynchronize(main_.stream()), "the stream");
+    std::memcpy(data, result_->as<void>(), bytes);
+}
+
+void CudaGpu::prepare(const Graph& graph) {
+    recording_.drop();
+    const ggml_backend_dev_t device = ggml_backend_get_device(main_.backend());
+    for (int i = 0; i < ggml_graph_n_nodes(graph.nodes); i++) {
+        const ggml_tensor* const node = ggml_graph_node(graph.nodes, i);
+        if (node->op != GGML_OP_CUSTOM && !ggml_backend_dev_supports_op(device, node)) {
+            fail("gpu", "expected ", ggml_op_name(node->op), " of ", node->name,
+                 " on the GPU; got ggml-cuda without it", "; use -ngl 0");
+        }
+    }
+    const cuda::PartBytes parts = attention_.prepare(graph, main_.stream());
+    // a prefill graph runs once or twice, and its launches hide behind its work
+    recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= small_batch;
+    branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
+    products_.prepare(graph, recordable_);
+    if (!branches_.empty()) rehearsal_.prepare(graph, parts);
+}
+
+void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) {
+    std::vector<int32_t> columns;
+    for (const auto& pair : slots) columns.push_back(pair.first);
+    for (const auto& pair : slots) columns.push_back(pair.second);
+    const DeviceMemory list = DeviceMemory::of(columns);
+    for (int il = 0; il < layers_.size(); il++) {
+        const cuda::Layer& layer = layers_[il];
+        cuda::MoveArgs args{};
+        args.from = layer.targets[from];
+        args.to = layer.targets[to];
+        args.from_slot = list.as<int32_t>();
+        args.to_slot = list.as<int32_t>() + slots.size();
+        args.k_width = cache.k_layout(from, il).width;
+        args.v_width = cache.v_layout(from, il).width;
+        check(cuda::move_rows(args, static_cast<int>(slots.size()), main_.stream()), "moving rows");
+    }
+    check(cudaStreamSynchronize(main_.stream()), "moving rows");
+}
+
+ggml_status CudaGpu::run(ggml_cgraph* graph, int first, int end, const Lane& lane) {
+    const auto ordinary = [&](int from, int to) {
+        if (from == to) return GGML_STATUS_SUCCESS;
+        ggml_cgraph view = ggml_graph_view(graph, from, to);
+        return ggml_backend_graph_compute_async(lane.backend(), &view);
+    };
+    for (int i = first; i < end; i++) {
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        const std::optional<cuda::ProductArgs> product = products_.product_of(node);
+        const bool turned = products_.turned(node);
+        const std::optional<cuda::TurnArgs> turn = products_.turning(node);
+        if (node->op != GGML_OP_CUSTOM && !product && !turned && !turn) continue;
+        ggml_status status = ordinary(first, i);
+        if (status != GGML_STATUS_SUCCESS) return status;
+        first = i + 1;
+        if (turned) continue;
+        if (turn) {
+            status = started(cuda::turn_heads(*turn, lane.stream()), node);
+        } else if (product) {
+            status = started(cuda::multiply(*product, lane.stream()), node);
+        } else {
+            status = run_ours(node);
+        }
+        if (status != GGML_STATUS_SUCCESS) return status;
+    }
+    return ordinary(first, end);
+}
+
+ggml_status CudaGpu::run_ours(const ggml_tensor* node) {
+    ggml_custom_op_t function = nullptr;
+    const AttentionNode& attention = attention_of(node, &function);
+    if (function == gpu_store_node) return started(run_store(node, attention), node);
+    const cudaError_t error = join();
+    return started(error == cudaSuccess ? attention_.attend(node, attention, main_.stream()) : error, node);
+}
+
+// Rows are stored beside the products that make the queries.
+cudaError_t CudaGpu::run_store(const ggml_tensor* dst, const AttentionNode& node) {
+    cudaError_t error = v_lane_.wait_for(main_);
+    if (error == cudaSuccess) error = attention_.store(dst, node, true, true, v_lane_.stream());
+    unjoined_ = true;
+    return error;
+}
+
+cudaError_t CudaGpu::join() {
+    if (!unjoined_) return cudaSuccess;
+    unjoined_ = false;
+    return main_.wait_for(v_lane_);
+}
+
+// The layer's attention on one slot a region, whose result nobody reads, beside the last product of the layer before: the real one
+// would wait for its kernels' instructions (8B, joint of 512: 307 tokens/s without, 331 with it; rebuild of 256 for four heads: 329
+// and 343; full f16: 361 and 369; with all thread blocks, later: 312, 328 and 370).
+ggml_status CudaGpu::rehearse(const ggml_tensor* node) {
+    cudaError_t error = rehearsal_lane_.wait_for(main_);
+    if (error == cudaSuccess) {
+        error = rehearsal_.run(attention_.plan(attention_of(node)), rehearsal_lane_.stream());
+    }
+    return started(error, node);
+}
+
+// V's rows and the queries on streams of their own, beside K's rows; all have joined behind it. Where storing takes long K and V go
+// first: their few thread blocks would wait for the queries', which fill the GPU (q4 rows of joint latents at depth 0: 328 tokens/s
+// so, 322 with the queries first; q8 ones 333 and 336, full f16 rows 368 and 375).
+ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const Branches& layer) {
+    const ggml_tensor* const rows = ggml_graph_node(graph, layer.store);
+    const AttentionNode& node = attention_of(rows);
+    const auto store_side = [&](ggml_status status, bool is_k, const Lane& lane) {
+        if (status != GGML_STATUS_SUCCESS) return status;
+        return started(attention_.store(rows, node, is_k, !is_k, lane.stream()), rows);
+    };
+    ggml_status status = started(v_lane_.wait_for(main_), rows);
+    if (status == GGML_STATUS_SUCCESS) status = started(q_lane_.wait_for(main_), rows);
+    const bool queries_first = !layers_[node.layer].fitted;
+    const auto queries = [&] { return run(graph, layer.store + 1, layer.attention, q_lane_); };
+    if (status == GGML_STATUS_SUCCESS && queries_first) status = queries();
+    if (status == GGML_STATUS_SUCCESS) {
+        status = store_side(run(graph, layer.v, layer.store, v_lane_), false, v_lane_);
+    }
+    if (status == GGML_STATUS_SUCCESS && !queries_first) status = queries();
+    if (status == GGML_STATUS_SUCCESS) status = store_side(run(graph, layer.k, layer.v, main_), true, main_);
+    if (status == GGML_STATUS_SUCCESS) status = started(main_.wait_for(v_lane_), rows);
+    if (status == GGML_STATUS_SUCCESS) status = started(main_.wait_for(q_lane_), rows);
+    return status;
+}
+
+// Of a failure nothing is left under way: what comes next, reused memory too, waits for the main stream only.
+ggml_status CudaGpu::enqueue(ggml_cgraph* graph) {
+    const ggml_status status = enqueue_nodes(graph);
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (status != GGML_STATUS_SUCCESS && cudaStreamIsCapturing(main_.stream(), &capture) == cudaSuccess &&
+        capture == cudaStreamCaptureStatusNone) {
+        cudaStreamSynchronize(v_lane_.stream());
+        cudaStreamSynchronize(q_lane_.stream());
+        cudaStreamSynchronize(rehearsal_lane_.stream());
+        unjoined_ = false;
+    }
+    return status;
+}
+
+ggml_status CudaGpu::enqueue_nodes(ggml_cgraph* graph) {
+    int first = 0;
+    for (const Branches& layer : branches_) {
+        ggml_status status = run(graph, first, layer.ahead, main_);
+        if (status == GGML_STATUS_SUCCESS) status = rehearse(ggml_graph_node(graph, layer.attention));
+        if (status == GGML_STATUS_SUCCESS) status = run(graph, layer.ahead, layer.k, main_);
+        if (status == GGML_STATUS_SUCCESS) status = run_branches(graph, layer);
+        if (status != GGML_STATUS_SUCCESS) return status;
+        first = layer.attention;
+    }
+    const ggml_status status = run(graph, first, ggml_graph_n_nodes(graph), main_);
+    if (!branches_.empty() && status == GGML_STATUS_SUCCESS && main_.wait_for(rehearsal_lane_) != cudaSuccess) {
+        return GGML_STATUS_FAILED;
+    }
+    return status == GGML_STATUS_SUCCESS && join() != cudaSuccess ? GGML_STATUS_FAILED : status;
+}
+
+ggml_status CudaGpu::compute(ggml_cgraph* graph) {
+    if (recording_.has(graph)) return recording_.launch(main_.stream());
+    if (!recordable_ || recording_.is_first(graph)) return enqueue(graph);
+    if (!recording_.record(graph, main_.stream(), [&] { return enqueue(graph); })) {
+        recordable_ = false;
+        return enqueue(graph);
+    }
+    return recording_.launch(main_.stream());
+}
+
+}  // namespace
+
+ggml_backend_buffer_type_t gpu_memory(std::string& why) {
+    int n_devices = 0;
+    const cudaError_t error = cudaGetDeviceCount(&n_devices);
+    if (error != cudaSuccess || n_devices == 0) {
+        why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
+        return nullptr;
+    }
+    return ggml_backend_cuda_buffer_type(0);
+}
+
+std::unique_ptr<Gpu> open_gpu() { return std::make_unique<CudaGpu>(); }
+
+}  // namespace lkv

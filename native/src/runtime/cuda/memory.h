@@ -1,0 +1,52 @@
+// Memory of a session on the GPU that is not a kernel's: the cache's rows, and the host's pinned memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/storage.h"
+#include "ops/cuda/gpu/device_memory.h"
+
+namespace lkv::cuda {
+
+class DeviceStorage : public CacheStorage {
+public:
+    DeviceStorage(size_t bytes, cudaStream_t stream) : memory_(bytes), stream_(stream) {
+        check(cudaMemset(memory_.as<void>(), 0, bytes), "clearing the cache");
+    }
+    uint8_t* data() const override { return memory_.as<uint8_t>(); }
+    uint8_t* load(std::vector<uint8_t>& copy) const override {
+        copy.resize(memory_.bytes());
+        check(cudaStreamSynchronize(stream_), "the stream");
+        check(cudaMemcpy(copy.data(), data(), copy.size(), cudaMemcpyDeviceToHost), "a copy of the cache");
+        return copy.data();
+    }
+    void store(const std::vector<uint8_t>& copy) override {
+        check(cudaStreamSynchronize(stream_), "the stream");
+        check(cudaMemcpy(data(), copy.data(), copy.size(), cudaMemcpyHostToDevice), "a copy to the cache");
+    }
+
+private:
+    DeviceMemory memory_;
+    cudaStream_t stream_;
+};
+
+// Pinned host memory, so that copies do not stall the stream.
+class PinnedMemory {
+public:
+    explicit PinnedMemory(size_t bytes) { check(cudaMallocHost(&data_, bytes), "pinned memory"); }
+    PinnedMemory(const PinnedMemory&) = delete;
+    PinnedMemory& operator=(const PinnedMemory&) = delete;
+    ~PinnedMemory() { cudaFreeHost(data_); }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+
+private:
+    void* data_ = nullptr;
+};
+
+}  // namespace lkv::cuda

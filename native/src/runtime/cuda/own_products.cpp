@@ -1,0 +1,98 @@
+#include "runtime/cuda/own_products.h"
+
+#include <map>
+
+#include "ggml-impl.h"
+#include "runtime/branches.h"
+
+namespace lkv::cuda {
+namespace {
+
+// Whose memory a tensor names.
+const ggml_tensor* owner_of(const ggml_tensor* tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+
+}  // namespace
+
+void OwnProducts::prepare(const Graph& graph, bool small) {
+    positions_ = graph.positions;
+    turned_.clear();
+    if (small) find_turned(graph.nodes);
+}
+
+std::optional<ProductArgs> OwnProducts::product_of(const ggml_tensor* node) const {
+    if (node->op != GGML_OP_MUL_MAT) return std::nullopt;
+    const ggml_tensor* const w = node->src[0];
+    const ggml_tensor* const x = node->src[1];
+    if (!layers_.is_factor(owner_of(w))) return std::nullopt;
+    const int64_t columns = x->ne[1] * x->ne[2] / w->ne[2];
+    const bool taken = w->type == GGML_TYPE_F16 && x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
+                       ggml_is_contiguous(node) && x->ne[3] == 1 && w->ne[0] % 8 == 0 && w->nb[1] % 16 == 0 &&
+                       w->nb[2] % 16 == 0 && reinterpret_cast<uintptr_t>(w->data) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(x->data) % 16 == 0 && columns <= product_columns &&
+                       product_shared_bytes(w->ne[0], columns) <= device_.shared_bytes;
+    if (!taken) return std::nullopt;
+    ProductArgs args{};
+    args.w = static_cast<const uint16_t*>(w->data);
+    args.x = static_cast<const float*>(x->data);
+    args.y = static_cast<float*>(node->data);
+    args.w_row = static_cast<int64_t>(w->nb[1] / sizeof(uint16_t));
+    args.w_matrix = static_cast<int64_t>(w->nb[2] / sizeof(uint16_t));
+    args.n_in = static_cast<int32_t>(w->ne[0]);
+    args.n_out = static_cast<int32_t>(w->ne[1]);
+    args.n_matrices = static_cast<int32_t>(w->ne[2]);
+    args.n_columns = static_cast<int32_t>(columns);
+    const ggml_tensor* const rope = owner_of(x);
+    if (turned_.contains(rope)) {
+        args.x = static_cast<const float*>(rope->src[0]->data);
+        args.turn = *turn_of(rope);
+    }
+    return args;
+}
+
+std::optional<RopeTurn> OwnProducts::turn_of(const ggml_tensor* rope) const {
+    if (rope->op != GGML_OP_ROPE || rope->src[1] != positions_) return std::nullopt;
+    const ModelRope& model = layers_.rope();
+    const ggml_tensor* const from = rope->src[0];
+    const int32_t mode = ggml_get_op_params_i32(rope, 2);
+    const bool taken = model.phases != nullptr && rope->ne[2] == 1 && rope->ne[3] == 1 && from->type == GGML_TYPE_F32 &&
+                       ggml_is_contiguous(from) && reinterpret_cast<uintptr_t>(from->data) % 16 == 0 &&
+                       rope->ne[0] % 4 == 0 && rope->ne[0] <= max_turned && model.n_rot <= max_rot &&
+                       mode == (model.neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL);
+    if (!taken) return std::nullopt;
+    return RopeTurn{model.phases, inputs_.q_pos(),    static_cast<int32_t>(rope->ne[0]),
+                    model.n_rot,  model.neox ? 1 : 0, model.mscale};
+}
+
+const ggml_tensor* OwnProducts::rope_of(const ggml_tensor* product) const {
+    const ggml_tensor* const x = product->src[1];
+    const ggml_tensor* const rope = owner_of(x);
+    const bool whole = x->data == rope->data && ggml_nelements(x) == ggml_nelements(rope);
+    return whole && turn_of(rope) && x->ne[0] % rope->ne[0] == 0 ? rope : nullptr;
+}
+
+std::optional<TurnArgs> OwnProducts::turning(const ggml_tensor* node) const {
+    const std::optional<RopeTurn> turn = turn_of(node);
+    if (!turn || !ggml_is_contiguous(node) || reinterpret_cast<uintptr_t>(node->data) % 16 != 0) return std::nullopt;
+    return TurnArgs{*turn, static_cast<const float*>(node->src[0]->data), static_cast<float*>(node->data),
+                    static_cast<int32_t>(node->ne[1])};
+}
+
+// A launch less on the way to K and to the queries: 8B, rotated 64 at depth 0 322 to 329 tokens/s without, 325 to 335 with it.
+void OwnProducts::find_turned(ggml_cgraph* graph) {
+    std::map<const ggml_tensor*, int> uses;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        if (is_view(node)) continue;
+        for (const ggml_tensor* src : node->src) {
+            if (src != nullptr) uses[owner_of(src)]++;
+        }
+        const std::optional<ProductArgs> product = product_of(node);
+        const ggml_tensor* const rope = product ? rope_of(node) : nullptr;
+        if (rope != nullptr) turned_.insert(rope);
+    }
+    std::erase_if(turned_, [&](const ggml_tensor* rope) { return uses[rope] != 1; });
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,45 @@
+// Which of a graph's ordinary nodes our kernels take: products with the latents' factors E_k and E_q in a decode step, and RoPE of a single
+// token. Everything else is ggml-cuda's.
+#pragma once
+
+#include <optional>
+#include <set>
+
+#include "ggml.h"
+#include "ops/cuda/step/product.h"
+#include "ops/cuda/step/turn.h"
+#include "runtime/cuda/layer_tables.h"
+
+namespace lkv::cuda {
+
+class OwnProducts {
+public:
+    OwnProducts(const LayerTables& layers, const StepInputs& inputs, const Device& device)
+        : layers_(layers), inputs_(inputs), device_(device) {}
+
+    // A graph was built. small: its RoPE may be left to the products behind it.
+    void prepare(const Graph& graph, bool small);
+
+    // The latents' factors times a few tokens.
+    std::optional<ProductArgs> product_of(const ggml_tensor* node) const;
+    // RoPE of one token by a kernel that lets what follows be set up: ggml-cuda's of neighbouring dimensions does not, and attention's
+    // thread blocks would come when it ends.
+    std::optional<TurnArgs> turning(const ggml_tensor* node) const;
+    // RoPE that the only product to read it does itself.
+    bool turned(const ggml_tensor* node) const { return turned_.contains(node); }
+
+private:
+    // How the heads of one token are turned by the model's RoPE, if `rope` does that.
+    std::optional<RopeTurn> turn_of(const ggml_tensor* rope) const;
+    // RoPE of the one token whose heads this product takes, or null.
+    const ggml_tensor* rope_of(const ggml_tensor* product) const;
+    void find_turned(ggml_cgraph* graph);
+
+    const LayerTables& layers_;
+    const StepInputs& inputs_;
+    const Device& device_;
+    const ggml_tensor* positions_ = nullptr;  // of the graph's tokens
+    std::set<const ggml_tensor*> turned_;
+};
+
+}  // namespace lkv::cuda

@@ -1,0 +1,48 @@
+#include "runtime/cuda/rehearsal.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/cuda/launch.h"
+#include "ops/cuda/plan.h"
+
+namespace lkv::cuda {
+
+void Rehearsal::attach(const KvCache& cache, const HParams& h) {
+    std::vector<int32_t> one_slot(max_regions, 0);  // of every region that has any
+    for (int r = 0; r < cache.n_regions(); r++) {
+        one_slot[static_cast<size_t>(r)] = std::min(1, cache.cells(r).capacity());
+    }
+    n_slots_ = DeviceMemory::of(one_slot);
+    done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(merge_counters(h.n_head, h.n_kv)), 0));
+}
+
+void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {
+    size_t q = 0;
+    size_t out = 0;
+    for (const AttentionNode& node : graph.attention) {
+        const auto rows = static_cast<size_t>(node.params.n_tokens) * static_cast<size_t>(node.params.n_head);
+        q = std::max(q, rows * static_cast<size_t>(node.params.q_width));
+        out = std::max(out, rows * static_cast<size_t>(node.params.head_dim));
+    }
+    if (q * sizeof(float) > q_.bytes()) q_ = DeviceMemory::of(std::vector<float>(q, 1.0f));
+    const auto grow = [](DeviceMemory& memory, size_t bytes) {
+        if (bytes > memory.bytes()) memory = DeviceMemory(bytes);
+    };
+    grow(out_, out * sizeof(float));
+    grow(partial_, parts.sums);
+    grow(partial_ml_, parts.maxima);
+}
+
+cudaError_t Rehearsal::run(const AttnArgs& plan, cudaStream_t stream) const {
+    AttnArgs args = rehearsal(plan);
+    args.q = q_.as<float>();
+    args.out = out_.as<float>();
+    args.partial = partial_.as<float>();
+    args.partial_ml = partial_ml_.as<float>();
+    args.done = done_.as<uint32_t>();
+    args.n_slots = n_slots_.as<int32_t>();
+    return attend(args, stream);
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,28 @@
+// A layer's attention on one slot a region, whose result nobody reads: what it reads and writes in place of the real ones.
+#pragma once
+
+#include "model/graph.h"
+#include "model/hparams.h"
+#include "ops/cuda/gpu/device_memory.h"
+#include "runtime/cuda/attention.h"
+
+namespace lkv::cuda {
+
+class Rehearsal {
+public:
+    void attach(const KvCache& cache, const HParams& hparams);
+    // Memory for the graph's largest; what is large enough stays, as a graph of another batch comes with every prompt.
+    void prepare(const Graph& graph, const PartBytes& parts);
+    // plan: of the real one
+    cudaError_t run(const AttnArgs& plan, cudaStream_t stream) const;
+
+private:
+    DeviceMemory q_;
+    DeviceMemory out_;
+    DeviceMemory partial_;
+    DeviceMemory partial_ml_;
+    DeviceMemory done_;
+    DeviceMemory n_slots_;
+};
+
+}  // namespace lkv::cuda

@@ -1,0 +1,51 @@
+// What changes from step to step, at addresses that do not: slots in use, positions and sequences of the cache's slots, and where the
+// batch's tokens go. So one recorded graph serves a cache as it fills.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "model/graph.h"
+#include "ops/cuda/args.h"
+#include "runtime/cuda/memory.h"
+
+namespace lkv::cuda {
+
+class StepInputs {
+public:
+    // Once, before any step.
+    void attach(const KvCache& cache);
+    // Enqueues this step's copies, after the cache claimed its slots.
+    void begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
+
+    const int32_t* n_slots() const { return batch_.as<int32_t>(); }
+    const int32_t* q_pos() const { return batch_.as<int32_t>() + max_regions; }
+    const int32_t* q_seq() const { return q_pos() + n_ubatch_; }
+    const int32_t* region() const { return q_pos() + 2 * n_ubatch_; }
+    const int32_t* slot() const { return q_pos() + 3 * n_ubatch_; }
+    const int32_t* pos(int of_region) const { return pos_[static_cast<size_t>(of_region)].as<int32_t>(); }
+    const uint64_t* seq(int of_region) const { return seq_[static_cast<size_t>(of_region)].as<uint64_t>(); }
+
+    int capacity() const { return capacity_; }  // slots of all regions
+    int context() const { return context_; }    // slots of the tiles in use, see AttnArgs::context
+
+private:
+    static size_t batch_words(int n_ubatch) { return max_regions + 4 * static_cast<size_t>(n_ubatch); }
+    void copy_cells(const KvCache& cache, cudaStream_t stream);
+    void claim(int n_tokens, cudaStream_t stream);
+
+    std::vector<DeviceMemory> pos_;  // per region
+    std::vector<DeviceMemory> seq_;
+    uint64_t cells_version_ = 0;
+    int capacity_ = 0;
+    int context_ = 0;
+
+    // [n_slots of 3 regions | pos | seq | region | slot], each of the last four n_ubatch long
+    DeviceMemory batch_;
+    std::unique_ptr<PinnedMemory> pinned_[2];
+    int next_pinned_ = 0;
+    int n_ubatch_ = 0;
+};
+
+}  // namespace lkv::cuda

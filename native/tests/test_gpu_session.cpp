@@ -1,0 +1,288 @@
+// Whole sessions on the GPU against the same on the CPU: random legal combinations of windows, row formats and plans, on small random
+// models of every path. Both decode a prompt in pieces, single tokens, and a second sequence.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <random>
+#include <sstream>
+
+#include "check.h"
+#include "gguf_bytes.h"
+#include "runtime/session.h"
+
+namespace {
+
+using lkv::GgufType;
+using lkv::test::GgufBytes;
+using lkv::test::relative_error;
+
+constexpr int n_layer = 2;
+constexpr int n_embd = 64;
+constexpr int n_ff = 96;
+constexpr int n_kv = 2;
+constexpr int rep = 2;
+constexpr int n_vocab = 96;
+
+// The files' cache: one latent a group of `group` heads, of `rank` channels in `n_segments` segments.
+struct Shape {
+    const char* k_path;
+    const char* v_path;
+    int head_dim;
+    int group;
+    int rank;
+    int n_segments;
+};
+constexpr Shape shapes[] = {
+    {"full", "full", 64, 1, 64, 1},        {"rotated", "latent", 128, 2, 256, 4}, {"rotated", "latent", 64, 1, 64, 2},
+    {"rebuild", "latent", 128, 2, 128, 4}, {"rebuild", "full", 64, 1, 64, 4},     {"full", "latent", 128, 2, 192, 6},
+    {"rotated", "latent", 64, 2, 128, 8},
+};
+
+bool is_full(const char* path) { return std::string(path) == "full"; }
+
+class File {
+public:
+    File(const Shape& shape, unsigned seed) : random_(seed) {
+        const std::string arch = "llama.";
+        const auto number = [&](const std::string& key, int value) {
+            file_.value<uint32_t>(key, GgufType::u32, static_cast<uint32_t>(value));
+        };
+        file_.string("general.architecture", "llama");
+        number(arch + "block_count", n_layer);
+        number(arch + "context_length", 4096);
+        number(arch + "embedding_length", n_embd);
+        number(arch + "feed_forward_length", n_ff);
+        number(arch + "attention.head_count", n_kv * rep);
+        number(arch + "attention.head_count_kv", n_kv);
+        number(arch + "attention.key_length", shape.head_dim);
+        number("latentkv.version", 1);
+        number("latentkv.regions.sink", 4);
+        number("latentkv.regions.recent", 32);
+        cache(shape, "k", shape.k_path);
+        cache(shape, "v", shape.v_path);
+        weights(shape);
+        path_ = std::filesystem::temp_directory_path() / ("gpu-session-" + std::to_string(::getpid()) + ".gguf");
+        const lkv::test::Bytes bytes = file_.bytes();
+        std::ofstream(path_, std::ios::binary)
+            .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    ~File() { std::filesystem::remove(path_); }
+
+    std::string path() const { return path_.string(); }
+
+private:
+    void cache(const Shape& shape, const std::string& side, const char* path) {
+        const bool full = is_full(path);
+        const auto group = static_cast<uint32_t>(full ? 1 : shape.group);
+        const auto rank = static_cast<uint32_t>(full ? shape.head_dim : shape.rank);
+        const uint32_t n_segments = full ? 1 : static_cast<uint32_t>(shape.n_segments);
+        const size_t n_groups = size_t{n_layer} * (n_kv / group);
+        const std::string key = "latentkv." + side + ".";
+        file_.strings(key + "path", std::vector<std::string>(n_layer, path))
+            .array<uint32_t>(key + "group", GgufType::u32, std::vector<uint32_t>(n_layer, group))
+            .array<uint32_t>(key + "ranks", GgufType::u32, std::vector<uint32_t>(n_groups, rank))
+            .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(n_groups, n_segments))
+            .array<uint32_t>(key + "segment_widths", GgufType::u32,
+                             std::vector<uint32_t>(n_groups * n_segments, rank / n_segments));
+    }
+
+    void tensor(const std::string& name, const std::vector<int64_t>& ne, double deviation, float mean = 0.0F) {
+        file_.tensor(name, ne, GGML_TYPE_F32);
+        const auto n = std::accumulate(ne.begin(), ne.end(), int64_t{1}, std::multiplies<>());
+        std::vector<float> values(static_cast<size_t>(n));
+        for (float& x : values) x = mean + static_cast<float>(deviation) * normal_(random_);
+        const size_t bytes = values.size() * sizeof(float);
+        std::memcpy(file_.data.data() + file_.data.size() - bytes, values.data(), bytes);
+    }
+    void product(const std::string& name, int64_t n_in, int64_t n_out) {
+        tensor(name, {n_in, n_out}, 1.0 / std::sqrt(n_in));
+    }
+
+    void weights(const Shape& s) {
+        const int64_t w = n_kv * s.head_dim;
+        const int64_t all_ranks = int64_t{n_kv / s.group} * s.rank;
+        const double by_rank = 1.0 / std::sqrt(s.rank);
+        tensor("token_embd.weight", {n_embd, n_vocab}, 1.0);
+        tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
+        for (int il = 0; il < n_layer; il++) {
+            const std::string blk = "blk." + std::to_string(il) + ".";
+            tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
+            tensor(blk + "ffn_norm.weight", {n_embd}, 0.1, 1.0F);
+            product(blk + "attn_q.weight", n_embd, w * rep);
+            product(blk + "attn_output.weight", w * rep, n_embd);
+            product(blk + "ffn_gate.weight", n_embd, n_ff);
+            product(blk + "ffn_up.weight", n_embd, n_ff);
+            product(blk + "ffn_down.weight", n_ff, n_embd);
+            const std::string k_path = s.k_path;
+            if (k_path == "rebuild") {
+                product(blk + "attn_k_a.weight", n_embd, all_ranks);
+                tensor(blk + "attn_k_b.weight", {s.rank, w}, by_rank);
+            } else {
+                product(blk + "attn_k.weight", n_embd, w);
+            }
+            if (k_path == "rotated") {
+                product(blk + "attn_k_e.weight", int64_t{s.group} * s.head_dim, all_ranks);
+                tensor(blk + "attn_q_e.weight", {s.head_dim, s.rank, n_kv}, by_rank);
+            }
+            if (is_full(s.v_path)) {
+                product(blk + "attn_v.weight", n_embd, w);
+            } else {
+                product(blk + "attn_v_a.weight", n_embd, all_ranks);
+                tensor(blk + "attn_v_b.weight", {s.rank, w}, by_rank);
+            }
+        }
+    }
+
+    GgufBytes file_;
+    std::mt19937 random_;
+    std::normal_distribution<float> normal_;
+    std::filesystem::path path_;
+};
+
+template <class T>
+T one_of(std::mt19937& random, const std::vector<T>& of) {
+    return of[random() % of.size()];
+}
+
+// A plan for the segments of one side: bits that do not rise along a group, dropped segments last; as a master file's budget chooses.
+std::vector<std::string> plan(std::mt19937& random, const Shape& shape, const char* path) {
+    const std::vector<std::string> formats = {"f16", "q8", "q4", "q2", "q1", "none"};
+    const bool full = is_full(path);
+    const int n_groups = n_layer * (n_kv / (full ? 1 : shape.group));
+    std::vector<std::string> all;
+    for (int g = 0; g < n_groups; g++) {
+        size_t at = random() % 3;
+        for (int s = 0; s < (full ? 1 : shape.n_segments); s++) {
+            all.push_back(formats[at]);
+            at = std::min(formats.size() - 1, at + random() % 3);
+        }
+    }
+    return all;
+}
+
+struct Combination {
+    lkv::SessionOptions options;
+    std::string name;
+};
+
+Combination combination(std::mt19937& random, const Shape& shape) {
+    Combination c;
+    lkv::SessionOptions& o = c.options;
+    o.n_ctx = 256;
+    o.n_threads = 1;
+    o.n_seq_max = one_of(random, std::vector{2, 2, 3});
+    o.n_ubatch = one_of(random, std::vector{7, 64, 512});
+    o.sink = one_of(random, std::vector{-1, 0, 0, 1, 5});
+    o.recent = one_of(random, std::vector{-1, 0, 0, 1, 20});
+    if (random() % 4 == 0) o.recent_ratio = one_of(random, std::vector{0.0, 0.3, 1.0});
+    const std::vector<std::string> formats = {"", "", "f16", "q8", "q6", "q4", "q2", "g4", "q8_0", "q4_0"};
+    if (random() % 2 == 0) {
+        o.k_plan = plan(random, shape, shape.k_path);
+        o.v_plan = plan(random, shape, shape.v_path);
+    } else {
+        o.kv = one_of(random, formats);
+    }
+    o.kv_sink = one_of(random, formats);
+    o.kv_recent = one_of(random, formats);
+    std::ostringstream name;
+    name << shape.k_path << "/" << shape.v_path << " " << shape.rank << " of " << shape.group << ", sink " << o.sink
+         << ", recent " << o.recent << ", ratio " << o.recent_ratio << ", kv '" << o.kv << "', kv_sink '" << o.kv_sink
+         << "', kv_recent '" << o.kv_recent << "', " << o.n_seq_max << " sequences, ubatch " << o.n_ubatch << ", plan";
+    for (const auto& format : o.k_plan) name << " " << format;
+    name << " /";
+    for (const auto& format : o.v_plan) name << " " << format;
+    c.name = name.str();
+    return c;
+}
+
+// Logits of each call's last token.
+std::vector<float> decode(const File& file, const lkv::SessionOptions& options, bool on_gpu) {
+    const auto model = std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = on_gpu ? 99 : 0});
+    lkv::Session session(model, options);
+    CHECK(session.implementation().starts_with("fused cuda") == on_gpu);
+    std::vector<float> logits;
+    std::vector<int32_t> length(static_cast<size_t>(options.n_seq_max), 0);
+    const auto run = [&](int n, std::vector<int32_t> of) {
+        std::vector<int32_t> tokens, pos, seq;
+        for (int i = 0; i < n; i++) {
+            const int32_t s = of[static_cast<size_t>(i) % of.size()];
+            const int32_t at = length[static_cast<size_t>(s)]++;
+            tokens.push_back((at * 37 + s * 11 + at * at) % n_vocab);
+            pos.push_back(at);
+            seq.push_back(s);
+        }
+        std::vector<uint8_t> output(tokens.size(), 0);
+        output.back() = 1;
+        logits.resize(logits.size() + n_vocab);
+        session.decode(tokens, pos, seq, output, logits.data() + logits.size() - n_vocab);
+    };
+    run(1, {0});
+    run(1, {0});
+    run(40, {0});
+    run(1, {0});
+    run(9, {1});
+    run(6, {0, 1});
+    session.seq_rm(0, 20, 30);
+    session.seq_rm(1, 3, -1);
+    length[1] = 3;
+    run(32, {0});
+    run(1, {1});
+    run(2, {1, 0});
+    return logits;
+}
+
+void compare(const File& file, const Combination& c) {
+    std::vector<float> want;
+    try {
+        want = decode(file, c.options, false);
+    } catch (const std::exception&) {
+        return;  // not a legal one
+    }
+    std::vector<float> got(want.size(), NAN);
+    try {
+        got = decode(file, c.options, true);
+    } catch (const std::exception& e) {
+        CHECK_MSG(false, c.name + ": " + e.what());
+    }
+    lkv::SessionOptions exact = c.options;
+    exact.kv = exact.kv_sink = exact.kv_recent = "f32";
+    exact.k_plan = exact.v_plan = {};
+    // Values that differ by rounding have other codes where they lie at the border of two: a share of what the formats cost.
+    const double formats = relative_error(want, decode(file, exact, false));
+    const double error = relative_error(got, want);
+    const double tolerance = 4e-3 + 0.2 * formats;
+    CHECK_MSG(error <= tolerance,
+              c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
+}
+
+}  // namespace
+
+// [rounds: combinations of every shape] [seed]
+int main(int argc, char** argv) {
+    std::string why;
+    if (lkv::gpu_memory(why) == nullptr) {
+        std::printf("gpu_session: skipped: %s\n", why.c_str());
+        return 77;
+    }
+    const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
+    std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
+    for (const Shape& shape : shapes) {
+        const File file(shape, random());
+        // what a file with windows is opened with most often beside its own
+        Combination none{.options = {}, .name = std::string(shape.k_path) + "/" + shape.v_path + ", no windows"};
+        none.options.n_ctx = 256;
+        none.options.n_seq_max = 2;
+        none.options.n_threads = 1;
+        none.options.sink = none.options.recent = 0;
+        compare(file, none);
+        for (int i = 0; i < rounds; i++) compare(file, combination(random, shape));
+    }
+    return lkv::test::report("gpu_session");
+}
