@@ -31,3 +31,10 @@ foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP UI)
     set(LLAMA_BUILD_${part} OFF CACHE BOOL "" FORCE)
 endforeach()
 add_subdirectory(${LATENTKV_LLAMA_CPP_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL SYSTEM)
+
+# GCC's _tile_loadconfig says that it reads 8 bytes of the 64 (amxtileintrin.h), so that the stores of the others are dropped as dead and
+# AMX is set up with what lay on the stack: a segmentation fault in the first decode of several tokens with Q4_0 or Q8_0 weights.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND TARGET ggml-cpu)
+    set_source_files_properties(${LATENTKV_LLAMA_CPP_DIR}/ggml/src/ggml-cpu/amx/mmq.cpp
+        TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS "-fno-tree-dse;-fno-dse")
+endif()
