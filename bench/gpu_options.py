@@ -6,7 +6,7 @@ Each combination of sink, recent, kv, kv_sink, kv_recent, n_seq_max and, for mas
 process of its own, so that a crash is a row of the table. It decodes a prompt in pieces, single tokens and a
 second sequence; the last logits of every call are compared by relative norm. Rows are made from hidden states
 that differ in rounding, so values at the border of two codes get either: beside the difference stands what
-the formats cost, the CPU's distance from f32 rows, and a share of that is allowed. Exits with 1 after a
+the formats cost, the CPU's distance from f32 rows, and as much is allowed. Exits with 1 after a
 difference or a crash. --cpu compares the CPU's kernels with the stock-ggml expression instead.
 """
 
@@ -49,7 +49,7 @@ CALLS = (
     (1, (0,)),
 )
 ALLOWED = 5e-3  # and of what the formats cost:
-ALLOWED_SHARE = 0.5
+ALLOWED_SHARE = 1.0  # two roundings of one cache are as far apart as either is from f32 rows
 
 
 def combination(rng: random.Random, master: bool) -> dict[str, Any]:

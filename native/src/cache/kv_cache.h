@@ -90,6 +90,8 @@ public:
     KvBytes bytes() const;
 
     // The kernel's view of one layer; stays valid until slots change.
+    // Where a decoded token's rows go, sinks and a full window aside.
+    int entered_region() const { return region_index("recent") >= 0 ? region_index("recent") : n_regions() - 1; }
     RegionView view(int region, int layer) const;
     uint8_t* k_row(int region, int layer, int slot);
     uint8_t* v_row(int region, int layer, int slot);

@@ -34,7 +34,6 @@ void attach_region(Layer& layer, const RegionView& view, const Blocks& blocks, c
     target.v_rows = const_cast<uint8_t*>(view.v_rows);
     target.k_segments = keep_segments(layer, view.k, target.n_k_segments);
     target.v_segments = keep_segments(layer, view.v, target.n_v_segments);
-    layer.fitted = layer.fitted || has_format(view.k, format_is_fitted) || has_format(view.v, format_is_fitted);
     target.k_row_bytes = view.k.row_bytes;
     target.v_row_bytes = view.v.row_bytes;
 }
@@ -112,6 +111,8 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     for (int r = 0; r < p.n_regions; r++) p.regions[r] = cache.view(r, il);
     const Blocks blocks{side_blocks(p, &RegionView::k), side_blocks(p, &RegionView::v)};
     for (int r = 0; r < p.n_regions; r++) attach_region(layer, p.regions[r], blocks, inputs, r);
+    const RegionView& entered = p.regions[cache.entered_region()];
+    layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
     factors_.insert({weights.attn_k_e, weights.attn_q_e});
     AttnArgs& a = layer.constant;
     if (!weights.k_b.empty()) {

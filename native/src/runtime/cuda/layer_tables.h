@@ -20,7 +20,7 @@ struct Layer {
     AttnArgs constant{};  // pointers that no batch changes
     std::vector<DeviceMemory> memory;
     std::map<int, AttnArgs> plans;  // by number of tokens
-    bool fitted = false;            // whether storing rows takes long
+    bool fitted = false;            // whether storing a decoded token's rows takes long
 
     template <class T>
     const T* keep(const std::vector<T>& host) {
