@@ -509,7 +509,7 @@ cudaError_t describe_device(Device& device) {
 AttnArgs rehearsal(const AttnArgs& args) {
     AttnArgs of = args;
     of.rehearsed = rehearsed_items(args);
-    of.n_split = std::min(args.n_split, 2 * args.n_regions);
+    of.n_split = std::min(args.n_split, rehearsed_parts(args));
     of.late_parts = 0;
     return of;
 }
@@ -531,8 +531,8 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
         const Instance instance = choose_instance(args);
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
     }
+    if (args.rehearsed != 0 && (args.specialized != 0 || args.mla.rows != 0)) return error;
     if (args.mla.rows != 0) return error != cudaSuccess ? error : merge_mla(args, stream);
-    if (args.rehearsed != 0 && args.specialized != 0) return error;
     const bool merged = args.decode != 0 || args.specialized != 0
                             ? !merges_apart(args)
                             : args.expand != 0 || (args.n_split == 1 && args.v_b == nullptr);

@@ -16,8 +16,8 @@ cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream);
 
 // The same in a few thread blocks, before the real one of a decode step: a layer's weights displace the kernels' instructions from the
-// caches. Some work items (rehearsed_items), two parts a region (half the query rows each, as the real one of a short cache).
-// Behind the specialized kernel nothing merges them: that would be set up while it runs, and keep multiprocessors from the real one (8B,
+// caches. Some work items (rehearsed_items) in rehearsed_parts.
+// Behind the specialized kernel and MLA nothing merges them: that would be set up while it runs, and keep multiprocessors from the real one (8B,
 // 256 channels of four heads: 276 tokens/s at depth 4096 with it, 283 without; joint latents 330 and 320 at depth 0).
 AttnArgs rehearsal(const AttnArgs& args);
 

@@ -293,9 +293,11 @@ struct PrefillPlan {
 // 350 tokens/s at depth 0 with one head of eight, 361 to 363 with all). Elsewhere one group of K and V, above all of the specialized
 // kernel, whose thread blocks take a whole multiprocessor each.
 inline int rehearsed_items(const AttnArgs& p) {
-    if (p.specialized == 0 && p.v_b != nullptr) return p.n_kv / p.unit;
+    if (p.specialized == 0 && p.mla.rows == 0 && p.v_b != nullptr) return p.n_kv / p.unit;
     return std::lcm(p.unit, std::lcm(p.k_group, p.v_group)) / p.unit;
 }
+// Parts of a rehearsal, which has one slot a region; of the wide kernel half the query rows each.
+inline int rehearsed_parts(const AttnArgs& p) { return p.mla.rows != 0 ? p.n_regions : 2 * p.n_regions; }
 inline int launched_items(const AttnArgs& p) { return p.rehearsed != 0 ? p.rehearsed : p.n_kv / p.unit; }
 
 // Wider latents V are merged and multiplied with B_v by more than one thread block a head.

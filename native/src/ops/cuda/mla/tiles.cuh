@@ -21,7 +21,8 @@ struct MlaTiles {
             n_tiles = before_2 + tiles(2);
         };
         count_all();
-        while (tile > least_tile && n_tiles < p.n_split) {  // a short cache in more parts
+        // A short cache in more parts, but merging them takes its time: 8B at depth 4096, 269 tokens/s in 128 parts, 278 in 64.
+        while (tile > least_tile && n_tiles < p.n_split / 2) {
             tile /= 2;
             count_all();
         }
