@@ -1,16 +1,17 @@
 """One byte budget over many segments: every segment gets the format whose distortion is worth its bytes.
 
-Choices are separable, except that a group is cut in segments in one of a few ways and may only drop its
-trailing ones. For one price λ per byte the best choice is found exactly: every stored segment minimises
-distortion + λ·bytes on its own, the cut is the best of all prefixes, and so is the way of cutting. λ is
-bisected to the budget; what is left goes to the best single upgrades. The converter plans a file with this,
-and a master file is planned with it when it is opened.
+Choices are separable, except that a group is cut in segments in one of a few ways and that options never rise
+along a row: a segment stores no more bits than the one before it, and what is dropped is dropped at the end.
+For one price λ per byte the best choice is found exactly: the sequence of options that minimises distortion +
+λ·bytes, by dynamic programming from the last segment to the first, and the best way of cutting. λ is bisected
+to the budget; what is left goes to the best single upgrades. The converter plans a file with this, and a
+master file is planned with it when it is opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,12 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Table:
-    """One group cut in segments, in order of importance; the last option drops a segment at 0 bytes."""
+    """One group cut in segments, in order of importance; options from the widest format to the narrowest, the
+    last ones drop a segment, the very last at 0 bytes."""
 
     cost: Units  # [segments, options] bytes
     distortion: F64  # [segments, options]
+    n_dropping: int = 1  # options that drop a segment from compressed rows
 
     def bytes(self, formats: Units) -> int:
         return int(self.cost[np.arange(len(formats)), formats].sum())
@@ -39,7 +42,7 @@ class Table:
 @dataclass(frozen=True)
 class Choice:
     table: int  # which of a group's tables
-    formats: Units  # [segments] options
+    formats: Units  # [segments] options, not falling
 
 
 Group = Sequence[Table]  # the ways to cut it
@@ -57,18 +60,19 @@ def allocate(groups: Sequence[Group], budget: int, drop_penalty: float = 1.0) ->
     """
     groups = [[_penalised(table, drop_penalty) for table in group] for group in groups]
     if budget < least(groups):
-        wanted = f"{least(groups)} bytes or more per token for compressed rows"
+        wanted = f"{least(groups)} bytes or more for compressed rows"
         raise expected("--kv-budget", wanted, budget, "raise it")
+    stack = _Stack.of(groups)
     best = [_cheapest(group) for group in groups]
-    free = [_best(group, 0.0) for group in groups]
+    free = stack.best(0.0)
     if _bytes(groups, free) <= budget:
         return free
     low, high = 0.0, 1.0
-    while _bytes(groups, [_best(group, high) for group in groups]) > budget and high < 1e30:
+    while _bytes(groups, stack.best(high)) > budget and high < 1e30:
         high *= 16
     for _ in range(_HALVINGS):
         price = high / 16 if low == 0 else float(np.sqrt(low * high))
-        chosen = [_best(group, price) for group in groups]
+        chosen = stack.best(price)
         if _bytes(groups, chosen) <= budget:
             best, high = chosen, price
         else:
@@ -89,33 +93,66 @@ def total(groups: Sequence[Group], choices: Sequence[Choice], drop_penalty: floa
 
 def _penalised(table: Table, drop_penalty: float) -> Table:
     distortion = table.distortion.copy()
-    distortion[:, -1] *= drop_penalty
-    return Table(table.cost, distortion)
+    distortion[:, -table.n_dropping :] *= drop_penalty
+    return replace(table, distortion=distortion)
 
 
-def _best(group: Group, price: float) -> Choice:
-    choices = [Choice(index, _formats(table, price)) for index, table in enumerate(group)]
-    if len(choices) == 1:
-        return choices[0]
-    return min(
-        choices, key=lambda c: group[c.table].total(c.formats) + price * group[c.table].bytes(c.formats)
-    )
+@dataclass(frozen=True)
+class _Stack:
+    """All tables of all groups, padded to one number of segments by some that cost nothing when dropped and
+    are never stored. A first segment is never dropped."""
+
+    cost: F64  # [tables, segments, options]
+    distortion: F64
+    groups: Sequence[Group]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> _Stack:
+        tables = [table for group in groups for table in group]
+        longest = max(len(table.cost) for table in tables)
+        arrays = []
+        for each in ([t.cost for t in tables], [t.distortion for t in tables]):
+            padded = np.full((len(tables), longest, tables[0].cost.shape[1]), np.inf)
+            padded[:, :, -1] = 0
+            for row, array in zip(padded, each, strict=True):
+                row[: len(array)] = array
+            padded[:, 0, -tables[0].n_dropping :] = np.inf
+            arrays.append(padded)
+        return cls(arrays[0], arrays[1], groups)
+
+    def best(self, price: float) -> list[Choice]:
+        """Of every group the table and options of least distortion + price · bytes."""
+        formats, score = _falling(self.distortion + (price * self.cost if price else 0.0))
+        chosen, begin = [], 0
+        for group in self.groups:
+            index = int(score[begin : begin + len(group)].argmin())
+            chosen.append(Choice(index, formats[begin + index, : len(group[index].cost)]))
+            begin += len(group)
+        return chosen
 
 
-def _formats(table: Table, price: float) -> Units:
-    drop = table.cost.shape[1] - 1
-    score = table.distortion + price * table.cost
-    kept = score[:, :drop].argmin(axis=1)
-    gain = score[:, drop] - score[np.arange(len(kept)), kept]
-    kept[1 + int(np.argmax(np.cumsum(gain))) :] = drop
-    return kept
+def _falling(score: F64) -> tuple[Units, F64]:
+    """score [tables, segments, options] -> the options [tables, segments] of least sum [tables] that never
+    fall."""
+    n_tables, n_segments, n_options = score.shape
+    pick = np.empty((n_segments, n_tables, n_options), dtype=np.int64)
+    rest = np.zeros((n_tables, n_options))  # of the segments behind, by the least option they may take
+    for segment in reversed(range(n_segments)):
+        own = score[:, segment] + rest
+        rest = np.minimum.accumulate(own[:, ::-1], axis=1)[:, ::-1]
+        here = np.where(own <= rest, np.arange(n_options), n_options)
+        pick[segment] = np.minimum.accumulate(here[:, ::-1], axis=1)[:, ::-1]
+    formats, at = np.empty((n_tables, n_segments), dtype=np.int64), np.zeros(n_tables, dtype=np.int64)
+    for segment in range(n_segments):
+        at = formats[:, segment] = pick[segment, np.arange(n_tables), at]
+    return formats, rest[:, 0]
 
 
 def _cheapest(group: Group) -> Choice:
     choices = []
     for index, table in enumerate(group):
         formats = np.full(len(table.cost), table.cost.shape[1] - 1)
-        formats[0] = table.cost[0, :-1].argmin()
+        formats[0] = table.cost[0, : -table.n_dropping].argmin()
         choices.append(Choice(index, formats))
     return min(choices, key=lambda c: group[c.table].bytes(c.formats))
 
@@ -146,11 +183,12 @@ class _Upgrade:
 
 
 def _upgrade(table: Table, current: Units, room: int) -> _Upgrade:
-    stored = int((current != table.cost.shape[1] - 1).sum())
-    rows = np.arange(min(stored + 1, len(current)))  # the stored ones and the first dropped
-    more = table.cost[rows] - table.cost[rows, current[rows]][:, None]
-    less = table.distortion[rows, current[rows]][:, None] - table.distortion[rows]
-    rate = np.where((more > 0) & (more <= room) & (less > 0), less / np.maximum(more, 1), 0.0)
+    rows = np.arange(len(current))
+    more = table.cost - table.cost[rows, current][:, None]
+    less = table.distortion[rows, current][:, None] - table.distortion
+    before = np.concatenate([[0], current[:-1]])
+    legal = (np.arange(table.cost.shape[1]) >= before[:, None]) & (more > 0) & (more <= room) & (less > 0)
+    rate = np.where(legal, less / np.maximum(more, 1), 0.0)
     segment, option = np.unravel_index(int(rate.argmax()), rate.shape)
     return _Upgrade(float(rate[segment, option]), int(more[segment, option]), int(segment), int(option))
 

@@ -26,10 +26,10 @@ class KvBudget:
         """Tokens at which it is counted: its own, or what is given for a share."""
         return self.n_ctx if self.share is None else share_context
 
-    def row_bytes(self, f16_bytes: int, fixed: int, n_exact: int, n_slots: int) -> int:
-        """Bytes for a token's compressed rows in all layers.
+    def row_bytes(self, f16_bytes: int, fixed: int, n_exact: int) -> int:
+        """Bytes for the compressed rows of all slots and layers.
 
-        At context(): bytes of the f16 cache; of `n_exact` exact slots and all bookkeeping; compressed slots.
+        At context(): bytes of the f16 cache; of `n_exact` exact slots and all bookkeeping.
 
         Raises:
             LatentKVError: the exact tokens alone take the budget.
@@ -42,7 +42,7 @@ class KvBudget:
                 f"{total} bytes",
                 "raise it, or lower --recent or --sink",
             )
-        return (total - fixed) // n_slots
+        return total - fixed
 
 
 def parse(text: str) -> KvBudget:

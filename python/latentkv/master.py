@@ -69,9 +69,10 @@ def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
         got = f"{name}, which is not a master file"
         raise expected("--kv-budget", "a file to plan anew", got, "convert with --master")
     n_ctx = budget.context(master["context"])
-    groups = [(table,) for side in SIDES for table in _tables(master[side])]
+    n_slots, room = _room(model, budget, n_ctx, regions)
+    groups = [(table,) for side in SIDES for table in _tables(master[side], n_slots)]
     penalty = master["drop_penalty"]
-    chosen = allocate(groups, _row_bytes(model, budget, n_ctx, regions), penalty)
+    chosen = allocate(groups, room, penalty)
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
     differs = unmeasured(model.regions, **regions)
@@ -114,22 +115,25 @@ def unmeasured(
     return "; ".join(differences)
 
 
-def _tables(side: Mapping[str, Any]) -> list[Table]:
-    """One per layer and group."""
+def _tables(side: Mapping[str, Any], n_slots: int) -> list[Table]:
+    """One per layer and group, bytes of all slots."""
     ends = np.cumsum(side["segments"])[:-1]
     pairs = zip(np.split(side["bytes"], ends), np.split(side["distortion"], ends), strict=True)
-    return [Table(cost, distortion) for cost, distortion in pairs]
+    return [Table(cost * n_slots, distortion) for cost, distortion in pairs]
 
 
-def _row_bytes(model: _core.Model, budget: kv_budget.KvBudget, n_ctx: int, regions: Mapping[str, Any]) -> int:
-    """What the budget leaves for a token's compressed rows, as the runtime allocates one sequence."""
+def _room(
+    model: _core.Model, budget: kv_budget.KvBudget, n_ctx: int, regions: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Slots of compressed rows, and the bytes that the budget leaves for them, as the runtime allocates one
+    sequence."""
     cache = model.forecast(n_ctx, **regions)
     middle = cache["regions"][-1]
     n_slots = sum(region["slots"] for region in cache["regions"])
     cells = cache["cells"] // n_slots
-    return budget.row_bytes(
+    room = budget.row_bytes(
         f16_bytes=int(middle["slots"] * (cache["f16_per_token"] + cells)),
         fixed=cache["total"] - middle["k"] - middle["v"],
         n_exact=n_slots - middle["slots"],
-        n_slots=middle["slots"],
     )
+    return int(middle["slots"]), room

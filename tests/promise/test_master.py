@@ -1,4 +1,4 @@
-"""A master file planned at opening is the file that a conversion for that budget would have written."""
+"""A master file planned at opening is the master that a conversion for that budget would have written."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ def formats(m: Any, side: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_equals_a_conversion_for_that_budget(converted: Any, master: Any, budget: str) -> None:
-    direct = model(converted(*CUT, "--kv-budget", budget))
+    direct = model(converted(*CUT, "--master", "--kv-budget", budget))
     chosen = choose(master, budget)
     assert chosen.k_plan == formats(direct, "k")
     assert chosen.v_plan == formats(direct, "v")
-    assert direct.master is None
     ids = tokens(master, 400)
     got = session(master, **planned(master, {"kv_budget": budget})).decode(ids, output="all")
     expected = session(direct).decode(ids, output="all")
@@ -161,7 +160,7 @@ def test_refusals_are_one_line(converted: Any, master: Any) -> None:
             {"kv_budget": "1%"},
             r"more than \d+ bytes \(384 exact slots and bookkeeping\); got \d+ bytes",
         ),
-        (master, {"kv_budget": "2%"}, r"expected \d+ bytes or more per token for compressed rows; got \d+"),
+        (master, {"kv_budget": "2%"}, r"expected \d+ bytes or more for compressed rows; got \d+"),
     ):
         with pytest.raises(LatentKVError, match=rf"^\[--kv-budget\] .*{message}"):
             planned(m, options)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from latentkv import ranges
+from latentkv import factors, ranges
 from latentkv.cli import _options as options
 from latentkv.cli._errors import Parser, number
 from latentkv.cli._table import bytes_text, count_text, table
@@ -75,6 +75,13 @@ def summary(model: Any, path: str, formats: list[str]) -> dict[str, Any]:
         "master": model.master is not None,
         "formats": formats,
         "regions": dict(model.regions),
+        "added_weight_bytes": factors.added_bytes(
+            model.layers,
+            model.n_head_kv,
+            model.head_dim,
+            model.n_embd,
+            metadata.get("general.file_type", 1),
+        ),
     }
 
 
@@ -187,6 +194,7 @@ def _facts(file: dict[str, Any]) -> str:
             "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
         ),
         ("cache", _cache_text(file)),
+        *([("factors", _factors(file["added_weight_bytes"]))] if file["latent"] else []),
         ("formats", " ".join(file["formats"])),
         ("regions", _regions(file["regions"])),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
@@ -197,6 +205,11 @@ def _facts(file: dict[str, Any]) -> str:
 def _cache_text(file: dict[str, Any]) -> str:
     kind = "latent" if file["latent"] else "full K and V"
     return f"{kind}, a master file: --kv-budget plans it anew" if file["master"] else kind
+
+
+def _factors(n_bytes: int) -> str:
+    """`1.2 MiB more weights than full K and V`"""
+    return f"{bytes_text(abs(n_bytes))} {'more' if n_bytes >= 0 else 'fewer'} weights than full K and V"
 
 
 def _regions(regions: Mapping[str, Any]) -> str:

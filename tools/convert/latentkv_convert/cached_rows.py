@@ -8,7 +8,7 @@ position of the served context (served.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -23,35 +23,98 @@ WEIGHTED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
+class Reads:
+    """Of the rows as every query reads them, those inside the recent window too."""
+
+    moment: F64  # [w, w] E[x xᵀ] over tokens past the sinks, weighted by |g|²
+    fisher: F64  # [w, w] E[g gᵀ]
+    sink_rows: F64  # [n, w] the sinks themselves
+    sink_slopes: F64  # [n, w] scaled, so that ½ mean (g e)² is nats per token
+
+
+@dataclass(frozen=True)
 class CachedRows:
     moment: F64  # [w, w]
     fisher: F64  # [w, w]
     rows: F32  # [n, w]
     energy: F64  # [n, n_kv] squared gradient of a row per KV head, over its mean over rows
+    reads: Reads
 
 
 def of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
     """context: the positions a rotated k is served at."""
+    assert work.sample is not None
     stats = work.stats["copies"][layer]
     name = "normed" if path == "rotated" and "normed_moment" in stats else side
-
-    def array(key: str) -> Array:
-        return np.asarray(stats[f"{name}_{key}"])
-
-    moment, weighted, fisher, rows = (array(key) for key in ("moment", "weighted", "fisher", "rows"))
+    found = _Measured(
+        **{field.name: np.asarray(stats[f"{name}_{field.name}"]) for field in fields(_Measured)}
+    )
     by = _offset(work, layer, side, path, name)
     if by is not None:
-        moment = _shifted(moment, array("mean"), by.astype(np.float64))
-        weighted = _shifted(weighted, array("weighted_mean"), by.astype(np.float64))
-        rows = rows + by.astype(np.float32)
-    moment = WEIGHTED_SHARE * weighted + (1 - WEIGHTED_SHARE) * moment
+        found = found.shifted(by.astype(np.float64))
     if path == "rotated" and context is not None:
-        head_dim = work.spec.head_dim
         freqs = served.frequencies(work.checkpoint.config, work.spec, context)
-        moment, fisher = (served.after_rope(each, freqs, head_dim, context) for each in (moment, fisher))
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
-        rows = served.turned(rows, freqs, head_dim, rng.integers(0, context, len(rows)).astype(np.float64))
-    return CachedRows(moment, fisher, rows, array("energy").astype(np.float64))
+        found = found.turned(freqs, work.spec.head_dim, context, rng)
+    return found.cached(int(work.sample.tokens.shape[1]))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The arrays of calibrate/copies.py for one kind of row."""
+
+    moment: Array
+    mean: Array
+    weighted: Array
+    weighted_mean: Array
+    fisher: Array
+    rows: Array
+    energy: Array
+    reads_weighted: Array
+    reads_weighted_mean: Array
+    reads_fisher: Array
+    sink_rows: Array
+    sink_slopes: Array
+
+    def shifted(self, by: F64) -> _Measured:
+        """Of rows x + by [w]."""
+        return replace(
+            self,
+            moment=_shifted(self.moment, self.mean, by),
+            weighted=_shifted(self.weighted, self.weighted_mean, by),
+            reads_weighted=_shifted(self.reads_weighted, self.reads_weighted_mean, by),
+            rows=self.rows + by.astype(np.float32),
+            sink_rows=self.sink_rows + by.astype(np.float32),
+        )
+
+    def turned(self, freqs: F64, head_dim: int, context: int, rng: np.random.Generator) -> _Measured:
+        """Of rows after RoPE: moments over all positions, real rows at random ones, sinks at their own."""
+        names = ("moment", "weighted", "fisher", "reads_weighted", "reads_fisher")
+        moments = {n: served.after_rope(getattr(self, n), freqs, head_dim, context) for n in names}
+        at = rng.integers(0, context, len(self.rows)).astype(np.float64)
+        n_windows, n_sink, width = self.sink_rows.shape
+        own = np.tile(np.arange(n_sink, dtype=np.float64), n_windows)
+        sinks = {
+            name: served.turned(getattr(self, name).reshape(-1, width), freqs, head_dim, own).reshape(
+                n_windows, n_sink, width
+            )
+            for name in ("sink_rows", "sink_slopes")
+        }
+        return replace(self, rows=served.turned(self.rows, freqs, head_dim, at), **moments, **sinks)
+
+    def cached(self, window: int) -> CachedRows:
+        """window: tokens of one, of which the sinks are a part."""
+        n_sink, width = self.sink_rows.shape[1:]
+        sinks, slopes = (x.reshape(-1, width).astype(np.float64) for x in (self.sink_rows, self.sink_slopes))
+        return CachedRows(
+            WEIGHTED_SHARE * self.weighted + (1 - WEIGHTED_SHARE) * self.moment,
+            np.asarray(self.fisher),
+            np.asarray(self.rows),
+            self.energy.astype(np.float64),
+            Reads(
+                self.reads_weighted, self.reads_fisher, sinks, slopes * np.sqrt(n_sink / (window - n_sink))
+            ),
+        )
 
 
 def _offset(work: Work, layer: int, side: str, path: str, name: str) -> Array | None:

@@ -9,7 +9,8 @@ cache's batches.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,13 @@ from .calibrate.sample import Sample
 from .errors import warn
 from .fuse import center
 from .fuse.finish import finished
-from .ir import F32, SIDES, Basis, Forecast, Plan, SidePlan
+from .ir import F32, SIDES, Basis, Forecast, LayerPlan, Plan, SidePlan
 from .work import Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .calibrate.stream import LayerStream
 
 CHECKED = 8  # windows: they differ, and one or two of them are no forecast
 
@@ -54,7 +60,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     """Mean KL divergence in nats per token of each window, over its second half."""
     import torch
 
-    from .calibrate.copies import Tap, logits
+    from .calibrate.copies import logits
     from .calibrate.stream import LayerStream
     from .calibrate.two_copies import TwoCopies
 
@@ -66,19 +72,16 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     first = exact.shape[1] // 2
     with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
         for index, layer in enumerate(plan.layers):
-            replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
-            rotated = layer.k.path == "rotated"
-            with stream.layer(index) as live, stream.layer(index) as copy:
-                for side in SIDES if not rotated else ("v",):
-                    Substitute(Tap(stream, copy, side), replaced[side], copy, spec.projections[side].module)
+            body, near = (Copies(work, each, index, stream) for each in (layer, _exact(layer)))
+            whole = all(sum(layer.side(side).ranks) == spec.kv_width for side in SIDES)
+            with stream.layer(index) as live:
                 for row in range(len(windows)):
                     exact[row] = stream.run(live, index, exact[row : row + 1])[0].cpu()
-                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, None, batch) as seen:
-                        stream.run(copy, index, cached[row : row + 1])
-                    key, value = seen.found()
-                    if rotated:
-                        key = _rotated(key, replaced["k"], spec.n_kv)
-                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, (key, value), batch):
+                    read = [
+                        None if whole and each is near else each(cached[row : row + 1])
+                        for each in (body, near)
+                    ]
+                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, read[0], batch, read[1]):
                         cached[row] = stream.run(live, index, cached[row : row + 1])[0].cpu()
                     bar.update(1)
         result = []
@@ -89,6 +92,37 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
             )
             result.append(float((p.exp() * (p - q)).sum(-1).double().mean()))
     return result
+
+
+def _exact(layer: LayerPlan) -> LayerPlan:
+    """What sinks and recent tokens hold: every segment in f16."""
+    sides = (layer.side(side) for side in SIDES)
+    k, v = (replace(s, formats=tuple(tuple("f16" for _ in widths) for widths in s.segments)) for s in sides)
+    return LayerPlan(k, v)
+
+
+class Copies:
+    """K (after RoPE) and V of a layer's input as a reader of the cache gets them back."""
+
+    def __init__(self, work: Work, layer: LayerPlan, index: int, stream: LayerStream) -> None:
+        from .calibrate.copies import Tap
+
+        self.stream, self.index, self.n_kv = stream, index, work.spec.n_kv
+        self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
+        self.rotated = layer.k.path == "rotated"
+        with stream.layer(index) as self.live:
+            for side in SIDES if not self.rotated else ("v",):
+                module = work.spec.projections[side].module
+                Substitute(Tap(stream, self.live, side), self.replaced[side], self.live, module)
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """hidden [1, T, d] -> k, v [1, n_kv, T, head_dim]"""
+        from .calibrate.two_copies import TwoCopies
+
+        with TwoCopies(self.n_kv, 0, hidden.shape[1]) as seen:
+            self.stream.run(self.live, self.index, hidden)
+        key, value = seen.found()
+        return _rotated(key, self.replaced["k"], self.n_kv) if self.rotated else key, value
 
 
 class Replaced:

@@ -4,15 +4,18 @@ when it is opened."""
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from latentkv import kv_budget
-from latentkv.allocation import Choice, Group, Table, allocate, least, total
+from latentkv.allocation import Choice, Group, Table, Units, allocate, least, total
 from latentkv.kv_budget import KvBudget
 
 from . import rows
 from .ir import ModelSpec
 
-__all__ = ["Choice", "Group", "KvBudget", "Table", "allocate", "least", "parse", "per_token", "total"]
+__all__ = ["Choice", "Count", "Group", "KvBudget", "Table", "allocate", "count", "least", "parse", "total"]
 
 
 def parse(text: str) -> KvBudget:
@@ -23,13 +26,37 @@ def parse(text: str) -> KvBudget:
         raise argparse.ArgumentTypeError(str(error).partition(" expected ")[2]) from None
 
 
-def per_token(budget: KvBudget, spec: ModelSpec, served: int, sink: int, recent: int) -> int:
-    """Bytes for a token's compressed rows in all layers. served: the context at which a share is counted.
+@dataclass(frozen=True)
+class Count:
+    """What a budget has for compressed rows, and what a channel takes of it, at the budget's context."""
+
+    budget: int  # bytes
+    n_slots: int  # compressed rows
+    n_exact: int  # slots of sinks and recent tokens, which hold what is not cut; 0: all are paid already
+    pays_factors: bool  # a channel costs its part of the factors
+
+    def table(self, costs: Table, widths: tuple[int, ...], channel: float, replaced: float) -> Table:
+        """`costs`, of one slot, for the whole cache. widths: of the segments; channel, replaced: bytes of a
+        channel in a group's factors, and of the projection they replace. Where factors are smaller than that,
+        nothing is counted: weights that shrink are no room for the cache. All options but the last pay."""
+        grown = np.maximum(0.0, channel * np.cumsum((0, *widths)) - replaced)
+        weights = np.diff(grown) if self.pays_factors else np.zeros(len(widths))
+        once: Units = np.ceil(weights + 2.0 * self.n_exact * np.array(widths)).astype(np.int64)
+        cost: Units = costs.cost * self.n_slots
+        cost[:, :-1] += once[:, None]
+        return replace(costs, cost=cost)
+
+
+def count(budget: KvBudget, spec: ModelSpec, served: int, sink: int, recent: int, narrow: bool) -> Count:
+    """served: the context at which a share is counted; narrow: a file whose exact tokens and factors are as
+    narrow as its rows, and so part of what is planned.
 
     Raises:
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
     n_slots, n_exact = rows.round_up(n_ctx, rows.SLOT_TILE), sum(rows.region_slots(n_ctx, sink, recent))
-    fixed = n_exact * rows.full_bytes_per_token(spec) + (n_exact + n_slots) * rows.CELL_BYTES
-    return budget.row_bytes(rows.full_cache_bytes(spec, n_ctx), fixed, n_exact, n_slots)
+    whole = 0 if narrow else rows.full_bytes_per_token(spec)
+    fixed = n_exact * whole + (n_exact + n_slots) * rows.CELL_BYTES
+    room = budget.row_bytes(rows.full_cache_bytes(spec, n_ctx), fixed, n_exact)
+    return Count(room, n_slots, n_exact if narrow else 0, narrow)

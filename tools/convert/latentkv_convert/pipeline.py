@@ -16,6 +16,7 @@ from .errors import ConvertError
 from .fuse.finish import finished
 from .gguf_write import OutTensor
 from .ir import SIDES, Master, ModelSpec, Plan, TensorRole
+from .quantize import FILE_TYPES
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .work import Work
@@ -52,6 +53,7 @@ def convert(recipe: Recipe) -> report.Report:
         recipe.device,
         recipe.rotate,
         recipe.center,
+        recipe.outtype,
     )
     plan = method.plan(work)
     check_plan(plan, spec)
@@ -97,7 +99,7 @@ def model_keys(recipe: Recipe, spec: ModelSpec) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "general.type": "model",
         "general.name": recipe.checkpoint.resolve().name,
-        "general.file_type": {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}[recipe.outtype],
+        "general.file_type": FILE_TYPES[recipe.outtype],
         "general.quantization_version": 2,
     }
     keys |= {f"{spec.gguf_arch}.{name}": value for name, value in spec.keys.items()}

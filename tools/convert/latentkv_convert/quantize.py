@@ -10,7 +10,8 @@ import numpy as np
 from .errors import ConvertError, need
 from .ir import F32, Array
 
-OUTTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}  # general.file_type
+OUTTYPES = tuple(FILE_TYPES)
 BLOCK = 32  # elements that share a scale in q8_0 and q4_0
 _BYTES_PER_BLOCK = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q4_0": 18}
 

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latentkv import factors
+
 from . import rows
 from .errors import ConvertError, need
 from .fuse import center
 from .gguf_write import replacing
 from .ir import SIDES, ModelSpec, Plan, SidePlan
+from .quantize import FILE_TYPES
 from .recipe import Recipe
 from .work import Work
 
@@ -54,6 +57,13 @@ class Report:
     def planned(self) -> bool:
         """The file chooses a row format for every segment."""
         return any(layer.side(side).formats for layer in self.plan.layers for side in SIDES)
+
+    @property
+    def added_weight_bytes(self) -> int:
+        """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
+        spec, file_type = self.spec, FILE_TYPES[self.recipe.outtype]
+        layers = [{side: asdict(layer.side(side)) for side in SIDES} for layer in self.plan.layers]
+        return factors.added_bytes(layers, spec.n_kv, spec.head_dim, spec.n_embd, file_type)
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
@@ -99,6 +109,7 @@ class Report:
             "keep": self.keep,
             "calibration_tokens": self.calibration_tokens,
             "file_bytes": self.file_bytes,
+            "added_weight_bytes": self.added_weight_bytes,
             "bytes_per_token_f16_full": full,
             "bytes_per_token": self.bytes_per_token(),
             "share_of_f16": {fmt: n / full for fmt, n in self.bytes_per_token().items()},
@@ -135,6 +146,9 @@ class Report:
         size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
         share = f"{100 * cache['share_of_f16']:.2f} % of f16"
         lines = [f"whole cache, sinks and recent tokens included: {size}, {share}"]
+        lines.append(
+            f"weights beside it: {self.added_weight_bytes / 2**20:+.1f} MiB, factors less what they replace"
+        )
         if (seen := self.plan.forecast) is not None:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
             held = f"{seen.n_windows} windows held back"

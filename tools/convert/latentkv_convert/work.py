@@ -25,6 +25,7 @@ class Work:
     device: str = "cpu"
     rotate: bool = True
     center: bool = True
+    outtype: str = "f16"  # of the file's weights
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
     _bytes: int = 0

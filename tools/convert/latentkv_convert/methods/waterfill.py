@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from latentkv import factors
+
 from .. import cached_rows, forecast, kv_budget, latent_plan, limits, master, progress, segments
 from ..errors import ConvertError
 from ..fuse.finish import finished
 from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan
 from ..linalg import eigenbasis
+from ..quantize import FILE_TYPES
 from ..schema import RANK_PAD
 from ..work import Work
 from . import group_size, parse_group
@@ -29,6 +32,10 @@ SUMMARY = "rank and bits of every segment from one byte budget (--kv-budget)"
 PREFER = {"speed": "rotated", "size": "rebuild"}  # the path of keys with RoPE
 SEGMENT_WIDTHS = (32, 64, 128)
 SHARE_CONTEXT = 32768  # tokens at which a share of f16 is counted
+# Channels of a default group: factors grow with the square of its width (four groups of 1024 take a quarter
+# of what one of 4096 does), and a GPU kernel takes at most 1024 stored ones.
+GROUP_WIDTH = 1024
+WIDEST = 0  # --group: the widest that is not wider
 FISHER_FLOOR = 1e-6  # of the largest eigenvalue: F^(-1/2) goes into factors stored in f16
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
@@ -79,16 +86,16 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--group",
         type=parse_group,
-        default=None,
+        default=WIDEST,
         metavar="N|all",
-        help="KV heads that share a K latent (default all)",
+        help="KV heads that share a K latent (default: as many as have 1024 channels)",
     )
     parser.add_argument(
         "--group-v",
         type=parse_group,
-        default=None,
+        default=WIDEST,
         metavar="N|all",
-        help="KV heads that share a V latent (default all)",
+        help="KV heads that share a V latent (default: as many as have 1024 channels)",
     )
     parser.add_argument(
         "--weight",
@@ -115,7 +122,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     """Raises:
     ConvertError: a group, context or budget that does not fit the model.
     """
-    groups = {side: group_size(options[name], spec.n_kv) for side, name in (("k", "group"), ("v", "group_v"))}
+    groups = {side: _group(options[name], spec) for side, name in (("k", "group"), ("v", "group_v"))}
     for group in groups.values():
         if group * spec.head_dim % RANK_PAD:
             raise ConvertError(
@@ -131,7 +138,9 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     return Waterfill(
         paths={"k": path, "v": "latent"},
         groups=groups,
-        budget=kv_budget.per_token(options["kv_budget"], spec, served or SHARE_CONTEXT, sink, recent),
+        count=kv_budget.count(
+            options["kv_budget"], spec, served or SHARE_CONTEXT, sink, recent, not options["master"]
+        ),
         share_context=served or SHARE_CONTEXT,
         keeps_tables=options["master"],
         context=(served or spec.n_ctx) if rotates else None,
@@ -143,11 +152,20 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     )
 
 
+def _group(value: int | None, spec: ModelSpec) -> int:
+    """KV heads of --group; the default is the most that GROUP_WIDTH channels hold, or the fewest that are
+    legal."""
+    if value != WIDEST:
+        return group_size(value, spec.n_kv)
+    legal = [n for n in range(1, spec.n_kv + 1) if spec.n_kv % n == 0 and n * spec.head_dim % RANK_PAD == 0]
+    return max((n for n in legal if n * spec.head_dim <= GROUP_WIDTH), default=min(legal, default=spec.n_kv))
+
+
 @dataclass(frozen=True)
 class Waterfill:
     paths: Mapping[str, str]
     groups: Mapping[str, int]
-    budget: int  # bytes per token of the compressed region, all layers
+    count: kv_budget.Count
     share_context: int
     keeps_tables: bool  # a master file
     context: int | None  # that a rotated k is fitted for
@@ -187,12 +205,12 @@ class Waterfill:
             for layer, side in sides:
                 groups += self.tables(work, layer, side)
                 bar.update(1)
-        free = kv_budget.allocate(groups, self.budget, DROP_PENALTY)
+        free = kv_budget.allocate(groups, self.count.budget, DROP_PENALTY)
         cut = Cut(
             tuple((group[choice.table],) for group, choice in zip(groups, free, strict=True)),
             tuple(self.widths[choice.table] for choice in free),
         )
-        plan, chosen = self.planned(spec, cut, self.budget)
+        plan, chosen = self.planned(spec, cut, self.count.budget)
         plan = replace(plan, forecast=forecast.measured(work, plan, kv_budget.total(cut.groups, chosen)))
         return replace(plan, master=self.tables_of(work, cut, plan)) if self.keeps_tables else plan
 
@@ -210,7 +228,7 @@ class Waterfill:
         """What the formats were chosen from, and plans around the file's own, measured to forecast others."""
         points = {}
         for multiple in MEASURED:
-            budget = max(int(multiple * self.budget), kv_budget.least(cut.groups))
+            budget = max(int(multiple * self.count.budget), kv_budget.least(cut.groups))
             plan, chosen = self.planned(work.spec, cut, budget)
             predicted = kv_budget.total(cut.groups, chosen, DROP_PENALTY)
             seen = own.forecast if multiple == 1 else forecast.measured(work, plan, predicted)
@@ -227,12 +245,17 @@ class Waterfill:
     def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
         """Per group, one table for every width that segments may have."""
         cached = self.cached(work, layer, side)
+        path, group_width = self.paths[side], self.groups[side] * work.spec.head_dim
+        of_factors = (path, group_width, work.spec.n_embd, FILE_TYPES[work.outtype])
+        channel, replaced = factors.channel_bytes(*of_factors), factors.replaced_bytes(*of_factors)
         cuts = []
         for width in self.widths:
             n_groups = work.spec.n_kv // self.groups[side]
-            whole = self._side(work.spec, side, (self._cut(work.spec, side, width),) * n_groups)
+            widths = self._cut(work.spec, side, width)
+            whole = self._side(work.spec, side, (widths,) * n_groups)
             bases = finished(work, whole, layer, side)
-            cuts.append(segments.tables(cached, bases, whole, work.spec.head_dim))
+            tables = segments.tables(cached, bases, whole, work.spec.head_dim, not self.keeps_tables)
+            cuts.append([self.count.table(each, widths, channel, replaced) for each in tables])
         return list(zip(*cuts, strict=True))
 
     def _cut(self, spec: ModelSpec, side: str, width: int) -> tuple[int, ...]:
@@ -244,11 +267,15 @@ class Waterfill:
     def _chosen(
         self, spec: ModelSpec, side: str, choices: Iterator[tuple[int, kv_budget.Choice]]
     ) -> SidePlan:
-        """The next widths and choices, one per group of this side, as a plan with formats."""
-        own = [next(choices) for _ in range(spec.n_kv // self.groups[side])]
-        widths = tuple(self._cut(spec, side, width) for width, _ in own)
-        formats = tuple(tuple(segments.FORMATS[option] for option in choice.formats) for _, choice in own)
-        return replace(self._side(spec, side, widths), formats=formats)
+        """The next widths and choices, one per group of this side, as a plan with formats. What is cut is at
+        the end and leaves the ranks."""
+        widths, formats = [], []
+        for _ in range(spec.n_kv // self.groups[side]):
+            width, choice = next(choices)
+            names = [segments.FORMATS[at] for at in choice.formats if at < len(segments.FORMATS)]
+            widths.append(self._cut(spec, side, width)[: len(names)])
+            formats.append(tuple(names))
+        return replace(self._side(spec, side, tuple(widths)), formats=tuple(formats))
 
 
 @dataclass(frozen=True)
