@@ -50,12 +50,12 @@ def llama_bench(program: str, path: Path, args: argparse.Namespace) -> list[dict
     return rows
 
 
-def table(measured: dict[str, list[dict[str, Any]]], base: str) -> list[dict[str, Any]]:
-    """One row a file: tokens/s by depth, and each as a share of the base file's."""
+def table(measured: dict[str, list[dict[str, Any]]], base: str, keys: list[str]) -> list[dict[str, Any]]:
+    """One row a file: tokens/s by depth, and each as a share of the base file's; None: not measured."""
     of_base = {row["depth"]: row["decode_tps"] for row in measured[base] if "decode_tps" in row}
     rows = []
     for name, found in measured.items():
-        row: dict[str, Any] = {"file": name}
+        row: dict[str, Any] = {**dict.fromkeys(keys), "file": name}
         for one in found:
             if "decode_tps" in one:
                 row[f"at {one['depth']}"] = one["decode_tps"]
@@ -106,14 +106,15 @@ def main() -> None:
             depths = args.size_depths if name.endswith("size") else args.depths
             kv = "f16" if name == "full f16" else ""
             measured[name] = cuda.measure(model, kv, [int(d) for d in depths.split(",")], args)
-    rows = table(measured, "full f16")
+    columns = columns_of(args)
+    rows = table(measured, "full f16", [column.key for column in columns])
     if args.save:
         gpu = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
         )
         note = f"{gpu.stdout.strip()}, {random_model.SHAPES[args.shape].name} shape, tokens/s, batch 1."
         command = "python bench/default_files.py " + " ".join(sys.argv[1:])
-        save(RESULTS / f"{args.save}.json", command=command, columns=columns_of(args), rows=rows, note=note)
+        save(RESULTS / f"{args.save}.json", command=command, columns=columns, rows=rows, note=note)
     print(json.dumps(rows, indent=1))
 
 
