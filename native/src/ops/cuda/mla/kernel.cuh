@@ -14,6 +14,7 @@
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/mla/tiles.cuh"
 #include "ops/cuda/mla/units.cuh"
+#include "ops/cuda/softmax/halve.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -275,12 +276,6 @@ __device__ __forceinline__ void score_tile(const MlaTile& tile, const uint8_t* s
     }
 }
 
-__device__ inline float mla_warp_max(float x) {
-    // integers have an instruction for it; negative floats are in reverse order
-    const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-    return __int_as_float(ordered(__reduce_max_sync(0xffffffffu, ordered(__float_as_int(x)))));
-}
-
 // A row's maximum (base 2) and sum of weights, this lane's share of it.
 struct MlaState {
     float top = -INFINITY;
@@ -349,7 +344,7 @@ __device__ __forceinline__ int make_weights(const AttnArgs& p, MlaShared& own, c
             x[k][j] = visible ? score : -INFINITY;
             top = fmaxf(top, x[k][j]);
         }
-        top = mla_warp_max(top);
+        top = warp_max(top);
         MlaState& now = state[k];
         const bool moves = top > now.top + stale_max || (now.top == -INFINITY && top != -INFINITY);
         const float factor = moves ? power_of_two(now.top - top) : 1.0f;

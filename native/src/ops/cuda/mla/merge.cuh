@@ -10,9 +10,10 @@
 #include "ops/cuda/gpu/bulk_copy.cuh"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/gpu/cluster.cuh"
+#include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/gpu/pair.cuh"
 #include "ops/cuda/mla/tiles.cuh"
-#include "ops/cuda/softmax/combine_head.cuh"
+#include "ops/cuda/softmax/halve.cuh"
 
 namespace lkv::cuda {
 

@@ -25,28 +25,6 @@ constexpr int combined_rows = 4;    // of a KV head, at most
 constexpr int combined_dims = 128;  // of a row
 constexpr int few_parts = 40;       // a lane has sums of five parts at once
 
-// The sum over eight lanes four apart of one of n values: of n / 8 lanes each, counted by the lanes' bits 4, 3 and 2.
-template <int n, int by = 16>
-__device__ inline float sum_of_eight(float (&x)[n], int lane) {
-    if constexpr (by < 4) {
-        return x[0];
-    } else if constexpr (n == 1) {
-        return x[0] + __shfl_xor_sync(0xffffffffu, x[0], by);
-    } else {
-        halve(x, n / 2, by, (lane & by) != 0);
-        float left[n / 2];
-#pragma unroll
-        for (int i = 0; i < n / 2; i++) left[i] = x[i];
-        return sum_of_eight<n / 2, by / 2>(left, lane);
-    }
-}
-
-__device__ inline float warp_max(float x) {
-    // integers have an instruction for it; negative floats are in reverse order
-    const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-    return __int_as_float(ordered(__reduce_max_sync(0xffffffffu, ordered(__float_as_int(x)))));
-}
-
 // grid: KV heads x 64-channel blocks, which are a cluster: 1, 2, 4 or 8. many: there may be more than few_parts
 template <bool many>
 __global__ void __launch_bounds__(combine_head_threads, 2) combine_head_kernel(const __grid_constant__ AttnArgs p) {
