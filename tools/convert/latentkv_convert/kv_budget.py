@@ -10,12 +10,27 @@ import numpy as np
 
 from latentkv import kv_budget
 from latentkv.allocation import Choice, Group, Table, Units, allocate, least, total
+from latentkv.factors import added_bytes, channel_bytes, replaced_bytes
 from latentkv.kv_budget import KvBudget
 
 from . import rows
 from .ir import ModelSpec
 
-__all__ = ["Choice", "Count", "Group", "KvBudget", "Table", "allocate", "count", "least", "parse", "total"]
+__all__ = [
+    "Choice",
+    "Count",
+    "Group",
+    "KvBudget",
+    "Table",
+    "added_bytes",
+    "allocate",
+    "channel_bytes",
+    "count",
+    "least",
+    "parse",
+    "replaced_bytes",
+    "total",
+]
 
 
 def parse(text: str) -> KvBudget:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latentkv import factors
-
-from . import rows
+from . import kv_budget, rows
 from .errors import ConvertError, need
 from .fuse import center
 from .gguf_write import replacing
@@ -63,7 +61,7 @@ class Report:
         """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
         spec, file_type = self.spec, FILE_TYPES[self.recipe.outtype]
         layers = [{side: asdict(layer.side(side)) for side in SIDES} for layer in self.plan.layers]
-        return factors.added_bytes(layers, spec.n_kv, spec.head_dim, spec.n_embd, file_type)
+        return kv_budget.added_bytes(layers, spec.n_kv, spec.head_dim, spec.n_embd, file_type)
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from latentkv import factors
-
 from .. import cached_rows, forecast, kv_budget, latent_plan, limits, master, progress, segments
 from ..errors import ConvertError
 from ..fuse.finish import finished
@@ -247,7 +245,7 @@ class Waterfill:
         cached = self.cached(work, layer, side)
         path, group_width = self.paths[side], self.groups[side] * work.spec.head_dim
         of_factors = (path, group_width, work.spec.n_embd, FILE_TYPES[work.outtype])
-        channel, replaced = factors.channel_bytes(*of_factors), factors.replaced_bytes(*of_factors)
+        channel, replaced = kv_budget.channel_bytes(*of_factors), kv_budget.replaced_bytes(*of_factors)
         cuts = []
         for width in self.widths:
             n_groups = work.spec.n_kv // self.groups[side]
