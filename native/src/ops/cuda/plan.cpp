@@ -318,7 +318,6 @@ bool plan_mla(const LatentAttnParams& p, const Device& device, AttnArgs& a) {
     MlaPlan plan{};
     plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
     plan.k_units = 2 * a.k_blocks;
-    plan.v_units = 2 * a.v_blocks;
     for (int r = 0; r < p.n_regions; r++) {
         for (const auto& [side, blocks, pitch] : {std::tuple{&RegionView::k, a.k_blocks, &MlaPlan::k_pitch},
                                                   std::tuple{&RegionView::v, a.v_blocks, &MlaPlan::v_pitch}}) {

@@ -462,8 +462,8 @@ __device__ inline void clear_holes(uint8_t* stage, const MlaTile& tile, const ui
 }
 
 // What a thread block knows before an earlier kernel of the step has ended.
-__device__ inline void set_up(const AttnArgs& p, const MlaLayout& layout, const MlaTiles& tiles,
-                              const SlotCounts& n_slots, MlaShared& own, MlaUnit* units) {
+__device__ inline void set_up(const AttnArgs& p, const MlaTiles& tiles, const SlotCounts& n_slots, MlaShared& own,
+                              MlaUnit* units) {
     const WorkItem item(p, static_cast<int>(blockIdx.x));
     const int thread = static_cast<int>(threadIdx.x);
     const int row = thread - (mla_threads - 32);
@@ -527,7 +527,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
     if (part >= tiles.count) return;
     const int begin = tiles.begin(part);
     const int end = tiles.begin(part + 1);
-    set_up(p, layout, tiles, n_slots, own, units);
+    set_up(p, tiles, n_slots, own, units);
     __syncthreads();
     wait_for_previous();
     if (begin < end) {

@@ -25,7 +25,6 @@ constexpr int least_tile = 32;   // and of a tile of f16 rows, which are read wh
 struct MlaPlan {
     int32_t rows;     // query rows of a thread block, 8, 16 or 32; 0: another kernel
     int32_t k_units;  // of the widest group in any region
-    int32_t v_units;
     int32_t tile;     // slots of a tile of compressed rows, at most
     int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16
     int32_t v_pitch;
