@@ -59,7 +59,8 @@ def table(measured: dict[str, list[dict[str, Any]]], base: str, keys: list[str])
         for one in found:
             if "decode_tps" in one:
                 row[f"at {one['depth']}"] = one["decode_tps"]
-                row[f"share at {one['depth']}"] = 100 * one["decode_tps"] / of_base[one["depth"]]
+                if one["depth"] in of_base:
+                    row[f"share at {one['depth']}"] = 100 * one["decode_tps"] / of_base[one["depth"]]
             if "prefill_tps" in one:
                 row["prefill"] = one["prefill_tps"]
         rows.append(row)
@@ -82,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plans", default="14")
     parser.add_argument("--prefer", default="speed,size")
     parser.add_argument("--depths", default="0,4096,16384,65536")
-    parser.add_argument("--size-depths", default="0,4096", help="of files whose keys are rebuilt")
+    parser.add_argument("--size-depths", default="0,4096,16384,65536", help="of files whose keys are rebuilt")
     parser.add_argument("--decode", type=int, default=35)
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--prefill-depth", type=int, default=16384)
