@@ -201,6 +201,7 @@ public:
                 return keep(lkv::cuda::pack_k_b(factor.data(), p.n_kv, k_width, head_dim, args.k_blocks, dims));
             };
             args.k_b = pack(lkv::cuda::dims_in_order(head_dim));
+            args.k_b_rows = keep(lkv::cuda::pack_rows(factor.data(), factor.size()));
             args.k_b_planes = pack(lkv::cuda::dims_by_plane(head_dim, args.n_rot, true));
             args.k_b_cores =
                 keep(lkv::cuda::pack_k_b_cores(factor.data(), p.n_kv, k_width, head_dim, lkv::cuda::decode_blocks(args),
@@ -211,9 +212,7 @@ public:
             args.rebuilt_angles = keep(lkv::cuda::pack_angles(phases, lkv::cuda::rebuilt_tiles));
         }
         if (shape.v_rank > 0) {
-            args.v_b = keep(lkv::cuda::pack_v_b(v_factor.data(), v_factor.size()));
-            args.v_b_planes = keep(lkv::cuda::pack_k_b(v_factor.data(), p.n_kv, v_width, head_dim, args.v_blocks,
-                                                       lkv::cuda::dims_by_plane(head_dim, 0, true)));
+            args.v_b = keep(lkv::cuda::pack_rows(v_factor.data(), v_factor.size()));
         }
         std::vector<int32_t> pos(static_cast<size_t>(depth));
         std::iota(pos.begin(), pos.end(), 0);

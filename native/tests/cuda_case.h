@@ -83,6 +83,8 @@ public:
                 return keep(cuda::pack_k_b(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks, dims));
             };
             args.k_b = pack(cuda::dims_in_order(p.head_dim));
+            args.k_b_rows = keep(
+                cuda::pack_rows(p.k_b, static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.k_rank_max * p.head_dim)));
             args.k_b_planes = pack(cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox));
             args.k_b_cores =
                 keep(cuda::pack_k_b_cores(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, cuda::decode_blocks(args),
@@ -97,9 +99,7 @@ public:
         }
         if (p.v_b != nullptr) {
             const auto n = static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.v_rank_max * p.head_dim);
-            args.v_b = keep(cuda::pack_v_b(p.v_b, n));
-            args.v_b_planes = keep(cuda::pack_k_b(p.v_b, p.n_kv, p.v_rank_max, p.head_dim, args.v_blocks,
-                                                  cuda::dims_by_plane(p.head_dim, 0, true)));
+            args.v_b = keep(cuda::pack_rows(p.v_b, n));
         }
         std::vector<int32_t> n_slots;
         for (int r = 0; r < p.n_regions; r++) {

@@ -68,7 +68,7 @@ void compare(const AttnShape& shape) {
             const int wc = device.args.prefill;
             const bool expands = device.args.expand != 0;
             // several chunks of the context
-            if (expands) device.args.expand = 64 * cut.n_split;
+            if (expands) device.args.expand = lkv::cuda::expand_slots * cut.n_split;
             if (wc == 0 && device.args.specialized == 0 && !expands)
                 device.args.tile = std::min(cut.tile, device.args.tile);
             // the decode kernel copies a direct K a tile ahead
@@ -104,12 +104,12 @@ void compare(const AttnShape& shape) {
 
 // Which kernel a plan takes.
 std::string kernel_of(const lkv::cuda::AttnArgs& a) {
-    if (a.expand != 0) return "expanded";
+    if (a.expand != 0) return a.mla.rows != 0 ? "expanded keys" : "expanded";
     if (a.specialized != 0) return a.pair != 0 ? "pairs" : "specialized";
     if (a.decode != 0) return a.rebuild != 0 ? "decode, rebuilt" : "decode";
     if (a.mla.rows != 0) return "mla";
     if (a.wide != 0) return a.pair != 0 ? "wide pairs" : "wide";
-    if (a.prefill != 0) return a.rebuild != 0 ? "prefill, rebuilt" : "prefill";
+    if (a.prefill != 0) return "prefill";
     return a.rebuild != 0 ? "rebuilt" : "direct";
 }
 
@@ -197,6 +197,7 @@ void samples() {
         int n_tokens = 1, n_past = 150, n_regions = 1;
         int n_split = 0;  // 0: as planned; 1 where every buffer between roles is to be used several times
         int late_parts = 0;
+        int head_dim = 128;
     };
     constexpr Sample all[] = {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
@@ -219,17 +220,19 @@ void samples() {
         {"wide", 4, 3, 4, 64, 256, false, Format::g4, 1, 12000},
         {"wide pairs", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
-        {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40},
+        {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
-        {"prefill, rebuilt", 2, 4, 1, 64, 64, true, Format::q4, 40, 40},
+        {"expanded keys", 4, 4, 4, 320, 384, true, Format::q4},
+        {"expanded keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
+        {"expanded", 2, 4, 1, 64, 64, true, Format::q4, 9, 40},
         {"expanded", 1, 4, 1, 64, 64, true, Format::q8, 70, 70},
     };
     for (const Sample& of : all) {
         AttnShape s;
         s.name = std::string(of.kernel) + ", " + lkv::format_name(of.format) + ", ranks " + std::to_string(of.k_rank) +
                  " and " + std::to_string(of.v_rank) + " of " + std::to_string(of.group) + " heads";
-        s.head_dim = 128;
+        s.head_dim = of.head_dim;
         s.n_kv = of.n_kv;
         s.rep = of.rep;
         s.rope_base = 5e5;
@@ -783,6 +786,15 @@ void expanded() {
             s.n_tokens = 64;
             s.seed = seed++;
             CHECK(DeviceCase(AttnCase(s).params).args.expand != 0);
+            compare(s);
+            if (f == Format::g3 || !s.v_latent) continue;
+            s.name += ", few rows";
+            s.n_tokens = seed % 3 == 0 ? 3 : 1;
+            s.k_ranks.assign(s.k_ranks.size(), 272);  // wider than what the decode kernels rebuild
+            s.v_ranks.assign(s.v_ranks.size(), 224);
+            s.uniform = true;
+            s.head_dim = seed % 2 == 0 ? 64 : 96;
+            CHECK(DeviceCase(AttnCase(s).params).args.mla.rows != 0);
             compare(s);
         }
     }

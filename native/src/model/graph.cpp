@@ -152,7 +152,7 @@ ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const Te
 bool Builder::expands_keys(int il) const {
     const KPath path = model_.cache_spec().layers[static_cast<size_t>(il)].k_path;
     return path != KPath::rebuild && !model_.layers()[static_cast<size_t>(il)].k_b.empty() && shape_.on_gpu &&
-           shape_.fused && exact_ == nullptr && shape_.n_tokens * (h_.n_head / h_.n_kv) >= expanded_rows;
+           shape_.fused && exact_ == nullptr && shape_.n_tokens >= least_expanded_tokens;
 }
 
 AttentionNode& Builder::attention_node(int il, int64_t q_width) {

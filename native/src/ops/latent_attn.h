@@ -32,8 +32,9 @@ struct RegionView {
 
 constexpr int max_regions = 3;  // sink · recent · middle
 
-// Query rows of a KV head from which on a GPU makes full rows of latents before it attends to them, and the widest head_dim.
-constexpr int expanded_rows = 256;
+// Tokens from which on a GPU makes full rows of wide latents before it attends to them (fewer are the MLA kernel's), and the widest
+// head_dim.
+constexpr int least_expanded_tokens = 9;
 constexpr int most_expanded_head = 128;
 
 struct LatentAttnParams {

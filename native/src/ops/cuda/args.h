@@ -82,8 +82,9 @@ struct AttnArgs {
     int32_t n_rot;  // rotated dimensions, 0 without RoPE
     int32_t rope_neox;
 
-    const uint16_t* v_b;         // [n_kv, v_rank_max, head_dim] f16, or null
-    const uint32_t* v_b_planes;  // the same as pack_k_b has it, dimensions in their order
+    const uint16_t* k_b_rows;  // [n_kv, k_rank_max, head_dim] f16: for expand.cuh
+    int32_t k_rank_max;
+    const uint16_t* v_b;  // [n_kv, v_rank_max, head_dim] f16, or null
     int32_t v_rank_max;
 
     RegionArgs regions[max_regions];
@@ -120,6 +121,7 @@ struct AttnArgs {
     int32_t v_pitch;
     // of a prefill on rebuilt keys, see expand.cuh: slots that become full rows of f16 at once, a multiple of the tile; 0: another kernel
     int32_t expand;
+    int32_t expand_units;  // 1: what is expanded comes in the MLA kernel's units
     MlaPlan mla;
     int32_t context;      // slots of the tiles in use, at least; set before a launch
     RegionArgs expanded;  // these rows' tables

@@ -526,7 +526,7 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
     } else if (args.wide != 0) {
         error = launch_wide(args, stream);
     } else if (args.prefill != 0) {
-        error = args.rebuild != 0 ? launch_prefill_rebuild(args, stream) : launch_prefill(args, stream);
+        error = launch_prefill(args, stream);
     } else {
         const Instance instance = choose_instance(args);
         error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);

@@ -42,7 +42,6 @@ cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_prefill(const AttnArgs& args, cudaStream_t stream);
 // Whole attention as AttnArgs::expand plans it.
 cudaError_t attend_expanded(const AttnArgs& args, cudaStream_t stream);
-cudaError_t launch_prefill_rebuild(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_direct(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 cudaError_t launch_rebuild(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 

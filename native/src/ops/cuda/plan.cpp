@@ -308,19 +308,35 @@ bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
     return true;
 }
 
+// Whether all rows of a side are what the MLA kernel reads.
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
+    if (blocks > most_units / 2) return false;
+    for (int r = 0; r < p.n_regions; r++) {
+        const RowLayout& row = p.regions[r].*side;
+        for (int g = 0; g < row.n_groups; g++) {
+            std::vector<Chunk> chunks;
+            group_table(row, row.groups[g], blocks, chunks);
+            bool f16 = false;
+            if (!has_units(chunks.begin(), chunks.end(), f16)) return false;
+        }
+    }
+    return true;
+}
+
 // Whether the MLA kernel takes this shape, and with which tiles.
 bool plan_mla(const LatentAttnParams& p, const Device& device, AttnArgs& a) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
-    if (a.rebuild != 0 || p.v_b == nullptr || a.n_tokens > most_mla_tokens || a.k_blocks > most_units / 2 ||
-        a.v_blocks > most_units / 2) {
+    if (p.v_b == nullptr || a.n_tokens > most_mla_tokens || a.v_blocks > most_units / 2 ||
+        (a.rebuild == 0 && a.k_blocks > most_units / 2)) {
         return false;
     }
     MlaPlan plan{};
     plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
-    plan.k_units = 2 * a.k_blocks;
+    plan.k_units = a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks;
     for (int r = 0; r < p.n_regions; r++) {
         for (const auto& [side, blocks, pitch] : {std::tuple{&RegionView::k, a.k_blocks, &MlaPlan::k_pitch},
                                                   std::tuple{&RegionView::v, a.v_blocks, &MlaPlan::v_pitch}}) {
+            if (a.rebuild != 0 && pitch == &MlaPlan::k_pitch) continue;  // full rows are read where they lie
             const RowLayout& row = p.regions[r].*side;
             for (int g = 0; g < row.n_groups; g++) {
                 std::vector<Chunk> chunks;
@@ -387,11 +403,13 @@ bool plan_wide(const LatentAttnParams& p, int capacity, const Device& device, At
 // leave its warps idle.
 // k_pitch, v_pitch: of the region with the smallest rows, the compressed one; exact windows beside it are a few tiles, read
 // where they lie instead of making every stage four times as large.
-bool plan_prefill(int capacity, const Device& device, int k_pitch, int v_pitch, AttnArgs& a) {
+bool plan_prefill(int capacity, const Device& device, int k_pitch, int v_pitch, AttnArgs& a, bool any_rows = false) {
     const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
-    const int channels = a.rebuild != 0 ? 16 * round_up(plane_tiles(a.head_dim, a.n_rot), 2) : 64 * a.k_blocks;
+    if (a.rebuild != 0) return false;
+    const int channels = 64 * a.k_blocks;
     for (const int wc : {1, 2, 4}) {
-        if (rows <= 64 / wc || 64 * a.v_blocks > prefill_channels[wc] || (wc == 1 && channels > prefill_channels[1])) {
+        if ((!any_rows && rows <= 64 / wc) || 64 * a.v_blocks > prefill_channels[wc] ||
+            (wc == 1 && channels > prefill_channels[1])) {
             continue;
         }
         a.prefill = wc;
@@ -412,23 +430,39 @@ bool plan_prefill(int capacity, const Device& device, int k_pitch, int v_pitch, 
     return false;
 }
 
-// Whether a chunk of the context is expanded to full rows of f16 before it is attended to. In the prefill kernel every thread block
-// rebuilds K for its own 128 rows: 512 tokens of four query heads a KV head rebuild each key 16 times.
+// Whether a chunk of the context is expanded to full rows of f16 before it is attended to.
 bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
     constexpr int most_bytes = 32 << 20;
     static_assert(most_expanded_head <= prefill_channels[1]);
-    if (a.rebuild == 0 || a.n_tokens * (a.n_head / a.n_kv) < expanded_rows || a.head_dim > most_expanded_head)
-        return false;
+    if (a.rebuild == 0 || a.head_dim > most_expanded_head) return false;
     AttnArgs plan = a;
     const int row_bytes = a.n_kv * a.head_dim * 2;
-    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_tile * expand_tile, 1024, 4096),
-                           round_up(capacity + expand_tile * p.n_regions, expand_tile));
+    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_slots * expand_slots, 1024, 4096),
+                           round_up(capacity + expand_tile * p.n_regions, expand_slots));
     plan.tile = expand_tile;
+    plan.expand_units =
+        side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks) ? 1 : 0;
     AttnArgs full = on_expanded_rows(plan);
-    if (!plan_prefill(plan.expand, device, full.k_pitch, full.v_pitch, full) || full.prefill != 1) return false;
+    if (!plan_prefill(plan.expand, device, full.k_pitch, full.v_pitch, full, true) || full.prefill != 1) return false;
     plan.buffers = full.buffers;
     plan.stages = full.stages;
     plan.n_split = full.n_split;
+    a = plan;
+    return true;
+}
+
+// Whether K alone is expanded, for the MLA kernel: of as many KV heads at once as it has units for.
+bool plan_expand_keys(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
+    constexpr int most_bytes = 32 << 20;
+    if (a.rebuild == 0 || a.head_dim % unit_channels != 0 || a.head_dim > most_expanded_head) return false;
+    AttnArgs plan = a;
+    for (int n = 1; n <= a.v_group && n * a.head_dim <= most_units * unit_channels; n++) {
+        if (a.v_group % n == 0) plan.unit = n;
+    }
+    if (!plan_mla(p, device, plan)) return false;
+    plan.expand = std::min(most_bytes / (a.n_kv * a.head_dim * 2) / expand_slots * expand_slots,
+                           round_up(capacity + expand_tile * p.n_regions, expand_slots));
+    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) ? 1 : 0;
     a = plan;
     return true;
 }
@@ -492,6 +526,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.rope_mscale = p.rope_mscale;
     a.n_rot = p.rope_freqs != nullptr ? p.n_rot : 0;
     a.rope_neox = p.rope_neox ? 1 : 0;
+    a.k_rank_max = p.k_rank_max;
     a.v_rank_max = p.v_rank_max;
     a.n_regions = p.n_regions;
     const bool rebuild = p.k_b != nullptr;
@@ -514,10 +549,12 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.pair = 0;
     a.prefill = 0;
     a.expand = 0;
+    a.expand_units = 0;
     a.kind = common_kind(p, a);
     if (plan_specialized(p, capacity, device, a)) return;
     if (plan_decode(capacity, device, a)) return;
-    if (plan_mla(p, device, a)) return;
+    if (a.rebuild == 0 && plan_mla(p, device, a)) return;
+    if (plan_expand_keys(p, capacity, device, a)) return;
     if (plan_wide(p, capacity, device, a)) return;
     if (plan_expand(p, capacity, device, a)) return;
     AttnArgs prefill = a;
@@ -569,7 +606,9 @@ size_t parts_floats(const AttnArgs& a) {
 
 size_t partial_floats(const AttnArgs& a) {
     if (a.expand == 0) return parts_floats(a);
-    return parts_floats(on_expanded_rows(a)) + static_cast<size_t>(ExpandedRows(a).total) / sizeof(float);
+    const ExpandedRows rows(a);
+    if (a.mla.rows != 0) return parts_floats(a) + static_cast<size_t>(rows.v) / sizeof(float);
+    return parts_floats(on_expanded_rows(a)) + static_cast<size_t>(rows.total) / sizeof(float);
 }
 
 size_t partial_ml_floats(const AttnArgs& a) {
@@ -676,9 +715,9 @@ std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int h
     return out;
 }
 
-std::vector<uint16_t> pack_v_b(const float* v_b, size_t n) {
+std::vector<uint16_t> pack_rows(const float* b, size_t n) {
     std::vector<uint16_t> out(n);
-    std::transform(v_b, v_b + n, out.begin(), half_saturate);
+    std::transform(b, b + n, out.begin(), half_saturate);
     return out;
 }
 

@@ -64,7 +64,7 @@ std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_di
 // (absorb.cuh) transposed, as operand a of mma: [n_kv][blocks][4 steps][product_tiles - rebuilt_tiles][32 lanes][4 words].
 std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                      const std::vector<int>& dims);
-std::vector<uint16_t> pack_v_b(const float* v_b, size_t n);
+std::vector<uint16_t> pack_rows(const float* b, size_t n);  // in its order
 
 // Turns per position of each rotated plane, as 64-bit fractions.
 std::vector<uint64_t> pack_phases(const float* freqs, int n_planes);

@@ -201,6 +201,7 @@ LKV_HD constexpr int prefill_threads(int wc) { return n_threads + (wc == 1 ? 32 
 LKV_HD constexpr int prefill_tile(int wc) { return wc == 4 ? 32 : 64; }  // slots
 
 constexpr int expand_tile = prefill_tile(1);  // slots, of a chunk's tiles
+constexpr int expand_slots = 128;             // that a thread block expands: two tiles, of one region each
 
 // Behind the parts' sums: what a chunk of the context is expanded to. Bytes from the first, multiples of 16.
 struct ExpandedRows {
@@ -264,7 +265,7 @@ struct PrefillPlan {
     LKV_HD explicit PrefillPlan(const AttnArgs& p) {
         const int wc = p.prefill;
         const int slots = prefill_tile(wc);
-        k16 = p.rebuild != 0 ? round_up(plane_tiles(p.head_dim, p.n_rot), 2) : 4 * p.k_blocks;
+        k16 = 4 * p.k_blocks;
         const int deep = wc == 1 ? prefill_depth(k16, p.v_blocks) : 0;
         k_tile_pitch = 32 * (wc == 1 ? deep : k16) + 16;
         v_tile_pitch = 32 * (wc == 1 ? deep : 4 * p.v_blocks) + 16;

@@ -6,6 +6,7 @@
 
 #include "ggml-impl.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
 
@@ -18,10 +19,12 @@ const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* fun
 
 PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     PartBytes bytes;
+    expand_ = 0;
     for (const AttentionNode& node : graph.attention) {
         if (node.params.n_tokens == 0) continue;  // the last layer of a graph without outputs only stores
         const AttnArgs& args = plan(node);
         bytes.sums = std::max(bytes.sums, partial_floats(args) * sizeof(float));
+        if (args.expand != 0) expand_ = expand_ == 0 ? args.expand : std::min(expand_, args.expand);
         bytes.maxima = std::max(bytes.maxima, partial_ml_floats(args) * sizeof(float));
     }
     if (bytes.sums > partial_.bytes() || bytes.maxima > partial_ml_.bytes()) {
@@ -30,6 +33,15 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         partial_ml_ = DeviceMemory(bytes.maxima);
     }
     return bytes;
+}
+
+// Powers of two, then whole chunks: a cache that fills is recorded anew a few times.
+int Attention::launched_slots() const {
+    if (expand_ == 0) return 0;
+    const int context = inputs_.context();
+    int slots = expand_slots;
+    while (slots < context && slots < expand_) slots *= 2;
+    return context <= slots ? slots : round_up(context, expand_);
 }
 
 const AttnArgs& Attention::plan(const AttentionNode& node) {
@@ -68,7 +80,7 @@ cudaError_t Attention::attend(const ggml_tensor* dst, const AttentionNode& node,
     AttnArgs args = plan(node);
     args.q = static_cast<const float*>(dst->src[0]->data);
     args.out = static_cast<float*>(dst->data);
-    args.context = inputs_.context();
+    args.context = args.n_tokens <= small_batch && args.expand != 0 ? launched_slots() : inputs_.context();
     if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
         args.partial = partial_.as<float>();
         args.partial_ml = partial_ml_.as<float>();

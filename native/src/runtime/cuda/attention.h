@@ -23,6 +23,10 @@ public:
     // A graph was built: plans for its nodes, and memory for what the largest leaves. Errors: Error for shapes the kernels do not take.
     PartBytes prepare(const Graph& graph, cudaStream_t stream);
 
+    // Slots that the prepared graph's launches are for, at least those in use: where a layer expands chunks of the context, their number is
+    // on the host. 0: none does, a recorded step serves a cache as it fills.
+    int launched_slots() const;
+
     const AttnArgs& plan(const AttentionNode& node);
 
     // K's rows, V's, or both
@@ -35,6 +39,7 @@ private:
     const Device& device_;
     DeviceMemory partial_;
     DeviceMemory partial_ml_;
+    int expand_ = 0;  // the fewest slots that a layer of the prepared graph expands at once; 0: none does
 };
 
 }  // namespace lkv::cuda

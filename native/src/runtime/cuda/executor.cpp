@@ -297,9 +297,10 @@ ggml_status CudaGpu::enqueue_nodes(ggml_cgraph* graph) {
 }
 
 ggml_status CudaGpu::compute(ggml_cgraph* graph) {
-    if (recording_.has(graph)) return recording_.launch(main_.stream());
+    const int slots = attention_.launched_slots();
+    if (recording_.has(graph, slots)) return recording_.launch(main_.stream());
     if (!recordable_ || recording_.is_first(graph)) return enqueue(graph);
-    if (!recording_.record(graph, main_.stream(), [&] { return enqueue(graph); })) {
+    if (!recording_.record(graph, slots, main_.stream(), [&] { return enqueue(graph); })) {
         recordable_ = false;
         return enqueue(graph);
     }

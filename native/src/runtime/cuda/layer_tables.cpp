@@ -49,27 +49,18 @@ void attach_keys(Layer& layer, const Model& model, const Rope& rope, const Devic
     const auto pack = [&](const std::vector<int>& dims) {
         return layer.keep(pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, blocks.k, dims));
     };
-    const bool rebuild = spec.k_path == KPath::rebuild;
-    if (rebuild) a.k_b = pack(dims_in_order(h.head_dim));
-    const std::vector<int> by_plane = dims_by_plane(h.head_dim, rope.freqs.empty() || !rebuild ? 0 : h.n_rot,
-                                                    h.block.rope_pairing == RopePairing::neox);
+    a.k_b_rows = layer.keep(pack_rows(weights.k_b.data(), weights.k_b.size()));
+    if (spec.k_path != KPath::rebuild) return;
+    a.k_b = pack(dims_in_order(h.head_dim));
+    const std::vector<int> by_plane =
+        dims_by_plane(h.head_dim, rope.freqs.empty() ? 0 : h.n_rot, h.block.rope_pairing == RopePairing::neox);
     a.k_b_planes = pack(by_plane);
-    if (rebuild && device.specialized && has_specialized_shape(blocks.k, blocks.v)) {
+    if (device.specialized && has_specialized_shape(blocks.k, blocks.v)) {
         a.k_b_cores = layer.keep(
             pack_k_b_cores(weights.k_b.data(), h.n_kv, rank, h.head_dim, decode_blocks(blocks.k, blocks.v), by_plane));
     }
     a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
     a.k_norm = weights.k_norm.empty() ? nullptr : layer.keep(weights.k_norm);
-}
-
-void attach_values(Layer& layer, const Model& model, const Blocks& blocks, int il) {
-    const HParams& h = model.hparams();
-    const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
-    layer.constant.v_b = layer.keep(pack_v_b(weights.v_b.data(), weights.v_b.size()));
-    if (weights.k_b.empty()) return;
-    const int rank = model.cache_spec().layers[static_cast<size_t>(il)].v.rank_max();
-    layer.constant.v_b_planes = layer.keep(
-        pack_k_b(weights.v_b.data(), h.n_kv, rank, h.head_dim, blocks.v, dims_by_plane(h.head_dim, 0, true)));
 }
 
 }  // namespace
@@ -121,7 +112,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
         a.angles = angles_.as<uint16_t>();
         a.rebuilt_angles = rebuilt_angles_.as<uint16_t>();
     }
-    if (!weights.v_b.empty()) attach_values(layer, model, blocks, il);
+    if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
     a.expanded = expanded_;
     a.alibi_slopes = slopes_.as<float>();
     a.done = done_.as<uint32_t>();

@@ -24,7 +24,10 @@ public:
         seen_ = nullptr;
     }
 
-    bool has(const ggml_cgraph* graph) const { return step_ != nullptr && recorded_ == graph; }
+    // slots: that its launches are for, see Attention::launched_slots
+    bool has(const ggml_cgraph* graph, int slots) const {
+        return step_ != nullptr && recorded_ == graph && slots_ == slots;
+    }
     // Whether the graph runs for the first time, which warms ggml-cuda's pools up: nothing may be allocated while recording.
     bool is_first(const ggml_cgraph* graph) {
         if (seen_ == graph) return false;
@@ -38,7 +41,10 @@ public:
 
     // enqueue(): launches the whole step on the stream, or on others that join it. False: nothing is recorded, with a warning.
     template <class Enqueue>
-    bool record(const ggml_cgraph* graph, cudaStream_t stream, Enqueue&& enqueue) {
+    bool record(const ggml_cgraph* graph, int slots, cudaStream_t stream, Enqueue&& enqueue) {
+        if (step_ != nullptr) cudaGraphExecDestroy(step_);
+        step_ = nullptr;
+        slots_ = slots;
         cudaError_t error = record(graph, stream, enqueue, true);
         if (error != cudaSuccess) {
             log(LogLevel::warning, "[cuda] expected to let a recorded step's kernels start early; got ",
@@ -79,6 +85,7 @@ private:
     const ggml_cgraph* seen_ = nullptr;
     const ggml_cgraph* recorded_ = nullptr;
     cudaGraphExec_t step_ = nullptr;
+    int slots_ = 0;
 };
 
 }  // namespace lkv::cuda

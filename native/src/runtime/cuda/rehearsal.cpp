@@ -35,6 +35,7 @@ void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {
 }
 
 cudaError_t Rehearsal::run(const AttnArgs& plan, cudaStream_t stream) const {
+    if (plan.expand != 0) return cudaSuccess;  // long kernels: what the real ones wait for is little of it
     AttnArgs args = rehearsal(plan);
     args.q = q_.as<float>();
     args.out = out_.as<float>();

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/cuda/expand/expand.cuh"
 #include "ops/cuda/instances.h"
 #include "ops/cuda/launch.h"
@@ -7,55 +9,64 @@ namespace lkv::cuda {
 
 namespace {
 
-// V in K's place.
-AttnArgs values_as_keys(const AttnArgs& args) {
-    AttnArgs v = args;
-    for (RegionArgs& region : v.regions) {
-        region.k_rows = region.v_rows;
-        region.k_row_bytes = region.v_row_bytes;
-        region.k_groups = region.v_groups;
+cudaError_t expand(const AttnArgs& args, const ExpandSide& k, const ExpandSide& v, const ExpandTo& to, const dim3& grid,
+                   int first_tile, cudaStream_t stream) {
+    const auto kernel = args.expand_units != 0 ? expand_kernel<true> : expand_kernel<false>;
+    return launch_next(kernel, grid, expand_threads, expand_shared, stream, args, k, v, to, first_tile);
+}
+
+// K of every chunk as full rows, V as it is: for few query rows, whose sums of latents are less work than full rows of V.
+cudaError_t attend_expanded_keys(const AttnArgs& args, cudaStream_t stream) {
+    AttnArgs latent = args;
+    auto* const rows = reinterpret_cast<uint8_t*>(args.partial + parts_floats(args));
+    const ExpandedRows of(args);
+    const ExpandTo to{rows + of.k, nullptr, nullptr, nullptr, nullptr};
+    const ExpandSide k(args, true);
+    const int slots = std::min(args.expand, round_up(args.context, expand_slots));
+    const dim3 grid(static_cast<unsigned>(slots / expand_slots), static_cast<unsigned>(args.n_kv / k.heads));
+    const int tiles = args.expand / expand_tile;
+    for (int first = 0; first == 0 || first * expand_tile < args.context; first += tiles) {
+        AttnArgs tiles_of = args;
+        tiles_of.tile = expand_tile;
+        cudaError_t error = expand(tiles_of, k, k, to, grid, first, stream);
+        latent.mla.keys = {to.k, first, tiles, first > 0 ? 1 : 0};
+        if (error == cudaSuccess) error = launch_mla(latent, stream);
+        if (error != cudaSuccess) return error;
     }
-    v.k_group = args.v_group;
-    v.k_blocks = args.v_blocks;
-    v.k_b_planes = args.v_b != nullptr ? args.v_b_planes : nullptr;
-    v.k_bias = nullptr;
-    v.k_norm = nullptr;
-    v.n_rot = 0;
-    return v;
+    latent.mla.keys.first_tile = 0;  // whose parts are all there are
+    return merge_mla(latent, stream);
 }
 
 }  // namespace
 
 cudaError_t attend_expanded(const AttnArgs& args, cudaStream_t stream) {
+    if (args.mla.rows != 0) return attend_expanded_keys(args, stream);
     AttnArgs full = on_expanded_rows(args);
     auto* const at = reinterpret_cast<uint8_t*>(args.partial + parts_floats(full));
-    const ExpandedRows to(args);
-    const AttnArgs values = values_as_keys(args);
-    full.regions[0].k_rows = at + to.k;
-    full.regions[0].v_rows = at + to.v;
-    full.regions[0].seq = reinterpret_cast<const uint64_t*>(at + to.seq);
-    full.regions[0].pos = reinterpret_cast<const int32_t*>(at + to.pos);
-    full.n_slots = reinterpret_cast<const int32_t*>(at + to.n_slots);
+    const ExpandedRows of(args);
+    const ExpandTo to{at + of.k, at + of.v, reinterpret_cast<uint64_t*>(at + of.seq),
+                      reinterpret_cast<int32_t*>(at + of.pos), reinterpret_cast<int32_t*>(at + of.n_slots)};
+    auto* const ml = reinterpret_cast<float2*>(at + of.ml);
+    full.regions[0].k_rows = to.k;
+    full.regions[0].v_rows = to.v;
+    full.regions[0].seq = to.seq;
+    full.regions[0].pos = to.pos;
+    full.n_slots = to.n_slots;
+    const ExpandSide k(args, true);
+    const ExpandSide v(args, false);
     const int chunks = args.context > args.expand ? (args.context + args.expand - 1) / args.expand : 1;
     if (chunks == 1) full.expand = 0;
-    const dim3 grid(static_cast<unsigned>(args.expand / expand_tile), static_cast<unsigned>(args.n_kv));
-    const unsigned row_blocks = static_cast<unsigned>((args.n_tokens * args.n_head + 7) / 8);
+    const int slots = std::min(args.expand, round_up(args.context, expand_slots));
+    const dim3 grid(static_cast<unsigned>(slots / expand_slots),
+                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), 2);
+    const auto row_blocks = static_cast<unsigned>(args.n_tokens * args.n_head + 3) / (expand_threads / 32);
     for (int chunk = 0; chunk < chunks; chunk++) {
         const int first_tile = chunk * (args.expand / expand_tile);
-        cudaError_t error =
-            launch_next(expand_kernel, grid, expand_threads, static_cast<size_t>(expand_tile * expand_pitch(args)),
-                        stream, args, first_tile, at + to.k, reinterpret_cast<uint64_t*>(at + to.seq),
-                        reinterpret_cast<int32_t*>(at + to.pos), reinterpret_cast<int32_t*>(at + to.n_slots));
-        if (error == cudaSuccess) {
-            error = launch_next(expand_kernel, grid, expand_threads,
-                                static_cast<size_t>(expand_tile * expand_pitch(values)), stream, values, first_tile,
-                                at + to.v, static_cast<uint64_t*>(nullptr), static_cast<int32_t*>(nullptr),
-                                static_cast<int32_t*>(nullptr));
-        }
+        cudaError_t error = expand(args, k, v, to, grid, first_tile, stream);
         if (error == cudaSuccess) error = attend(full, stream);
         if (error == cudaSuccess && chunks > 1) {
-            error = launch_next(add_chunk_kernel, dim3(row_blocks), expand_threads, 0, stream, full,
-                                reinterpret_cast<float2*>(at + to.ml), chunk == 0, chunk + 1 == chunks);
+            error = launch_next(add_chunk_kernel, dim3(row_blocks), expand_threads, 0, stream, full, ml, chunk == 0,
+                                chunk + 1 == chunks);
         }
         if (error != cudaSuccess) return error;
     }

@@ -1,97 +1,426 @@
-// Prefill on rebuilt keys: a chunk of the context becomes full rows of f16 once for all query rows, is attended to as any full cache is
-// (prefill.cuh), and the next chunk takes its place. What a chunk leaves is merged into the sums of those before: nothing grows with
-// the context.
+// Attention on expanded rows: a chunk of the context becomes full rows of f16 once for all query rows, is attended to as any full cache is,
+// and the next chunk takes its place. What a chunk leaves is merged into the sums of those before: nothing grows with the context.
+//
+// Expanding is a product of latents, decoded on the way, with B of the heads that share them. A thread block makes 128 slots x up to 128
+// dimensions of whole heads, 32 channels a step:
+//
+//   latents   decoded in registers where they come in the MLA kernel's units, each warp its own 32 slots; else in shared memory
+//   B         copied three steps deep
+//   product   a warp has 32 x 128; the result waits in shared memory for bias, norm and RoPE, and leaves in whole rows
 #pragma once
 
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/prefill/prefill_tile.cuh"
-#include "ops/cuda/rows/copy.cuh"
+#include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/mla/units.cuh"
+#include "ops/cuda/rows/dequant.cuh"
 #include "ops/cuda/shared_plan.h"
 #include "ops/cuda/softmax/parts.cuh"
+#include "ops/cuda/step/angle.cuh"
+#include "ops/latent_attn.h"
 
 namespace lkv::cuda {
 
-constexpr int expand_threads = 256;
-// bytes from slot to slot of a tile in shared memory, an odd multiple of 16
-LKV_HD inline int expand_pitch(const AttnArgs& p) { return round_up(plane_tiles(p.head_dim, p.n_rot), 4) * 32 + 16; }
+constexpr int expand_columns = 128;
+constexpr int expand_depth = 32;  // channels of a step
+constexpr int expand_stages = 3;
+constexpr int expand_threads = 128;
+constexpr int latent_pitch = 2 * expand_depth + 16;    // bytes, odd multiples of 16
+constexpr int factor_pitch = 2 * expand_columns + 16;  // also of the result
+constexpr int expand_shared = 2 * expand_slots * latent_pitch + expand_stages * expand_depth * factor_pitch;
+static_assert(expand_shared >= expand_slots * factor_pitch && expand_columns == most_expanded_head);
 
-// Where plane_dim has dimension d of a head.
-__device__ inline int column_of(const AttnArgs& p, int d) {
-    const int planes = p.n_rot / 2;
-    if (d >= p.n_rot) return 16 * ((planes + 7) / 8) + d - p.n_rot;
-    const int plane = p.rope_neox != 0 ? d % planes : d / 2;
-    const int second = p.rope_neox != 0 ? d / planes : d % 2;
-    return 16 * (plane / 8) + plane % 8 + 8 * second;
-}
+// K or V as it is expanded.
+struct ExpandSide {
+    const uint16_t* factor;  // f16 [n_kv][rank][head_dim]; null: rows are full already
+    const float* bias;       // [n_kv, head_dim]
+    const float* norm;       // [head_dim]
+    int32_t rank;
+    int32_t group;   // KV heads that share a latent
+    int32_t blocks;  // of 64 stored channels
+    int32_t heads;   // that a thread block makes
+    int32_t n_rot;
 
-// K of p, or V where p has it in K's place, of 64 slots and one KV head. grid: tiles of a chunk x KV heads. rows: f16
-// [expand][n_kv][head_dim]; seq, pos, n_slots: of these rows, where not null.
-__global__ void __launch_bounds__(expand_threads)
-    expand_kernel(const __grid_constant__ AttnArgs p, int first_tile, uint8_t* rows, uint64_t* seq, int32_t* pos,
-                  int32_t* n_slots) {
-    let_next_start();
-    wait_for_previous();
-    extern __shared__ __align__(16) uint8_t tile[];  // f16 [64][pitch bytes], dimensions in the order of plane_dim
-    __shared__ Chunk chunks[max_group_width / chunk_width];
-    const Parts parts(p);
-    if (n_slots != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
-        *n_slots = max(0, min(p.expand, (parts.n_tiles - first_tile) * expand_tile));
+    ExpandSide(const AttnArgs& p, bool is_k)
+        : factor(is_k ? p.k_b_rows : p.v_b),
+          bias(is_k ? p.k_bias : nullptr),
+          norm(is_k ? p.k_norm : nullptr),
+          rank(is_k ? p.k_rank_max : p.v_rank_max),
+          group(is_k ? p.k_group : p.v_group),
+          blocks(is_k ? p.k_blocks : p.v_blocks),
+          heads(1),
+          n_rot(is_k ? p.n_rot : 0) {
+        for (int n = 2; n <= group && n * p.head_dim <= expand_columns; n++) {
+            if (group % n == 0) heads = n;
+        }
     }
-    const int at = first_tile + static_cast<int>(blockIdx.x);
-    if (at >= parts.n_tiles) return;
-    const int head = blockIdx.y;
+};
+
+// A thread's slot.
+struct ExpandSlot {
+    const uint8_t* row;   // of the group's first staged byte; of the last slot in use where this one is not
+    const Chunk* chunks;  // of the group
+    bool exists;
+    int pos;
+    uint64_t seq;
+};
+
+__device__ inline ExpandSlot slot_of(const AttnArgs& p, const Parts& parts, bool is_k, int group, int first_tile) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int at = first_tile + static_cast<int>(blockIdx.x) * (expand_slots / expand_tile) + thread / expand_tile;
+    ExpandSlot to{};
+    if (at >= parts.n_tiles) return to;
     const int r = parts.region_of(at);
     const RegionArgs& region = p.regions[r];
-    const int first = (at - parts.tiles_before(r)) * expand_tile;
-    const GroupTable group = region.k_groups[head / p.k_group];
-    const int n_chunks = 4 * p.k_blocks;
-    for (int i = threadIdx.x; i < n_chunks; i += expand_threads) chunks[i] = region.chunks[group.chunks + i];
-    TileSource from{};
-    from.n = min(expand_tile, p.n_slots[r] - first);
-    from.k = region.k_rows + static_cast<int64_t>(first) * region.k_row_bytes + group.first;
-    from.k_step = static_cast<int>(region.k_row_bytes);
-    from.pos = region.pos + first;
-    const int slot0 = static_cast<int>(blockIdx.x) * expand_tile;
-    if (seq != nullptr && head == 0 && threadIdx.x < expand_tile) {
-        const int slot = threadIdx.x;
-        seq[slot0 + slot] = slot < from.n ? region.seq[first + slot] : 0;
-        pos[slot0 + slot] = slot < from.n ? from.pos[slot] : 0;
-    }
-    __syncthreads();
-    const int warp = threadIdx.x / 32;
-    const int pitch = expand_pitch(p);
-    if (p.k_b_planes != nullptr) {
-        rebuild_side<expand_tile, expand_threads / 32>(p, head, warp, from, chunks, tile, pitch,
-                                                       plane_tiles(p.head_dim, p.n_rot));
-    } else {
-        // full rows: as they are
-        for (int i = threadIdx.x; i < expand_tile * n_chunks; i += expand_threads) {
-            const int slot = i / n_chunks;
-            const int j = i - slot * n_chunks;
-            uint32_t x[8];
-            pairs_of_chunk(from.k + static_cast<int64_t>(min(slot, from.n - 1)) * from.k_step, chunks[j], x);
-            auto* const to = reinterpret_cast<uint16_t*>(tile + slot * pitch) + 16 * j;
+    const GroupTable& table = (is_k ? region.k_groups : region.v_groups)[group];
+    const int slot = (at - parts.tiles_before(r)) * expand_tile + thread % expand_tile;
+    const int last = p.n_slots[r] - 1;
+    to.chunks = region.chunks + table.chunks;
+    to.row = (is_k ? region.k_rows : region.v_rows) +
+             static_cast<int64_t>(min(slot, last)) * (is_k ? region.k_row_bytes : region.v_row_bytes) + table.first;
+    to.exists = slot <= last;
+    to.pos = to.exists ? region.pos[slot] : 0;
+    to.seq = to.exists ? region.seq[slot] : 0;
+    return to;
+}
+
+// 16 channels in their order, zero where there are none.
+__device__ inline void put_chunk(const ExpandSlot& slot, int j, void* to) {
+    uint32_t x[8] = {};
+    if (slot.row != nullptr) pairs_of_chunk(slot.row, slot.chunks[j], x);
+    auto* const at = static_cast<uint4*>(to);
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                if (16 * j + pair_channel(k) + 2 >= 16 * plane_tiles(p.head_dim, 0)) continue;
-                to[pair_channel(k)] = static_cast<uint16_t>(x[k]);
-                to[pair_channel(k) + 2] = static_cast<uint16_t>(x[k] >> 16);
+    for (int i = 0; i < 2; i++) {
+        at[i] = make_uint4(__byte_perm(x[4 * i], x[4 * i + 1], 0x5410), __byte_perm(x[4 * i], x[4 * i + 1], 0x7632),
+                           __byte_perm(x[4 * i + 2], x[4 * i + 3], 0x5410),
+                           __byte_perm(x[4 * i + 2], x[4 * i + 3], 0x7632));
+    }
+}
+
+// 16 of a step's 32 channels, in the order of KeyReader's pairs.
+__device__ inline void put_pairs(const ExpandSlot& slot, int j, uint8_t* to) {
+    uint32_t x[8] = {};
+    if (slot.row != nullptr) pairs_of_chunk(slot.row, slot.chunks[j], x);
+#pragma unroll
+    for (int q = 0; q < 4; q++) *reinterpret_cast<uint2*>(to + 16 * q + 8 * (j % 2)) = make_uint2(x[q], x[q + 4]);
+}
+
+// Steps up to the last channel that any of the thread block's slots stores.
+__device__ inline int steps_of(const ExpandSlot& slot, int n_chunks) {
+    int kept = 0;
+    for (int j = static_cast<int>(threadIdx.x) % 32; j < n_chunks; j += 32) {
+        if (slot.row != nullptr && slot.chunks[j].kind != kind_none) kept = j + 1;
+    }
+    int steps = 0;
+    for (int bit = 8; bit >= 0; bit--) {  // at most 2048 channels
+        if (__syncthreads_or((kept + 1) / 2 >= steps + (1 << bit))) steps += 1 << bit;
+    }
+    return steps;
+}
+
+// A thread's four pieces of a step's 32 channels of B: eight dimensions each, of channels x, x + 8, x + 16 and x + 24. Rows of a step lie in
+// the order of KeyReader's pairs, those of its first product before those of its second.
+class FactorCopies {
+public:
+    __device__ FactorCopies(const ExpandSide& side, int head0, int head_dim) : rank_(side.rank) {
+        constexpr int pieces = expand_columns / 8;
+        const int thread = static_cast<int>(threadIdx.x);
+        const int column = thread % pieces * 8;
+        const int head = small_quotient(column, head_dim);
+        channel_ = thread / pieces;
+        exists_ = head < side.heads;
+        from_ = side.factor + (static_cast<int64_t>(head0 + head) * side.rank + channel_) * head_dim + column -
+                head * head_dim;
+        to_ = (channel_ / 4 * 16 + channel_ % 2 * 8 + channel_ % 4 / 2) * factor_pitch + column * 2;
+        step_ = 8 * head_dim;
+    }
+    // The next step's, into its stage.
+    __device__ void issue(uint8_t* stage) {
+        if (!exists_) return;
+#pragma unroll
+        for (int k = 0; k < 4; k++, channel_ += 8, from_ += step_) {
+            uint8_t* const at = stage + to_ + 2 * k * factor_pitch;
+            if (channel_ < rank_) {
+                copy_async<16>(at, from_);
+            } else {
+                *reinterpret_cast<uint4*>(at) = make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+
+private:
+    const uint16_t* from_;
+    int rank_, channel_, to_, step_;
+    bool exists_;
+};
+
+// A warp's latents of one step: 32 slots x 16 channels twice, operands a.
+using LatentPair = uint32_t[2][2][4];  // [product][16 slots][word]
+
+__device__ __forceinline__ void expand_step(float (&acc)[2][16][4], const LatentPair& a, const uint8_t* factor,
+                                            int lane) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            uint32_t b[4];
+            load_four<true>(b, factor + (16 * k + lane % 16) * factor_pitch + 32 * n + lane / 16 * 16);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                mma(acc[m][2 * n], a[k][m], b[0], b[1]);
+                mma(acc[m][2 * n + 1], a[k][m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// One unit of the lane's four slots.
+template <int Bits>
+__device__ __forceinline__ void decode_unit(const KeyReader<Bits>& reader,
+                                            const uint32_t (&words)[4][KeyReader<Bits>::n_words],
+                                            const uint32_t (&affine)[4], LatentPair& a) {
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        uint32_t x[4];
+        uint32_t y[4];
+        reader.decode(words[2 * m], affine[2 * m], x);
+        reader.decode(words[2 * m + 1], affine[2 * m + 1], y);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            a[k][m][0] = x[2 * k];
+            a[k][m][1] = y[2 * k];
+            a[k][m][2] = x[2 * k + 1];
+            a[k][m][3] = y[2 * k + 1];
+        }
+    }
+}
+
+// Bias, norm and RoPE of one head's key. x: f16 [head_dim] in shared memory. By one warp
+__device__ inline void finish_key(const AttnArgs& p, const ExpandSide& side, int head, int pos, __half* x, int lane) {
+    constexpr int most = most_expanded_head / 64;  // pairs of dimensions of a lane
+    const int planes = side.n_rot / 2;
+    float2 of[most];
+    float power = 0.0f;
+    struct Dims {
+        int x, y;
+    };
+    const auto dims = [&](int i) {  // of pair i: a plane's, or neighbours behind them
+        return i < planes && p.rope_neox != 0 ? Dims{i, i + planes} : Dims{2 * i, 2 * i + 1};
+    };
+#pragma unroll
+    for (int k = 0; k < most; k++) {
+        const int i = lane + 32 * k;
+        of[k] = make_float2(0.0f, 0.0f);
+        if (2 * i >= p.head_dim) continue;
+        const Dims d = dims(i);
+        of[k] = make_float2(__half2float(x[d.x]), __half2float(x[d.y]));
+        if (side.bias != nullptr) {
+            of[k].x += side.bias[head * p.head_dim + d.x];
+            of[k].y += side.bias[head * p.head_dim + d.y];
+        }
+        power += of[k].x * of[k].x + of[k].y * of[k].y;
+    }
+    float inverse = 1.0f;
+    if (side.norm != nullptr) {
+#pragma unroll
+        for (int o = 16; o > 0; o /= 2) power += __shfl_xor_sync(0xffffffffu, power, o);
+        inverse = rsqrtf(power / static_cast<float>(p.head_dim) + p.k_norm_eps);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < most; k++) {
+        const int i = lane + 32 * k;
+        if (2 * i >= p.head_dim) continue;
+        const Dims d = dims(i);
+        if (side.norm != nullptr) {
+            of[k].x *= inverse * side.norm[d.x];
+            of[k].y *= inverse * side.norm[d.y];
+        }
+        if (i < planes) {
+            const auto [cosine, sine] = angle_of(p, i, pos);
+            of[k] = make_float2((of[k].x * cosine - of[k].y * sine) * p.rope_mscale,
+                                (of[k].x * sine + of[k].y * cosine) * p.rope_mscale);
+        }
+        x[d.x] = __float2half_rn(of[k].x);
+        x[d.y] = __float2half_rn(of[k].y);
+    }
+}
+
+// Where the rows of a chunk go. seq, pos, n_slots: of these rows, or null
+struct ExpandTo {
+    uint8_t* k;  // f16 [expand][n_kv][head_dim]
+    uint8_t* v;
+    uint64_t* seq;
+    int32_t* pos;
+    int32_t* n_slots;
+};
+
+// grid: 128 slots of a chunk x heads of a thread block x {K, V}. UNITS: latents come in units of 32 channels (mla/units.cuh)
+template <bool UNITS>
+__global__ void __launch_bounds__(expand_threads, 2)
+    expand_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ ExpandSide of_k,
+                  const __grid_constant__ ExpandSide of_v, const __grid_constant__ ExpandTo to, int first_tile) {
+    let_next_start();
+    extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ int positions[expand_slots];
+    __shared__ const uint8_t* rows_of[expand_slots];
+    __shared__ MlaUnit own_units[expand_threads / 32][most_units];
+    uint8_t* const latents = shared;
+    uint8_t* const factors = shared + 2 * expand_slots * latent_pitch;
+    const bool is_k = blockIdx.z == 0;
+    const ExpandSide& side = is_k ? of_k : of_v;
+    const int head0 = static_cast<int>(blockIdx.y) * side.heads;
+    if (head0 >= p.n_kv) return;
+    wait_for_previous();
+    const Parts parts(p);
+    const int thread = static_cast<int>(threadIdx.x);
+    const int left = (parts.n_tiles - first_tile) * expand_tile;
+    const bool notes = is_k && to.seq != nullptr && blockIdx.y == 0;
+    if (notes && blockIdx.x == 0 && thread == 0) *to.n_slots = max(0, min(p.expand, left));
+    const int slot0 = static_cast<int>(blockIdx.x) * expand_slots;
+    if (slot0 >= left) return;
+    const ExpandSlot slot = slot_of(p, parts, is_k, small_quotient(head0, side.group), first_tile);
+    positions[thread] = slot.pos;
+    if (notes) {
+        to.seq[slot0 + thread] = slot.seq;
+        to.pos[slot0 + thread] = slot.pos;
+    }
+    uint8_t* const rows = is_k ? to.k : to.v;
+    const auto row_at = [&](int s) {
+        return rows + (static_cast<int64_t>(slot0 + s) * p.n_kv + head0) * p.head_dim * 2;
+    };
+    if (side.factor == nullptr) {  // one head
+        for (int j = 0; 16 * j < p.head_dim; j++) {
+            __align__(16) uint8_t x[32];
+            put_chunk(slot, j, x);
+            for (int i = 0; i < 2 && 16 * j + 8 * i < p.head_dim; i++) {
+                *reinterpret_cast<uint4*>(row_at(thread) + 32 * j + 16 * i) = *reinterpret_cast<uint4*>(x + 16 * i);
+            }
+        }
+        return;
+    }
+
+    const int n_steps = steps_of(slot, 4 * side.blocks);
+    const int warp = thread / 32;
+    const int lane = thread % 32;
+    FactorCopies copies(side, head0, p.head_dim);
+    for (int step = 0; step < expand_stages - 1; step++) {
+        if (step < n_steps) copies.issue(factors + step * expand_depth * factor_pitch);
+        copies_commit();
+    }
+    float acc[2][16][4] = {};
+    // Before a step's product: its B is there, the one three steps further on its way.
+    const auto next_factor = [&](int step) {
+        copies_wait(expand_stages - 2);
+        __syncthreads();  // this step has come, the one before was read
+        const int ahead = step + expand_stages - 1;
+        if (ahead < n_steps) copies.issue(factors + ahead % expand_stages * expand_depth * factor_pitch);
+        copies_commit();
+        return factors + step % expand_stages * expand_depth * factor_pitch;
+    };
+    if constexpr (UNITS) {
+        MlaUnit* const units = own_units[warp];
+        const int n_chunks = slot.row != nullptr ? 4 * side.blocks : 0;
+        const int n_units = note_units(slot.chunks, n_chunks, units);
+        rows_of[thread] = slot.row;
+        __syncwarp();
+        const uint8_t* rows[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) rows[i] = rows_of[32 * warp + lane / 4 + 8 * i];
+        const auto run = [&](auto bits, int& u, int end) __attribute__((always_inline)) {
+            constexpr int Bits = decltype(bits)::value;
+            const KeyReader<Bits> reader(lane);
+            constexpr int n_words = KeyReader<Bits>::n_words;
+            uint32_t words[4][n_words];
+            uint32_t affine[4] = {};
+            int at = 0;
+            int segment_end = u;
+            const auto load = [&] {
+#pragma unroll
+                for (int i = 0; i < 4; i++) reader.load(rows[i] + at, words[i]);
+            };
+            const auto begin_segment = [&] {
+                const MlaUnit unit = units[u];
+                segment_end = unit.end;
+                at = unit.codes;
+                if constexpr (Bits < 16) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) affine[i] = u32_at<true>(rows[i] + unit.affine);
+                }
+                load();
+            };
+#pragma unroll 1
+            while (u < end) {
+                if (u == segment_end) begin_segment();
+                LatentPair a;
+                decode_unit<Bits>(reader, words, affine, a);
+                at += 4 * Bits;
+                if (u + 1 < segment_end) load();
+                expand_step(acc, a, next_factor(u), lane);
+                u++;
+            }
+        };
+        int u = 0;
+#pragma unroll 1
+        while (u < n_units) {
+            const MlaUnit unit = units[u];
+            const int end = min(static_cast<int>(unit.kind_end), n_units);
+            if (unit.kind == kind_f16_wide) {
+                run(std::integral_constant<int, 16>{}, u, end);
+            } else {
+                with_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) { run(bits, u, end); });
+            }
+        }
+        for (; u < n_steps; u++) next_factor(u);  // the other slots' regions store more channels
+    } else {
+        const auto load_latents = [&](int step) {
+            uint8_t* const at = latents + (step % 2 * expand_slots + thread) * latent_pitch;
+            put_pairs(slot, 2 * step, at);
+            put_pairs(slot, 2 * step + 1, at);
+        };
+        if (n_steps > 0) load_latents(0);
+#pragma unroll 1
+        for (int step = 0; step < n_steps; step++) {
+            const uint8_t* const factor = next_factor(step);
+            if (step + 1 < n_steps) load_latents(step + 1);
+            const uint8_t* const from = latents + (step % 2 * expand_slots + 32 * warp) * latent_pitch;
+            LatentPair a;
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+#pragma unroll
+                for (int k = 0; k < 2; k++) load_a(a[k][m], from + 16 * m * latent_pitch + 32 * k, latent_pitch, lane);
+            }
+            expand_step(acc, a, factor, lane);
+        }
+    }
+    copies_wait(0);
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint8_t* const at =
+                    shared + (32 * warp + 16 * m + lane / 4 + 8 * i) * factor_pitch + 16 * n + lane % 4 * 4;
+                *reinterpret_cast<uint32_t*>(at) = bits(__floats2half2_rn(acc[m][n][2 * i], acc[m][n][2 * i + 1]));
             }
         }
     }
     __syncthreads();
-    const int eighths = p.head_dim / 8;
-    for (int i = threadIdx.x; i < from.n * eighths; i += expand_threads) {
-        const int slot = i / eighths;
-        const int d = (i - slot * eighths) * 8;
-        const auto* const of = reinterpret_cast<const uint16_t*>(tile + slot * pitch);
-        uint32_t words[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            words[k] = of[column_of(p, d + 2 * k)] | static_cast<uint32_t>(of[column_of(p, d + 2 * k + 1)]) << 16;
+    if (side.n_rot > 0 || side.bias != nullptr || side.norm != nullptr) {
+        for (int i = warp; i < expand_slots * side.heads; i += expand_threads / 32) {
+            const int s = i % expand_slots;
+            const int h = i / expand_slots;
+            finish_key(p, side, head0 + h, positions[s],
+                       reinterpret_cast<__half*>(shared + s * factor_pitch) + h * p.head_dim, lane);
         }
-        *reinterpret_cast<uint4*>(rows + ((static_cast<int64_t>(slot0 + slot) * p.n_kv + head) * p.head_dim + d) * 2) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        __syncthreads();
+    }
+    const int pieces = side.heads * p.head_dim / 8;
+    for (int i = thread; i < expand_slots * pieces; i += expand_threads) {
+        const int s = i / pieces;
+        const int at = (i - s * pieces) * 16;
+        *reinterpret_cast<uint4*>(row_at(s) + at) = *reinterpret_cast<const uint4*>(shared + s * factor_pitch + at);
     }
 }
 
@@ -108,6 +437,7 @@ __global__ void __launch_bounds__(expand_threads)
     if (row >= rows) return;
     const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + row;
     const float2 before = first ? make_float2(-INFINITY, 0.0f) : ml[row];
+    __syncwarp();  // all lanes have read it
     float top = before.x;
     for (int s = 0; s < parts.count; s++) top = fmaxf(top, of[s * rows].x);
     const auto share = [&](const float2& x) { return x.y > 0.0f ? exp2f(x.x - top) : 0.0f; };

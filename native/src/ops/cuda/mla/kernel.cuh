@@ -45,6 +45,7 @@ struct MlaRow {
     int32_t pos;
     int32_t at;  // of [n_tokens, n_head]
     float slope;
+    int32_t head;  // KV head, of the item's
 };
 
 // Positions and sequences of a tile's slots.
@@ -58,6 +59,7 @@ struct MlaShared {
     MlaRow rows[32];
     MlaMarks marks[2];
     float scales[32];                 // of sums before this tile
+    float before[32];                 // what a row's mean counts for that the chunks before left
     uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
 };
 
@@ -121,28 +123,6 @@ __device__ inline void copy_marks(MlaMarks& marks, const MlaTile& tile) {
     copy_async<8>(&marks.seq[s], tile.region->seq + tile.first + s);
 }
 
-// Units of one side: lane u finds out about unit u. By one warp.
-__device__ inline int note_units(const Chunk* chunks, int n_chunks, MlaUnit* units) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const Chunk chunk = 2 * lane < n_chunks ? chunks[2 * lane] : Chunk{};
-    const int before = lane == 0 ? 0 : lane - 1;
-    const uint32_t affine = __shfl_sync(0xffffffffu, uint32_t{chunk.affine}, before);
-    const uint32_t kind = __shfl_sync(0xffffffffu, uint32_t{chunk.kind}, before);
-    const auto end_of = [&](bool begins) {  // of what lanes begin: the next one that does
-        const uint32_t all = __ballot_sync(0xffffffffu, begins);
-        const uint32_t later = lane == 31 ? 0 : all >> (lane + 1);
-        return static_cast<uint8_t>(later == 0 ? 32 : lane + __ffs(static_cast<int>(later)));
-    };
-    MlaUnit unit{};
-    unit.codes = chunk.codes;
-    unit.affine = chunk.affine;
-    unit.kind = chunk.kind;
-    unit.kind_end = end_of(lane == 0 || kind != chunk.kind);
-    unit.end = end_of(lane == 0 || kind != chunk.kind || affine != chunk.affine);
-    units[lane] = unit;
-    return __popc(__ballot_sync(0xffffffffu, chunk.kind != kind_none));
-}
-
 // Where a row's weight of a slot lies, in halves: as operand b of sums, a lane's words of two blocks of eight rows side by side.
 template <int NT>
 __device__ inline int weight_at(int slot, int row) {
@@ -180,9 +160,11 @@ __device__ void load_queries(const AttnArgs& p, const MlaShared& own, uint4* que
         const int row = i / 32 % NT * 8 + i % 32 / 4;
         const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);  // q_width is a multiple of 8
         const int at = own.rows[row].at;
-        const bool exists = at >= 0 && channel < p.q_width;
-        const auto* const from =
-            reinterpret_cast<const float4*>(p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel : 0));
+        // of expanded keys a row has the units of its own head
+        const int first = p.mla.keys.rows == nullptr ? 0 : own.rows[row].head * p.q_width;
+        const bool exists = at >= 0 && channel >= first && channel < first + p.q_width;
+        const auto* const from = reinterpret_cast<const float4*>(
+            p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel - first : 0));
         float4 x[2] = {from[0], from[1]};
         if (!exists) x[0] = x[1] = float4{};
         queries[i] = make_uint4(bits(__floats2half2_rn(x[0].x, x[0].z)), bits(__floats2half2_rn(x[0].y, x[0].w)),
@@ -233,29 +215,80 @@ __device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_
     }
 }
 
-// Of one warp: its slots and share of K's channels.
+// The same of expanded keys of f16, by heads: blocks of eight query rows that have none of a head's are left out.
 template <int NT>
-__device__ __forceinline__ void score_tile(const MlaTile& tile, const uint8_t* stage, const MlaUnit* units,
-                                           const uint4* queries, float* all_scores, int warp, int lane) {
+__device__ __forceinline__ void score_heads(float (&scores)[NT][4], const uint8_t* const (&rows)[2], int begin, int end,
+                                            int head_units, const MlaShared& own, const uint4* queries, int lane) {
+    constexpr int at_once = 2;  // units under way together
+    const KeyReader<16> reader(lane);
+    const int my_head = lane < 8 * NT ? own.rows[lane].head : -1;
+    int head = -1;
+    uint32_t has = 0;  // query rows of this head
+    uint32_t words[at_once][2][4];
+    const auto load = [&](int u, uint32_t (&to)[2][4]) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) reader.load(rows[i] + 2 * unit_channels * min(u, end - 1), to[i]);
+    };
+#pragma unroll
+    for (int k = 0; k < at_once; k++) load(begin + k, words[k]);
+#pragma unroll 1
+    for (int u0 = begin; u0 < end; u0 += at_once) {
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int u = u0 + k;
+            if (u >= end) break;
+            uint32_t x[4];
+            uint32_t y[4];
+            reader.decode(words[k][0], 0, x);
+            reader.decode(words[k][1], 0, y);
+            load(u + at_once, words[k]);
+            const int of = small_quotient(u, head_units);
+            if (of != head) {
+                head = of;
+                has = __ballot_sync(0xffffffffu, my_head == of);
+            }
+            const uint32_t first[4] = {x[0], y[0], x[1], y[1]};
+            const uint32_t second[4] = {x[2], y[2], x[3], y[3]};
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                if ((has >> 8 * n & 0xffu) == 0) continue;
+                const uint4 q = queries[(u * NT + n) * 32 + lane];
+                mma(scores[n], first, q.x, q.y);
+                mma(scores[n], second, q.z, q.w);
+            }
+        }
+    }
+}
+
+// Of one warp: its slots and share of K's channels.
+template <int NT, bool KEYS>
+__device__ __forceinline__ void score_tile(const AttnArgs& p, const MlaShared& own, const MlaTile& tile,
+                                           const uint8_t* stage, const MlaUnit* units, const uint4* queries,
+                                           float* all_scores, int warp, int lane) {
     const MlaSide& side = tile.region->k;
     const int slot_warps_bits = __ffs(tile.slots / key_slots) - 1;
     const int share = warp >> slot_warps_bits;
     const int shares_bits = mla_warp_bits - slot_warps_bits;
     const int first_slot = (warp & ((1 << slot_warps_bits) - 1)) * key_slots;
     if (first_slot >= tile.valid) return;
-    const int end = (share + 1) * side.n_units >> shares_bits;
+    const int n_units = KEYS ? p.mla.k_units : side.n_units;
+    const int end = (share + 1) * n_units >> shares_bits;
     const int g = lane / 4;
     float scores[NT][4] = {};
-    int u = share * side.n_units >> shares_bits;
+    int u = share * n_units >> shares_bits;
     const uint8_t* rows[2];
-    if (side.pitch == 0) {
+    if (KEYS || side.pitch == 0) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int s = min(first_slot + g + 8 * i, tile.valid - 1);
             rows[i] = side.rows + static_cast<int64_t>(tile.first + s) * side.row_bytes;
         }
-        score_units<NT, 16>(scores, rows, units, u, end, queries, lane);
-    } else {
+        if constexpr (KEYS) {
+            if (u < end) score_heads<NT>(scores, rows, u, end, p.head_dim / unit_channels, own, queries, lane);
+        } else {
+            score_units<NT, 16>(scores, rows, units, u, end, queries, lane);
+        }
+    } else if constexpr (!KEYS) {
         rows[0] = stage + staged_lead(side, tile) + (first_slot + g) * side.pitch;
         rows[1] = rows[0] + 8 * side.pitch;
 #pragma unroll 1
@@ -462,7 +495,7 @@ __device__ inline void clear_holes(uint8_t* stage, const MlaTile& tile, const ui
 }
 
 // What a thread block knows before an earlier kernel of the step has ended.
-__device__ inline void set_up(const AttnArgs& p, const MlaTiles& tiles, const SlotCounts& n_slots, MlaShared& own,
+__device__ inline void set_up(const AttnArgs& p, const MlaTiles& tiles, const MlaSlots& n_slots, MlaShared& own,
                               MlaUnit* units) {
     const WorkItem item(p, static_cast<int>(blockIdx.x));
     const int thread = static_cast<int>(threadIdx.x);
@@ -474,7 +507,8 @@ __device__ inline void set_up(const AttnArgs& p, const MlaTiles& tiles, const Sl
         const int at = exists ? item.few_row_at(p, of_item) : 0;
         const int token = small_quotient(at, p.n_head);
         own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1, exists ? at : -1,
-                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
+                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f,
+                         exists ? item.few_head(of_item) : -1};
     }
     const int warp = thread / 32;
     if (warp >= 2 * p.n_regions) return;
@@ -497,16 +531,27 @@ __device__ inline void set_up(const AttnArgs& p, const MlaTiles& tiles, const Sl
                      : mla_pitch(group.bytes, group.first, side.row_bytes);
     side.pieces = static_cast<int>(side.bytes + 30) / 16;
     side.step_rows = small_quotient(mla_threads, side.pieces);
+    const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };
+    const int first = of_region(n_slots.first);
+    if (is_k && p.mla.keys.rows != nullptr) {
+        side.row_bytes = static_cast<uint32_t>(p.n_kv * p.head_dim * 2);
+        side.rows = p.mla.keys.rows + static_cast<int64_t>(of_region(n_slots.key_row)) * side.row_bytes +
+                    item.head_kv * p.head_dim * 2;
+        side.pitch = 0;
+    } else {
+        side.rows += static_cast<int64_t>(first) * side.row_bytes;
+        side.lead = (side.lead + static_cast<uint32_t>(first) * side.row_bytes) % 16;
+    }
     if (!is_k) return;
-    to.pos = region.pos;
-    to.seq = region.seq;
-    to.n_slots = r == 0 ? n_slots.of[0] : (r == 1 ? n_slots.of[1] : n_slots.of[2]);
+    to.pos = region.pos + first;
+    to.seq = region.seq + first;
+    to.n_slots = of_region(n_slots.of);
     to.tile = tiles.slots_of(p, r);
     to.first_tile = tiles.tiles_before(r);
 }
 
-// NT: blocks of eight query rows. U: units of V that a warp sums.
-template <int NT, int U>
+// NT: blocks of eight query rows. U: units of V that a warp sums. KEYS: K is what MlaKeys has.
+template <int NT, int U, bool KEYS>
 __global__ void __launch_bounds__(mla_threads, 1)
     mla_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ MlaLayout layout) {
     extern __shared__ __align__(16) uint8_t shared[];
@@ -521,7 +566,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
 
-    const SlotCounts n_slots(p);
+    const MlaSlots n_slots(p);
     const MlaTiles tiles(p, n_slots);
     const int part = static_cast<int>(blockIdx.z);
     if (part >= tiles.count) return;
@@ -549,7 +594,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         const MlaTile tile(own, tiles, i);
         const int parity = (i - begin) % 2;
         const MlaUnit* const of_region = units + tile.r * 2 * most_units;
-        score_tile<NT>(tile, k_stage, of_region, queries, scores, warp, lane);
+        score_tile<NT, KEYS>(p, own, tile, k_stage, of_region, queries, scores, warp, lane);
         __syncthreads();  // scores are there, K has been read
 
         if (i + 1 < end) {
@@ -602,9 +647,22 @@ __global__ void __launch_bounds__(mla_threads, 1)
         for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
         const int row = warp * warp_rows<NT> + k;
         if (lane != 0 || row >= 8 * NT) continue;
-        own.scales[row] = sum > 0.0f ? 1.0f / sum : 0.0f;
         const int at = own.rows[row].at;
-        if (at >= 0) reinterpret_cast<float2*>(p.partial_ml)[first_row + at] = make_float2(state[k].top, sum);
+        float top = state[k].top;
+        float by = 1.0f;
+        float before = 0.0f;  // what this part has of the chunks before
+        float2* const ml = reinterpret_cast<float2*>(p.partial_ml) + first_row + max(at, 0);
+        if (KEYS && p.mla.keys.continues != 0 && at >= 0 && ml->y > 0.0f) {
+            const float most = fmaxf(top, ml->x);
+            by = power_of_two(top - most);
+            before = ml->y * power_of_two(ml->x - most);
+            top = most;
+        }
+        sum = sum > 0.0f ? sum * by : 0.0f;
+        const float inverse = sum + before > 0.0f ? 1.0f / (sum + before) : 0.0f;
+        own.scales[row] = sum > 0.0f ? by * inverse : 0.0f;
+        if constexpr (KEYS) own.before[row] = before * inverse;
+        if (at >= 0) *ml = make_float2(top, sum + before);
     }
     __syncthreads();
     const int width = 64 * p.v_blocks;
@@ -624,7 +682,16 @@ __global__ void __launch_bounds__(mla_threads, 1)
                 const auto pair = [&](int m) {
                     return bits(__floats2half2_rn(sums[u][m][n][e] * by, sums[u][m][n][e + 2] * by));
                 };
-                *reinterpret_cast<uint2*>(to + channel) = make_uint2(pair(0), pair(1));
+                uint2 mean = make_uint2(pair(0), pair(1));
+                if constexpr (KEYS) {
+                    if (own.before[row] > 0.0f) {
+                        const uint2 other = *reinterpret_cast<const uint2*>(to + channel);
+                        const __half2 share = __float2half2_rn(own.before[row]);
+                        mean.x = bits(__hfma2(half2_of(other.x), share, half2_of(mean.x)));
+                        mean.y = bits(__hfma2(half2_of(other.y), share, half2_of(mean.y)));
+                    }
+                }
+                *reinterpret_cast<uint2*>(to + channel) = mean;
             }
         }
     }

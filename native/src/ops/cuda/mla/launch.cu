@@ -6,18 +6,24 @@ namespace lkv::cuda {
 
 namespace {
 
-template <int NT, int U>
+template <int NT, int U, bool KEYS>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     const dim3 grid(static_cast<unsigned>(launched_items(args)),
                     static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)), static_cast<unsigned>(args.n_split));
     const MlaLayout layout(args.mla, args.n_regions);
-    return launch_next(mla_kernel<NT, U>, grid, mla_threads, static_cast<size_t>(layout.total()), stream, args, layout);
+    return launch_next(mla_kernel<NT, U, KEYS>, grid, mla_threads, static_cast<size_t>(layout.total()), stream, args,
+                       layout);
 }
 
 template <int NT>
 cudaError_t launch_units(const AttnArgs& args, cudaStream_t stream) {
-    return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2>(args, stream) : launch_one<NT, 1>(args, stream);
+    if (args.mla.keys.rows != nullptr) {
+        return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, true>(args, stream)
+                                             : launch_one<NT, 1, true>(args, stream);
+    }
+    return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, false>(args, stream)
+                                         : launch_one<NT, 1, false>(args, stream);
 }
 
 }  // namespace

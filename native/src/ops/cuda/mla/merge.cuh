@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
     __shared__ float sent[merged_rows * most_merge_dims + 16];  // of each block in turn, rounded up
     __shared__ uint64_t arrived;
     __shared__ bool last;
-    const SlotCounts counts(p);
+    const MlaSlots counts(p);
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const int warp = thread / 32;

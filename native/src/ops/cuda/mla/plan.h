@@ -18,9 +18,17 @@ constexpr int most_units = 32;                          // of one side: a warp f
 constexpr int key_slots = 16;                           // slots of a warp when it scores
 constexpr int score_pitch = key_slots * mla_warps + 4;  // four lanes' rows start in different banks
 constexpr int most_tile = 128;                          // slots
-constexpr int most_mla_tokens = 8;
-constexpr int mla_fixed = 5120;  // bytes of the kernel's own variables, at most
-constexpr int least_tile = 32;   // and of a tile of f16 rows, which are read where they lie
+constexpr int most_mla_tokens = 8;                      // more: least_expanded_tokens
+constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
+constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
+
+// K as full rows that a chunk of the slots was expanded to (expand.cuh), V as latents.
+struct MlaKeys {
+    const uint8_t* rows;  // f16 [slots][n_kv][head_dim]; null: K is latent too
+    int32_t first_tile;   // of the chunk, of expand_tile slots
+    int32_t n_tiles;
+    int32_t continues;  // 1: parts of the chunks before are there
+};
 
 struct MlaPlan {
     int32_t rows;     // query rows of a thread block, 8, 16 or 32; 0: another kernel
@@ -29,6 +37,7 @@ struct MlaPlan {
     int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16
     int32_t v_pitch;
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
+    MlaKeys keys;
 };
 
 // From row to row of a staged tile, for a group's bytes of rows that are row_bytes apart: what lies at a multiple of 16 in memory does

@@ -1,16 +1,40 @@
 // How the slots in use are cut in tiles, and the tiles in parts, a thread block each.
 #pragma once
 
+#include "ops/cuda/shared_plan.h"
 #include "ops/cuda/softmax/slot_counts.cuh"
 
 namespace lkv::cuda {
+
+// A launch's slots of every region: all in use, or those of a chunk.
+struct MlaSlots {
+    int32_t of[max_regions];
+    int32_t first[max_regions];
+    int32_t key_row[max_regions];  // expanded row of slot `first`
+
+    __device__ explicit MlaSlots(const AttnArgs& p) {
+        const SlotCounts counts(p);
+        const MlaKeys& keys = p.mla.keys;
+        int before = 0;  // tiles
+#pragma unroll
+        for (int r = 0; r < max_regions; r++) {
+            of[r] = counts.of[r];
+            first[r] = key_row[r] = 0;
+            if (keys.rows == nullptr) continue;
+            first[r] = max(0, (keys.first_tile - before) * expand_tile);
+            key_row[r] = (before - keys.first_tile) * expand_tile + first[r];
+            of[r] = max(0, min(of[r], (keys.first_tile + keys.n_tiles - before) * expand_tile) - first[r]);
+            before += (counts.of[r] + expand_tile - 1) / expand_tile;
+        }
+    }
+};
 
 struct MlaTiles {
     int before_1, before_2, n_tiles;  // tiles before regions 1 and 2, and all
     int tile;                         // slots of a tile of compressed rows
     int count;                        // parts with work, 1 … n_split
 
-    __device__ MlaTiles(const AttnArgs& p, const SlotCounts& n_slots) : tile(p.mla.tile) {
+    __device__ MlaTiles(const AttnArgs& p, const MlaSlots& n_slots) : tile(p.mla.tile) {
         const auto count_all = [&] {
             const auto tiles = [&](int r) {
                 const int slots = slots_of(p, r);

@@ -27,6 +27,28 @@ struct alignas(8) MlaUnit {
     uint8_t unused;
 };
 
+// Units of one side: lane u finds out about unit u. By one warp.
+__device__ inline int note_units(const Chunk* chunks, int n_chunks, MlaUnit* units) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const Chunk chunk = 2 * lane < n_chunks ? chunks[2 * lane] : Chunk{};
+    const int before = lane == 0 ? 0 : lane - 1;
+    const uint32_t affine = __shfl_sync(0xffffffffu, uint32_t{chunk.affine}, before);
+    const uint32_t kind = __shfl_sync(0xffffffffu, uint32_t{chunk.kind}, before);
+    const auto end_of = [&](bool begins) {  // of what lanes begin: the next one that does
+        const uint32_t all = __ballot_sync(0xffffffffu, begins);
+        const uint32_t later = lane == 31 ? 0 : all >> (lane + 1);
+        return static_cast<uint8_t>(later == 0 ? 32 : lane + __ffs(static_cast<int>(later)));
+    };
+    MlaUnit unit{};
+    unit.codes = chunk.codes;
+    unit.affine = chunk.affine;
+    unit.kind = chunk.kind;
+    unit.kind_end = end_of(lane == 0 || kind != chunk.kind);
+    unit.end = end_of(lane == 0 || kind != chunk.kind || affine != chunk.affine);
+    units[lane] = unit;
+    return __popc(__ballot_sync(0xffffffffu, chunk.kind != kind_none));
+}
+
 // Calls f(bits) as a constant, of codes.
 template <class Use>
 __device__ __forceinline__ void with_bits(uint8_t kind, Use&& use) {

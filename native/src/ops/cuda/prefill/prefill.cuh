@@ -2,7 +2,7 @@
 // 128 / WC rows and one part of the sequence, and walks it in tiles of slots, which it makes f16 matrices once for all rows:
 //
 //   copy      the tile's bytes as they are stored, asynchronously, ahead
-//   make      K and V as f16 rows in shared memory: decoded, or K rebuilt from its latent (prefill_tile.cuh)
+//   make      K and V as f16 rows in shared memory (prefill_tile.cuh)
 //   scores    every warp 16 rows x its slots
 //   softmax   online, in registers
 //   values    every warp 16 rows x its channels of V; sums stay in registers
@@ -40,21 +40,13 @@ __device__ inline float exp2_quick(float x) {
 }
 
 // Two stored channels of a query row as K's tile orders them: word w of 16 channels.
-template <bool REBUILD>
 __device__ inline uint32_t query_word(const AttnArgs& p, const float* row, int k16, int w) {
-    if constexpr (REBUILD) {
-        const int x = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, 16 * k16 + 2 * w);
-        const int y = plane_dim(p.head_dim, p.n_rot, p.rope_neox != 0, 16 * k16 + 2 * w + 1);
-        const bool exists = row != nullptr && k16 < plane_tiles(p.head_dim, p.n_rot);
-        return bits(__floats2half2_rn(exists && x >= 0 ? row[x] : 0.0f, exists && y >= 0 ? row[y] : 0.0f));
-    } else {
-        return query_pair(row, p.q_width, 16 * k16 + pair_channel(w));
-    }
+    return query_pair(row, p.q_width, 16 * k16 + pair_channel(w));
 }
 
 // WC: warps side by side over V's channels. KQ: 16-channel steps of queries in registers, 0: they lie in shared memory.
 // NV: 16-channel blocks of V a warp. TILE: slots.
-template <int WC, int KQ, int NV, int TILE, bool REBUILD>
+template <int WC, int KQ, int NV, int TILE>
 __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const __grid_constant__ AttnArgs p) {
     constexpr bool apart = WC == 1;  // tiles are made by warps of their own
     constexpr int R = 128 / WC;
@@ -135,8 +127,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
             const float* const from = first_row + row < item.n_rows
                                           ? p.q + static_cast<int64_t>(item.row_at(p, first_row + row)) * p.q_width
                                           : nullptr;
-            reinterpret_cast<uint32_t*>(queries + row * plan.k_tile_pitch)[at] =
-                query_word<REBUILD>(p, from, at / 8, at % 8);
+            reinterpret_cast<uint32_t*>(queries + row * plan.k_tile_pitch)[at] = query_word(p, from, at / 8, at % 8);
         }
     }
     __syncthreads();
@@ -224,12 +215,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     };
     constexpr int together = apart ? TILE / 32 : 1;
     const auto make_k = [&](int i, const TileSource& from, uint8_t* to) {
-        if constexpr (REBUILD) {
-            rebuild_side<TILE, makers>(p, item.head_kv, maker, from, side(i, true).chunk, to, plan.k_tile_pitch,
-                                       plan.k16);
-        } else {
-            decode_side<TILE, makers, together>(maker, from, from.k, from.k_step, side(i, true), to, plan.k_tile_pitch);
-        }
+        decode_side<TILE, makers, together>(maker, from, from.k, from.k_step, side(i, true), to, plan.k_tile_pitch);
     };
     const auto make_v = [&](int i, const TileSource& from, uint8_t* to) {
         decode_side<TILE, makers, together>(maker, from, from.v, from.v_step, side(i, false), to, plan.v_tile_pitch);
@@ -288,8 +274,8 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         const float* const from = exists ? p.q + static_cast<int64_t>(at) * p.q_width : nullptr;
 #pragma unroll
         for (int k = 0; k < KQ; k++) {
-            q[k][i] = query_word<REBUILD>(p, from, k, c);
-            q[k][i + 2] = query_word<REBUILD>(p, from, k, c + 4);
+            q[k][i] = query_word(p, from, k, c);
+            q[k][i + 2] = query_word(p, from, k, c + 4);
         }
     }
     float row_max[2] = {-INFINITY, -INFINITY};
