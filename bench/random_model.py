@@ -41,8 +41,8 @@ SHAPES = {
 }
 
 
-# Rows of eight KV heads of 128 at shares of f16, as the planner cuts them: (format, channels) of K and V. Of `none`
-# only exact tokens have channels: they stay in the factors.
+# Rows of eight KV heads of 128 at shares of f16, as the planner cuts them: (format, channels) of K and V.
+# Of `none` only exact tokens have channels: they stay in the factors.
 PLAN_HEADS = 8
 PLANS = {
     "28": (

@@ -82,8 +82,8 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
     }
     if (options_.keeps_recent()) {
         const int share = static_cast<int>(std::ceil(options_.recent_ratio * options_.n_ctx));
-        const int64_t slots =
-            int64_t{options_.recent + demotion_batch} * options_.n_seq_max + share + options_.n_ubatch;
+        const int64_t slots = int64_t{options_.recent + demotion_batch} * options_.n_seq_max + share +
+                              std::min(options_.n_ubatch, options_.exact_ubatch);
         add_region(hparams, spec, "recent", static_cast<int>(std::min<int64_t>(slots, options_.n_ctx)),
                    options_.recent_format);
     }

@@ -34,6 +34,7 @@ struct RegionFormat {
 struct KvCacheOptions {
     int n_ctx = 512;  // cells over all sequences
     int n_ubatch = 512;
+    int exact_ubatch = 512;  // of a ubatch the most tokens that enter the recent region whole; longer ones come settled
     int n_seq_max = 1;
     int sink = 0;
     int recent = 0;

@@ -17,7 +17,9 @@ struct BatchSlots {
     std::vector<int32_t> pos;    // [n_tokens]
     std::vector<int32_t> seq;    // [n_tokens]
     std::vector<SlotRef> slots;  // [n_tokens] where each token's row goes
-    float* k_staged = nullptr;   // [n_tokens, K width] where rows of K wait that go to a block; null: none does
+    // The tokens attend to each other's rows as they come, before any format: the cache shows these from the next batch on.
+    bool own_rows = false;
+    float* k_staged = nullptr;  // [n_tokens, K width] where rows of K wait that go to a block; null: none does
 };
 
 // One layer's attention in one graph. Its address is the nodes' userdata: it outlives the graph and does not move.

@@ -92,6 +92,13 @@ ggml_backend_buffer_type_t memory(const Model& model) {
 
 }  // namespace
 
+// Whether tokens of a long ubatch may attend to each other's rows before these are stored: a GPU that expands every layer's latents does.
+bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
+    return model.gpu_memory() != nullptr && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
+           model.hparams().head_dim <= most_expanded_head &&
+           std::all_of(model.layers().begin(), model.layers().end(), [](const auto& l) { return !l.k_b.empty(); });
+}
+
 KvCacheOptions cache_options(const Model& model, const SessionOptions& options) {
     const CacheSpec& spec = model.cache_spec();
     KvCacheOptions cache;
@@ -113,7 +120,8 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     if (cache.keeps_recent()) {
         // a ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an
         // f16 cache at 32K, half the budget that an exact window is for
-        cache.n_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
+        cache.exact_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
+        if (!sees_own_rows(model, cache)) cache.n_ubatch = cache.exact_ubatch;
     }
     cache.k_format = parse_kv("kv", options.kv_k.empty() ? options.kv : options.kv_k);
     cache.v_format = parse_kv("kv", options.kv_v.empty() ? options.kv : options.kv_v);
@@ -290,9 +298,8 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         prefill_lazily(tokens, pos, seq, output, logits, between_ubatches);
         return;
     }
-    const size_t n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
-    for (size_t first = 0; first < tokens.size(); first += n_ubatch) {
-        const size_t n = std::min(n_ubatch, tokens.size() - first);
+    for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
+        n = next_ubatch(seq.subspan(first));
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
         run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, logits);
         logits += out_ids.size() * static_cast<size_t>(model_->hparams().n_vocab);
@@ -300,6 +307,18 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
             between_ubatches();
         }
     }
+}
+
+// Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
+size_t Session::next_ubatch(std::span<const int32_t> seq) const {
+    const KvCacheOptions& options = cache_.options();
+    const auto of = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
+    const size_t n = of(options.n_ubatch);
+    if (!options.keeps_recent() || n <= static_cast<size_t>(options.exact_ubatch)) return n;
+    const bool settles =
+        fused_ && !cache_.in_blocks() &&
+        std::all_of(seq.begin(), seq.begin() + static_cast<ptrdiff_t>(n), [&](int32_t s) { return s == seq.front(); });
+    return settles ? n : of(options.exact_ubatch);
 }
 
 std::vector<int32_t> Session::wanted(std::span<const uint8_t> output) {
@@ -345,7 +364,9 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
                          std::span<const int32_t> out_ids, float* logits) {
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
-    batch_.slots = cache_.claim(pos, seq);
+    batch_.own_rows =
+        cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
+    batch_.slots = batch_.own_rows ? cache_.claim_settled(pos, seq) : cache_.claim(pos, seq);
     try {
         prepare_graph(graph_shape(tokens.size(), out_ids.size(), cache_));
         compute(tokens, pos, out_ids, cache_, batch_);

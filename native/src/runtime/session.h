@@ -94,6 +94,7 @@ private:
     void prefill_lazily(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                         std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches);
     bool starts_sequences(std::span<const int32_t> seq) const;
+    size_t next_ubatch(std::span<const int32_t> seq) const;
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that want logits
     GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;
     void prepare_graph(const GraphShape& shape, const ExactRows* exact = nullptr);

@@ -125,6 +125,9 @@ struct AttnArgs {
     MlaPlan mla;
     int32_t context;      // slots of the tiles in use, at least; set before a launch
     RegionArgs expanded;  // these rows' tables
+    // The batch's own rows, f32, which no region shows yet: of a prefill on expanded rows. k_rows null: all are in the regions
+    RegionArgs own;
+    const int32_t* n_own;  // [1], on the device
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and scratch, see partial_floats
     uint32_t*
         done;  // [merge_counters] 0 between launches: parts of a work item, or thread blocks of a merge, that have finished
@@ -169,6 +172,7 @@ struct ClaimArgs {
     const int32_t* slot;    // [n_tokens]
     int32_t* pos[max_regions];
     uint64_t* seq[max_regions];
+    int32_t seen;  // 0: they hold nothing yet
 };
 
 struct MoveArgs {

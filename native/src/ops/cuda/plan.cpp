@@ -439,6 +439,7 @@ bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, 
     const int row_bytes = a.n_kv * a.head_dim * 2;
     plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_slots * expand_slots, 1024, 4096),
                            round_up(capacity + expand_tile * p.n_regions, expand_slots));
+    plan.expand = std::max(plan.expand, round_up(a.n_tokens, expand_slots));  // the batch's own rows
     plan.tile = expand_tile;
     plan.expand_units =
         side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks) ? 1 : 0;

@@ -81,6 +81,18 @@ cudaError_t Attention::attend(const ggml_tensor* dst, const AttentionNode& node,
     args.q = static_cast<const float*>(dst->src[0]->data);
     args.out = static_cast<float*>(dst->data);
     args.context = args.n_tokens <= small_batch && args.expand != 0 ? launched_slots() : inputs_.context();
+    if (node.batch->own_rows) {
+        const ggml_tensor* const k = dst->src[2];
+        const ggml_tensor* const v = dst->src[3];
+        if (args.expand == 0) return cudaErrorNotSupported;  // a long ubatch of a file that expands nothing
+        args.own.k_rows = static_cast<const uint8_t*>(k->data);
+        args.own.v_rows = static_cast<const uint8_t*>(v->data);
+        args.own.k_row_bytes = static_cast<uint32_t>(k->nb[1]);
+        args.own.v_row_bytes = static_cast<uint32_t>(v->nb[1]);
+        args.own.pos = inputs_.q_pos();
+        args.own.seq = inputs_.own_seq();
+        args.n_own = inputs_.n_tokens();
+    }
     if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
         args.partial = partial_.as<float>();
         args.partial_ml = partial_ml_.as<float>();

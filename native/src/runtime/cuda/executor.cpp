@@ -121,6 +121,7 @@ CudaGpu::CudaGpu() {
 }
 
 void CudaGpu::finish(const ggml_tensor* tensor, void* data, size_t bytes) {
+    inputs_.end(main_.stream());
     if (tensor == nullptr) {
         check(cudaStreamSynchronize(main_.stream()), "the stream");
         return;

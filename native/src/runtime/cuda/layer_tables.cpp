@@ -38,6 +38,22 @@ void attach_region(Layer& layer, const RegionView& view, const Blocks& blocks, c
     target.v_row_bytes = view.v.row_bytes;
 }
 
+// A batch's rows as they come, in f32.
+void attach_own(Layer& layer, const LayerCacheSpec& spec, const Blocks& blocks) {
+    const auto plan = [](const std::vector<int>& ranks) {
+        std::vector<std::vector<SegmentSpec>> groups;
+        for (const int rank : ranks) groups.push_back({SegmentSpec{Format::f32, rank}});
+        return RowPlan(groups);
+    };
+    const RowPlan k = plan(spec.k.ranks);
+    const RowPlan v = plan(spec.v.ranks);
+    const RegionTables tables = region_tables(k.view(), v.view(), blocks.k, blocks.v);
+    RegionArgs& own = layer.constant.own;
+    own.k_groups = layer.keep(tables.k_groups);
+    own.v_groups = layer.keep(tables.v_groups);
+    own.chunks = layer.keep(tables.chunks);
+}
+
 // B_k, or E_q where keys are expanded.
 void attach_keys(Layer& layer, const Model& model, const Rope& rope, const Device& device, const Blocks& blocks,
                  int il) {
@@ -108,6 +124,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     AttnArgs& a = layer.constant;
     if (!weights.k_b.empty()) {
         attach_keys(layer, model, rope, device, blocks, il);
+        attach_own(layer, model.cache_spec().layers[static_cast<size_t>(il)], blocks);
         a.phases = phases_.as<uint64_t>();
         a.angles = angles_.as<uint16_t>();
         a.rebuilt_angles = rebuilt_angles_.as<uint16_t>();

@@ -1,5 +1,7 @@
 #include "runtime/cuda/step_inputs.h"
 
+#include <utility>
+
 #include <algorithm>
 
 #include "ops/cuda/launch.h"
@@ -29,12 +31,16 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     for (int r = 0; r < max_regions; r++) to[r] = r < cache.n_regions() ? cache.cells(r).end() : 0;
     context_ = 0;
     for (int r = 0; r < max_regions; r++) context_ += round_up(to[r], expand_tile);
-    int32_t* const fields = to + max_regions;
+    static_assert((max_regions + 1) % 2 == 0);
+    to[max_regions] = static_cast<int32_t>(n);
+    int32_t* const fields = to + max_regions + 1;
+    auto* const own_seq = reinterpret_cast<uint64_t*>(fields + 4 * static_cast<size_t>(n_ubatch_));
     for (size_t i = 0; i < n; i++) {
         fields[i] = batch.pos[i];
         fields[static_cast<size_t>(n_ubatch_) + i] = batch.seq[i];
         fields[2 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].region;
         fields[3 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].slot;
+        own_seq[i] = uint64_t{1} << batch.seq[i];
     }
     check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words(n_ubatch_) * sizeof(int32_t), cudaMemcpyHostToDevice,
                           stream),
@@ -42,9 +48,15 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     if (cache.cells_version() != cells_version_) {
         cells_version_ = cache.cells_version();
         copy_cells(cache, stream);
+        if (batch.own_rows) claim(static_cast<int>(n), false, stream);
     } else {
-        claim(static_cast<int>(n), stream);
+        claim(static_cast<int>(n), !batch.own_rows, stream);
     }
+    n_unseen_ = batch.own_rows ? static_cast<int>(n) : 0;
+}
+
+void StepInputs::end(cudaStream_t stream) {
+    if (n_unseen_ > 0) claim(std::exchange(n_unseen_, 0), true, stream);
 }
 
 void StepInputs::copy_cells(const KvCache& cache, cudaStream_t stream) {
@@ -61,12 +73,13 @@ void StepInputs::copy_cells(const KvCache& cache, cudaStream_t stream) {
     }
 }
 
-void StepInputs::claim(int n_tokens, cudaStream_t stream) {
+void StepInputs::claim(int n_tokens, bool seen, cudaStream_t stream) {
     ClaimArgs claim{};
     claim.q_pos = q_pos();
     claim.q_seq = q_seq();
     claim.region = region();
     claim.slot = slot();
+    claim.seen = seen ? 1 : 0;
     for (size_t r = 0; r < pos_.size(); r++) {
         claim.pos[r] = pos_[r].as<int32_t>();
         claim.seq[r] = seq_[r].as<uint64_t>();

@@ -18,12 +18,17 @@ public:
     void attach(const KvCache& cache);
     // Enqueues this step's copies, after the cache claimed its slots.
     void begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
+    // Behind the step: shows what it stored, where its tokens attended to their own rows.
+    void end(cudaStream_t stream);
 
     const int32_t* n_slots() const { return batch_.as<int32_t>(); }
-    const int32_t* q_pos() const { return batch_.as<int32_t>() + max_regions; }
+    const int32_t* n_tokens() const { return batch_.as<int32_t>() + max_regions; }
+    const int32_t* q_pos() const { return batch_.as<int32_t>() + max_regions + 1; }
     const int32_t* q_seq() const { return q_pos() + n_ubatch_; }
     const int32_t* region() const { return q_pos() + 2 * n_ubatch_; }
     const int32_t* slot() const { return q_pos() + 3 * n_ubatch_; }
+    // the batch's own rows as a region
+    const uint64_t* own_seq() const { return reinterpret_cast<const uint64_t*>(q_pos() + 4 * n_ubatch_); }
     const int32_t* pos(int of_region) const { return pos_[static_cast<size_t>(of_region)].as<int32_t>(); }
     const uint64_t* seq(int of_region) const { return seq_[static_cast<size_t>(of_region)].as<uint64_t>(); }
 
@@ -31,9 +36,10 @@ public:
     int context() const { return context_; }    // slots of the tiles in use, see AttnArgs::context
 
 private:
-    static size_t batch_words(int n_ubatch) { return max_regions + 4 * static_cast<size_t>(n_ubatch); }
+    static size_t batch_words(int n_ubatch) { return max_regions + 1 + 6 * static_cast<size_t>(n_ubatch); }
     void copy_cells(const KvCache& cache, cudaStream_t stream);
-    void claim(int n_tokens, cudaStream_t stream);
+    // The batch's slots hold its tokens, or none that is seen.
+    void claim(int n_tokens, bool seen, cudaStream_t stream);
 
     std::vector<DeviceMemory> pos_;  // per region
     std::vector<DeviceMemory> seq_;
@@ -41,11 +47,12 @@ private:
     int capacity_ = 0;
     int context_ = 0;
 
-    // [n_slots of 3 regions | pos | seq | region | slot], each of the last four n_ubatch long
+    // [n_slots of 3 regions | n_tokens | pos | seq | region | slot | sequences as bits], each of the last five n_ubatch long
     DeviceMemory batch_;
     std::unique_ptr<PinnedMemory> pinned_[2];
     int next_pinned_ = 0;
     int n_ubatch_ = 0;
+    int n_unseen_ = 0;  // tokens of a batch that attends to its own rows
 };
 
 }  // namespace lkv::cuda

@@ -15,6 +15,18 @@ cudaError_t expand(const AttnArgs& args, const ExpandSide& k, const ExpandSide& 
     return launch_next(kernel, grid, expand_threads, expand_shared, stream, args, k, v, to, first_tile);
 }
 
+cudaError_t expand_own(const AttnArgs& args, const ExpandSide& k, const ExpandSide& v, const ExpandTo& to,
+                       cudaStream_t stream) {
+    AttnArgs own = args;
+    own.n_regions = 1;
+    own.regions[0] = args.own;
+    own.n_slots = args.n_own;
+    own.expand_units = 0;
+    const dim3 grid(static_cast<unsigned>((args.n_tokens + expand_slots - 1) / expand_slots),
+                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), 2);
+    return expand(own, k, v, to, grid, 0, stream);
+}
+
 // K of every chunk as full rows, V as it is: for few query rows, whose sums of latents are less work than full rows of V.
 cudaError_t attend_expanded_keys(const AttnArgs& args, cudaStream_t stream) {
     AttnArgs latent = args;
@@ -54,7 +66,9 @@ cudaError_t attend_expanded(const AttnArgs& args, cudaStream_t stream) {
     full.n_slots = to.n_slots;
     const ExpandSide k(args, true);
     const ExpandSide v(args, false);
-    const int chunks = args.context > args.expand ? (args.context + args.expand - 1) / args.expand : 1;
+    // behind those of the cache the batch's own rows
+    const int own = args.own.k_rows != nullptr ? 1 : 0;
+    const int chunks = own + std::max(1 - own, (args.context + args.expand - 1) / args.expand);
     if (chunks == 1) full.expand = 0;
     const int slots = std::min(args.expand, round_up(args.context, expand_slots));
     const dim3 grid(static_cast<unsigned>(slots / expand_slots),
@@ -62,7 +76,8 @@ cudaError_t attend_expanded(const AttnArgs& args, cudaStream_t stream) {
     const auto row_blocks = static_cast<unsigned>(args.n_tokens * args.n_head + 3) / (expand_threads / 32);
     for (int chunk = 0; chunk < chunks; chunk++) {
         const int first_tile = chunk * (args.expand / expand_tile);
-        cudaError_t error = expand(args, k, v, to, grid, first_tile, stream);
+        cudaError_t error = own != 0 && chunk + 1 == chunks ? expand_own(args, k, v, to, stream)
+                                                            : expand(args, k, v, to, grid, first_tile, stream);
         if (error == cudaSuccess) error = attend(full, stream);
         if (error == cudaSuccess && chunks > 1) {
             error = launch_next(add_chunk_kernel, dim3(row_blocks), expand_threads, 0, stream, full, ml, chunk == 0,

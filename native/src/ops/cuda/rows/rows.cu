@@ -102,7 +102,7 @@ __global__ void claim_kernel(const __grid_constant__ ClaimArgs p, int n_tokens) 
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n_tokens) return;
     p.pos[p.region[i]][p.slot[i]] = p.q_pos[i];
-    p.seq[p.region[i]][p.slot[i]] = uint64_t{1} << p.q_seq[i];
+    p.seq[p.region[i]][p.slot[i]] = p.seen != 0 ? uint64_t{1} << p.q_seq[i] : 0;
 }
 
 __global__ void __launch_bounds__(512) copy_kernel(uint4* dst, const uint4* src, size_t n) {
