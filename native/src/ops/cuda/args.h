@@ -121,7 +121,7 @@ struct AttnArgs {
     int32_t v_pitch;
     // of a prefill on rebuilt keys, see expand.cuh: slots that become full rows of f16 at once, a multiple of the tile; 0: another kernel
     int32_t expand;
-    int32_t expand_units;  // 1: what is expanded comes in the MLA kernel's units
+    int32_t expand_units;  // 1: what is expanded comes in the MLA kernel's units, 2: and warpgroups multiply
     MlaPlan mla;
     int32_t context;      // slots of the tiles in use, at least; set before a launch
     RegionArgs expanded;  // these rows' tables

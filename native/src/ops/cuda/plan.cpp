@@ -437,12 +437,13 @@ bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, 
     if (a.rebuild == 0 || a.head_dim > most_expanded_head) return false;
     AttnArgs plan = a;
     const int row_bytes = a.n_kv * a.head_dim * 2;
-    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_slots * expand_slots, 1024, 4096),
+    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_slots * expand_slots, 1024, 8192),
                            round_up(capacity + expand_tile * p.n_regions, expand_slots));
     plan.expand = std::max(plan.expand, round_up(a.n_tokens, expand_slots));  // the batch's own rows
     plan.tile = expand_tile;
-    plan.expand_units =
-        side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks) ? 1 : 0;
+    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)
+                            ? (device.specialized ? 2 : 1)
+                            : 0;
     AttnArgs full = on_expanded_rows(plan);
     if (!plan_prefill(plan.expand, device, full.k_pitch, full.v_pitch, full, true) || full.prefill != 1) return false;
     plan.buffers = full.buffers;
@@ -463,7 +464,7 @@ bool plan_expand_keys(const LatentAttnParams& p, int capacity, const Device& dev
     if (!plan_mla(p, device, plan)) return false;
     plan.expand = std::min(most_bytes / (a.n_kv * a.head_dim * 2) / expand_slots * expand_slots,
                            round_up(capacity + expand_tile * p.n_regions, expand_slots));
-    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) ? 1 : 0;
+    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) ? (device.specialized ? 2 : 1) : 0;
     a = plan;
     return true;
 }

@@ -11,7 +11,9 @@ namespace {
 
 cudaError_t expand(const AttnArgs& args, const ExpandSide& k, const ExpandSide& v, const ExpandTo& to, const dim3& grid,
                    int first_tile, cudaStream_t stream) {
-    const auto kernel = args.expand_units != 0 ? expand_kernel<true> : expand_kernel<false>;
+    const auto kernel = args.expand_units == 0   ? expand_kernel<ExpandBy::chunks>
+                        : args.expand_units == 1 ? expand_kernel<ExpandBy::units>
+                                                 : expand_kernel<ExpandBy::warpgroup>;
     return launch_next(kernel, grid, expand_threads, expand_shared, stream, args, k, v, to, first_tile);
 }
 

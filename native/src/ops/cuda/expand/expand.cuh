@@ -9,8 +9,10 @@
 //   product   a warp has 32 x 128; the result waits in shared memory for bias, norm and RoPE, and leaves in whole rows
 #pragma once
 
+#include "ops/cuda/gpu/bulk_copy.cuh"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/gpu/warpgroup.cuh"
 #include "ops/cuda/mla/units.cuh"
 #include "ops/cuda/rows/dequant.cuh"
 #include "ops/cuda/shared_plan.h"
@@ -26,6 +28,7 @@ constexpr int expand_stages = 3;
 constexpr int expand_threads = 128;
 constexpr int latent_pitch = 2 * expand_depth + 16;    // bytes, odd multiples of 16
 constexpr int factor_pitch = 2 * expand_columns + 16;  // also of the result
+constexpr int column_pitch = 16 * expand_depth + 16;   // from eight dimensions to the next, where warpgroups multiply
 constexpr int expand_shared = 2 * expand_slots * latent_pitch + expand_stages * expand_depth * factor_pitch;
 static_assert(expand_shared >= expand_slots * factor_pitch && expand_columns == most_expanded_head);
 
@@ -118,7 +121,8 @@ __device__ inline int steps_of(const ExpandSlot& slot, int n_chunks) {
 }
 
 // A thread's four pieces of a step's 32 channels of B: eight dimensions each, of channels x, x + 8, x + 16 and x + 24. Rows of a step lie in
-// the order of KeyReader's pairs, those of its first product before those of its second.
+// the order of KeyReader's pairs, those of its first product before those of its second; BY_WARPS: whole, else as warpgroup_mma has them.
+template <bool BY_WARPS>
 class FactorCopies {
 public:
     __device__ FactorCopies(const ExpandSide& side, int head0, int head_dim) : rank_(side.rank) {
@@ -130,7 +134,8 @@ public:
         exists_ = head < side.heads;
         from_ = side.factor + (static_cast<int64_t>(head0 + head) * side.rank + channel_) * head_dim + column -
                 head * head_dim;
-        to_ = (channel_ / 4 * 16 + channel_ % 2 * 8 + channel_ % 4 / 2) * factor_pitch + column * 2;
+        const int row = channel_ / 4 * 16 + channel_ % 2 * 8 + channel_ % 4 / 2;
+        to_ = BY_WARPS ? row * factor_pitch + column * 2 : column / 8 * column_pitch + row * 16;
         step_ = 8 * head_dim;
     }
     // The next step's, into its stage.
@@ -138,7 +143,7 @@ public:
         if (!exists_) return;
 #pragma unroll
         for (int k = 0; k < 4; k++, channel_ += 8, from_ += step_) {
-            uint8_t* const at = stage + to_ + 2 * k * factor_pitch;
+            uint8_t* const at = stage + to_ + 2 * k * (BY_WARPS ? factor_pitch : 16);
             if (channel_ < rank_) {
                 copy_async<16>(at, from_);
             } else {
@@ -156,8 +161,11 @@ private:
 // A warp's latents of one step: 32 slots x 16 channels twice, operands a.
 using LatentPair = uint32_t[2][2][4];  // [product][16 slots][word]
 
-__device__ __forceinline__ void expand_step(float (&acc)[2][16][4], const LatentPair& a, const uint8_t* factor,
-                                            int lane) {
+__device__ __forceinline__ float (&four_of(float (&acc)[64], int n))[4] {
+    return *reinterpret_cast<float (*)[4]>(acc + 4 * n);
+}
+
+__device__ __forceinline__ void expand_step(float (&acc)[2][64], const LatentPair& a, const uint8_t* factor, int lane) {
 #pragma unroll
     for (int k = 0; k < 2; k++) {
 #pragma unroll
@@ -166,11 +174,18 @@ __device__ __forceinline__ void expand_step(float (&acc)[2][16][4], const Latent
             load_four<true>(b, factor + (16 * k + lane % 16) * factor_pitch + 32 * n + lane / 16 * 16);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                mma(acc[m][2 * n], a[k][m], b[0], b[1]);
-                mma(acc[m][2 * n + 1], a[k][m], b[2], b[3]);
+                mma(four_of(acc[m], 2 * n), a[k][m], b[0], b[1]);
+                mma(four_of(acc[m], 2 * n + 1), a[k][m], b[2], b[3]);
             }
         }
     }
+}
+
+// Calls f(bits) as a constant, f16 included.
+template <class Use>
+__device__ __forceinline__ void with_unit(int kind, Use&& use) {
+    if (kind == kind_f16_wide) return use(std::integral_constant<int, 16>{});
+    with_bits(static_cast<uint8_t>(kind), use);
 }
 
 // One unit of the lane's four slots.
@@ -254,8 +269,10 @@ struct ExpandTo {
     int32_t* n_slots;
 };
 
-// grid: 128 slots of a chunk x heads of a thread block x {K, V}. UNITS: latents come in units of 32 channels (mla/units.cuh)
-template <bool UNITS>
+// grid: 128 slots of a chunk x heads of a thread block x {K, V}. BY: latents come in units of 32 channels, mla/units.cuh
+// (otherwise in tables of 16), products by the four warps at once
+enum class ExpandBy { chunks, units, warpgroup };
+template <ExpandBy BY>
 __global__ void __launch_bounds__(expand_threads, 2)
     expand_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ ExpandSide of_k,
                   const __grid_constant__ ExpandSide of_v, const __grid_constant__ ExpandTo to, int first_tile) {
@@ -284,9 +301,9 @@ __global__ void __launch_bounds__(expand_threads, 2)
         to.seq[slot0 + thread] = slot.seq;
         to.pos[slot0 + thread] = slot.pos;
     }
-    uint8_t* const rows = is_k ? to.k : to.v;
+    uint8_t* const out = is_k ? to.k : to.v;
     const auto row_at = [&](int s) {
-        return rows + (static_cast<int64_t>(slot0 + s) * p.n_kv + head0) * p.head_dim * 2;
+        return out + (static_cast<int64_t>(slot0 + s) * p.n_kv + head0) * p.head_dim * 2;
     };
     if (side.factor == nullptr) {  // one head
         for (int j = 0; 16 * j < p.head_dim; j++) {
@@ -302,30 +319,85 @@ __global__ void __launch_bounds__(expand_threads, 2)
     const int n_steps = steps_of(slot, 4 * side.blocks);
     const int warp = thread / 32;
     const int lane = thread % 32;
-    FactorCopies copies(side, head0, p.head_dim);
+    constexpr bool by_warps = BY != ExpandBy::warpgroup;
+    FactorCopies<by_warps> copies(side, head0, p.head_dim);
     for (int step = 0; step < expand_stages - 1; step++) {
         if (step < n_steps) copies.issue(factors + step * expand_depth * factor_pitch);
         copies_commit();
     }
-    float acc[2][16][4] = {};
+    float acc[2][64] = {};  // of 16 slots each, [dimensions / 8][4]
     // Before a step's product: its B is there, the one three steps further on its way.
     const auto next_factor = [&](int step) {
         copies_wait(expand_stages - 2);
+        if constexpr (!by_warps) before_async_access();
         __syncthreads();  // this step has come, the one before was read
         const int ahead = step + expand_stages - 1;
         if (ahead < n_steps) copies.issue(factors + ahead % expand_stages * expand_depth * factor_pitch);
         copies_commit();
         return factors + step % expand_stages * expand_depth * factor_pitch;
     };
-    if constexpr (UNITS) {
-        MlaUnit* const units = own_units[warp];
-        const int n_chunks = slot.row != nullptr ? 4 * side.blocks : 0;
-        const int n_units = note_units(slot.chunks, n_chunks, units);
+    int n_units = 0;
+    const uint8_t* rows[4];  // of the lane's slots
+    MlaUnit* const units = own_units[warp];
+    if constexpr (BY != ExpandBy::chunks) {
+        n_units = note_units(slot.chunks, slot.row != nullptr ? 4 * side.blocks : 0, units);
         rows_of[thread] = slot.row;
         __syncwarp();
-        const uint8_t* rows[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) rows[i] = rows_of[32 * warp + lane / 4 + 8 * i];
+    }
+    if constexpr (BY == ExpandBy::warpgroup) {
+        uint32_t words[4][4];
+        uint32_t affine[4] = {};
+        int kind = kind_none;
+        const auto load = [&](int u) {
+            kind = kind_none;
+            if (u >= n_units) return;
+            const MlaUnit unit = units[u];
+            kind = unit.kind;
+            with_unit(kind, [&](auto bits) __attribute__((always_inline)) {
+                constexpr int Bits = decltype(bits)::value;
+                const KeyReader<Bits> reader(lane);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    uint32_t of[KeyReader<Bits>::n_words];
+                    reader.load(rows[i] + unit.codes, of);
+#pragma unroll
+                    for (int k = 0; k < KeyReader<Bits>::n_words; k++) words[i][k] = of[k];
+                    if constexpr (Bits < 16) affine[i] = u32_at<true>(rows[i] + unit.affine);
+                }
+            });
+        };
+        load(0);
+#pragma unroll 1
+        for (int u = 0; u < n_steps; u++) {
+            LatentPair a = {};
+            if (kind != kind_none) {
+                with_unit(kind, [&](auto bits) __attribute__((always_inline)) {
+                    constexpr int Bits = decltype(bits)::value;
+                    uint32_t of[4][KeyReader<Bits>::n_words];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+#pragma unroll
+                        for (int k = 0; k < KeyReader<Bits>::n_words; k++) of[i][k] = words[i][k];
+                    }
+                    decode_unit<Bits>(KeyReader<Bits>(lane), of, affine, a);
+                });
+            }
+            load(u + 1);
+            warpgroup_wait_all();  // the products of the step before, whose B is replaced now
+            const Operand factor(static_cast<uint32_t>(__cvta_generic_to_shared(next_factor(u))), column_pitch);
+            warpgroup_begin();
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+#pragma unroll
+                for (int m = 0; m < 2; m++) warpgroup_mma(acc[m], a[k][m], factor.at(256 * k), true);
+            }
+            warpgroup_commit();
+        }
+        warpgroup_wait(acc[0]);
+        warpgroup_wait(acc[1]);
+    } else if constexpr (BY == ExpandBy::units) {
         const auto run = [&](auto bits, int& u, int end) __attribute__((always_inline)) {
             constexpr int Bits = decltype(bits)::value;
             const KeyReader<Bits> reader(lane);
@@ -402,7 +474,8 @@ __global__ void __launch_bounds__(expand_threads, 2)
             for (int i = 0; i < 2; i++) {
                 uint8_t* const at =
                     shared + (32 * warp + 16 * m + lane / 4 + 8 * i) * factor_pitch + 16 * n + lane % 4 * 4;
-                *reinterpret_cast<uint32_t*>(at) = bits(__floats2half2_rn(acc[m][n][2 * i], acc[m][n][2 * i + 1]));
+                *reinterpret_cast<uint32_t*>(at) =
+                    bits(__floats2half2_rn(acc[m][4 * n + 2 * i], acc[m][4 * n + 2 * i + 1]));
             }
         }
     }

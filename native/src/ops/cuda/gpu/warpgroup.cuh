@@ -38,6 +38,11 @@ __device__ inline void warpgroup_commit() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+// Until all products of this warp are done with what they read.
+__device__ inline void warpgroup_wait_all() {
+    if constexpr (has_warpgroup_products) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
 // The instructions spell out the registers of d, as operands and by number.
 #define LKV_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define LKV_SIXTEEN(i) LKV_FOUR(i), LKV_FOUR((i) + 4), LKV_FOUR((i) + 8), LKV_FOUR((i) + 12)
@@ -80,6 +85,19 @@ __device__ inline void warpgroup_mma(float (&d)[48], uint64_t a, uint64_t b, boo
 }
 __device__ inline void warpgroup_mma(float (&d)[44], uint64_t a, uint64_t b, bool add) {
     LKV_MULTIPLY(44, "88", "%44", "%45", "%46");
+}
+
+// The same with a in registers, of each warp its own 16 rows as mma's operand a, and b as its rows come: 8 x 8 matrices of eight channels,
+// 16 bytes of columns each; the next eight channels beside them, the next eight columns next_rows further.
+__device__ inline void warpgroup_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %69, 0; "
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" LKV_NUMBERS_64
+        "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;}"
+        : LKV_OPERANDS_64
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+#endif
 }
 
 #undef LKV_MULTIPLY

@@ -1,6 +1,8 @@
 // ops/cuda/warpgroup.cuh on the emulated GPU: products happen when they are asked for.
 #pragma once
 
+#include <cstddef>
+
 #include "ops/cuda/gpu/mma.cuh"
 
 namespace lkv::cuda {
@@ -27,6 +29,7 @@ private:
 
 inline void warpgroup_begin() { emulated::exchange(0); }
 inline void warpgroup_commit() {}
+inline void warpgroup_wait_all() {}
 template <int n>
 void warpgroup_wait(float (&)[n]) {
     emulated::exchange(0);
@@ -49,6 +52,26 @@ void warpgroup_mma(float (&d)[n], uint64_t a, uint64_t b, bool add) {
         }
         d[i] = static_cast<float>(sum[0]);
         d[i + 2] = static_cast<float>(sum[1]);
+    }
+}
+
+inline void warpgroup_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
+    const auto* const at = static_cast<const uint8_t*>(emulated::at_address(static_cast<uint32_t>(b)));
+    const auto next_rows = static_cast<ptrdiff_t>(b >> 32);
+    for (int n = 0; n < 16; n++) {
+        float c[4];
+        for (int e = 0; e < 4; e++) c[e] = add ? d[4 * n + e] : 0.0f;
+        const auto pair = [&](int k) {  // channels k and k + 1 of column g
+            const auto element = [&](int i) {
+                const int column = emulated::lane() / 4;
+                return uint32_t{
+                    *reinterpret_cast<const uint16_t*>(at + n * next_rows + i / 8 * 128 + i % 8 * 16 + column * 2)};
+            };
+            return element(k) | element(k + 1) << 16;
+        };
+        const int first = emulated::lane() % 4 * 2;
+        mma(c, a, pair(first), pair(first + 8));
+        for (int e = 0; e < 4; e++) d[4 * n + e] = c[e];
     }
 }
 
