@@ -28,10 +28,21 @@ def used_mib() -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
 
 
+def batch_time(session: _core.Session, random: np.random.Generator, n_vocab: int, n: int) -> float:
+    """Seconds of a step of n tokens of one sequence, median."""
+    times = []
+    for _ in range(8):
+        tokens = random.integers(0, n_vocab, n).tolist()
+        start = time.perf_counter()
+        session.decode(tokens)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
 def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of tokens per second; decode is the median of single steps."""
     random = np.random.default_rng(1)
-    n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 64
+    n_ctx = max(depths) + args.prefill + args.decode * len(depths) + 192
     session = _core.Session(
         model, n_ctx=n_ctx, kv=kv, n_ubatch=args.ubatch, sink=args.sink, recent=args.recent
     )
@@ -55,11 +66,14 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
             "decode_ms_min": 1e3 * min(steps),
         }
         if depth == args.prefill_depth:
+            for n in (2, 4, 8):
+                row[f"batch_of_{n}"] = batch_time(session, random, model.n_vocab, n) / statistics.median(
+                    steps
+                )
             tokens = random.integers(0, model.n_vocab, args.prefill).tolist()
             start = time.perf_counter()
             session.decode(tokens, output="last")
             row["prefill_tps"] = args.prefill / (time.perf_counter() - start)
-            session.seq_rm(0, depth + args.decode, -1)
         session.seq_rm(0, depth, -1)
         at = depth
         row["device_mib"] = used_mib()

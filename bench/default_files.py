@@ -63,6 +63,8 @@ def table(measured: dict[str, list[dict[str, Any]]], base: str, keys: list[str])
                     row[f"share at {one['depth']}"] = 100 * one["decode_tps"] / of_base[one["depth"]]
             if "prefill_tps" in one:
                 row["prefill"] = one["prefill_tps"]
+            if "batch_of_8" in one:
+                row["batch"] = one["batch_of_8"]
         rows.append(row)
     return rows
 
@@ -72,7 +74,11 @@ def columns_of(args: argparse.Namespace) -> list[Column]:
     for depth in args.depths.split(","):
         columns.append(Column(f"at {depth}", depth, ".0f"))
         columns.append(Column(f"share at {depth}", "of f16", ".0f", "%"))
-    return [*columns, Column("prefill", f"prefill of {args.prefill} at {args.prefill_depth}", ".0f")]
+    return [
+        *columns,
+        Column("prefill", f"prefill of {args.prefill} at {args.prefill_depth}", ".0f"),
+        Column("batch", f"step of 8 tokens at {args.prefill_depth}, of one token's", ".2f", "x"),
+    ]
 
 
 def parse() -> argparse.Namespace:

@@ -99,10 +99,25 @@ __device__ inline void put_chunk(const ExpandSlot& slot, int j, void* to) {
     }
 }
 
+// 16 channels as pairs, see pairs_of_chunk; f32 rows come whole.
+__device__ inline void load_pairs(const ExpandSlot& slot, int j, uint32_t (&x)[8]) {
+    const Chunk chunk = slot.chunks[j];
+    const uint8_t* const from = slot.row + chunk.codes;
+    const bool whole = chunk.kind == static_cast<uint8_t>(Format::f32) && chunk.valid == chunk_width &&
+                       reinterpret_cast<uintptr_t>(from) % 16 == 0;
+    if (!whole) return pairs_of_chunk(slot.row, chunk, x);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float4 of = reinterpret_cast<const float4*>(from)[i];
+        x[i / 2 * 4 + i % 2 * 2] = bits(__floats2half2_rn(of.x, of.z));
+        x[i / 2 * 4 + i % 2 * 2 + 1] = bits(__floats2half2_rn(of.y, of.w));
+    }
+}
+
 // 16 of a step's 32 channels, in the order of KeyReader's pairs.
 __device__ inline void put_pairs(const ExpandSlot& slot, int j, uint8_t* to) {
     uint32_t x[8] = {};
-    if (slot.row != nullptr) pairs_of_chunk(slot.row, slot.chunks[j], x);
+    if (slot.row != nullptr) load_pairs(slot, j, x);
 #pragma unroll
     for (int q = 0; q < 4; q++) *reinterpret_cast<uint2*>(to + 16 * q + 8 * (j % 2)) = make_uint2(x[q], x[q + 4]);
 }
@@ -258,6 +273,53 @@ __device__ inline void finish_key(const AttnArgs& p, const ExpandSide& side, int
         x[d.x] = __float2half_rn(of[k].x);
         x[d.y] = __float2half_rn(of[k].y);
     }
+}
+
+// RoPE of whole heads where a lane has both dimensions of its planes: neighbours, or APART blocks of eight dimensions from each other.
+// pos: of slots g and g + 8 of both sixteens
+template <int APART>
+__device__ __forceinline__ void turn_keys(const AttnArgs& p, float (&acc)[2][64], const int (&pos)[2][2], int lane) {
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        if (APART != 0 && n / (APART + (APART == 0)) % 2 != 0) continue;
+#pragma unroll
+        for (int e = 0; e < (APART == 0 ? 1 : 2); e++) {
+            const int column = 8 * n + lane % 4 * 2 + e;
+            const int d = column - small_quotient(column, p.head_dim) * p.head_dim;
+            const uint64_t phase = p.phases[APART == 0 ? d / 2 : d];
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const auto [cosine, sine] = angle_of(phase, pos[m][i]);
+                    float& x = acc[m][4 * n + 2 * i + e];
+                    float& y = acc[m][4 * (n + APART) + 2 * i + (APART == 0 ? 1 : e)];
+                    const float turned = (x * cosine - y * sine) * p.rope_mscale;
+                    y = (x * sine + y * cosine) * p.rope_mscale;
+                    x = turned;
+                }
+            }
+        }
+    }
+}
+
+// The same, if this shape's keys need no more than that. False: finish_key does it all.
+__device__ __forceinline__ bool turn_whole_keys(const AttnArgs& p, const ExpandSide& side, float (&acc)[2][64],
+                                                const int* positions, int lane) {
+    if (side.n_rot != p.head_dim || side.bias != nullptr || side.norm != nullptr) return false;
+    int pos[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) pos[i / 2][i % 2] = positions[lane / 4 + 8 * i];
+    if (p.rope_neox == 0) {
+        turn_keys<0>(p, acc, pos, lane);
+    } else if (p.head_dim == 128) {
+        turn_keys<8>(p, acc, pos, lane);
+    } else if (p.head_dim == 64) {
+        turn_keys<4>(p, acc, pos, lane);
+    } else {
+        return false;
+    }
+    return true;
 }
 
 // Where the rows of a chunk go. seq, pos, n_slots: of these rows, or null
@@ -465,6 +527,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
         }
     }
     copies_wait(0);
+    const bool turned = turn_whole_keys(p, side, acc, positions + 32 * warp, lane);
     __syncthreads();
 #pragma unroll
     for (int m = 0; m < 2; m++) {
@@ -480,7 +543,7 @@ __global__ void __launch_bounds__(expand_threads, 2)
         }
     }
     __syncthreads();
-    if (side.n_rot > 0 || side.bias != nullptr || side.norm != nullptr) {
+    if (!turned && (side.n_rot > 0 || side.bias != nullptr || side.norm != nullptr)) {
         for (int i = warp; i < expand_slots * side.heads; i += expand_threads / 32) {
             const int s = i % expand_slots;
             const int h = i / expand_slots;
