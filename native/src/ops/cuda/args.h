@@ -91,6 +91,7 @@ struct AttnArgs {
     int32_t n_regions;
 
     // the plan
+    const char* kernel;  // whose it is, for logs
     // KV heads of one work item: they share their V group and their K group (K rebuild by single warps or in prefill: 1)
     int32_t unit;
     int32_t tile;         // slots of a tile: 16, 32, 64 or 128

@@ -1,6 +1,8 @@
 // How the attention kernel lays out its shared memory; read by the kernel and by the plan that chooses tiles for it.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <numeric>
 
 #include "base/half.h"

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/log.h"
 #include "ggml-impl.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/shared_plan.h"
@@ -54,6 +55,7 @@ const AttnArgs& Attention::plan(const AttentionNode& node) {
     } catch (const std::invalid_argument& e) {
         throw Error(e.what());
     }
+    log(LogLevel::debug, "[cuda] layer ", node.layer, ", ", args.n_tokens, " tokens: ", args.kernel);
     std::copy_n(layer.regions, max_regions, args.regions);
     args.n_slots = inputs_.n_slots();
     args.q_pos = inputs_.q_pos();

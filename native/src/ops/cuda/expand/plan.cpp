@@ -1,0 +1,67 @@
+#include <algorithm>
+
+#include "ops/cuda/plan.h"
+#include "ops/cuda/planners.h"
+#include "ops/cuda/shared_plan.h"
+
+namespace lkv::cuda {
+
+AttnArgs on_expanded_rows(const AttnArgs& args) {
+    AttnArgs full = args;
+    full.rebuild = 0;
+    full.k_extras = 0;
+    full.n_rot = 0;
+    full.v_b = nullptr;
+    full.v_rank_max = 0;
+    full.q_width = args.head_dim;
+    full.k_group = full.v_group = full.unit = 1;
+    full.n_regions = 1;
+    full.regions[0] = args.expanded;
+    full.prefill = 1;
+    full.kind = any_kind;
+    full.k_blocks = full.v_blocks = (args.head_dim + 63) / 64;
+    full.k_pitch = full.v_pitch = pitch_of(2 * args.head_dim);
+    return full;
+}
+
+// Whether a chunk of the context is expanded to full rows of f16 before it is attended to.
+bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
+    constexpr int most_bytes = 32 << 20;
+    static_assert(most_expanded_head <= prefill_channels[1]);
+    if (a.rebuild == 0 || a.head_dim > most_expanded_head) return false;
+    AttnArgs plan = a;
+    const int row_bytes = a.n_kv * a.head_dim * 2;
+    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_slots * expand_slots, 1024, 8192),
+                           round_up(capacity + expand_tile * p.n_regions, expand_slots));
+    plan.expand = std::max(plan.expand, round_up(a.n_tokens, expand_slots));  // the batch's own rows
+    plan.tile = expand_tile;
+    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)
+                            ? (device.specialized ? 2 : 1)
+                            : 0;
+    AttnArgs full = on_expanded_rows(plan);
+    if (!plan_prefill_rows(plan.expand, device, full.k_pitch, full.v_pitch, full, true) || full.prefill != 1)
+        return false;
+    plan.buffers = full.buffers;
+    plan.stages = full.stages;
+    plan.n_split = full.n_split;
+    a = plan;
+    return true;
+}
+
+// Whether K alone is expanded, for the MLA kernel: of as many KV heads at once as it has units for.
+bool plan_expand_keys(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
+    constexpr int most_bytes = 32 << 20;
+    if (a.rebuild == 0 || a.head_dim % unit_channels != 0 || a.head_dim > most_expanded_head) return false;
+    AttnArgs plan = a;
+    for (int n = 1; n <= a.v_group && n * a.head_dim <= most_units * unit_channels; n++) {
+        if (a.v_group % n == 0) plan.unit = n;
+    }
+    if (!plan_mla_rows(p, device, plan)) return false;
+    plan.expand = std::min(most_bytes / (a.n_kv * a.head_dim * 2) / expand_slots * expand_slots,
+                           round_up(capacity + expand_tile * p.n_regions, expand_slots));
+    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) ? (device.specialized ? 2 : 1) : 0;
+    a = plan;
+    return true;
+}
+
+}  // namespace lkv::cuda
