@@ -66,7 +66,8 @@ def combination(rng: random.Random, master: bool) -> dict[str, Any]:
 
 def logits(model: _core.Model, options: dict[str, Any], **how: Any) -> NDArray[np.float64]:
     """[calls, n_vocab] after the last token of every call."""
-    session = _core.Session(model, n_ctx=512, prefill="eager", **planned(model, options), **how)
+    # a GPU settles what is not recent of longer ubatches at once, a CPU a ubatch later
+    session = _core.Session(model, n_ctx=512, n_ubatch=128, prefill="eager", **planned(model, options), **how)
     rng = random.Random(1)
     length: dict[int, int] = {}
     rows = []
