@@ -50,6 +50,9 @@ struct RegionArgs {
     uint32_t v_row_bytes;
 };
 
+// How latents are expanded: from chunks of any format; from the MLA kernel's units, by single warps or by four at once.
+enum class ExpandBy : int32_t { chunks, units, warpgroup };
+
 struct AttnArgs {
     const float* q;  // [n_tokens, n_head, q_width]
     float* out;      // [n_tokens, n_head, head_dim]
@@ -122,7 +125,7 @@ struct AttnArgs {
     int32_t v_pitch;
     // of a prefill on rebuilt keys, see expand.cuh: slots that become full rows of f16 at once, a multiple of the tile; 0: another kernel
     int32_t expand;
-    int32_t expand_units;  // 1: what is expanded comes in the MLA kernel's units, 2: and warpgroups multiply
+    ExpandBy expand_by;
     MlaPlan mla;
     int32_t context;      // slots of the tiles in use, at least; set before a launch
     RegionArgs expanded;  // these rows' tables

@@ -64,7 +64,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.pair = 0;
     a.prefill = 0;
     a.expand = 0;
-    a.expand_units = 0;
+    a.expand_by = ExpandBy::chunks;
     a.kind = common_kind(p, a);
     for (const Kernel& kernel : kernels) {
         AttnArgs plan = a;

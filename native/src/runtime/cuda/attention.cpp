@@ -18,22 +18,31 @@ const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* fun
     return *static_cast<const AttentionNode*>(params.userdata);
 }
 
+void PartBytes::hold(const AttnArgs& args) {
+    sums = std::max(sums, partial_floats(args) * sizeof(float));
+    maxima = std::max(maxima, partial_ml_floats(args) * sizeof(float));
+}
+
 PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     PartBytes bytes;
+    PartBytes rehearsed;  // expanding layers are not
     expand_ = 0;
     for (const AttentionNode& node : graph.attention) {
         if (node.params.n_tokens == 0) continue;  // the last layer of a graph without outputs only stores
         const AttnArgs& args = plan(node);
-        bytes.sums = std::max(bytes.sums, partial_floats(args) * sizeof(float));
-        if (args.expand != 0) expand_ = expand_ == 0 ? args.expand : std::min(expand_, args.expand);
-        bytes.maxima = std::max(bytes.maxima, partial_ml_floats(args) * sizeof(float));
+        bytes.hold(args);
+        if (args.expand == 0) {
+            rehearsed.hold(args);
+        } else {
+            expand_ = expand_ == 0 ? args.expand : std::min(expand_, args.expand);
+        }
     }
     if (bytes.sums > partial_.bytes() || bytes.maxima > partial_ml_.bytes()) {
         check(cudaStreamSynchronize(stream), "the stream");
         partial_ = DeviceMemory(bytes.sums);
         partial_ml_ = DeviceMemory(bytes.maxima);
     }
-    return bytes;
+    return rehearsed;
 }
 
 // Powers of two, then whole chunks: a cache that fills is recorded anew a few times.

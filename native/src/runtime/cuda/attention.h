@@ -9,10 +9,12 @@ namespace lkv::cuda {
 // What one of our nodes was made with. function: what it is
 const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* function = nullptr);
 
-// Bytes that a graph's attention leaves parts in.
+// Bytes that attention leaves parts in.
 struct PartBytes {
     size_t sums = 0;
     size_t maxima = 0;
+
+    void hold(const AttnArgs& args);  // this one's too
 };
 
 class Attention {
@@ -20,7 +22,7 @@ public:
     Attention(LayerTables& layers, const StepInputs& inputs, const Device& device)
         : layers_(layers), inputs_(inputs), device_(device) {}
 
-    // A graph was built: plans for its nodes, and memory for what the largest leaves. Errors: Error for shapes the kernels do not take.
+    // A graph was built: plans for its nodes, and memory for what the largest leaves; returns what their rehearsals need. Errors: Error for shapes the kernels do not take.
     PartBytes prepare(const Graph& graph, cudaStream_t stream);
 
     // Slots that the prepared graph's launches are for, at least those in use: where a layer expands chunks of the context, their number is

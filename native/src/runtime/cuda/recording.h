@@ -18,8 +18,7 @@ public:
 
     // Of another graph, or none.
     void drop() {
-        if (step_ != nullptr) cudaGraphExecDestroy(step_);
-        step_ = nullptr;
+        destroy();
         recorded_ = nullptr;
         seen_ = nullptr;
     }
@@ -42,8 +41,7 @@ public:
     // enqueue(): launches the whole step on the stream, or on others that join it. False: nothing is recorded, with a warning.
     template <class Enqueue>
     bool record(const ggml_cgraph* graph, int slots, cudaStream_t stream, Enqueue&& enqueue) {
-        if (step_ != nullptr) cudaGraphExecDestroy(step_);
-        step_ = nullptr;
+        destroy();
         slots_ = slots;
         cudaError_t error = record(graph, stream, enqueue, true);
         if (error != cudaSuccess) {
@@ -59,6 +57,11 @@ public:
     }
 
 private:
+    void destroy() {
+        if (step_ != nullptr) cudaGraphExecDestroy(step_);
+        step_ = nullptr;
+    }
+
     template <class Enqueue>
     cudaError_t record(const ggml_cgraph* graph, cudaStream_t stream, Enqueue&& enqueue, bool early) {
         cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed);

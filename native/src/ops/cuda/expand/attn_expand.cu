@@ -9,11 +9,14 @@ namespace lkv::cuda {
 
 namespace {
 
-cudaError_t expand(const AttnArgs& args, const ExpandSide& k, const ExpandSide& v, const ExpandTo& to, const dim3& grid,
-                   int first_tile, cudaStream_t stream) {
-    const auto kernel = args.expand_units == 0   ? expand_kernel<ExpandBy::chunks>
-                        : args.expand_units == 1 ? expand_kernel<ExpandBy::units>
-                                                 : expand_kernel<ExpandBy::warpgroup>;
+// slots: of a chunk, that may be in use. sides: 1, K alone
+cudaError_t expand(const AttnArgs& args, const ExpandSide& k, const ExpandSide& v, const ExpandTo& to, int slots,
+                   unsigned sides, int first_tile, cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned>(round_up(slots, expand_slots) / expand_slots),
+                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), sides);
+    const auto kernel = args.expand_by == ExpandBy::chunks  ? expand_kernel<ExpandBy::chunks>
+                        : args.expand_by == ExpandBy::units ? expand_kernel<ExpandBy::units>
+                                                            : expand_kernel<ExpandBy::warpgroup>;
     return launch_next(kernel, grid, expand_threads, expand_shared, stream, args, k, v, to, first_tile);
 }
 
@@ -23,26 +26,23 @@ cudaError_t expand_own(const AttnArgs& args, const ExpandSide& k, const ExpandSi
     own.n_regions = 1;
     own.regions[0] = args.own;
     own.n_slots = args.n_own;
-    own.expand_units = 0;
-    const dim3 grid(static_cast<unsigned>((args.n_tokens + expand_slots - 1) / expand_slots),
-                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), 2);
-    return expand(own, k, v, to, grid, 0, stream);
+    own.expand_by = ExpandBy::chunks;
+    return expand(own, k, v, to, args.n_tokens, 2, 0, stream);
 }
 
 // K of every chunk as full rows, V as it is: for few query rows, whose sums of latents are less work than full rows of V.
 cudaError_t attend_expanded_keys(const AttnArgs& args, cudaStream_t stream) {
     AttnArgs latent = args;
+    AttnArgs tiles_of = args;
+    tiles_of.tile = expand_tile;
     auto* const rows = reinterpret_cast<uint8_t*>(args.partial + parts_floats(args));
     const ExpandedRows of(args);
     const ExpandTo to{rows + of.k, nullptr, nullptr, nullptr, nullptr};
     const ExpandSide k(args, true);
-    const int slots = std::min(args.expand, round_up(args.context, expand_slots));
-    const dim3 grid(static_cast<unsigned>(slots / expand_slots), static_cast<unsigned>(args.n_kv / k.heads));
+    const int slots = std::min(args.expand, args.context);
     const int tiles = args.expand / expand_tile;
     for (int first = 0; first == 0 || first * expand_tile < args.context; first += tiles) {
-        AttnArgs tiles_of = args;
-        tiles_of.tile = expand_tile;
-        cudaError_t error = expand(tiles_of, k, k, to, grid, first, stream);
+        cudaError_t error = expand(tiles_of, k, k, to, slots, 1, first, stream);
         latent.mla.keys = {to.k, first, tiles, first > 0 ? 1 : 0};
         if (error == cudaSuccess) error = launch_mla(latent, stream);
         if (error != cudaSuccess) return error;
@@ -72,14 +72,12 @@ cudaError_t attend_expanded(const AttnArgs& args, cudaStream_t stream) {
     const int own = args.own.k_rows != nullptr ? 1 : 0;
     const int chunks = own + std::max(1 - own, (args.context + args.expand - 1) / args.expand);
     if (chunks == 1) full.expand = 0;
-    const int slots = std::min(args.expand, round_up(args.context, expand_slots));
-    const dim3 grid(static_cast<unsigned>(slots / expand_slots),
-                    static_cast<unsigned>(args.n_kv / std::min(k.heads, v.heads)), 2);
+    const int slots = std::min(args.expand, args.context);
     const auto row_blocks = static_cast<unsigned>(args.n_tokens * args.n_head + 3) / (expand_threads / 32);
     for (int chunk = 0; chunk < chunks; chunk++) {
         const int first_tile = chunk * (args.expand / expand_tile);
         cudaError_t error = own != 0 && chunk + 1 == chunks ? expand_own(args, k, v, to, stream)
-                                                            : expand(args, k, v, to, grid, first_tile, stream);
+                                                            : expand(args, k, v, to, slots, 2, first_tile, stream);
         if (error == cudaSuccess) error = attend(full, stream);
         if (error == cudaSuccess && chunks > 1) {
             error = launch_next(add_chunk_kernel, dim3(row_blocks), expand_threads, 0, stream, full, ml, chunk == 0,

@@ -24,9 +24,7 @@ struct ExpandTo {
     int32_t* n_slots;
 };
 
-// grid: 128 slots of a chunk x heads of a thread block x {K, V}. BY: latents come in units of 32 channels, mla/units.cuh
-// (otherwise in tables of 16), products by the four warps at once
-enum class ExpandBy { chunks, units, warpgroup };
+// grid: 128 slots of a chunk x heads of a thread block x {K, V}
 template <ExpandBy BY>
 __global__ void __launch_bounds__(expand_threads, 2)
     expand_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ ExpandSide of_k,

@@ -63,7 +63,9 @@ template <int APART>
 __device__ __forceinline__ void turn_keys(const AttnArgs& p, float (&acc)[2][64], const int (&pos)[2][2], int lane) {
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        if (APART != 0 && n / (APART + (APART == 0)) % 2 != 0) continue;
+        if constexpr (APART != 0) {
+            if (n / APART % 2 != 0) continue;
+        }
 #pragma unroll
         for (int e = 0; e < (APART == 0 ? 1 : 2); e++) {
             const int column = 8 * n + lane % 4 * 2 + e;

@@ -49,7 +49,6 @@ struct ExpandSide {
 struct ExpandSlot {
     const uint8_t* row;   // of the group's first staged byte; of the last slot in use where this one is not
     const Chunk* chunks;  // of the group
-    bool exists;
     int pos;
     uint64_t seq;
 };
@@ -67,23 +66,10 @@ __device__ inline ExpandSlot slot_of(const AttnArgs& p, const Parts& parts, bool
     to.chunks = region.chunks + table.chunks;
     to.row = (is_k ? region.k_rows : region.v_rows) +
              static_cast<int64_t>(min(slot, last)) * (is_k ? region.k_row_bytes : region.v_row_bytes) + table.first;
-    to.exists = slot <= last;
-    to.pos = to.exists ? region.pos[slot] : 0;
-    to.seq = to.exists ? region.seq[slot] : 0;
+    if (slot > last) return to;
+    to.pos = region.pos[slot];
+    to.seq = region.seq[slot];
     return to;
-}
-
-// 16 channels in their order, zero where there are none.
-__device__ inline void put_chunk(const ExpandSlot& slot, int j, void* to) {
-    uint32_t x[8] = {};
-    if (slot.row != nullptr) pairs_of_chunk(slot.row, slot.chunks[j], x);
-    auto* const at = static_cast<uint4*>(to);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        at[i] = make_uint4(__byte_perm(x[4 * i], x[4 * i + 1], 0x5410), __byte_perm(x[4 * i], x[4 * i + 1], 0x7632),
-                           __byte_perm(x[4 * i + 2], x[4 * i + 3], 0x5410),
-                           __byte_perm(x[4 * i + 2], x[4 * i + 3], 0x7632));
-    }
 }
 
 // 16 channels as pairs, see pairs_of_chunk; f32 rows come whole.
@@ -98,6 +84,19 @@ __device__ inline void load_pairs(const ExpandSlot& slot, int j, uint32_t (&x)[8
         const float4 of = reinterpret_cast<const float4*>(from)[i];
         x[i / 2 * 4 + i % 2 * 2] = bits(__floats2half2_rn(of.x, of.z));
         x[i / 2 * 4 + i % 2 * 2 + 1] = bits(__floats2half2_rn(of.y, of.w));
+    }
+}
+
+// 16 channels in their order, zero where there are none.
+__device__ inline void put_chunk(const ExpandSlot& slot, int j, void* to) {
+    uint32_t x[8] = {};
+    if (slot.row != nullptr) load_pairs(slot, j, x);
+    auto* const at = static_cast<uint4*>(to);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        at[i] = make_uint4(__byte_perm(x[4 * i], x[4 * i + 1], 0x5410), __byte_perm(x[4 * i], x[4 * i + 1], 0x7632),
+                           __byte_perm(x[4 * i + 2], x[4 * i + 3], 0x5410),
+                           __byte_perm(x[4 * i + 2], x[4 * i + 3], 0x7632));
     }
 }
 

@@ -24,43 +24,46 @@ AttnArgs on_expanded_rows(const AttnArgs& args) {
     return full;
 }
 
+namespace {
+
+// Bytes of expanded rows, at most: about an L2 cache.
+constexpr int most_bytes = 32 << 20;
+
+int row_bytes(const AttnArgs& a) { return a.n_kv * a.head_dim * 2; }
+
+ExpandBy by_units(const Device& device) { return device.specialized ? ExpandBy::warpgroup : ExpandBy::units; }
+
+}  // namespace
+
 // Whether a chunk of the context is expanded to full rows of f16 before it is attended to.
 bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
-    constexpr int most_bytes = 32 << 20;
     static_assert(most_expanded_head <= prefill_channels[1]);
     if (a.rebuild == 0 || a.head_dim > most_expanded_head) return false;
-    AttnArgs plan = a;
-    const int row_bytes = a.n_kv * a.head_dim * 2;
-    plan.expand = std::min(std::clamp(most_bytes / (2 * row_bytes) / expand_slots * expand_slots, 1024, 8192),
-                           round_up(capacity + expand_tile * p.n_regions, expand_slots));
-    plan.expand = std::max(plan.expand, round_up(a.n_tokens, expand_slots));  // the batch's own rows
-    plan.tile = expand_tile;
-    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)
-                            ? (device.specialized ? 2 : 1)
-                            : 0;
-    AttnArgs full = on_expanded_rows(plan);
-    if (!plan_prefill_rows(plan.expand, device, full.k_pitch, full.v_pitch, full, true) || full.prefill != 1)
-        return false;
-    plan.buffers = full.buffers;
-    plan.stages = full.stages;
-    plan.n_split = full.n_split;
-    a = plan;
+    a.expand = std::min(std::clamp(most_bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, 8192),
+                        round_up(capacity + expand_tile * p.n_regions, expand_slots));
+    a.expand = std::max(a.expand, round_up(a.n_tokens, expand_slots));  // the batch's own rows
+    a.tile = expand_tile;
+    if (side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)) {
+        a.expand_by = by_units(device);
+    }
+    AttnArgs full = on_expanded_rows(a);
+    if (!plan_prefill_rows(a.expand, device, full.k_pitch, full.v_pitch, full, true) || full.prefill != 1) return false;
+    a.buffers = full.buffers;
+    a.stages = full.stages;
+    a.n_split = full.n_split;
     return true;
 }
 
 // Whether K alone is expanded, for the MLA kernel: of as many KV heads at once as it has units for.
 bool plan_expand_keys(const LatentAttnParams& p, int capacity, const Device& device, AttnArgs& a) {
-    constexpr int most_bytes = 32 << 20;
     if (a.rebuild == 0 || a.head_dim % unit_channels != 0 || a.head_dim > most_expanded_head) return false;
-    AttnArgs plan = a;
     for (int n = 1; n <= a.v_group && n * a.head_dim <= most_units * unit_channels; n++) {
-        if (a.v_group % n == 0) plan.unit = n;
+        if (a.v_group % n == 0) a.unit = n;
     }
-    if (!plan_mla_rows(p, device, plan)) return false;
-    plan.expand = std::min(most_bytes / (a.n_kv * a.head_dim * 2) / expand_slots * expand_slots,
-                           round_up(capacity + expand_tile * p.n_regions, expand_slots));
-    plan.expand_units = side_has_units(p, &RegionView::k, a.k_blocks) ? (device.specialized ? 2 : 1) : 0;
-    a = plan;
+    if (!plan_mla_rows(p, device, a)) return false;
+    a.expand = std::min(most_bytes / row_bytes(a) / expand_slots * expand_slots,
+                        round_up(capacity + expand_tile * p.n_regions, expand_slots));
+    if (side_has_units(p, &RegionView::k, a.k_blocks)) a.expand_by = by_units(device);
     return true;
 }
 
