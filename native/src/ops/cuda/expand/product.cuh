@@ -162,10 +162,10 @@ __device__ __forceinline__ void expand_by_warpgroup(ExpandSums& acc, const UnitR
             }
         });
     };
-    load(0);
-#pragma unroll 1
-    for (int u = 0; u < stages.n_steps(); u++) {
-        LatentPair a = {};
+    // a: of unit u; before: of the one before it, which products still read
+    const auto step = [&](int u, LatentPair& a, LatentPair& before) __attribute__((always_inline)) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) a[i / 8][i / 4 % 2][i % 4] = 0;
         if (kind != kind_none) {
             with_unit(kind, [&](auto bits) __attribute__((always_inline)) {
                 constexpr int Bits = decltype(bits)::value;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void expand_by_warpgroup(ExpandSums& acc, const UnitR
             });
         }
         load(u + 1);
-        warpgroup_wait_all();  // the products of the step before, whose B is replaced now
+        warpgroup_wait_all(before);  // and B of the step before is replaced now
         const Operand factor(static_cast<uint32_t>(__cvta_generic_to_shared(stages.next(u))), column_pitch);
         warpgroup_begin();
 #pragma unroll
@@ -188,7 +188,17 @@ __device__ __forceinline__ void expand_by_warpgroup(ExpandSums& acc, const UnitR
             for (int m = 0; m < 2; m++) warpgroup_mma(acc[m], a[k][m], factor.at(256 * k), true);
         }
         warpgroup_commit();
+    };
+    load(0);
+    LatentPair even = {};
+    LatentPair odd = {};
+#pragma unroll 1
+    for (int u = 0; u < stages.n_steps(); u += 2) {
+        step(u, even, odd);
+        if (u + 1 < stages.n_steps()) step(u + 1, odd, even);
     }
+    warpgroup_wait_all(even);
+    warpgroup_wait_all(odd);
     warpgroup_wait(acc[0]);
     warpgroup_wait(acc[1]);
 }

@@ -43,6 +43,19 @@ __device__ inline void warpgroup_wait_all() {
     if constexpr (has_warpgroup_products) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
+// The same, naming operands a in registers: products read them until then, which the compiler does not know. Left out, they are written
+// over while products run.
+__device__ inline void warpgroup_wait_all(uint32_t (&a)[2][2][4]) {
+#define LKV_A(k, m) "+r"(a[k][m][0]), "+r"(a[k][m][1]), "+r"(a[k][m][2]), "+r"(a[k][m][3])
+    if constexpr (has_warpgroup_products) {
+        asm volatile("wgmma.wait_group.sync.aligned 0;"
+                     : LKV_A(0, 0), LKV_A(0, 1), LKV_A(1, 0), LKV_A(1, 1)
+                     :
+                     : "memory");
+    }
+#undef LKV_A
+}
+
 // The instructions spell out the registers of d, as operands and by number.
 #define LKV_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define LKV_SIXTEEN(i) LKV_FOUR(i), LKV_FOUR((i) + 4), LKV_FOUR((i) + 8), LKV_FOUR((i) + 12)
