@@ -42,29 +42,19 @@ SHAPES = {
 
 
 # Rows of eight KV heads of 128 at shares of f16, as the planner cuts them: (format, channels) of K and V.
-# Of `none` only exact tokens have channels: they stay in the factors.
 PLAN_HEADS = 8
 PLANS = {
     "28": (
-        (("q8", 128), ("q8", 256), ("q4", 128), ("q4", 256), ("q2", 128), ("none", 128)),
-        (("q8", 192), ("q4", 192), ("q4", 256), ("q2", 192), ("q1", 64), ("none", 128)),
+        (("q8", 128), ("q8", 256), ("q4", 128), ("q4", 256), ("q2", 128)),
+        (("q8", 192), ("q4", 192), ("q4", 256), ("q2", 192), ("q1", 64)),
     ),
     "14": (
-        (
-            ("q8", 64),
-            ("q4", 128),
-            ("q4", 128),
-            ("q2", 128),
-            ("q2", 128),
-            ("q2", 64),
-            ("q1", 128),
-            ("none", 256),
-        ),
-        (("q4", 128), ("q4", 128), ("q2", 128), ("q2", 128), ("q1", 128), ("q1", 128), ("none", 256)),
+        (("q8", 64), ("q4", 128), ("q4", 128), ("q2", 128), ("q2", 128), ("q2", 64), ("q1", 128)),
+        (("q4", 128), ("q4", 128), ("q2", 128), ("q2", 128), ("q1", 128), ("q1", 128)),
     ),
     "8.5": (
-        (("q4", 64), ("q4", 128), ("q2", 64), ("q2", 128), ("q1", 128), ("none", 512)),
-        (("q4", 64), ("q2", 64), ("q2", 128), ("q1", 128), ("q1", 128), ("none", 512)),
+        (("q4", 64), ("q4", 128), ("q2", 64), ("q2", 128), ("q1", 128)),
+        (("q4", 64), ("q2", 64), ("q2", 128), ("q1", 128), ("q1", 128)),
     ),
 }
 SINK, RECENT = 4, 128  # the planner's exact windows
@@ -80,6 +70,11 @@ class Side:
     segments: tuple[
         tuple[str, int], ...
     ] = ()  # row format and channels; none: one format, chosen when opened
+
+    @property
+    def keeps_projection(self) -> bool:
+        """Form E (docs/gguf.md), which planned files have for their exact windows."""
+        return self.path in ("full", "rotated") or bool(self.segments)
 
     @classmethod
     def parse(cls, text: str, shape: Shape) -> Side:
@@ -203,18 +198,20 @@ def write(
         q4(blk + "ffn_up.weight", shape.n_ff, shape.n_embd)
         q4(blk + "ffn_down.weight", shape.n_embd, shape.n_ff)
         for side, name in ((k, "k"), (v, "v")):
-            if side.path in ("full", "rotated"):
+            if side.keeps_projection:
                 q4(blk + f"attn_{name}.weight", width_kv, shape.n_embd)
-            n_rank = side.rank * shape.n_kv // side.group
-            scale = 1.0 / math.sqrt(side.rank)
-            if side.path in ("rebuild", "latent"):
+            if side.path == "full":
+                continue
+            n_rank, columns = side.rank * shape.n_kv // side.group, side.group * shape.head_dim
+            if side.keeps_projection:
+                e = weights.f16(n_rank, columns, scale=1.0 / math.sqrt(columns))
+                out.add_tensor(blk + f"attn_{name}_e.weight", e)
+            else:
                 q4(blk + f"attn_{name}_a.weight", n_rank, shape.n_embd)
-                out.add_tensor(blk + f"attn_{name}_b.weight", weights.f16(width_kv, side.rank, scale=scale))
-            elif side.path == "rotated":
-                columns = side.group * shape.head_dim
-                out.add_tensor(
-                    blk + "attn_k_e.weight", weights.f16(n_rank, columns, scale=1.0 / math.sqrt(columns))
-                )
+            if side.path in ("rebuild", "latent"):
+                b = weights.f16(width_kv, side.rank, scale=1.0 / math.sqrt(side.rank))
+                out.add_tensor(blk + f"attn_{name}_b.weight", b)
+            else:
                 out.add_tensor(
                     blk + "attn_q_e.weight",
                     weights.f16(shape.n_kv, side.rank, shape.head_dim, scale=1.0 / math.sqrt(shape.head_dim)),

@@ -61,6 +61,7 @@ py::dict tensor_dict(std::string_view path, const lkv::TensorSpec& spec) {
     py::dict out;
     out["path"] = std::string(path);
     out["group"] = spec.group;
+    out["form"] = spec.encoded || path == "full" ? "e" : "a";
     out["ranks"] = spec.ranks;
     out["segments"] = spec.segments;
     out["formats"] = py::none();

@@ -73,9 +73,10 @@ public:
 
     int64_t n_out() const { return int64_t{params.n_tokens} * params.n_head * params.head_dim; }
 
-    // [n_tokens, n_head, head_dim]
-    std::vector<double> oracle(Perturb perturb = Perturb::nothing) const {
+    // [n_tokens, n_head, head_dim]. log_sums: if not null, of every row the logarithm of its scores' exponentials' sum
+    std::vector<double> oracle(Perturb perturb = Perturb::nothing, std::vector<double>* log_sums = nullptr) const {
         const LatentAttnParams& p = params;
+        if (log_sums != nullptr) log_sums->assign(static_cast<size_t>(int64_t{p.n_tokens} * p.n_head), -INFINITY);
         const int rep = p.n_head / p.n_kv;
         std::vector<double> out(static_cast<size_t>(n_out()), 0.0);
         for (int j = 0; j < p.n_kv; j++) {
@@ -83,7 +84,9 @@ public:
             for (int t = 0; t < p.n_tokens; t++) {
                 for (int r = 0; r < rep; r++) {
                     const int h = j * rep + r;
-                    attend(slots, t, h, perturb, &out[static_cast<size_t>((int64_t{t} * p.n_head + h) * p.head_dim)]);
+                    const auto row = static_cast<size_t>(int64_t{t} * p.n_head + h);
+                    const double sum = attend(slots, t, h, perturb, &out[row * static_cast<size_t>(p.head_dim)]);
+                    if (log_sums != nullptr) (*log_sums)[row] = sum;
                 }
             }
         }
@@ -378,7 +381,7 @@ private:
         return slots;
     }
 
-    void attend(const std::vector<Slot>& slots, int t, int h, Perturb perturb, double* out) const {
+    double attend(const std::vector<Slot>& slots, int t, int h, Perturb perturb, double* out) const {
         const LatentAttnParams& p = params;
         const float* q = p.q + (int64_t{t} * p.n_head + h) * p.q_width;
         std::vector<double> score(slots.size(), -INFINITY);
@@ -400,9 +403,10 @@ private:
             sum += weight;
             for (size_t d = 0; d < slots[i].v.size(); d++) out[d] += weight * slots[i].v[d];
         }
-        if (sum == 0.0) return;
+        if (sum == 0.0) return -INFINITY;
         for (int d = 0; d < p.head_dim; d++) out[d] /= sum;
         if (perturb == Perturb::value) out[0] *= 1.01;
+        return max + std::log(sum);
     }
 
     AttnShape shape_;
@@ -412,5 +416,81 @@ private:
     std::vector<int32_t> q_pos_, q_seq_, token_pos_, token_seq_;
     std::vector<std::unique_ptr<Region>> regions_;
 };
+
+// Full rows of exact windows and latents, of the same queries: what one softmax over both gives.
+struct Beside {
+    AttnCase full;
+    AttnCase latents;
+
+    std::vector<double> oracle(Perturb perturb = Perturb::nothing) const {
+        std::vector<double> sums[2];
+        std::vector<double> out = full.oracle(Perturb::nothing, &sums[0]);
+        const std::vector<double> other = latents.oracle(perturb, &sums[1]);
+        const auto width = static_cast<size_t>(full.params.head_dim);
+        for (size_t i = 0; i < out.size(); i++) {
+            const double a = sums[0][i / width];
+            const double b = sums[1][i / width];
+            const double top = std::max(a, b);
+            const double share = top == -INFINITY ? 0.0 : std::exp(b - top) / (std::exp(a - top) + std::exp(b - top));
+            out[i] = (1.0 - share) * out[i] + share * other[i];
+        }
+        return out;
+    }
+};
+
+// Such pairs: latents of both paths, few tokens and many, wide and narrow, and either side of them empty.
+inline std::vector<std::pair<AttnShape, AttnShape>> shapes_beside() {
+    struct Pair {
+        const char* name;
+        bool rebuild, v_latent;
+        int head_dim, n_kv, rep, group, k_rank, v_rank;
+        Format format;
+        int n_tokens, n_full, n_past;
+    };
+    constexpr Pair all[] = {
+        {"joint", false, true, 128, 8, 4, 8, 768, 768, Format::q4, 1, 130, 300},
+        {"joint, three tokens", false, true, 64, 4, 2, 4, 256, 192, Format::q2, 3, 20, 200},
+        {"joint, eight tokens", false, true, 64, 4, 4, 4, 192, 256, Format::q8, 8, 40, 90},
+        {"joint, no latent yet", false, true, 64, 4, 2, 4, 256, 192, Format::q2, 1, 20, 0},
+        {"joint, no exact token", false, true, 64, 4, 2, 4, 256, 192, Format::q4, 1, 0, 200},
+        {"other formats", false, true, 64, 4, 2, 4, 96, 80, Format::q5, 1, 30, 100},
+        {"per head", false, true, 64, 2, 4, 1, 32, 48, Format::q3, 2, 30, 100},
+        {"full V", false, false, 64, 2, 2, 2, 64, 0, Format::q4, 1, 30, 100},
+        {"full V, many tokens", false, false, 64, 2, 2, 2, 64, 0, Format::q4, 30, 30, 100},
+        {"rebuilt", true, true, 64, 4, 4, 2, 64, 96, Format::q4, 1, 30, 100},
+        {"rebuilt, wide", true, true, 64, 4, 4, 4, 320, 256, Format::q4, 2, 130, 300},
+        {"rebuilt, a prompt", true, true, 64, 4, 2, 4, 192, 192, Format::q4, 20, 60, 200},
+        {"wide heads", false, true, 256, 1, 4, 1, 192, 128, Format::q4, 1, 30, 100},
+    };
+    std::vector<std::pair<AttnShape, AttnShape>> pairs;
+    unsigned seed = 900;
+    for (const Pair& of : all) {
+        AttnShape full;
+        full.name = std::string("beside full rows: ") + of.name;
+        full.head_dim = of.head_dim;
+        full.n_kv = of.n_kv;
+        full.rep = of.rep;
+        full.n_tokens = of.n_tokens;
+        AttnShape latents = full;
+        full.n_past = std::max(0, of.n_full);
+        full.empty_first = of.n_full == 0;
+        full.seed = seed++;
+        latents.k_rebuild = of.rebuild;
+        latents.v_latent = of.v_latent;
+        latents.k_group = of.group;
+        latents.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), of.k_rank);
+        if (of.v_latent) {
+            latents.v_group = of.group;
+            latents.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), of.v_rank);
+        }
+        latents.k_formats = latents.v_formats = {of.format};
+        latents.uniform = true;
+        latents.n_past = of.n_past;
+        latents.empty_first = of.n_past == 0;
+        latents.seed = seed++;
+        pairs.emplace_back(full, latents);
+    }
+    return pairs;
+}
 
 }  // namespace lkv::test

@@ -254,9 +254,10 @@ public:
                                static_cast<uint32_t>(v.row_bytes)};
             layers_.push_back(args);
             lkv::cuda::StoreArgs store{};
-            store.k = store.v = values;
-            store.k_stride = store.v_stride = width;
-            store.targets[0] = {const_cast<uint8_t*>(args.regions[0].k_rows),
+            store.latents = {values, values, width, width};
+            store.with_k = store.with_v = 1;
+            store.targets[0] = {0,
+                                const_cast<uint8_t*>(args.regions[0].k_rows),
                                 const_cast<uint8_t*>(args.regions[0].v_rows),
                                 k_segments_,
                                 v_segments_,

@@ -38,7 +38,8 @@ public:
                 const auto begin = std::chrono::steady_clock::now();
                 lkv::latent_attn_partial(case_.params, plan_, scratch_.data(), ith, n_threads_);
                 sync.arrive_and_wait();
-                lkv::latent_attn_combine(case_.params, plan_, scratch_.data(), ith, n_threads_);
+                lkv::latent_attn_combine(std::array{lkv::PartialAttn{case_.params, plan_, scratch_.data()}}, ith,
+                                         n_threads_);
                 sync.arrive_and_wait();
                 if (ith == 0)
                     best =

@@ -69,6 +69,7 @@ inline cuda::Device device_limits() {
 class DeviceCase {
 public:
     cuda::AttnArgs args{};
+    bool keeps_parts = false;  // memory for maxima and sums even where results are all
 
     explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits()) {
         int capacity = 0;
@@ -128,7 +129,27 @@ public:
 
     // Poisoned first: what the kernels do not write stays NaN.
     std::vector<float> run() {
-        const bool parts = args.n_split > 1 || args.v_b != nullptr || args.expand != 0;
+        prepare();
+        cuda_check(cuda::attend(args, nullptr), "attend");
+        cuda_check(cudaDeviceSynchronize(), "attention");
+        return out_.download<float>();
+    }
+
+    // With full rows beside these latents.
+    std::vector<float> run_beside(DeviceCase& full) {
+        full.args.leaves = cuda::Leaves::parts;
+        full.prepare();
+        prepare();
+        cuda_check(cuda::attend(full.args, nullptr), "full rows");
+        cuda_check(cuda::begin_beside(args, nullptr), "the latents beside them");
+        cuda_check(cuda::end_beside(args, full.args, nullptr), "both");
+        cuda_check(cudaDeviceSynchronize(), "attention");
+        return out_.download<float>();
+    }
+
+    void prepare() {
+        const bool parts = args.n_split > 1 || args.v_b != nullptr || args.expand != 0 ||
+                           args.leaves != cuda::Leaves::results || keeps_parts;
         if (parts) {
             partial_ = DeviceBuffer(cuda::partial_floats(args) * sizeof(float));
             partial_ml_ = DeviceBuffer(cuda::partial_ml_floats(args) * sizeof(float));
@@ -139,9 +160,6 @@ public:
         args.partial = parts ? partial_.as<float>() : nullptr;
         args.partial_ml = parts ? partial_ml_.as<float>() : nullptr;
         cuda_check(cudaMemset(out_.as<void>(), 0xff, out_.bytes()), "a memset");
-        cuda_check(cuda::attend(args, nullptr), "attend");
-        cuda_check(cudaDeviceSynchronize(), "attention");
-        return out_.download<float>();
     }
 
     template <class T>

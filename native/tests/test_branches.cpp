@@ -48,8 +48,9 @@ struct Layer {
             return x;
         };
         node.on_gpu = true;
-        node.params.head_dim = head_dim;
-        node.params.n_head = n_head;
+        node.latents.emplace();
+        node.latents->head_dim = head_dim;
+        node.latents->n_head = n_head;
         ggml_tensor* const in = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_embd, 1);
         ggml_set_input(in);
         ggml_tensor* from = in;
@@ -60,10 +61,11 @@ struct Layer {
         k = keep(ggml_scale(ctx, keep(ggml_mul_mat(ctx, wk, x)), 2.0F));
         ggml_tensor* const v = keep(ggml_mul_mat(ctx, weight(), x));
         q = keep(ggml_mul_mat(ctx, weight(), keep(ggml_mul_mat(ctx, weight(), choices.q_from_k ? k : x))));
-        ggml_tensor* const stored = lkv::store_rows(ctx, node, k, v);
+        ggml_tensor* const stored = lkv::store_rows(ctx, node, std::nullopt, lkv::BatchRows{k, v});
         ggml_build_forward_expand(graph, stored);
         if (choices.between) ggml_build_forward_expand(graph, ggml_scale(ctx, x, 3.0F));
-        ggml_tensor* const out = lkv::latent_attn(ctx, node, ggml_reshape_3d(ctx, q, head_dim, n_head, 1), stored, 1);
+        ggml_tensor* const out = lkv::latent_attn(
+            ctx, node, {.full = nullptr, .latents = ggml_reshape_3d(ctx, q, head_dim, n_head, 1)}, stored, 1);
         ggml_build_forward_expand(graph, ggml_mul_mat(ctx, weight(), ggml_reshape_2d(ctx, out, n_embd, 1)));
         CHECK(ggml_gallocr_alloc_graph(allocator.get(), graph));
     }

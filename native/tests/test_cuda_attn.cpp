@@ -262,9 +262,34 @@ void samples() {
         const double tolerance = tolerance_of(s);
         CHECK_MSG(error <= tolerance, s.name + ": relative error " + std::to_string(error));
         CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, s.name + ": scores 1 % off go unseen");
+        if (device.args.expand == 0) continue;
+        const lkv::cuda::ExpandBy planned = device.args.expand_by;
+        for (const auto by : {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units}) {
+            if (by >= planned) continue;
+            device.args.expand_by = by;
+            CHECK_MSG(relative_error(device.run(), c.oracle()) <= tolerance,
+                      s.name + ": expanded by way " + std::to_string(static_cast<int>(by)));
+        }
+        device.args.expand_by = planned;
         if (device.args.expand <= lkv::cuda::expand_slots) continue;
         device.args.expand = lkv::cuda::expand_slots;  // several chunks
         CHECK_MSG(relative_error(device.run(), c.oracle()) <= tolerance, s.name + ": in several chunks");
+    }
+}
+
+// Latents beside full rows of exact windows.
+void beside() {
+    for (const auto& [full, latents] : lkv::test::shapes_beside()) {
+        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        DeviceCase of_full(c.full.params);
+        DeviceCase of_latents(c.latents.params);
+        of_latents.keeps_parts = true;
+        const std::vector<float> got = of_latents.run_beside(of_full);
+        const double error = relative_error(got, c.oracle());
+        const double tolerance = tolerance_of(latents);
+        CHECK_MSG(error <= tolerance,
+                  full.name + " (" + of_latents.args.kernel + "): relative error " + std::to_string(error));
+        if (latents.n_past > 0) CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, full.name);
     }
 }
 
@@ -1140,7 +1165,7 @@ struct DevicePlan {
 lkv::cuda::RowTarget target(const RowLayout& row, const DevicePlan& plan, const DeviceBuffer& k,
                             const DeviceBuffer& v) {
     const auto* segments = plan.segments.as<lkv::SegmentLayout>();
-    return {k.as<uint8_t>(), v.as<uint8_t>(), segments, segments, row.row_bytes, row.row_bytes, plan.n, plan.n};
+    return {0, k.as<uint8_t>(), v.as<uint8_t>(), segments, segments, row.row_bytes, row.row_bytes, plan.n, plan.n};
 }
 
 // Values as caches hold them: channels of different spread, outliers, offsets, an all-zero and a constant row.
@@ -1187,8 +1212,8 @@ void rows() {
         const DeviceBuffer slot(slots);
         const DeviceBuffer region(std::vector<int32_t>(n, 0));
         lkv::cuda::StoreArgs args{};
-        args.k = args.v = values.as<float>();
-        args.k_stride = args.v_stride = row.width;
+        args.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
+        args.with_k = args.with_v = 1;
         args.region = region.as<int32_t>();
         args.slot = slot.as<int32_t>();
         args.targets[0] = target(row, device_plan, k, v);
@@ -1196,10 +1221,10 @@ void rows() {
             cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
         } else {
             lkv::cuda::StoreArgs alone = args;
-            alone.v = nullptr;
+            alone.with_v = 0;
             cuda_check(lkv::cuda::store_rows(alone, n, nullptr), "store_rows of K");
             alone = args;
-            alone.k = nullptr;
+            alone.with_k = 0;
             cuda_check(lkv::cuda::store_rows(alone, n, nullptr), "store_rows of V");
         }
         cuda_check(cudaDeviceSynchronize(), "storing");
@@ -1273,8 +1298,8 @@ void rows_of_one_segment() {
             const DeviceBuffer slot(slots);
             const DeviceBuffer region(std::vector<int32_t>(n, 0));
             lkv::cuda::StoreArgs args{};
-            args.k = args.v = values.as<float>();
-            args.k_stride = args.v_stride = width;
+            args.latents = {values.as<float>(), values.as<float>(), width, width};
+            args.with_k = args.with_v = 1;
             args.region = region.as<int32_t>();
             args.slot = slot.as<int32_t>();
             args.targets[0] = target(row, device_plan, k, v);
@@ -1302,6 +1327,7 @@ int main(int argc, char** argv) {
         if (small ? in_small : named.empty() || named.contains(name)) test();
     };
     run("samples", true, samples);
+    run("beside", true, beside);
     run("mla", true, mla);
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);

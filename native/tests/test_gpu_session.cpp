@@ -27,6 +27,8 @@ constexpr int n_ff = 96;
 constexpr int n_kv = 2;
 constexpr int rep = 2;
 constexpr int n_vocab = 96;
+// Of what the formats cost, that GPU and CPU may differ by. On a real GPU ggml-cuda multiplies f32 in TF32: three times as much.
+double share_of_formats = 0.2;
 
 // The files' cache: one latent a group of `group` heads, of `rank` channels in `n_segments` segments.
 struct Shape {
@@ -36,10 +38,24 @@ struct Shape {
     int group;
     int rank;
     int n_segments;
+    // Latents are E of K and V, so that exact windows hold full rows. `identity`: E, B and E_q change nothing, and it is the same which
+    // tokens are exact.
+    enum Encoded { no, random, identity } encoded = no;
 };
 constexpr Shape shapes[] = {
-    {"full", "full", 64, 1, 64, 1},        {"rotated", "latent", 128, 2, 256, 4}, {"rotated", "latent", 64, 1, 64, 2},
-    {"rebuild", "latent", 128, 2, 128, 4}, {"rebuild", "full", 64, 1, 64, 4},     {"full", "latent", 128, 2, 192, 6},
+    {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
+    {"rebuild", "latent", 128, 2, 256, 4, Shape::identity},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random},
+    {"rebuild", "latent", 128, 2, 128, 4, Shape::random},
+    {"rebuild", "latent", 64, 1, 48, 3, Shape::random},
+    {"rotated", "full", 64, 2, 64, 4, Shape::random},
+    {"full", "latent", 64, 1, 32, 2, Shape::random},
+    {"full", "full", 64, 1, 64, 1},
+    {"rotated", "latent", 128, 2, 256, 4},
+    {"rotated", "latent", 64, 1, 64, 2},
+    {"rebuild", "latent", 128, 2, 128, 4},
+    {"rebuild", "full", 64, 1, 64, 4},
+    {"full", "latent", 128, 2, 192, 6},
     {"rotated", "latent", 64, 2, 128, 8},
 };
 
@@ -101,6 +117,35 @@ private:
         const size_t bytes = values.size() * sizeof(float);
         std::memcpy(file_.data.data() + file_.data.size() - bytes, values.data(), bytes);
     }
+    // value(i): of number i, counted with the first of ne fastest
+    template <class Value>
+    void filled(const std::string& name, const std::vector<int64_t>& ne, Value value) {
+        tensor(name, ne, 0.0);
+        const auto n = std::accumulate(ne.begin(), ne.end(), int64_t{1}, std::multiplies<>());
+        uint8_t* at = file_.data.data() + file_.data.size() - static_cast<size_t>(n) * sizeof(float);
+        for (int64_t i = 0; i < n; i++, at += sizeof(float)) {
+            const float x = value(i) ? 1.0F : 0.0F;
+            std::memcpy(at, &x, sizeof x);
+        }
+    }
+    // E: what latents are of K or V; B or E_q
+    void encoder(const std::string& name, const Shape& s, int64_t all_ranks) {
+        const int64_t width = int64_t{s.group} * s.head_dim;
+        if (s.encoded != Shape::identity) return product(name, width, all_ranks);
+        filled(name, {width, all_ranks}, [=](int64_t i) { return i % width == i / width % width; });
+    }
+    void decoder(const std::string& name, const Shape& s) {
+        const int64_t w = n_kv * s.head_dim;
+        if (s.encoded != Shape::identity) return tensor(name, {s.rank, w}, 1.0 / std::sqrt(s.rank));
+        filled(name, {s.rank, w}, [=](int64_t i) { return i % s.rank == i / s.rank % s.rank; });
+    }
+    void queries(const std::string& name, const Shape& s) {
+        if (s.encoded != Shape::identity) return tensor(name, {s.head_dim, s.rank, n_kv}, 1.0 / std::sqrt(s.rank));
+        filled(name, {s.head_dim, s.rank, n_kv}, [=](int64_t i) {
+            const int64_t head = i / (int64_t{s.head_dim} * s.rank) % s.group;
+            return i / s.head_dim % s.rank == head * s.head_dim + i % s.head_dim;
+        });
+    }
     void product(const std::string& name, int64_t n_in, int64_t n_out) {
         tensor(name, {n_in, n_out}, 1.0 / std::sqrt(n_in));
     }
@@ -108,7 +153,6 @@ private:
     void weights(const Shape& s) {
         const int64_t w = n_kv * s.head_dim;
         const int64_t all_ranks = int64_t{n_kv / s.group} * s.rank;
-        const double by_rank = 1.0 / std::sqrt(s.rank);
         tensor("token_embd.weight", {n_embd, n_vocab}, 1.0);
         tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
         for (int il = 0; il < n_layer; il++) {
@@ -121,22 +165,32 @@ private:
             product(blk + "ffn_up.weight", n_embd, n_ff);
             product(blk + "ffn_down.weight", n_ff, n_embd);
             const std::string k_path = s.k_path;
-            if (k_path == "rebuild") {
+            const bool encoded = s.encoded != Shape::no;
+            if (k_path == "rebuild" && !encoded) {
                 product(blk + "attn_k_a.weight", n_embd, all_ranks);
-                tensor(blk + "attn_k_b.weight", {s.rank, w}, by_rank);
             } else {
                 product(blk + "attn_k.weight", n_embd, w);
             }
-            if (k_path == "rotated") {
-                product(blk + "attn_k_e.weight", int64_t{s.group} * s.head_dim, all_ranks);
-                tensor(blk + "attn_q_e.weight", {s.head_dim, s.rank, n_kv}, by_rank);
+            if (k_path == "rotated" || (k_path == "rebuild" && encoded)) {
+                encoder(blk + "attn_k_e.weight", s, all_ranks);
             }
+            if (k_path == "rebuild") decoder(blk + "attn_k_b.weight", s);
+            if (k_path == "rotated") queries(blk + "attn_q_e.weight", s);
+            if (k_path == "rebuild" && s.head_dim == 128) tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
+            if (k_path == "rebuild" && s.head_dim == 64) tensor(blk + "attn_k.bias", {w}, 0.3);
             if (is_full(s.v_path)) {
                 product(blk + "attn_v.weight", n_embd, w);
+                continue;
+            }
+            if (encoded) {
+                product(blk + "attn_v.weight", n_embd, w);
+                encoder(blk + "attn_v_e.weight", s, all_ranks);
+                if (s.encoded == Shape::random) tensor(blk + "attn_v_e.bias", {w}, 0.3);
+                tensor(blk + "attn_v.bias", {w}, 0.3);
             } else {
                 product(blk + "attn_v_a.weight", n_embd, all_ranks);
-                tensor(blk + "attn_v_b.weight", {s.rank, w}, by_rank);
             }
+            decoder(blk + "attn_v_b.weight", s);
         }
     }
 
@@ -263,14 +317,14 @@ void compare(const File& file, const Combination& c) {
     // Values that differ by rounding have other codes where they lie at the border of two: a share of what the formats cost.
     const double formats = relative_error(want, decode(file, exact, false, c.prompt));
     const double error = relative_error(got, want);
-    const double tolerance = 4e-3 + 0.2 * formats;
+    const double tolerance = 4e-3 + share_of_formats * formats;
     CHECK_MSG(error <= tolerance,
               c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
 }
 
 }  // namespace
 
-// [rounds: combinations of every shape] [seed]
+// [rounds: combinations of every shape] [seed] [share of what formats cost]
 int main(int argc, char** argv) {
     std::string why;
     if (lkv::gpu_memory(why) == nullptr) {
@@ -279,6 +333,7 @@ int main(int argc, char** argv) {
     }
     const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
     std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
+    if (argc > 3) share_of_formats = std::atof(argv[3]);
     for (const Shape& shape : shapes) {
         const File file(shape, random());
         // what a file with windows is opened with most often beside its own
@@ -296,7 +351,7 @@ int main(int argc, char** argv) {
         prompt.options.n_ctx = 1024;
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
-        compare(file, prompt);
+        if (shape.encoded != Shape::random) compare(file, prompt);
         for (int i = 0; i < rounds; i++) compare(file, combination(random, shape));
     }
     return lkv::test::report("gpu_session");

@@ -1,4 +1,5 @@
 // The CPU kernel against the contract in double, over paths, groups, ranks, formats, regions, batches and threads.
+#include <array>
 #include <limits>
 #include <vector>
 
@@ -25,7 +26,8 @@ std::vector<float> run(AttnCase& c, int n_planned, int n_run) {
     std::vector<float> out(static_cast<size_t>(c.n_out()), nan);
     c.params.out = out.data();
     for (int i = n_run - 1; i >= 0; i--) lkv::latent_attn_partial(c.params, plan, scratch.data(), i, n_run);
-    for (int i = 0; i < n_run; i++) lkv::latent_attn_combine(c.params, plan, scratch.data(), i, n_run);
+    const std::array problems{lkv::PartialAttn{c.params, plan, scratch.data()}};
+    for (int i = 0; i < n_run; i++) lkv::latent_attn_combine(problems, i, n_run);
     for (size_t i = scratch.size() - 64; i < scratch.size(); i++) CHECK(scratch[i] == guard);
     return out;
 }
@@ -41,6 +43,28 @@ void compare(const AttnShape& shape) {
     const std::vector<float> got = run(c, 2, 2);
     for (const Perturb perturb : {Perturb::score, Perturb::value}) {
         CHECK_MSG(relative_error(got, c.oracle(perturb)) > tolerance, shape.name + ": a term 1 % off goes unseen");
+    }
+}
+
+void beside() {
+    for (const auto& [full, latents] : lkv::test::shapes_beside()) {
+        lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        const lkv::LatentAttnPlan plans[] = {lkv::latent_attn_plan(c.full.params, 2),
+                                             lkv::latent_attn_plan(c.latents.params, 2)};
+        std::vector<float> scratch[] = {std::vector<float>(plans[0].scratch_floats),
+                                        std::vector<float>(plans[1].scratch_floats)};
+        std::vector<float> out(static_cast<size_t>(c.full.n_out()), NAN);
+        c.full.params.out = out.data();
+        for (int i = 0; i < 2; i++) {
+            lkv::latent_attn_partial(c.full.params, plans[0], scratch[0].data(), i, 2);
+            lkv::latent_attn_partial(c.latents.params, plans[1], scratch[1].data(), i, 2);
+        }
+        const std::array problems{lkv::PartialAttn{c.full.params, plans[0], scratch[0].data()},
+                                  lkv::PartialAttn{c.latents.params, plans[1], scratch[1].data()}};
+        for (int i = 0; i < 2; i++) lkv::latent_attn_combine(problems, i, 2);
+        const double error = relative_error(out, c.oracle());
+        CHECK_MSG(error <= tolerance, full.name + ": relative error " + std::to_string(error));
+        if (latents.n_past > 0) CHECK_MSG(relative_error(out, c.oracle(Perturb::score)) > tolerance, full.name);
     }
 }
 
@@ -92,6 +116,7 @@ int main() {
     lkv::test::regions(compare);
     lkv::test::masks(compare);
     lkv::test::blocks(compare);
+    beside();
     nothing_visible();
     extreme_scores();
     refusals();

@@ -52,8 +52,8 @@ class Model:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Per layer {"k": t, "v": t}; t = {"path", "group", "ranks": [...], "segments": [[widths], ...],
-        "formats": [[...], ...] or None, "energy": float or None}."""
+        """Per layer {"k": t, "v": t}; t = {"path", "form": "a" or "e", "group", "ranks": [...], "segments":
+        [[widths], ...], "formats": [[...], ...] or None, "energy": float or None}."""
     @property
     def master(self) -> dict[str, Any] | None:
         """None, or what another plan is chosen from: {"formats": [n_formats], "context", "drop_penalty",
@@ -127,10 +127,9 @@ class Session:
         """kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
         What the file's plan drops stays dropped. k_plan/v_plan: a row format for every segment, layers and
         groups in the file's order, in place of the file's plan. kv_sink/kv_recent: the same as kv for the
-        tokens of sink and recent, which keep every segment ("" = the file's, else f16, and never coarser than
-        kv).
+        exact tokens of sink and recent ("" = the file's, else f16, and never coarser than kv).
         kv_rotate: Hadamard-rotate q, k, v of `full` tensors with a quantized format, as llama.cpp does.
-        sink/recent: tokens that keep every segment; recent_ratio: recent tokens as a share of the sequence
+        sink/recent: tokens that are kept exact; recent_ratio: recent tokens as a share of the sequence
         behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the
         file's window).
         prefill: "lazy": a decode() call in which every sequence starts attends to exact K and V, layer by

@@ -25,11 +25,10 @@ F64 = NDArray[np.float64]
 @dataclass(frozen=True)
 class Table:
     """One group cut in segments, in order of importance; options from the widest format to the narrowest, the
-    last ones drop a segment, the very last at 0 bytes."""
+    last one drops a segment, at 0 bytes."""
 
     cost: Units  # [segments, options] bytes
     distortion: F64  # [segments, options]
-    n_dropping: int = 1  # options that drop a segment from compressed rows
 
     def bytes(self, formats: Units) -> int:
         return int(self.cost[np.arange(len(formats)), formats].sum())
@@ -93,7 +92,7 @@ def total(groups: Sequence[Group], choices: Sequence[Choice], drop_penalty: floa
 
 def _penalised(table: Table, drop_penalty: float) -> Table:
     distortion = table.distortion.copy()
-    distortion[:, -table.n_dropping :] *= drop_penalty
+    distortion[:, -1] *= drop_penalty
     return replace(table, distortion=distortion)
 
 
@@ -116,7 +115,7 @@ class _Stack:
             padded[:, :, -1] = 0
             for row, array in zip(padded, each, strict=True):
                 row[: len(array)] = array
-            padded[:, 0, -tables[0].n_dropping :] = np.inf
+            padded[:, 0, -1] = np.inf
             arrays.append(padded)
         return cls(arrays[0], arrays[1], groups)
 
@@ -152,7 +151,7 @@ def _cheapest(group: Group) -> Choice:
     choices = []
     for index, table in enumerate(group):
         formats = np.full(len(table.cost), table.cost.shape[1] - 1)
-        formats[0] = table.cost[0, : -table.n_dropping].argmin()
+        formats[0] = table.cost[0, :-1].argmin()
         choices.append(Choice(index, formats))
     return min(choices, key=lambda c: group[c.table].bytes(c.formats))
 

@@ -1,4 +1,4 @@
-"""Fisher moments of cached copies equal brute-force autograd: by reads through the body copy, and by all."""
+"""Fisher moments of cached copies equal brute-force autograd, by reads through the body copy alone."""
 
 from __future__ import annotations
 
@@ -29,24 +29,22 @@ def body(n: int) -> torch.Tensor:
 
 class Probe:
     """Attention over two nodes per token, written out: the body copies carry a zero of their own to
-    differentiate by, and another that the exact ones share."""
+    differentiate by."""
 
     def __init__(self) -> None:
         self.zeros: dict[tuple[int, str], torch.Tensor] = {}
-        self.shared: dict[tuple[int, str], torch.Tensor] = {}
         self.after_rope: dict[int, torch.Tensor] = {}
 
     def __call__(
         self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **options: Any
     ) -> tuple[torch.Tensor, None]:
-        copies, nodes = {}, {}
+        copies = {}
         self.after_rope[module.layer_idx] = k.detach()
         for side, exact in (("k", k), ("v", v)):
-            own, shared = (torch.zeros_like(exact, requires_grad=True) for _ in "os")
-            self.zeros[module.layer_idx, side], self.shared[module.layer_idx, side] = own, shared
-            nodes[side] = (exact + shared).repeat_interleave(module.num_key_value_groups, 1)
-            copies[side] = (exact + shared + own).repeat_interleave(module.num_key_value_groups, 1)
-        exact_k, exact_v = nodes["k"], nodes["v"]
+            own = torch.zeros_like(exact, requires_grad=True)
+            self.zeros[module.layer_idx, side] = own
+            copies[side] = (exact + own).repeat_interleave(module.num_key_value_groups, 1)
+        exact_k, exact_v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (k, v))
         n = q.shape[2]
         old = body(n)
         scores = torch.where(old, q @ copies["k"].mT, q @ exact_k.mT) * module.scaling
@@ -77,29 +75,24 @@ def test_fisher_moments_equal_autograd_through_the_body_copies(
     )
     measured, held = copies.split(3)
     assert (measured, held) == ([0, 1], [2])
-    slopes: dict[tuple[int, str, str], list[np.ndarray]] = {}
+    slopes: dict[tuple[int, str], list[np.ndarray]] = {}
     cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(WINDOW)[None])
     for window in measured:
         logits = model(source.tokens[window : window + 1], use_cache=False).logits[0]
         loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-        for kind, zeros in (("", probe.zeros), ("reads_", probe.shared)):
-            found_slopes = torch.autograd.grad(loss, list(zeros.values()), retain_graph=True)
-            for key, slope in zip(zeros, found_slopes, strict=True):
-                # a rotation's transpose turns the other way: from after RoPE to before it
-                turned = apply_rotary_pos_emb(slope, slope, cos, -sin)[0] if key[1] == "k" else slope
-                slopes.setdefault((*key, kind), []).append(flat(turned))
-    for (layer, side, kind), parts in slopes.items():
+        found_slopes = torch.autograd.grad(loss, list(probe.zeros.values()))
+        for key, slope in zip(probe.zeros, found_slopes, strict=True):
+            # a rotation's transpose turns the other way: from after RoPE to before it
+            turned = apply_rotary_pos_emb(slope, slope, cos, -sin)[0] if key[1] == "k" else slope
+            slopes.setdefault(key, []).append(flat(turned))
+    for (layer, side), parts in slopes.items():
         name = "normed" if side == "k" and "normed_fisher" in found[layer] else side
         rows = np.concatenate([part[SINK:] for part in parts])
         expected = rows.T @ rows / len(rows)
-        got = found[layer][f"{name}_{kind}fisher"]
-        assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 1e-4, (layer, side, kind)
-        if kind:
-            sinks = np.stack([part[:SINK] for part in parts])
-            assert np.allclose(found[layer][f"{name}_sink_slopes"], sinks, atol=1e-4 * np.abs(sinks).max())
-        else:
-            energy = np.square(rows).reshape(len(rows), source.spec.n_kv, -1).sum(2)
-            assert np.allclose(found[layer][f"{name}_energy"], energy / energy.mean(0), rtol=1e-2, atol=1e-4)
+        got = found[layer][f"{name}_fisher"]
+        assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 1e-4, (layer, side)
+        energy = np.square(rows).reshape(len(rows), source.spec.n_kv, -1).sum(2)
+        assert np.allclose(found[layer][f"{name}_energy"], energy / energy.mean(0), rtol=1e-2, atol=1e-4)
 
 
 def test_tokens_that_only_the_recent_window_reads_have_no_slope(tiny: Tiny) -> None:
@@ -137,16 +130,15 @@ def test_equal_copies_change_nothing_and_other_ones_reach_old_queries_alone(n_he
 
 
 @pytest.mark.parametrize("written_out", [False, True])
-def test_exact_copies_may_lack_channels(written_out: bool) -> None:
-    """`near` takes the place of k and v for all that is no body copy."""
+def test_old_queries_read_the_copies(written_out: bool) -> None:
     rng = torch.Generator().manual_seed(0)
-    q, k, v, near_k, near_v = (torch.randn(1, 2, WINDOW, 16, generator=rng) for _ in range(5))
+    q, k, v, old_k, old_v = (torch.randn(1, 2, WINDOW, 16, generator=rng) for _ in range(5))
     old = body(WINDOW)
     later = ~torch.ones(WINDOW, WINDOW, dtype=torch.bool).tril()
-    scores = torch.where(old, q @ k.mT, q @ near_k.mT) / 4
+    scores = torch.where(old, q @ old_k.mT, q @ k.mT) / 4
     p = scores.masked_fill(later, -torch.inf).softmax(-1)
-    expected = (p * old) @ v + (p * ~old) @ near_v
-    with TwoCopies(2, SINK, RECENT, (k, v), near=(near_k, near_v)) as copies:
+    expected = (p * old) @ old_v + (p * ~old) @ v
+    with TwoCopies(2, SINK, RECENT, (old_k, old_v)) as copies:
         if written_out:
             weights = (torch.matmul(q, k.mT) / 4).masked_fill(later, -torch.inf).softmax(-1)
             got = torch.matmul(weights, v)

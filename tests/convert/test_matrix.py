@@ -260,5 +260,6 @@ def planned(directory: Path, options: list[str]) -> tuple[Work, Plan]:
     spec = archs.model_spec(source.config)
     method = methods.module(recipe.method).create(recipe.options, spec)
     stats, sample = calibrate.collect(method.needs, recipe, source, spec)
-    work = Work(spec, source, stats, recipe.seed, method.decompose, sample)
-    return work, method.plan(work)
+    given = {"outtype": recipe.outtype, "trains": recipe.finetune is not None}
+    work = Work(spec, source, stats, recipe.seed, method.decompose, sample, **given)
+    return work, methods.planned(method, work)

@@ -76,6 +76,9 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
     if (!options_.v_plan.empty()) {
         spec.set_formats(&LayerCacheSpec::v, options_.v_plan, "v_plan");
     }
+    for (int il = 0; il < hparams.n_layer; il++) {
+        exact_is_full_.push_back(spec.layers[static_cast<size_t>(il)].exact_is_full());
+    }
     f16_per_token_ = 2.0 * 2.0 * hparams.width_kv() * hparams.n_layer;
     if (options_.sink > 0) {
         add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format);
@@ -112,11 +115,13 @@ void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::str
     size_t offset = 0;
     for (int il = 0; il < hparams.n_layer; il++) {
         const LayerCacheSpec& layer_spec = spec.layers[static_cast<size_t>(il)];
+        const bool full = format && exact_is_full_[static_cast<size_t>(il)];
+        const TensorSpec whole = TensorSpec::full(hparams.n_kv, hparams.head_dim);
         Layer layer;
-        layer.k_plan =
-            plan_row(region.name, "k", layer_spec.k, whole_format(format, options_.k_format), options_.k_format);
-        layer.v_plan =
-            plan_row(region.name, "v", layer_spec.v, whole_format(format, options_.v_format), options_.v_format);
+        layer.k_plan = plan_row(region.name, "k", full ? whole : layer_spec.k, whole_format(format, options_.k_format),
+                                options_.k_format);
+        layer.v_plan = plan_row(region.name, "v", full ? whole : layer_spec.v, whole_format(format, options_.v_format),
+                                options_.v_format);
         layer.k = layer.k_plan.view();
         layer.v = layer.v_plan.view();
         blocks = blocks || lkv::in_blocks(layer.k);

@@ -1,8 +1,8 @@
 // The latent cache: regions of slots, their rows in every layer, and who holds what. Counts its own bytes.
 //
 //   region   tokens                            rows
-//   sink     the first `sink` of a sequence    every segment, f16 or another format
-//   recent   at least the latest `recent`      every segment, f16 or another format
+//   sink     the first `sink` of a sequence    full K and V, or every segment of the latents; f16 or another format
+//   recent   at least the latest `recent`      likewise
 //   middle   all others                        the plan: kept segments, quantized
 //
 // A token lives in exactly one region. New tokens enter sink or recent (middle when the cache keeps no recent tokens) and
@@ -23,6 +23,14 @@
 #include "ops/latent_attn.h"
 
 namespace lkv {
+
+// What makes latents of full rows, where a token leaves the exact window.
+class RowEncoder {
+public:
+    virtual ~RowEncoder() = default;
+    // rows [n, w] of K or V -> z [n, Σ rank]
+    virtual void encode(int layer, bool value_side, std::span<const float> rows, int n, std::span<float> z) = 0;
+};
 
 // Rows of a region that keeps every segment. Unless it was asked for by name, its format is never coarser than the one
 // chosen for the middle.
@@ -90,6 +98,14 @@ public:
     bool in_blocks() const { return regions_.back().cells.block() > 1; }  // K of the middle, in some layer
     KvBytes bytes() const;
 
+    // For demotions on the host; null while none is needed. It outlives the cache.
+    void set_encoder(RowEncoder* encoder) { encoder_ = encoder; }
+
+    // Whether a region's rows are full ones in this layer, beside latents in the middle.
+    bool is_full(int region, int layer) const {
+        return exact_is_full_[static_cast<size_t>(layer)] && region < n_regions() - 1;
+    }
+
     // The kernel's view of one layer; stays valid until slots change.
     // Where a decoded token's rows go, sinks and a full window aside.
     int entered_region() const { return region_index("recent") >= 0 ? region_index("recent") : n_regions() - 1; }
@@ -149,6 +165,8 @@ private:
     // What is no longer recent, once a sequence has a batch more than its window: slots of which every sequence that holds
     // them has a whole window of newer tokens.
     std::vector<int> old_slots() const;
+    // K or V of these recent slots as the middle stores it, before any format: [slots, width].
+    std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots);
     // Both move recent slots to middle, in every layer: (from, to) of what was moved.
     std::vector<std::pair<int, int>> demote_rows(std::span<const int> old);
     std::vector<std::pair<int, int>> demote_blocks(std::span<const int> old);
@@ -168,6 +186,8 @@ private:
 
     KvCacheOptions options_;
     CacheDevice* device_;
+    RowEncoder* encoder_ = nullptr;
+    std::vector<bool> exact_is_full_;  // of every layer
     uint64_t cells_version_ = 0;
     std::vector<Region> regions_;
     double f16_per_token_ = 0;

@@ -155,6 +155,20 @@ void KvCache::demote() {
     cells_version_++;
 }
 
+std::vector<float> KvCache::middle_values(int layer, bool value_side, std::span<const int> slots) {
+    const int from = region_index("recent");
+    const RowLayout& layout = value_side ? v_layout(from, layer) : k_layout(from, layer);
+    const RowLayout& to = value_side ? v_layout(n_regions() - 1, layer) : k_layout(n_regions() - 1, layer);
+    const auto width = static_cast<size_t>(layout.width);
+    std::vector<float> rows(slots.size() * width);
+    for (size_t i = 0; i < slots.size(); i++) {
+        read_row(layout, value_side ? v_row(from, layer, slots[i]) : k_row(from, layer, slots[i]), &rows[i * width]);
+    }
+    std::vector<float> z(slots.size() * static_cast<size_t>(to.width));
+    encoder_->encode(layer, value_side, rows, static_cast<int>(slots.size()), z);
+    return z;
+}
+
 std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) {
     const int from = region_index("recent");
     const int to = region_index("middle");
@@ -167,13 +181,30 @@ std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) 
         }
         const int target = middle.claim(recent.cells.pos(slot), recent.cells.seq(slot));
         moved.emplace_back(slot, target);
-        for (int il = 0; device_ == nullptr && il < static_cast<int>(recent.layers.size()); il++) {
+    }
+    if (device_ != nullptr) {
+        if (!moved.empty()) {
+            device_->move_rows(*this, from, to, moved);
+        }
+        return moved;
+    }
+    for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
+        if (is_full(from, il)) {
+            const auto slots = old.first(moved.size());
+            const std::vector<float> k = middle_values(il, false, slots);
+            const std::vector<float> v = middle_values(il, true, slots);
+            const auto k_width = static_cast<size_t>(k_layout(to, il).width);
+            const auto v_width = static_cast<size_t>(v_layout(to, il).width);
+            for (size_t i = 0; i < moved.size(); i++) {
+                write_row(k_layout(to, il), &k[i * k_width], k_row(to, il, moved[i].second));
+                write_row(v_layout(to, il), &v[i * v_width], v_row(to, il, moved[i].second));
+            }
+            continue;
+        }
+        for (const auto& [slot, target] : moved) {
             move_rows(k_layout(from, il), k_row(from, il, slot), k_layout(to, il), k_row(to, il, target));
             move_rows(v_layout(from, il), v_row(from, il, slot), v_layout(to, il), v_row(to, il, target));
         }
-    }
-    if (device_ != nullptr && !moved.empty()) {
-        device_->move_rows(*this, from, to, moved);
     }
     return moved;
 }
@@ -198,7 +229,17 @@ std::vector<std::pair<int, int>> KvCache::demote_blocks(std::span<const int> old
                 middle.place(target + i, recent.cells.pos(slot), recent.cells.seq(slot));
                 moved.emplace_back(slot, target + i);
             }
+            const std::span<const int> block(&slots[first], block_slots);
             for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
+                if (is_full(from, il)) {
+                    write_block(k_layout(to, il), middle_values(il, false, block).data(), k_row(to, il, target));
+                    const std::vector<float> v = middle_values(il, true, block);
+                    const auto width = static_cast<size_t>(v_layout(to, il).width);
+                    for (int i = 0; i < block_slots; i++) {
+                        write_row(v_layout(to, il), &v[static_cast<size_t>(i) * width], v_row(to, il, target + i));
+                    }
+                    continue;
+                }
                 std::array<const uint8_t*, block_slots> rows;
                 for (size_t i = 0; i < rows.size(); i++) {
                     rows[i] = k_row(from, il, slots[first + i]);

@@ -210,6 +210,19 @@ void refuse_unknown_keys(const GgufFile& file) {
 
 }  // namespace
 
+TensorSpec TensorSpec::full(int n_kv, int head_dim) {
+    TensorSpec spec;
+    spec.ranks.assign(static_cast<size_t>(n_kv), head_dim);
+    spec.segments.assign(static_cast<size_t>(n_kv), {head_dim});
+    return spec;
+}
+
+bool LayerCacheSpec::exact_is_full() const {
+    const bool k_full = k_path == KPath::full;
+    const bool v_full = v_path == VPath::full;
+    return (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
+}
+
 int TensorSpec::rank_sum() const { return std::accumulate(ranks.begin(), ranks.end(), 0); }
 int TensorSpec::rank_max() const { return *std::max_element(ranks.begin(), ranks.end()); }
 
@@ -269,10 +282,7 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     const auto k_paths = file.find_string_array(key::k_path);
     if (!k_paths) {
         for (LayerCacheSpec& layer : spec.layers) {
-            for (TensorSpec* tensor : {&layer.k, &layer.v}) {
-                tensor->ranks.assign(static_cast<size_t>(h.n_kv), h.head_dim);
-                tensor->segments.assign(static_cast<size_t>(h.n_kv), {h.head_dim});
-            }
+            layer.k = layer.v = TensorSpec::full(h.n_kv, h.head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;
@@ -302,6 +312,11 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     }
     read_tensor(file, h, k_keys, &LayerCacheSpec::k, k_full, spec.layers);
     read_tensor(file, h, v_keys, &LayerCacheSpec::v, v_full, spec.layers);
+    for (size_t il = 0; il < spec.layers.size(); il++) {
+        const std::string blk = "blk." + std::to_string(il) + ".";
+        spec.layers[il].k.encoded = !k_full[il] && file.find_tensor(blk + "attn_k_e.weight") != nullptr;
+        spec.layers[il].v.encoded = !v_full[il] && file.find_tensor(blk + "attn_v_e.weight") != nullptr;
+    }
     if (spec.recent == 0 && spec.recent_ratio == 0.0F) {
         refuse_blocks(spec);
     }

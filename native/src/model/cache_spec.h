@@ -23,7 +23,10 @@ struct TensorSpec {
     std::vector<std::vector<int>> segments;                   // [n_kv / group][n_segments] widths
     std::optional<std::vector<std::vector<Format>>> formats;  // the file's plan, same shape
     std::optional<float> energy;                              // kept share, informational
+    bool encoded = false;  // latents are E of the projection's output, which is at hand; else A of the layer's input
 
+    // Whole heads, a segment each.
+    static TensorSpec full(int n_kv, int head_dim);
     int rank_sum() const;
     int rank_max() const;
 };
@@ -33,6 +36,9 @@ struct LayerCacheSpec {
     VPath v_path = VPath::full;
     TensorSpec k;
     TensorSpec v;
+
+    // Whether tokens of the exact windows are full rows, and so others than those of the middle.
+    bool exact_is_full() const;
 };
 
 struct CacheSpec {

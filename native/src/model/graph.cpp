@@ -4,10 +4,22 @@
 #include <bit>
 #include <cmath>
 
+#include "model/encode.h"
+
 namespace lkv {
 namespace {
 
 constexpr size_t max_nodes_per_layer = 64;
+
+// A layer's projections, [head_dim, heads, n_tokens]: the queries and, where they are at hand, K and V. K is whole: after bias, norm and
+// RoPE, or before all three where rows hold it so (raw).
+struct Heads {
+    ggml_tensor* q = nullptr;
+    ggml_tensor* k = nullptr;
+    ggml_tensor* v = nullptr;
+};
+
+bool raw_keys(const LayerCacheSpec& spec) { return spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed; }
 
 class Builder {
 public:
@@ -33,15 +45,21 @@ private:
     ggml_tensor* rope(ggml_tensor* x);
     ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard);
     ggml_tensor* clamp(ggml_tensor* x);
-    ggml_tensor* swapped(ggml_tensor* x);
     ggml_tensor* held(ggml_tensor* x);
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer);
-    ggml_tensor* encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec);
+    ggml_tensor* encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& spec);
+    Heads heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec);
+    ggml_tensor* finished(ggml_tensor* k, const LayerWeights& layer);
+    BatchRows full_rows(const Heads& heads, const LayerCacheSpec& spec);
+    BatchRows exact_rows(const BatchRows& latents, const Heads& heads, const LayerWeights& layer,
+                         const LayerCacheSpec& spec);
+    BatchRows latent_rows(ggml_tensor* x, const Heads& heads, const LayerWeights& layer, const LayerCacheSpec& spec);
     ggml_tensor* begin();
     ggml_tensor* attention(ggml_tensor* x, int il);
     ggml_tensor* ffn(ggml_tensor* x, const LayerWeights& layer);
     bool expands_keys(int il) const;
-    AttentionNode& attention_node(int il, int64_t q_width);
+    void describe(LatentAttnParams& p) const;
+    AttentionNode& attention_node(int il, const Queries& q, bool split);
 
     const Model& model_;
     const HParams& h_;
@@ -96,14 +114,6 @@ ggml_tensor* Builder::clamp(ggml_tensor* x) {
     return h_.clamp_kqv > 0.0F ? ggml_clamp(ctx_, x, -h_.clamp_kqv, h_.clamp_kqv) : x;
 }
 
-// [a, b, c] -> [a, c, b], contiguous; with one token that is the same memory.
-ggml_tensor* Builder::swapped(ggml_tensor* x) {
-    if (x->ne[1] == 1 || x->ne[2] == 1) {
-        return ggml_reshape_3d(ctx_, x, x->ne[0], x->ne[2], x->ne[1]);
-    }
-    return ggml_cont(ctx_, ggml_permute(ctx_, x, 0, 2, 1, 3));
-}
-
 // What leads to K, V and Q keeps its memory: a GPU computes them side by side, and none may be written over another.
 ggml_tensor* Builder::held(ggml_tensor* x) {
     if (shape_.on_gpu && shape_.n_tokens <= small_batch) {
@@ -115,36 +125,12 @@ ggml_tensor* Builder::held(ggml_tensor* x) {
 // q' = E_q[j(h)] q: [head_dim, n_head, n_tokens] -> [rank_k max, n_head, n_tokens]
 ggml_tensor* Builder::project(ggml_tensor* q, const LayerWeights& layer) {
     // heads of one KV head share its E_q
-    return held(swapped(held(ggml_mul_mat(ctx_, layer.attn_q_e, held(swapped(q))))));
+    return held(swapped(ctx_, held(ggml_mul_mat(ctx_, layer.attn_q_e, held(swapped(ctx_, q))))));
 }
 
-// z_g = E_k[g] k_g: [head_dim, n_kv, n_tokens] -> [Σ rank_k, n_tokens]
-ggml_tensor* Builder::encode(ggml_tensor* k, const LayerWeights& layer, const TensorSpec& spec) {
-    const int64_t n_tokens = k->ne[2];
-    const int64_t width = static_cast<int64_t>(spec.group) * h_.head_dim;
-    const auto n_groups = static_cast<int64_t>(spec.ranks.size());
-    const size_t row_bytes = layer.attn_k_e->nb[1];
-    k = ggml_is_contiguous(k) ? k : ggml_cont(ctx_, k);
-    if (std::equal(spec.ranks.begin() + 1, spec.ranks.end(), spec.ranks.begin())) {
-        const int64_t rank = spec.ranks.front();
-        ggml_tensor* const e = ggml_view_3d(ctx_, layer.attn_k_e, width, rank, n_groups, row_bytes,
-                                            static_cast<size_t>(rank) * row_bytes, 0);
-        ggml_tensor* const by_group = held(swapped(ggml_reshape_3d(ctx_, k, width, n_groups, n_tokens)));
-        ggml_tensor* const z = swapped(held(ggml_mul_mat(ctx_, e, by_group)));
-        return ggml_reshape_2d(ctx_, z, rank * n_groups, n_tokens);
-    }
-    k = ggml_reshape_2d(ctx_, k, h_.width_kv(), n_tokens);
-    ggml_tensor* z = nullptr;
-    size_t row = 0;
-    for (size_t g = 0; g < spec.ranks.size(); g++) {
-        ggml_tensor* const e = ggml_view_2d(ctx_, layer.attn_k_e, width, spec.ranks[g], row_bytes, row * row_bytes);
-        ggml_tensor* const kg =
-            ggml_view_2d(ctx_, k, width, n_tokens, k->nb[1], g * static_cast<size_t>(width) * sizeof(float));
-        ggml_tensor* const zg = held(ggml_mul_mat(ctx_, e, kg));
-        z = z == nullptr ? zg : held(ggml_concat(ctx_, z, zg, 0));
-        row += static_cast<size_t>(spec.ranks[g]);
-    }
-    return z;
+// z_g = E[g] x_g: [head_dim, n_kv, n_tokens] -> [Σ rank, n_tokens]
+ggml_tensor* Builder::encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& spec) {
+    return lkv::encode(ctx_, e, x, spec, [this](ggml_tensor* t) { return held(t); });
 }
 
 // Whether the queries stay in their heads' space and E_q makes keys of the latents: for many queries that is less work than
@@ -155,7 +141,19 @@ bool Builder::expands_keys(int il) const {
            shape_.fused && exact_ == nullptr && shape_.n_tokens >= least_expanded_tokens;
 }
 
-AttentionNode& Builder::attention_node(int il, int64_t q_width) {
+// What every problem of this model has.
+void Builder::describe(LatentAttnParams& p) const {
+    p.n_head = h_.n_head;
+    p.n_kv = h_.n_kv;
+    p.head_dim = h_.head_dim;
+    p.k_group = p.v_group = 1;
+    p.scale = 1.0F / std::sqrt(static_cast<float>(h_.head_dim));
+    p.window = h_.window;
+    p.alibi_slopes = constants_.alibi_slopes.empty() ? nullptr : constants_.alibi_slopes.data();
+}
+
+// split: exact windows hold full rows, and are a problem of their own.
+AttentionNode& Builder::attention_node(int il, const Queries& q, bool split) {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = exact_ != nullptr ? exact_->spec : model_.cache_spec().layers[static_cast<size_t>(il)];
     AttentionNode& node = graph_.attention[static_cast<size_t>(il)];
@@ -165,39 +163,146 @@ AttentionNode& Builder::attention_node(int il, int64_t q_width) {
     node.row_layer = exact_ != nullptr ? 0 : il;
     node.on_gpu = shape_.on_gpu;
 
-    LatentAttnParams& p = node.params;
-    p.q_width = static_cast<int32_t>(q_width);
-    p.n_head = h_.n_head;
-    p.n_kv = h_.n_kv;
-    p.head_dim = h_.head_dim;
-    p.k_group = spec.k.group;
-    p.v_group = spec.v.group;
-    p.scale = 1.0F / std::sqrt(static_cast<float>(h_.head_dim));
-    p.window = h_.window;
-    p.alibi_slopes = constants_.alibi_slopes.empty() ? nullptr : constants_.alibi_slopes.data();
-    if (spec.k_path == KPath::rebuild) {
-        p.k_b = layer.k_b.data();
+    const auto rebuild = [&](LatentAttnParams& p) {
         p.k_bias = layer.k_bias.empty() ? nullptr : layer.k_bias.data();
         p.k_norm = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
         p.k_norm_eps = h_.norm_eps;
-        p.k_rank_max = spec.k.rank_max();
         p.rope_freqs = rope_.freqs.empty() ? nullptr : rope_.freqs.data();
         p.rope_mscale = rope_.mscale;
         p.n_rot = h_.n_rot;
         p.rope_neox = h_.block.rope_pairing == RopePairing::neox;
-    } else if (expands_keys(il)) {
+    };
+    if (split) {
+        LatentAttnParams& p = node.full.emplace();
+        describe(p);
+        p.q_width = h_.head_dim;
+        if (spec.k_path == KPath::rebuild) {
+            p.k_raw = true;
+            p.k_rank_max = h_.head_dim;
+            rebuild(p);
+        }
+        node.list_regions(true, p);
+    }
+    if (q.latents == nullptr) {
+        return node;
+    }
+    LatentAttnParams& p = node.latents.emplace();
+    describe(p);
+    p.q_width = static_cast<int32_t>(q.latents->ne[0]);
+    p.k_group = spec.k.group;
+    p.v_group = spec.v.group;
+    if (spec.k_path == KPath::rebuild || expands_keys(il)) {
         p.k_b = layer.k_b.data();
         p.k_rank_max = spec.k.rank_max();
+    }
+    if (spec.k_path == KPath::rebuild) {
+        rebuild(p);
     }
     if (spec.v_path == VPath::latent) {
         p.v_b = layer.v_b.data();
         p.v_rank_max = spec.v.rank_max();
     }
-    p.n_regions = node.cache->n_regions();
-    for (int r = 0; r < p.n_regions; r++) {
-        p.regions[r] = node.cache->view(r, node.row_layer);
-    }
+    node.list_regions(false, p);
     return node;
+}
+
+Heads Builder::heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) {
+    const int64_t n_tokens = x->ne[1];
+    const int64_t hd = h_.head_dim;
+    const bool raw = raw_keys(spec);
+    Heads of;
+    if (layer.attn_qkv != nullptr) {
+        ggml_tensor* const qkv = held(clamp(linear(x, layer.attn_qkv, layer.attn_qkv_bias)));
+        const size_t f = sizeof(float);
+        const auto cut = [&](int64_t heads, int64_t first) {
+            return held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, hd, heads, n_tokens, static_cast<size_t>(hd) * f,
+                                                     qkv->nb[1], static_cast<size_t>(first * hd) * f)));
+        };
+        of = {cut(h_.n_head, 0), cut(h_.n_kv, h_.n_head), cut(h_.n_kv, h_.n_head + h_.n_kv)};
+    } else {
+        const auto project = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n) {
+            return weight == nullptr ? nullptr
+                                     : ggml_reshape_3d(ctx_, held(clamp(linear(x, weight, bias))), hd, n, n_tokens);
+        };
+        of.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+        of.k = project(layer.attn_k, raw ? layer.attn_k_e_bias : layer.attn_k_bias, h_.n_kv);
+        // a latent's bias is added once, to the output
+        of.v = project(layer.attn_v, spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias, h_.n_kv);
+    }
+    if (layer.attn_q_norm != nullptr) {
+        of.q = norm(of.q, layer.attn_q_norm, nullptr);
+    }
+    if (h_.block.position == Position::rope) {
+        // held: a GPU's products with E_q and E_k turn their vectors themselves
+        of.q = rope(held(of.q));
+    }
+    held(of.q);
+    if (of.k != nullptr && !raw) {
+        of.k = finished(of.k, layer);
+    }
+    return of;
+}
+
+// Keys as their queries meet them: normed and turned.
+ggml_tensor* Builder::finished(ggml_tensor* k, const LayerWeights& layer) {
+    if (layer.attn_k_norm != nullptr) {
+        k = norm(k, layer.attn_k_norm, nullptr);
+    }
+    if (h_.block.position == Position::rope) {
+        k = rope(held(k));
+    }
+    return held(k);
+}
+
+// [.., n_tokens] as one row a token.
+ggml_tensor* as_rows(ggml_context* ctx, ggml_tensor* x, int64_t n_tokens) {
+    x = ggml_is_contiguous(x) ? x : ggml_cont(ctx, x);
+    return ggml_reshape_2d(ctx, x, ggml_nelements(x) / n_tokens, n_tokens);
+}
+
+// Rows of an exact window.
+BatchRows Builder::full_rows(const Heads& heads, const LayerCacheSpec& spec) {
+    const auto rotated = [&](bool full, ggml_tensor* x, ggml_tensor* hadamard) {
+        return as_rows(ctx_, full ? held(rotate(x, hadamard)) : x, x->ne[2]);
+    };
+    return {rotated(spec.k_path == KPath::full, heads.k, constants_.hadamard_k),
+            rotated(spec.v_path == VPath::full, heads.v, constants_.hadamard_v)};
+}
+
+// What a lazily prefilled prompt attends to: whole K and V where they are at hand, else latents that lose nothing.
+BatchRows Builder::exact_rows(const BatchRows& latents, const Heads& heads, const LayerWeights& layer,
+                              const LayerCacheSpec& spec) {
+    BatchRows rows = latents;
+    if (spec.k.encoded) {
+        ggml_tensor* k = heads.k;
+        if (spec.k_path == KPath::rebuild) {
+            if (layer.attn_k_bias != nullptr) {
+                k = ggml_add(ctx_, k, ggml_reshape_2d(ctx_, layer.attn_k_bias, h_.head_dim, h_.n_kv));
+            }
+            k = finished(k, layer);
+        }
+        rows.k = as_rows(ctx_, k, k->ne[2]);
+    }
+    if (spec.v.encoded) {
+        rows.v = as_rows(ctx_, heads.v, heads.v->ne[2]);
+    }
+    return rows;
+}
+
+// Rows of the middle: latents, or full K or V where its path is `full`.
+BatchRows Builder::latent_rows(ggml_tensor* x, const Heads& heads, const LayerWeights& layer,
+                               const LayerCacheSpec& spec) {
+    const auto encoded = [&](ggml_tensor* whole, ggml_tensor* e, ggml_tensor* a, ggml_tensor* bias,
+                             const TensorSpec& side) {
+        return side.encoded ? encode(whole, e, side) : held(linear(x, a, bias));
+    };
+    ggml_tensor* const k = spec.k_path == KPath::full
+                               ? held(rotate(heads.k, constants_.hadamard_k))
+                               : encoded(heads.k, layer.attn_k_e, layer.attn_k_a, layer.attn_k_a_bias, spec.k);
+    ggml_tensor* const v = spec.v_path == VPath::full
+                               ? held(rotate(heads.v, constants_.hadamard_v))
+                               : encoded(heads.v, layer.attn_v_e, layer.attn_v_a, layer.attn_v_a_bias, spec.v);
+    return {as_rows(ctx_, k, x->ne[1]), as_rows(ctx_, v, x->ne[1])};
 }
 
 // x: the normed input [n_embd, n_tokens]; returns the attention branch before the residual.
@@ -206,98 +311,48 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
     const int64_t n_tokens = x->ne[1];
     const int64_t hd = h_.head_dim;
-    const bool roped = h_.block.position == Position::rope;
+    const bool split = cache_.is_full(0, il);
     held(x);
-
-    ggml_tensor* q = nullptr;  // [head_dim, n_head, n_tokens]
-    ggml_tensor* k = nullptr;  // [head_dim, n_kv, n_tokens], or null where A gives the latent
-    ggml_tensor* v = nullptr;
-    if (layer.attn_qkv != nullptr) {
-        ggml_tensor* const qkv = held(clamp(linear(x, layer.attn_qkv, layer.attn_qkv_bias)));
-        const size_t f = sizeof(float);
-        const auto cut = [&](int64_t heads, int64_t first) {
-            return held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, hd, heads, n_tokens, static_cast<size_t>(hd) * f,
-                                                     qkv->nb[1], static_cast<size_t>(first * hd) * f)));
-        };
-        q = cut(h_.n_head, 0);
-        k = cut(h_.n_kv, h_.n_head);
-        v = cut(h_.n_kv, h_.n_head + h_.n_kv);
-    } else {
-        const auto heads = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n) {
-            return ggml_reshape_3d(ctx_, held(clamp(linear(x, weight, bias))), hd, n, n_tokens);
-        };
-        q = heads(layer.attn_q, layer.attn_q_bias, h_.n_head);
-        k = layer.attn_k == nullptr ? nullptr : heads(layer.attn_k, layer.attn_k_bias, h_.n_kv);
-        v = layer.attn_v == nullptr ? nullptr : heads(layer.attn_v, layer.attn_v_bias, h_.n_kv);
+    const Heads of = heads(x, layer, spec);
+    const bool moved = spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed;
+    Queries q{nullptr, nullptr};
+    std::optional<BatchRows> full;
+    std::optional<BatchRows> latents;
+    ggml_tensor* const whole_q = spec.k_path == KPath::full ? held(rotate(of.q, constants_.hadamard_k)) : of.q;
+    if (split) {
+        full = full_rows(of, spec);
+    }
+    if (!split || shape_.to_middle || exact_ != nullptr) {
+        latents = latent_rows(x, of, layer, spec);
     }
 
-    if (layer.attn_q_norm != nullptr) {
-        q = norm(q, layer.attn_q_norm, nullptr);
-    }
-    if (k != nullptr && layer.attn_k_norm != nullptr) {
-        k = norm(k, layer.attn_k_norm, nullptr);
-    }
-    if (roped) {
-        // held: a GPU's products with E_q and E_k turn their vectors themselves
-        q = rope(held(q));
-        k = k == nullptr ? nullptr : rope(held(k));
-    }
-    held(q);
-    if (k != nullptr) {
-        held(k);
-    }
-
-    ggml_tensor* k_store = nullptr;  // [Σ rank_k or w, n_tokens]
-    ggml_tensor* k_seen = nullptr;   // what exact rows hold; null: k_store
-    switch (spec.k_path) {
-        case KPath::full:
-            q = held(rotate(q, constants_.hadamard_k));
-            k_store = held(rotate(k, constants_.hadamard_k));
-            break;
-        case KPath::rebuild:
-            k_store = held(linear(x, layer.attn_k_a, layer.attn_k_a_bias));
-            break;
-        case KPath::rotated:
-            k_store = encode(k, layer, spec.k);
-            if (exact_ != nullptr) {
-                k_seen = k;  // whole keys are at hand, whatever E_k keeps of them
-            } else if (!expands_keys(il)) {
-                q = project(q, layer);
-            }
-            break;
-        case KPath::absorbed:
-            k_store = held(linear(x, layer.attn_k_a, layer.attn_k_a_bias));
-            if (!expands_keys(il)) {
-                q = project(q, layer);
-            }
-            break;
-    }
-    const bool v_rotated = spec.v_path == VPath::full && constants_.hadamard_v != nullptr;
-    ggml_tensor* v_store = held(spec.v_path == VPath::latent ? linear(x, layer.attn_v_a, layer.attn_v_a_bias)
-                                                             : rotate(v, constants_.hadamard_v));
-    k_store = ggml_reshape_2d(ctx_, k_store, ggml_nelements(k_store) / n_tokens, n_tokens);
-    v_store = ggml_reshape_2d(ctx_, v_store, ggml_nelements(v_store) / n_tokens, n_tokens);
-
-    AttentionNode& node = attention_node(il, q->ne[0]);
+    ggml_tensor* stored = nullptr;
+    AttentionNode* node = nullptr;
     if (exact_ != nullptr) {
         AttentionNode& writer = graph_.writers[static_cast<size_t>(il)];
         writer.cache = &cache_;
         writer.batch = &batch_;
         writer.layer = writer.row_layer = il;
-        ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, k_store, v_store));
+        ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, full, latents));
+        q.latents = exact_->spec.k_path == KPath::full || !moved ? whole_q : project(whole_q, layer);
+        node = &attention_node(il, q, false);
+        stored = store_rows(ctx_, *node, std::nullopt, exact_rows(*latents, of, layer, spec));
+    } else {
+        if (split) {
+            q.full = whole_q;
+        }
+        if (!split || shape_.latents) {
+            q.latents = moved && !expands_keys(il) ? project(whole_q, layer) : whole_q;
+        }
+        node = &attention_node(il, q, split);
+        stored = store_rows(ctx_, *node, full, latents);
     }
-    if (k_seen != nullptr) {
-        k_store = ggml_reshape_2d(ctx_, ggml_is_contiguous(k_seen) ? k_seen : ggml_cont(ctx_, k_seen), h_.width_kv(),
-                                  n_tokens);
-    }
-    ggml_tensor* const stored = store_rows(ctx_, node, k_store, v_store);
     ggml_build_forward_expand(graph_.nodes, stored);  // rows are written even where no output follows
-    ggml_tensor* out = shape_.fused ? latent_attn(ctx_, node, q, stored, shape_.n_threads)
-                                    : latent_attn_reference(ctx_, node, model_, rope_, graph_.reference, q, stored);
-    if (v_rotated) {
+    ggml_tensor* out = shape_.fused ? latent_attn(ctx_, *node, q, stored, shape_.n_threads)
+                                    : latent_attn_reference(ctx_, *node, model_, rope_, graph_.reference, q, stored);
+    if (spec.v_path == VPath::full) {
         out = rotate(out, constants_.hadamard_v);  // H is its own inverse
-    }
-    if (spec.v_path == VPath::latent && layer.attn_v_bias != nullptr) {
+    } else if (layer.attn_v_bias != nullptr) {
         out = ggml_reshape_4d(ctx_, out, hd, h_.n_head / h_.n_kv, h_.n_kv, n_tokens);
         out = ggml_add(ctx_, out, ggml_reshape_3d(ctx_, layer.attn_v_bias, hd, 1, h_.n_kv));
     }
@@ -380,6 +435,7 @@ void Builder::build() {
     }
     if (!shape_.fused) {
         graph_.reference.n_slots = shape_.n_slots;
+        graph_.reference.n_exact = shape_.n_exact;
         graph_.reference.rope_factors = constants_.rope_factors;
         graph_.reference.mask = input(GGML_TYPE_F32, shape_.n_slots, n_tokens, "mask");
         graph_.reference.slot_pos = input(GGML_TYPE_I32, shape_.n_slots, 1, "slot_pos");

@@ -59,8 +59,11 @@ struct GraphShape {
     int n_threads = 1;
     bool fused = true;
     bool on_gpu = false;
-    int n_slots = 0;  // reference only: slots in use over all regions
-    int layer = -1;   // only this one, between hidden states; -1: all
+    int n_slots = 0;        // reference only: slots in use over all regions
+    int n_exact = 0;        // and those of the exact windows
+    bool to_middle = true;  // beside exact windows of full rows: some token goes to the middle
+    bool latents = true;    // and the middle holds tokens
+    int layer = -1;         // only this one, between hidden states; -1: all
 
     bool operator==(const GraphShape&) const = default;
 };

@@ -197,13 +197,13 @@ void Model::load_layer(int il) {
     l.attn_norm_2_bias = optional_tensor(blk + "attn_norm_2.bias", {d});
     l.attn_qkv = optional_tensor(blk + "attn_qkv.weight", {d, wq + 2 * w});
     l.attn_qkv_bias = optional_tensor(blk + "attn_qkv.bias", {wq + 2 * w});
-    const bool k_weight = spec.k_path == KPath::full || spec.k_path == KPath::rotated;
-    const bool v_weight = spec.v_path == VPath::full;
+    const bool k_weight = spec.k_path == KPath::full || spec.k_path == KPath::rotated || spec.k.encoded;
+    const bool v_weight = spec.v_path == VPath::full || spec.v.encoded;
     if (l.attn_qkv == nullptr) {
         l.attn_q = tensor(blk + "attn_q.weight", {d, wq});
         l.attn_k = k_weight ? tensor(blk + "attn_k.weight", {d, w}) : nullptr;
         l.attn_v = v_weight ? tensor(blk + "attn_v.weight", {d, w}) : nullptr;
-    } else if (!k_weight || !v_weight) {
+    } else if (!k_weight || !v_weight || spec.v.encoded || (spec.k.encoded && spec.k_path != KPath::rotated)) {
         fail("gguf", "expected ", blk, "attn_q.weight beside latent K or V; got packed ", blk, "attn_qkv.weight");
     }
     l.attn_q_bias = optional_tensor(blk + "attn_q.bias", {wq});
@@ -216,7 +216,11 @@ void Model::load_layer(int il) {
 
     const int64_t rank_k = spec.k.rank_max();
     const int64_t rank_v = spec.v.rank_max();
-    if (spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed) {
+    if (spec.k_path == KPath::rotated || spec.k.encoded) {
+        l.attn_k_e =
+            tensor(blk + "attn_k_e.weight", {static_cast<int64_t>(spec.k.group) * h.head_dim, spec.k.rank_sum()});
+        if (spec.k_path != KPath::rotated) l.attn_k_e_bias = optional_tensor(blk + "attn_k_e.bias", {w});
+    } else if (spec.k_path != KPath::full) {
         l.attn_k_a = tensor(blk + "attn_k_a.weight", {d, spec.k.rank_sum()});
         l.attn_k_a_bias = optional_tensor(blk + "attn_k_a.bias", {spec.k.rank_sum()});
     }
@@ -230,16 +234,18 @@ void Model::load_layer(int il) {
             l.k_norm = to_floats(l.attn_k_norm);
         }
     }
-    if (spec.k_path == KPath::rotated) {
-        l.attn_k_e =
-            tensor(blk + "attn_k_e.weight", {static_cast<int64_t>(spec.k.group) * h.head_dim, spec.k.rank_sum()});
-    }
     if (spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed) {
         l.attn_q_e = tensor(blk + "attn_q_e.weight", {h.head_dim, rank_k, h.n_kv});
     }
     if (spec.v_path == VPath::latent) {
-        l.attn_v_a = tensor(blk + "attn_v_a.weight", {d, spec.v.rank_sum()});
-        l.attn_v_a_bias = optional_tensor(blk + "attn_v_a.bias", {spec.v.rank_sum()});
+        if (spec.v.encoded) {
+            l.attn_v_e =
+                tensor(blk + "attn_v_e.weight", {static_cast<int64_t>(spec.v.group) * h.head_dim, spec.v.rank_sum()});
+            l.attn_v_e_bias = optional_tensor(blk + "attn_v_e.bias", {w});
+        } else {
+            l.attn_v_a = tensor(blk + "attn_v_a.weight", {d, spec.v.rank_sum()});
+            l.attn_v_a_bias = optional_tensor(blk + "attn_v_a.bias", {spec.v.rank_sum()});
+        }
         l.attn_v_b = tensor(blk + "attn_v_b.weight", {rank_v, w});
         l.v_b = by_channel(l.attn_v_b, h.n_kv, h.head_dim);
     }

@@ -36,11 +36,14 @@ struct LayerWeights {
 
     ggml_tensor* attn_k_a = nullptr;  // [n_embd, Σ rank_k]
     ggml_tensor* attn_k_a_bias = nullptr;
-    ggml_tensor* attn_k_b = nullptr;  // [rank_k max, w]
-    ggml_tensor* attn_k_e = nullptr;  // [group·head_dim, Σ rank_k]
-    ggml_tensor* attn_q_e = nullptr;  // [head_dim, rank_k max, n_kv]
+    ggml_tensor* attn_k_b = nullptr;       // [rank_k max, w]
+    ggml_tensor* attn_k_e = nullptr;       // [group·head_dim, Σ rank_k]
+    ggml_tensor* attn_k_e_bias = nullptr;  // [w], added to the projection's output
+    ggml_tensor* attn_q_e = nullptr;       // [head_dim, rank_k max, n_kv]
     ggml_tensor* attn_v_a = nullptr;
     ggml_tensor* attn_v_a_bias = nullptr;
+    ggml_tensor* attn_v_e = nullptr;  // [group·head_dim, Σ rank_v]
+    ggml_tensor* attn_v_e_bias = nullptr;
     ggml_tensor* attn_v_b = nullptr;  // [rank_v max, w]
 
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks

@@ -11,15 +11,14 @@ namespace {
 void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
     const BatchSlots& batch = *node.batch;
-    const ggml_tensor* k = dst->src[0];
-    const ggml_tensor* v = dst->src[1];
     // K and V rows are separate jobs, so that two threads share even a single token
     const int n_jobs = 2 * static_cast<int>(batch.slots.size());
     for (int job = ith; job < n_jobs; job += nth) {
         const int token = job / 2;
         const SlotRef to = batch.slots[static_cast<size_t>(token)];
         const bool value = job % 2 == 1;
-        const ggml_tensor* source = value ? v : k;
+        const bool full = node.cache->is_full(to.region, node.row_layer);
+        const ggml_tensor* const source = dst->src[(full ? 0 : node.latent_source) + (value ? 1 : 0)];
         const auto* row =
             reinterpret_cast<const float*>(static_cast<const char*>(source->data) + token * source->nb[1]);
         if (value) {
@@ -33,37 +32,63 @@ void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
     }
 }
 
-LatentAttnParams run_params(const AttentionNode& node, const ggml_tensor* q, float* out) {
-    LatentAttnParams params = node.params;
+// A problem of the node as it is in this run.
+LatentAttnParams run_params(const AttentionNode& node, bool full, const ggml_tensor* q, float* out) {
+    LatentAttnParams params = full ? *node.full : *node.latents;
     params.q = static_cast<const float*>(q->data);
     params.n_tokens = static_cast<int32_t>(q->ne[2]);
     params.q_pos = node.batch->pos.data();
     params.q_seq = node.batch->seq.data();
     params.out = out;
-    params.n_regions = node.cache->n_regions();
-    for (int r = 0; r < params.n_regions; r++) {
-        params.regions[r] = node.cache->view(r, node.row_layer);
-    }
+    node.list_regions(full, params);
     return params;
 }
 
+// Where a problem's scratch lies in what the partial node leaves.
+const float* scratch_of(const AttentionNode& node, bool full, const ggml_tensor* partial) {
+    const size_t first = full || !node.full ? 0 : node.full_plan.scratch_floats;
+    return static_cast<const float*>(partial->data) + first;
+}
+
+// dst: scratch of both problems. src: the queries of each.
 void run_partial(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
-    const LatentAttnParams params = run_params(node, dst->src[0], nullptr);
-    latent_attn_partial(params, node.plan, static_cast<float*>(dst->data), ith, nth);
+    int source = 0;
+    for (const bool full : {true, false}) {
+        if (!(full ? node.full : node.latents)) continue;
+        const LatentAttnParams params = run_params(node, full, dst->src[source++], nullptr);
+        latent_attn_partial(params, full ? node.full_plan : node.latents_plan,
+                            const_cast<float*>(scratch_of(node, full, dst)), ith, nth);
+    }
 }
 
 void run_combine(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
-    const LatentAttnParams params = run_params(node, dst->src[1], static_cast<float*>(dst->data));
-    latent_attn_combine(params, node.plan, static_cast<const float*>(dst->src[0]->data), ith, nth);
+    const ggml_tensor* const partial = dst->src[0];
+    auto* const out = static_cast<float*>(dst->data);
+    if (node.full && node.latents) {
+        const LatentAttnParams full = run_params(node, true, dst->src[1], out);
+        const LatentAttnParams latents = run_params(node, false, dst->src[2], out);
+        return latent_attn_combine(
+            std::array{PartialAttn{full, node.full_plan, scratch_of(node, true, partial)},
+                       PartialAttn{latents, node.latents_plan, scratch_of(node, false, partial)}},
+            ith, nth);
+    }
+    const bool full = node.full.has_value();
+    const LatentAttnParams params = run_params(node, full, dst->src[1], out);
+    latent_attn_combine(
+        std::array{PartialAttn{params, full ? node.full_plan : node.latents_plan, scratch_of(node, full, partial)}},
+        ith, nth);
 }
 
-template <bool value_side>
+template <bool full, bool value_side>
 void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
     int64_t out = 0;
     for (int r = 0; r < node.cache->n_regions(); r++) {
+        if (node.cache->is_full(r, node.row_layer) != full) {
+            continue;
+        }
         const RowLayout& layout =
             value_side ? node.cache->v_layout(r, node.row_layer) : node.cache->k_layout(r, node.row_layer);
         for (int slot = 0; slot < node.cache->cells(r).end(); slot++, out++) {
@@ -88,36 +113,68 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
 void gpu_store_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
 void gpu_attend_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
 
-ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* k, ggml_tensor* v) {
-    std::array<ggml_tensor*, 2> args = {k, v};
-    return ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, args.data(), args.size(),
+void AttentionNode::list_regions(bool full_rows, LatentAttnParams& p) const {
+    p.n_regions = 0;
+    for (int r = 0; r < cache->n_regions(); r++) {
+        if (cache->is_full(r, row_layer) == full_rows) p.regions[p.n_regions++] = cache->view(r, row_layer);
+    }
+}
+
+ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, const std::optional<BatchRows>& full,
+                        const std::optional<BatchRows>& latents) {
+    std::vector<ggml_tensor*> args;
+    if (full) {
+        args = {full->k, full->v};
+    }
+    node.latent_source = static_cast<int>(args.size());
+    if (latents) {
+        args.insert(args.end(), {latents->k, latents->v});
+    }
+    return ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, args.data(), static_cast<int>(args.size()),
                           node.on_gpu ? gpu_store_node : run_store, GGML_N_TASKS_MAX, &node);
 }
 
-ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, ggml_tensor* q, ggml_tensor* stored, int n_threads) {
-    node.params.n_tokens = static_cast<int32_t>(q->ne[2]);
+ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads) {
+    std::vector<ggml_tensor*> queries;
+    size_t scratch = 0;
+    for (const bool full : {true, false}) {
+        std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
+        if (!params) continue;
+        queries.push_back(full ? q.full : q.latents);
+        params->n_tokens = static_cast<int32_t>(queries.back()->ne[2]);
+        if (node.on_gpu) continue;
+        LatentAttnPlan& plan = full ? node.full_plan : node.latents_plan;
+        plan = latent_attn_plan(*params, n_threads);
+        scratch += plan.scratch_floats;
+    }
+    const LatentAttnParams& p = node.full ? *node.full : *node.latents;
+    std::vector<ggml_tensor*> args;
     if (node.on_gpu) {
         // the rows' sources live until here: they are stored beside what computes the queries
-        std::array<ggml_tensor*, 4> args = {q, stored, stored->src[0], stored->src[1]};
-        return ggml_custom_4d(ctx, GGML_TYPE_F32, node.params.head_dim, node.params.n_head, q->ne[2], 1, args.data(),
-                              args.size(), gpu_attend_node, GGML_N_TASKS_MAX, &node);
+        args = {queries.front(), stored};
+        for (int i = 0; i < GGML_MAX_SRC && stored->src[i] != nullptr; i++) args.push_back(stored->src[i]);
+        if (queries.size() > 1) args.push_back(queries.back());
+        return ggml_custom_4d(ctx, GGML_TYPE_F32, p.head_dim, p.n_head, p.n_tokens, 1, args.data(),
+                              static_cast<int>(args.size()), gpu_attend_node, GGML_N_TASKS_MAX, &node);
     }
-    node.plan = latent_attn_plan(node.params, n_threads);
-    std::array<ggml_tensor*, 2> partial_args = {q, stored};
-    ggml_tensor* const partial =
-        ggml_custom_4d(ctx, GGML_TYPE_F32, static_cast<int64_t>(node.plan.scratch_floats), 1, 1, 1, partial_args.data(),
-                       partial_args.size(), run_partial, GGML_N_TASKS_MAX, &node);
-    std::array<ggml_tensor*, 2> combine_args = {partial, q};
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, node.params.head_dim, node.params.n_head, q->ne[2], 1,
-                          combine_args.data(), combine_args.size(), run_combine, GGML_N_TASKS_MAX, &node);
+    args = queries;
+    args.push_back(stored);
+    ggml_tensor* const partial = ggml_custom_4d(ctx, GGML_TYPE_F32, static_cast<int64_t>(scratch), 1, 1, 1, args.data(),
+                                                static_cast<int>(args.size()), run_partial, GGML_N_TASKS_MAX, &node);
+    args = {partial};
+    args.insert(args.end(), queries.begin(), queries.end());  // kept until here
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, p.head_dim, p.n_head, p.n_tokens, 1, args.data(),
+                          static_cast<int>(args.size()), run_combine, GGML_N_TASKS_MAX, &node);
 }
 
-ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool value_side, int n_slots) {
+ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool full, bool value_side,
+                       int n_slots) {
+    const int r = full ? 0 : node.cache->n_regions() - 1;
     const int width =
-        (value_side ? node.cache->v_layout(0, node.row_layer) : node.cache->k_layout(0, node.row_layer)).width;
-    std::array<ggml_tensor*, 1> args = {stored};
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, width, n_slots, 1, 1, args.data(), args.size(),
-                          value_side ? run_read<true> : run_read<false>, GGML_N_TASKS_MAX, &node);
+        (value_side ? node.cache->v_layout(r, node.row_layer) : node.cache->k_layout(r, node.row_layer)).width;
+    const auto read = full ? (value_side ? run_read<true, true> : run_read<true, false>)
+                           : (value_side ? run_read<false, true> : run_read<false, false>);
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, width, n_slots, 1, 1, &stored, 1, read, GGML_N_TASKS_MAX, &node);
 }
 
 }  // namespace lkv

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cache/kv_cache.h"
@@ -23,26 +24,48 @@ struct BatchSlots {
 };
 
 // One layer's attention in one graph. Its address is the nodes' userdata: it outlives the graph and does not move.
+// Beside exact windows of full rows it is two problems with one softmax (KvCache::is_full).
 struct AttentionNode {
     KvCache* cache = nullptr;
     const BatchSlots* batch = nullptr;
-    int layer = 0;              // of the model
-    int row_layer = 0;          // of the cache: the same, or 0 where the cache holds this layer alone
-    LatentAttnParams params{};  // everything but q, out, q_pos, q_seq and the regions, which a run fills in
-    LatentAttnPlan plan{};
-    bool on_gpu = false;  // the graph runs on the GPU: nodes carry the op's name only
+    int layer = 0;      // of the model
+    int row_layer = 0;  // of the cache: the same, or 0 where the cache holds this layer alone
+    // everything but q, out, q_pos, q_seq and the regions, which a run fills in
+    std::optional<LatentAttnParams> full;     // of the exact windows' full rows
+    std::optional<LatentAttnParams> latents;  // of every other region; none while it is empty
+    LatentAttnPlan full_plan{};
+    LatentAttnPlan latents_plan{};
+    int latent_source = 0;  // of store_rows: which of its sources is the latents' K; before it those of full rows
+    bool on_gpu = false;    // the graph runs on the GPU: nodes carry the op's name only
+
+    // The cache's regions that belong to a problem.
+    void list_regions(bool full_rows, LatentAttnParams& params) const;
 };
 
-// Writes the batch's rows of this layer. k [width_k, n_tokens], v [width_v, n_tokens], f32 contiguous, all groups of a row.
-// Returns a token tensor: whatever reads the rows must depend on it.
-ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* k, ggml_tensor* v);
+// K and V of a batch, f32 contiguous, all groups of a row: [width, n_tokens].
+struct BatchRows {
+    ggml_tensor* k;
+    ggml_tensor* v;
+};
 
-// The fused op. q [q_width, n_head, n_tokens] f32 contiguous. Returns [head_dim, n_head, n_tokens].
-ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, ggml_tensor* q, ggml_tensor* stored, int n_threads);
+// Writes the batch's rows of this layer. full: what regions of full rows store (KvCache::is_full). latents: what others do. Either may be
+// absent where no token of the batch needs it. Returns a token tensor: whatever reads the rows must depend on it.
+ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, const std::optional<BatchRows>& full,
+                        const std::optional<BatchRows>& latents);
 
-// Every slot's uncompressed row, f32: [width, Σ regions' slots in use]; channels that a region dropped are zero.
-// side: false K, true V. For the reference expression.
-ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool value_side, int n_slots);
+// q [q_width, n_head, n_tokens] of each problem, f32 contiguous; null where the node has none.
+struct Queries {
+    ggml_tensor* full;
+    ggml_tensor* latents;
+};
+
+// The fused op. Returns [head_dim, n_head, n_tokens].
+ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
+
+// Every slot's uncompressed row in the regions of full rows, or in the others, f32: [width, slots in use there]; channels that a region
+// dropped are zero. side: false K, true V. For the reference expression.
+ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool full, bool value_side,
+                       int n_slots);
 
 // How the GPU's executor knows our nodes: these are their functions, and their userdata is an AttentionNode. Never called.
 void gpu_store_node(ggml_tensor* dst, int ith, int nth, void* userdata);

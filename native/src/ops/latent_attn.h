@@ -3,10 +3,13 @@
 //
 //   z(t)   = read_slot(rows, t)                                   the stored vector of slot t, group g of KV head j
 //   k(t)   = z                                        direct      (full, rotated, absorbed: q already lives in z's space)
-//          = rope(norm(B_k[j]ᵀ z + b_k[j]), pos(t))   rebuild
+//          = rope(norm(B_k[j]ᵀ z + b_k[j]), pos(t))   rebuild; without B_k of rows that are whole keys before bias, norm and RoPE
 //   p(t)   = softmax over visible t of (scale · q·k(t) − slope · (pos(q) − pos(t)))     all regions in one softmax
 //   out[h] = Σ_t p(t) z_v(t)                                      V full   (per KV head)
 //          = B_v[j]ᵀ Σ_t p(t) z_v(t)                              V latent (any order of the two sums is legal)
+//
+// Tokens in two forms (full rows of an exact window, latents of the middle) are two such problems with one softmax over both: their
+// results are added as their sums of weights have it.
 //
 // Slot t is visible to a query token of sequence s at position n when bit s of seq(t) is set, 0 <= pos(t) <= n and
 // (window == 0 or n − pos(t) < window). A query that sees no slot gets zeros. A query token always has its own slot written first.
@@ -55,7 +58,8 @@ struct LatentAttnParams {
     int32_t window;             // sliding window in tokens, 0 = none
     const float* alibi_slopes;  // [n_head] or null
 
-    // K rebuild (null k_b: direct)
+    // K rebuild (null k_b: direct, or with k_raw rows that are whole keys before bias, norm and RoPE)
+    bool k_raw;
     const float* k_b;     // [n_kv, k_rank_max, head_dim]: row c is what channel c of the latent adds to k
     const float* k_bias;  // [n_kv, head_dim] or null
     const float* k_norm;  // [head_dim] RMS norm weight or null
@@ -74,6 +78,8 @@ struct LatentAttnParams {
     int32_t n_regions;
 
     float* out;  // [n_tokens, n_head, head_dim]
+
+    bool rebuilds() const { return k_b != nullptr || k_raw; }
 };
 
 }  // namespace lkv

@@ -18,7 +18,7 @@ constexpr uint8_t to_k = 1;
 constexpr uint8_t to_v = 2;
 constexpr uint8_t to_q = 4;
 
-// As latent_attn of a graph for the GPU makes it: [queries, stored rows, K, V].
+// As latent_attn of a graph for the GPU makes it: [queries, stored rows, K, V, then more of both].
 bool is_attention(const ggml_tensor* node) {
     return node->op == GGML_OP_CUSTOM && node->src[3] != nullptr && node->src[1]->op == GGML_OP_CUSTOM &&
            node->src[1]->src[0] == node->src[2] && node->src[1]->src[1] == node->src[3];
@@ -74,7 +74,16 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
     std::unordered_map<const ggml_tensor*, uint8_t> leads;
     leads[rows->src[0]] |= to_k;
     leads[rows->src[1]] |= to_v;
+    for (int s = 2; s < GGML_MAX_SRC; s++) {
+        if (rows->src[s] != nullptr) leads[rows->src[s]] |= s % 2 == 0 ? to_k : to_v;
+    }
+    const ggml_tensor* last_q = attend->src[0];
+    for (const ggml_tensor* src : attend->src) last_q = src != nullptr ? src : last_q;
+    if (last_q == rows->src[0] || last_q == rows->src[1] || last_q == rows->src[2] || last_q == rows->src[3]) {
+        last_q = attend->src[0];
+    }
     leads[attend->src[0]] |= to_q;
+    leads[last_q] |= to_q;
     for (int i = attention - 1; i >= begin; i--) {
         const ggml_tensor* const node = ggml_graph_node(graph, i);
         const uint8_t to = leads[node];
@@ -84,7 +93,7 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
             }
         }
     }
-    Branches b{begin, begin, begin, store, attention};
+    Branches b{begin, begin, begin, store, attention, attention, attention};
     const auto leads_to = [&](int i, uint8_t one) {
         const ggml_tensor* const node = ggml_graph_node(graph, i);
         return is_view(node) || leads[node] == one;
@@ -106,14 +115,21 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
             return std::nullopt;
         }
     }
+    b.latent_q = store + 1;
     for (int i = store + 1; i < attention; i++) {
         if (!leads_to(i, to_q)) {
             return std::nullopt;
         }
+        const ggml_tensor* const node = ggml_graph_node(graph, i);
+        if (node->data == attend->src[0]->data && (node == attend->src[0] || node == attend->src[0]->view_src)) {
+            b.latent_q = i + 1;
+        }
     }
+    b.turn = b.latent_q;
+    if (b.latent_q > store + 1 && ggml_graph_node(graph, b.latent_q - 1)->op == GGML_OP_ROPE) b.turn--;
     const Memory k = memory_of(graph, b.k, b.v, rows->src[0]);
     const Memory v = memory_of(graph, b.v, store, rows->src[1]);
-    const Memory q = memory_of(graph, store + 1, attention, attend->src[0]);
+    const Memory q = memory_of(graph, store + 1, attention, last_q);
     const bool apart = spares(k, v) && spares(k, q) && spares(v, k) && spares(v, q) && spares(q, k) && spares(q, v);
     return apart ? std::optional(b) : std::nullopt;
 }

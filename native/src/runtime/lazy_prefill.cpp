@@ -39,7 +39,8 @@ std::string lazy_obstacle(const Model& model) {
         const bool projected = spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed;
         for (const bool value_side : {false, true}) {
             const TensorSpec& tensor = value_side ? spec.v : spec.k;
-            if ((value_side ? spec.v_path == VPath::latent : projected) && is_cut(tensor, h.head_dim)) {
+            if ((value_side ? spec.v_path == VPath::latent : projected) && !tensor.encoded &&
+                is_cut(tensor, h.head_dim)) {
                 return concat("layer ", il, " has ", tensor.rank_sum(), " of ", h.width_kv(), " dimensions of ",
                               value_side ? 'V' : 'K', " and its exact values are not in the file");
             }
@@ -51,11 +52,13 @@ std::string lazy_obstacle(const Model& model) {
 LayerCacheSpec exact_layer_spec(const Model& model, int layer) {
     const HParams& h = model.hparams();
     LayerCacheSpec spec = model.cache_spec().layers[static_cast<size_t>(layer)];
-    if (spec.k_path == KPath::rotated) {
+    if (spec.k.encoded) {
         spec.k_path = KPath::full;
-        spec.k = TensorSpec{};
-        spec.k.ranks.assign(static_cast<size_t>(h.n_kv), h.head_dim);
-        spec.k.segments.resize(spec.k.ranks.size());
+        spec.k = TensorSpec::full(h.n_kv, h.head_dim);
+    }
+    if (spec.v.encoded) {
+        spec.v_path = VPath::full;
+        spec.v = TensorSpec::full(h.n_kv, h.head_dim);
     }
     spec.k = uncut(std::move(spec.k));
     spec.v = uncut(std::move(spec.v));

@@ -92,11 +92,11 @@ ggml_backend_buffer_type_t memory(const Model& model) {
 
 }  // namespace
 
-// Whether tokens of a long ubatch may attend to each other's rows before these are stored: a GPU that expands every layer's latents does.
+// Whether tokens of a long ubatch may attend to each other's rows before these are stored: on a GPU, where exact rows are full ones.
 bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
     return model.gpu_memory() != nullptr && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
-           model.hparams().head_dim <= most_expanded_head &&
-           std::all_of(model.layers().begin(), model.layers().end(), [](const auto& l) { return !l.k_b.empty(); });
+           std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
+                       [](const LayerCacheSpec& layer) { return layer.exact_is_full(); });
 }
 
 KvCacheOptions cache_options(const Model& model, const SessionOptions& options) {
@@ -230,6 +230,10 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     }
     ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
     allocator_.reset(ggml_gallocr_new(memory(*model_)));
+    if (gpu_ == nullptr) {
+        encoder_.emplace(*model_, backend_.get());
+        cache_.set_encoder(&*encoder_);
+    }
     if (gpu_ != nullptr) {
         if (!fused_) {
             fail("implementation", "expected auto or fused on a GPU; got reference; use -ngl 0");
@@ -338,9 +342,16 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
     shape.fused = fused_;
     shape.on_gpu = gpu_ != nullptr;
-    for (int r = 0; !fused_ && r < rows.n_regions(); r++) {
+    const int middle = rows.n_regions() - 1;
+    for (int r = 0; !fused_ && r <= middle; r++) {
         shape.n_slots += rows.cells(r).end();
+        if (r < middle) shape.n_exact += rows.cells(r).end();
     }
+    const bool exact = std::any_of(batch_.slots.begin(), batch_.slots.end(),
+                                   [middle](const SlotRef& to) { return to.region < middle; });
+    shape.to_middle = !exact || std::any_of(batch_.slots.begin(), batch_.slots.end(),
+                                            [middle](const SlotRef& to) { return to.region == middle; });
+    shape.latents = rows.cells(middle).end() > 0;
     return shape;
 }
 

@@ -15,6 +15,7 @@
 #include "model/model.h"
 #include "model/rope.h"
 #include "runtime/gpu.h"
+#include "runtime/row_encoder.h"
 
 namespace lkv {
 
@@ -114,6 +115,7 @@ private:
     GraphConstants constants_;
     std::unique_ptr<ggml_threadpool, ThreadpoolDeleter> threadpool_;
     ggml_backend_ptr backend_;
+    std::optional<GgmlRowEncoder> encoder_;  // on the CPU
     ggml_gallocr_ptr allocator_;
     BatchSlots batch_;
     std::vector<float> embeddings_;  // GPU: [n_tokens, n_embd] of the batch

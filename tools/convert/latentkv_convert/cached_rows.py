@@ -23,27 +23,15 @@ WEIGHTED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Reads:
-    """Of the rows as every query reads them, those inside the recent window too."""
-
-    moment: F64  # [w, w] E[x xᵀ] over tokens past the sinks, weighted by |g|²
-    fisher: F64  # [w, w] E[g gᵀ]
-    sink_rows: F64  # [n, w] the sinks themselves
-    sink_slopes: F64  # [n, w] scaled, so that ½ mean (g e)² is nats per token
-
-
-@dataclass(frozen=True)
 class CachedRows:
     moment: F64  # [w, w]
     fisher: F64  # [w, w]
     rows: F32  # [n, w]
     energy: F64  # [n, n_kv] squared gradient of a row per KV head, over its mean over rows
-    reads: Reads
 
 
 def of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
     """context: the positions a rotated k is served at."""
-    assert work.sample is not None
     stats = work.stats["copies"][layer]
     name = "normed" if path == "rotated" and "normed_moment" in stats else side
     found = _Measured(
@@ -56,7 +44,7 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
         freqs = served.frequencies(work.checkpoint.config, work.spec, context)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
         found = found.turned(freqs, work.spec.head_dim, context, rng)
-    return found.cached(int(work.sample.tokens.shape[1]))
+    return found.cached()
 
 
 @dataclass(frozen=True)
@@ -70,11 +58,6 @@ class _Measured:
     fisher: Array
     rows: Array
     energy: Array
-    reads_weighted: Array
-    reads_weighted_mean: Array
-    reads_fisher: Array
-    sink_rows: Array
-    sink_slopes: Array
 
     def shifted(self, by: F64) -> _Measured:
         """Of rows x + by [w]."""
@@ -82,38 +65,22 @@ class _Measured:
             self,
             moment=_shifted(self.moment, self.mean, by),
             weighted=_shifted(self.weighted, self.weighted_mean, by),
-            reads_weighted=_shifted(self.reads_weighted, self.reads_weighted_mean, by),
             rows=self.rows + by.astype(np.float32),
-            sink_rows=self.sink_rows + by.astype(np.float32),
         )
 
     def turned(self, freqs: F64, head_dim: int, context: int, rng: np.random.Generator) -> _Measured:
-        """Of rows after RoPE: moments over all positions, real rows at random ones, sinks at their own."""
-        names = ("moment", "weighted", "fisher", "reads_weighted", "reads_fisher")
+        """Of rows after RoPE: moments over all positions, real rows at random ones."""
+        names = ("moment", "weighted", "fisher")
         moments = {n: served.after_rope(getattr(self, n), freqs, head_dim, context) for n in names}
         at = rng.integers(0, context, len(self.rows)).astype(np.float64)
-        n_windows, n_sink, width = self.sink_rows.shape
-        own = np.tile(np.arange(n_sink, dtype=np.float64), n_windows)
-        sinks = {
-            name: served.turned(getattr(self, name).reshape(-1, width), freqs, head_dim, own).reshape(
-                n_windows, n_sink, width
-            )
-            for name in ("sink_rows", "sink_slopes")
-        }
-        return replace(self, rows=served.turned(self.rows, freqs, head_dim, at), **moments, **sinks)
+        return replace(self, rows=served.turned(self.rows, freqs, head_dim, at), **moments)
 
-    def cached(self, window: int) -> CachedRows:
-        """window: tokens of one, of which the sinks are a part."""
-        n_sink, width = self.sink_rows.shape[1:]
-        sinks, slopes = (x.reshape(-1, width).astype(np.float64) for x in (self.sink_rows, self.sink_slopes))
+    def cached(self) -> CachedRows:
         return CachedRows(
             WEIGHTED_SHARE * self.weighted + (1 - WEIGHTED_SHARE) * self.moment,
             np.asarray(self.fisher),
             np.asarray(self.rows),
             self.energy.astype(np.float64),
-            Reads(
-                self.reads_weighted, self.reads_fisher, sinks, slopes * np.sqrt(n_sink / (window - n_sink))
-            ),
         )
 
 

@@ -9,7 +9,6 @@ cache's batches.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,16 +71,12 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     first = exact.shape[1] // 2
     with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
         for index, layer in enumerate(plan.layers):
-            body, near = (Copies(work, each, index, stream) for each in (layer, _exact(layer)))
-            whole = all(sum(layer.side(side).ranks) == spec.kv_width for side in SIDES)
+            body = Copies(work, layer, index, stream)
             with stream.layer(index) as live:
                 for row in range(len(windows)):
                     exact[row] = stream.run(live, index, exact[row : row + 1])[0].cpu()
-                    read = [
-                        None if whole and each is near else each(cached[row : row + 1])
-                        for each in (body, near)
-                    ]
-                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, read[0], batch, read[1]):
+                    copy = body(cached[row : row + 1])
+                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, copy, batch):
                         cached[row] = stream.run(live, index, cached[row : row + 1])[0].cpu()
                     bar.update(1)
         result = []
@@ -92,13 +87,6 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
             )
             result.append(float((p.exp() * (p - q)).sum(-1).double().mean()))
     return result
-
-
-def _exact(layer: LayerPlan) -> LayerPlan:
-    """What sinks and recent tokens hold: every segment in f16."""
-    sides = (layer.side(side) for side in SIDES)
-    k, v = (replace(s, formats=tuple(tuple("f16" for _ in widths) for widths in s.segments)) for s in sides)
-    return LayerPlan(k, v)
 
 
 class Copies:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ class ModelSpec:
 class Basis:
     """A change of coordinates for one group's K or V, columns sorted by importance: z = x·down, x ≈ z·up.
 
-    A of the file is down.T·W, unless training has made `rows` of it (recover.py).
+    E of the file is down.T and A is down.T·W, unless training has made `rows` of A (recover.py).
     """
 
     sigma: F64  # [n] importance: singular values of the (weighted) outputs
@@ -129,8 +129,26 @@ class SidePlan:
             for widths, names in zip(self.segments, self.formats, strict=False)
         )
 
+    def cut(self) -> SidePlan:
+        """Without its dropped segments."""
+        if self.formats is None or not self.ranks:
+            return self
+        stored = [sum(name != "none" for name in names) for names in self.formats]
+        return replace(
+            self,
+            ranks=self.kept,
+            segments=tuple(widths[:n] for widths, n in zip(self.segments, stored, strict=True)),
+            formats=tuple(names[:n] for names, n in zip(self.formats, stored, strict=True)),
+        )
+
 
 FULL = SidePlan("full")
+
+
+def form(path: str, exact: bool, trained: bool) -> str:
+    """Of a side (docs/gguf.md): "e", E makes latents of the projection's output, or "a", A makes them of the
+    layer's input and no projection is left. exact: the file keeps exact tokens; trained: A is."""
+    return "e" if path in ("full", "rotated") or (exact and not trained) else "a"
 
 
 @dataclass(frozen=True)
@@ -140,6 +158,9 @@ class LayerPlan:
 
     def side(self, name: str) -> SidePlan:
         return self.k if name == "k" else self.v
+
+    def cut(self) -> LayerPlan:
+        return LayerPlan(self.k.cut(), self.v.cut())
 
 
 @dataclass(frozen=True)
@@ -172,9 +193,10 @@ class Plan:
     sink: int = 0
     recent: int = 0
     recent_ratio: float = 0.0  # of the sequence behind its sinks
-    sink_format: str = "f16"  # row formats of regions that keep every segment
+    sink_format: str = "f16"  # row formats of exact tokens
     recent_format: str = "f16"
     prefill: str = "eager"
+    trained: bool = False  # A is, and so stays in the file
     fitted_context: int | None = None
     forecast: Forecast | None = None
     master: Master | None = None
@@ -182,3 +204,18 @@ class Plan:
     @property
     def is_full(self) -> bool:
         return all(layer.k.path == "full" and layer.v.path == "full" for layer in self.layers)
+
+    @property
+    def keeps_exact(self) -> bool:
+        return self.sink > 0 or self.recent > 0 or self.recent_ratio > 0
+
+    def form(self, side: SidePlan) -> str:
+        return form(side.path, self.keeps_exact, self.trained)
+
+    def cut(self) -> Plan:
+        """Without dropped segments, unless they are read: by exact tokens or lazy prompts that are latents,
+        and by a master's other plans."""
+        read = self.trained if self.keeps_exact else self.prefill == "lazy"
+        if read or self.master is not None:
+            return self
+        return replace(self, layers=tuple(layer.cut() for layer in self.layers))

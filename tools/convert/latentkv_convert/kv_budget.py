@@ -47,31 +47,31 @@ class Count:
 
     budget: int  # bytes
     n_slots: int  # compressed rows
-    n_exact: int  # slots of sinks and recent tokens, which hold what is not cut; 0: all are paid already
     pays_factors: bool  # a channel costs its part of the factors
 
     def table(self, costs: Table, widths: tuple[int, ...], channel: float, replaced: float) -> Table:
         """`costs`, of one slot, for the whole cache. widths: of the segments; channel, replaced: bytes of a
         channel in a group's factors, and of the projection they replace. Where factors are smaller than that,
-        nothing is counted: weights that shrink are no room for the cache. All options but the last pay."""
+        nothing is counted: weights that shrink are no room for the cache. All options but the last pay: what
+        is dropped is in no factor."""
         grown = np.maximum(0.0, channel * np.cumsum((0, *widths)) - replaced)
         weights = np.diff(grown) if self.pays_factors else np.zeros(len(widths))
-        once: Units = np.ceil(weights + 2.0 * self.n_exact * np.array(widths)).astype(np.int64)
+        once: Units = np.ceil(weights).astype(np.int64)
         cost: Units = costs.cost * self.n_slots
         cost[:, :-1] += once[:, None]
         return replace(costs, cost=cost)
 
 
-def count(budget: KvBudget, spec: ModelSpec, served: int, sink: int, recent: int, narrow: bool) -> Count:
-    """served: the context at which a share is counted; narrow: a file whose exact tokens and factors are as
-    narrow as its rows, and so part of what is planned.
+def count(
+    budget: KvBudget, spec: ModelSpec, served: int, sink: int, recent: int, pays_factors: bool
+) -> Count:
+    """served: the context at which a share is counted.
 
     Raises:
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
     n_slots, n_exact = rows.round_up(n_ctx, rows.SLOT_TILE), sum(rows.region_slots(n_ctx, sink, recent))
-    whole = 0 if narrow else rows.full_bytes_per_token(spec)
-    fixed = n_exact * whole + (n_exact + n_slots) * rows.CELL_BYTES
+    fixed = n_exact * rows.full_bytes_per_token(spec) + (n_exact + n_slots) * rows.CELL_BYTES
     room = budget.row_bytes(rows.full_cache_bytes(spec, n_ctx), fixed, n_exact)
-    return Count(room, n_slots, n_exact if narrow else 0, narrow)
+    return Count(room, n_slots, pays_factors)

@@ -54,8 +54,9 @@ def convert(recipe: Recipe) -> report.Report:
         recipe.rotate,
         recipe.center,
         recipe.outtype,
+        recipe.finetune is not None,
     )
-    plan = method.plan(work)
+    plan = methods.planned(method, work)
     check_plan(plan, spec)
     trained, recovery = finetuned(recipe, work, plan)
     keys = model_keys(recipe, spec) | vocabulary | cache_keys(plan, work)
@@ -218,7 +219,7 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> S
         lambda index, side: finished(
             work, plan.layers[index].side(side), index, side, trained.get((index, side))
         )
-    )  # A and B of a side are written in a row
+    )  # the factors of a side are written in a row
     tensors: list[OutTensor] = []
     for index, layer in enumerate(plan.layers):
         if packed.is_packed(work, layer):
@@ -227,6 +228,7 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> S
         if work.spec.packed_qkv:
             tensors += packed.query(work, index)
         for side in SIDES:
-            job = paths.SideJob(work, index, side, layer.side(side), partial(factors, index, side))
+            chosen = layer.side(side)
+            job = paths.SideJob(work, index, side, chosen, plan.form(chosen), partial(factors, index, side))
             tensors += paths.tensors(job)
     return tensors

@@ -60,7 +60,10 @@ class Report:
     def added_weight_bytes(self) -> int:
         """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
         spec, file_type = self.spec, FILE_TYPES[self.recipe.outtype]
-        layers = [{side: asdict(layer.side(side)) for side in SIDES} for layer in self.plan.layers]
+        layers = [
+            {name: asdict(layer.side(name)) | {"form": self.plan.form(layer.side(name))} for name in SIDES}
+            for layer in self.plan.layers
+        ]
         return kv_budget.added_bytes(layers, spec.n_kv, spec.head_dim, spec.n_embd, file_type)
 
     def cache(self) -> dict[str, Any]:
@@ -229,7 +232,8 @@ def bits_map(report: Report, path: Path) -> None:
             segments = chosen.segments or ((spec.head_dim,),) * spec.n_kv  # `full`: every head is one
             formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
             for widths, names in zip(segments, formats, strict=True):
-                row += [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
+                held = [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
+                row += held + [0] * (chosen.group * spec.head_dim - len(held))
             bits[index] = row
         image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
         axis.set_title(f"{side.upper()} bits", fontsize=10)

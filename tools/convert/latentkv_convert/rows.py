@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .ir import SIDES, ModelSpec, Plan, SidePlan
+from .ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")
 SLOT_TILE = 64  # slots of a region come in whole tiles of this many
@@ -49,16 +49,27 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
     return _up4(stored)
 
 
-def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, whole: bool = False) -> int:
+def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None) -> int:
     """K and V of all layers, every stored segment in one format, or (None) in the plan's own."""
     sides = [layer.side(side) for layer in plan.layers for side in SIDES]
-    return sum(side_row_bytes(spec, side, fmt, whole) for side in sides)
+    return sum(side_row_bytes(spec, side, fmt) for side in sides)
+
+
+def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
+    """K and V of all layers as an exact token holds them: full rows, or every segment where a side has
+    form A."""
+
+    def rows(layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
+        sides = layer.k, layer.v
+        return (FULL, FULL) if all(plan.form(side) == "e" for side in sides) else sides
+
+    return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
 
 
 def planned_bytes_per_token(spec: ModelSpec, plan: Plan) -> float:
     """One more token under the plan's own formats: a middle row, or its share of middle and recent rows."""
     middle = bytes_per_token(spec, plan, None)
-    recent = bytes_per_token(spec, plan, plan.recent_format, whole=True)
+    recent = exact_bytes_per_token(spec, plan, plan.recent_format)
     return middle + plan.recent_ratio * (recent - middle)
 
 
@@ -76,12 +87,11 @@ def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) 
 
 
 def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
-    """A whole cache of one sequence under the plan's own formats, with cells; sinks and recent tokens hold
-    every segment."""
+    """A whole cache of one sequence under the plan's own formats, with cells."""
     sinks, latest = region_slots(n_ctx, plan.sink, plan.recent, plan.recent_ratio)
     regions = (
-        (sinks, bytes_per_token(spec, plan, plan.sink_format, whole=True)),
-        (latest, bytes_per_token(spec, plan, plan.recent_format, whole=True)),
+        (sinks, exact_bytes_per_token(spec, plan, plan.sink_format)),
+        (latest, exact_bytes_per_token(spec, plan, plan.recent_format)),
         (round_up(n_ctx, SLOT_TILE), bytes_per_token(spec, plan, None)),
     )
     return sum(n_slots * (row + CELL_BYTES) for n_slots, row in regions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import quantizer, rows
-from .cached_rows import CachedRows, Reads
+from .cached_rows import CachedRows
 from .ir import F64, Basis, SidePlan
 from .kv_budget import Table
 
@@ -21,15 +21,12 @@ def cut(rank: int, width: int) -> tuple[int, ...]:
     return (width,) * (rank // width) + ((rank % width,) if rank % width else ())
 
 
-def tables(
-    cached: CachedRows, bases: tuple[Basis, ...], plan: SidePlan, head_dim: int, narrow: bool
-) -> list[Table]:
+def tables(cached: CachedRows, bases: tuple[Basis, ...], plan: SidePlan, head_dim: int) -> list[Table]:
     """One per group of `plan`, bytes of one slot; bases as they go into the file.
 
     Distortion in nats per token: ½ mean of importance · eᵀ G e over real rows, e the quantizer's error of one
     segment and G = up F upᵀ the Fisher moment in its coordinates. Importance: the row's gradient energy over
-    the mean row's. Options are FORMATS; where a file may be `narrow`, one more that cuts a segment out of the
-    factors. Exact tokens lack it then too, and so do all queries.
+    the mean row's. Options are FORMATS.
     """
     found = []
     for index, basis in enumerate(bases):
@@ -47,14 +44,10 @@ def tables(
             errors = [(exact - quantizer.stored(exact, fmt)).astype(np.float64) for fmt in FORMATS]
             cost.append([rows.segment_bytes(fmt, n) for fmt in FORMATS])
             distortion.append([_nats(error, metric[part, part], weight) for error in errors])
-            if narrow:
-                missing = _missing(cached.reads, block, basis.down[:, part], basis.up[part])
-                cost[-1].append(0)
-                distortion[-1].append(max(missing, distortion[-1][-1]))
         kept = np.maximum(distortion, 0).astype(
             np.float32
         )  # as a master file holds them: the same plan there
-        found.append(Table(np.array(cost), kept.astype(np.float64), 2 if narrow else 1))
+        found.append(Table(np.array(cost), kept.astype(np.float64)))
     return found
 
 
@@ -63,14 +56,6 @@ def importance(cached: CachedRows, fisher: F64, heads: slice, head_dim: int) -> 
     share = np.diagonal(fisher).reshape(-1, head_dim).sum(1)  # mean energy of each KV head
     weight = cached.energy[:, heads] @ share / share.sum()
     return np.asarray(weight / weight.mean(), dtype=np.float64)
-
-
-def _missing(reads: Reads, block: slice, down: F64, up: F64) -> float:
-    """Nats per token without the channels of `down` [width, n] and `up`, in any copy of a token."""
-    metric = up @ reads.fisher[block, block] @ up.T
-    body = 0.5 * float(np.sum(metric * (down.T @ reads.moment[block, block] @ down)))
-    slopes = (reads.sink_rows[:, block] @ down) * (reads.sink_slopes[:, block] @ up.T)
-    return body + (0.5 * float(np.mean(np.square(slopes.sum(1)))) if len(slopes) else 0.0)
 
 
 def _nats(error: F64, metric: F64, weight: F64) -> float:

@@ -26,6 +26,7 @@ class Work:
     rotate: bool = True
     center: bool = True
     outtype: str = "f16"  # of the file's weights
+    trains: bool = False  # the factors, after the plan
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
     _bytes: int = 0

@@ -116,7 +116,7 @@ private:
     }
 
     void scores() {
-        const bool direct = p_.k_b == nullptr;
+        const bool direct = !p_.rebuilds();
         for_runs(direct ? p_.k_group : 1, [&](int head, int n_heads) {
             const GroupLayout& group = region_->k.groups[head / p_.k_group];
             const int n = n_heads * rows_per_head();
@@ -138,7 +138,7 @@ private:
     // Leaves the K tile of a head (direct: of its group) in tmp_.k.
     void load_k(int head, const GroupLayout& group) {
         const int g = head / p_.k_group;
-        const bool direct = p_.k_b == nullptr;
+        const bool direct = !p_.rebuilds();
         if (k_group_ != g) {
             load_by_channel(region_->k, group, k_rows_, direct ? tmp_.k : tmp_.k_latent);
             k_group_ = g;
@@ -239,13 +239,25 @@ private:
     bool has_rope_ = false;
 };
 
-// Merges the splits of some rows and multiplies with B_v where the sum is still latent.
+// A problem's sums, where its threads left them.
+struct Summed {
+    const LatentAttnParams& p;
+    const LatentAttnPlan& plan;
+    PartialSums partial;
+};
+
+Summed summed(const PartialAttn& of) {
+    Arena arena(const_cast<float*>(of.scratch));  // only read
+    return {of.params, of.plan, PartialSums(arena, of.params, of.plan)};
+}
+
+// Merges the splits of some rows, of one problem or two, and multiplies with B_v where a sum is still latent.
 class Combiner {
 public:
     static constexpr int block_rows = 24;
 
-    Combiner(const LatentAttnParams& p, const LatentAttnPlan& plan, const PartialSums& partial)
-        : p_(p), plan_(plan), partial_(partial), rep_(p.n_head / p.n_kv) {}
+    explicit Combiner(std::span<const Summed> problems)
+        : problems_(problems), p_(problems.front().p), rep_(p_.n_head / p_.n_kv) {}
 
     int n_blocks() const { return (p_.n_tokens * rep_ + block_rows - 1) / block_rows; }
 
@@ -259,22 +271,8 @@ public:
             out_[i] = p_.out + row_[i] * p_.head_dim;
             merge_row(i);
         }
-        if (p_.v_b == nullptr || plan_.v_rebuild) {
-            for (int c = 0; c < p_.head_dim; c += chunk) {
-                const int width = std::min(chunk, p_.head_dim - c);
-                sum_chunk(n, c, std::min(chunk, plan_.acc_width - c));
-                for (int i = 0; i < n; i++) std::copy_n(merged_[i], width, out_[i] + c);
-            }
-            return;
-        }
-        const float* b = p_.v_b + ptrdiff_t{head} * p_.v_rank_max * p_.head_dim;
-        const float* a[block_rows];
-        for (int i = 0; i < n; i++) a[i] = merged_[i];
-        for (int c = 0; c == 0 || c < plan_.v_kept; c += chunk) {
-            const int width = std::min(chunk, plan_.v_kept - c);
-            sum_chunk(n, c, std::min(chunk, plan_.acc_width - c));
-            multiply(n, p_.head_dim, width, a, 1, {b + ptrdiff_t{c} * p_.head_dim, p_.head_dim, panel_width}, out_,
-                     panel_width, c > 0);
+        for (const Summed& of : problems_) {
+            add(of, n, head, &of != problems_.data());
         }
     }
 
@@ -282,28 +280,53 @@ private:
     static constexpr int chunk = 64;  // channels merged at a time
 
     void merge_row(int i) {
-        SoftmaxState total = partial_.state(0, row_[i]);
-        for (int s = 1; s < plan_.n_split; s++) total = merge(total, partial_.state(s, row_[i]));
+        SoftmaxState total;
+        for (const Summed& of : problems_) {
+            for (int s = 0; s < of.plan.n_split; s++) total = merge(total, of.partial.state(s, row_[i]));
+        }
         max_[i] = total.max;
         inverse_[i] = normaliser(total);
     }
 
+    // more: onto what is there.
+    void add(const Summed& of, int n, int head, bool more) {
+        const int head_dim = p_.head_dim;
+        if (of.p.v_b == nullptr || of.plan.v_rebuild) {
+            for (int c = 0; c < head_dim; c += chunk) {
+                const int width = std::min(chunk, head_dim - c);
+                sum_chunk(of, n, c, std::min(chunk, of.plan.acc_width - c));
+                for (int i = 0; i < n; i++) {
+                    for (int d = 0; d < width; d++) out_[i][c + d] = merged_[i][d] + (more ? out_[i][c + d] : 0.0f);
+                }
+            }
+            return;
+        }
+        const float* b = of.p.v_b + ptrdiff_t{head} * of.p.v_rank_max * head_dim;
+        const float* a[block_rows];
+        for (int i = 0; i < n; i++) a[i] = merged_[i];
+        for (int c = 0; c == 0 || c < of.plan.v_kept; c += chunk) {
+            const int width = std::min(chunk, of.plan.v_kept - c);
+            sum_chunk(of, n, c, std::min(chunk, of.plan.acc_width - c));
+            multiply(n, head_dim, width, a, 1, {b + ptrdiff_t{c} * head_dim, head_dim, panel_width}, out_, panel_width,
+                     more || c > 0);
+        }
+    }
+
     // merged_[i][0 … width) = channels first … of row i, all splits, normalised.
-    void sum_chunk(int n, int first, int width) {
+    void sum_chunk(const Summed& of, int n, int first, int width) {
         for (int i = 0; i < n; i++) {
             f32x8 acc[chunk / lanes] = {};
-            for (int s = 0; s < plan_.n_split; s++) {
-                const f32x8 factor = splat(rebase(partial_.state(s, row_[i]), max_[i]) * inverse_[i]);
-                const float* sum = partial_.sum(s, row_[i]) + first;
+            for (int s = 0; s < of.plan.n_split; s++) {
+                const f32x8 factor = splat(rebase(of.partial.state(s, row_[i]), max_[i]) * inverse_[i]);
+                const float* sum = of.partial.sum(s, row_[i]) + first;
                 for (int v = 0; v < width / lanes; v++) acc[v] = fma8(load8(sum + v * lanes), factor, acc[v]);
             }
             for (int v = 0; v < width / lanes; v++) store8(merged_[i] + v * lanes, acc[v]);
         }
     }
 
+    std::span<const Summed> problems_;
     const LatentAttnParams& p_;
-    const LatentAttnPlan& plan_;
-    const PartialSums& partial_;
     const int rep_;
     int64_t row_[block_rows];
     float* out_[block_rows];
@@ -327,13 +350,12 @@ void latent_attn_partial(const LatentAttnParams& p, const LatentAttnPlan& plan, 
     }
 }
 
-void latent_attn_combine(const LatentAttnParams& p, const LatentAttnPlan& plan, const float* scratch, int ith,
-                         int nth) {
-    Arena arena(const_cast<float*>(scratch));  // only read
-    const PartialSums partial(arena, p, plan);
-    Combiner combiner(p, plan, partial);
-    const int n_items = p.n_kv * combiner.n_blocks();
-    for (int item = ith; item < n_items; item += nth) combiner.run(item % p.n_kv, item / p.n_kv);
+void latent_attn_combine(std::span<const PartialAttn> problems, int ith, int nth) {
+    const Summed of[] = {summed(problems.front()), summed(problems.back())};
+    Combiner combiner(std::span(of, problems.size()));
+    const int n_kv = problems.front().params.n_kv;
+    const int n_items = n_kv * combiner.n_blocks();
+    for (int item = ith; item < n_items; item += nth) combiner.run(item % n_kv, item / n_kv);
 }
 
 }  // namespace lkv

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "ops/latent_attn.h"
 
@@ -31,7 +32,15 @@ LatentAttnPlan latent_attn_plan(const LatentAttnParams& params, int n_threads);
 // Thread ith of nth. nth may differ from the plan's; threads past the plan's stay idle. Every thread must have returned
 // from partial before the first enters combine.
 void latent_attn_partial(const LatentAttnParams& params, const LatentAttnPlan& plan, float* scratch, int ith, int nth);
-void latent_attn_combine(const LatentAttnParams& params, const LatentAttnPlan& plan, const float* scratch, int ith,
-                         int nth);
+
+// A problem of which every thread has returned from partial.
+struct PartialAttn {
+    const LatentAttnParams& params;
+    const LatentAttnPlan& plan;
+    const float* scratch;
+};
+
+// One problem, or two of the same queries with one softmax over both; the result goes to the first one's `out`.
+void latent_attn_combine(std::span<const PartialAttn> problems, int ith, int nth);
 
 }  // namespace lkv

@@ -38,14 +38,14 @@ void check(const LatentAttnParams& p) {
             std::to_string(p.v_group));
     require(p.n_regions > 0 && p.n_regions <= max_regions, "1 … " + std::to_string(max_regions) + " regions",
             std::to_string(p.n_regions));
-    if (p.k_b != nullptr) {
+    if (p.rebuilds()) {
         require(p.q_width == p.head_dim, "q_width = head_dim = " + std::to_string(p.head_dim) + " on the rebuild path",
                 std::to_string(p.q_width));
         require(p.rope_freqs == nullptr || (p.n_rot > 0 && p.n_rot % 2 == 0 && p.n_rot <= p.head_dim),
                 "an even n_rot up to head_dim = " + std::to_string(p.head_dim), std::to_string(p.n_rot));
     }
     for (int r = 0; r < p.n_regions; r++) {
-        check_rows(p.regions[r].k, p.n_kv / p.k_group, p.k_b != nullptr ? p.k_rank_max : p.q_width, "K");
+        check_rows(p.regions[r].k, p.n_kv / p.k_group, p.rebuilds() ? p.k_rank_max : p.q_width, "K");
         check_rows(p.regions[r].v, p.n_kv / p.v_group, p.v_b != nullptr ? p.v_rank_max : p.head_dim, "V");
         require(!in_blocks(p.regions[r].v), "single rows of V", "blocks");
     }

@@ -72,13 +72,17 @@ void rope_tile(const LatentAttnParams& p, const int32_t* positions, float* out) 
 void rebuild_k(const LatentAttnParams& p, int head, int kept, const float* latent, const float* rope, float* k,
                const float** a, float** c) {
     const int head_dim = p.head_dim;
-    const float* b = p.k_b + ptrdiff_t{head} * p.k_rank_max * head_dim;
-    for (int d = 0; d < head_dim; d++) {
-        a[d] = b + d;
-        c[d] = k + d * panel_width;
+    if (p.k_b == nullptr) {
+        std::copy_n(latent, ptrdiff_t{head_dim} * tile_slots, k);
+    } else {
+        const float* b = p.k_b + ptrdiff_t{head} * p.k_rank_max * head_dim;
+        for (int d = 0; d < head_dim; d++) {
+            a[d] = b + d;
+            c[d] = k + d * panel_width;
+        }
+        const Panels z{latent, panel_width, ptrdiff_t{kept} * panel_width};
+        multiply(head_dim, tile_slots, kept, a, head_dim, z, c, head_dim * panel_width, false);
     }
-    const Panels z{latent, panel_width, ptrdiff_t{kept} * panel_width};
-    multiply(head_dim, tile_slots, kept, a, head_dim, z, c, head_dim * panel_width, false);
 
     for (int panel = 0; panel < panels_per_tile; panel++, k += head_dim * panel_width) {
         if (p.k_bias != nullptr) add_bias(p.k_bias + ptrdiff_t{head} * head_dim, head_dim, k);

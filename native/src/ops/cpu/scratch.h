@@ -68,7 +68,7 @@ struct ThreadScratch {
     uint8_t* zero_row;  // stands in for slots nobody sees
 
     ThreadScratch(Arena& arena, const LatentAttnParams& p, const LatentAttnPlan& plan) {
-        const bool k_rebuild = p.k_b != nullptr;
+        const bool k_rebuild = p.rebuilds();
         const int block_rows = plan.block_tokens * plan.unit_heads * (p.n_head / p.n_kv);
         const int n_pointers = std::max({block_rows, p.head_dim, tile_slots});
         tokens = arena.take<int32_t>(p.n_tokens);

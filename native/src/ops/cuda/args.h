@@ -53,6 +53,10 @@ struct RegionArgs {
 // How latents are expanded: from chunks of any format; from the MLA kernel's units, by single warps or by four at once.
 enum class ExpandBy : int32_t { chunks, units, warpgroup };
 
+// Results, or parts that are merged with another problem's; or results, and beside them the parts' maxima and sums of weights.
+enum class Leaves : int32_t { results, parts, results_and_maxima };
+
+// One problem of latent_attn.h.
 struct AttnArgs {
     const float* q;  // [n_tokens, n_head, q_width]
     float* out;      // [n_tokens, n_head, head_dim]
@@ -129,9 +133,8 @@ struct AttnArgs {
     MlaPlan mla;
     int32_t context;      // slots of the tiles in use, at least; set before a launch
     RegionArgs expanded;  // these rows' tables
-    // The batch's own rows, f32, which no region shows yet: of a prefill on expanded rows. k_rows null: all are in the regions
-    RegionArgs own;
-    const int32_t* n_own;  // [1], on the device
+    Leaves leaves;
+    int32_t beside;  // multiprocessors that another problem's kernel takes at the same time; set before a plan
     float* partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and scratch, see partial_floats
     uint32_t*
         done;  // [merge_counters] 0 between launches: parts of a work item, or thread blocks of a merge, that have finished
@@ -148,6 +151,7 @@ struct Device {
 
 // One region's K and V rows of one layer, for writing. Segments live on the device.
 struct RowTarget {
+    int32_t full;  // 1: full rows beside latents in other regions
     uint8_t* k_rows;
     uint8_t* v_rows;
     const SegmentLayout* k_segments;
@@ -158,11 +162,19 @@ struct RowTarget {
     int32_t n_v_segments;
 };
 
-struct StoreArgs {
+// K and V of a batch in one form.
+struct StoreSource {
     const float* k;  // [n_tokens, k_stride]
     const float* v;  // [n_tokens, v_stride]
     int64_t k_stride;
     int64_t v_stride;
+};
+
+struct StoreArgs {
+    StoreSource full;     // for regions of full rows
+    StoreSource latents;  // for all others
+    int32_t with_k;
+    int32_t with_v;
     const int32_t* region;  // [n_tokens]
     const int32_t* slot;    // [n_tokens]
     RowTarget targets[max_regions];

@@ -7,6 +7,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
 #include "ops/cuda/softmax/combine_head.cuh"
+#include "ops/cuda/softmax/join.cuh"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -514,32 +515,63 @@ AttnArgs rehearsal(const AttnArgs& args) {
     return of;
 }
 
-cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
-    if (args.expand != 0 && args.rebuild != 0) return attend_expanded(args, stream);
-    cudaError_t error = cudaSuccess;
-    if (args.specialized != 0) {
-        error = launch_decode_specialized(args, stream);
-    } else if (args.decode != 0) {
-        error = args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
-    } else if (args.mla.rows != 0) {
-        error = launch_mla(args, stream);
-    } else if (args.wide != 0) {
-        error = launch_wide(args, stream);
-    } else if (args.prefill != 0) {
-        error = launch_prefill(args, stream);
-    } else {
-        const Instance instance = choose_instance(args);
-        error = args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
+namespace {
+
+// The kernel of the plan, without what merges its parts.
+cudaError_t launch_plan(const AttnArgs& args, cudaStream_t stream) {
+    if (args.specialized != 0) return launch_decode_specialized(args, stream);
+    if (args.decode != 0) {
+        return args.rebuild != 0 ? launch_decode_rebuild(args, stream) : launch_decode(args, stream);
     }
-    if (args.rehearsed != 0 && (args.specialized != 0 || args.mla.rows != 0)) return error;
-    if (args.mla.rows != 0) return error != cudaSuccess ? error : merge_mla(args, stream);
-    const bool merged = args.decode != 0 || args.specialized != 0
-                            ? !merges_apart(args)
-                            : args.expand != 0 || (args.n_split == 1 && args.v_b == nullptr);
-    if (error != cudaSuccess || merged) return error;
+    if (args.wide != 0) return launch_wide(args, stream);
+    if (args.prefill != 0) return launch_prefill(args, stream);
+    const Instance instance = choose_instance(args);
+    return args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
+}
+
+bool expands(const AttnArgs& args) { return args.expand != 0 && args.rebuild != 0; }
+
+// The MLA kernel's parts, of latents or of expanded keys; and what merges them, with those of full rows where there are any.
+cudaError_t launch_mla_parts(const AttnArgs& args, cudaStream_t stream) {
+    return expands(args) ? launch_expanded_keys(args, stream) : launch_mla(args, stream);
+}
+cudaError_t merge_mla_parts(const AttnArgs& args, const AttnArgs* full, cudaStream_t stream) {
+    return merge_mla(expands(args) ? all_expanded_keys(args) : args, full, stream);
+}
+
+}  // namespace
+
+cudaError_t attend(const AttnArgs& args, cudaStream_t stream) {
+    if (args.mla.rows != 0) {
+        const cudaError_t error = launch_mla_parts(args, stream);
+        return error != cudaSuccess || args.rehearsed != 0 ? error : merge_mla_parts(args, nullptr, stream);
+    }
+    if (expands(args)) return attend_expanded(args, nullptr, stream);
+    const cudaError_t error = launch_plan(args, stream);
+    if (error != cudaSuccess || args.leaves == Leaves::parts) return error;
+    if (args.rehearsed != 0 && args.specialized != 0) return error;
+    const bool merged =
+        args.decode != 0 || args.specialized != 0 ? !merges_apart(args) : args.n_split == 1 && args.v_b == nullptr;
+    if (merged) return error;
     // tokens that share one reading of B_v; their sums lie in shared memory
     if (args.n_tokens >= 64 && args.v_blocks <= 16) return combine<16, 256>(args, stream);
     return args.n_tokens >= 4 ? combine<4, 256>(args, stream) : combine<1, 1024>(args, stream);
+}
+
+cudaError_t begin_beside(const AttnArgs& latents, cudaStream_t stream) {
+    return latents.mla.rows != 0 ? launch_mla_parts(latents, stream) : cudaSuccess;
+}
+
+cudaError_t end_beside(const AttnArgs& latents, const AttnArgs& full, cudaStream_t stream) {
+    if (latents.mla.rows != 0) return merge_mla_parts(latents, &full, stream);
+    if (expands(latents)) return attend_expanded(latents, &full, stream);
+    AttnArgs noted = latents;
+    noted.leaves = Leaves::results_and_maxima;
+    const cudaError_t error = attend(noted, stream);
+    if (error != cudaSuccess) return error;
+    const auto rows = static_cast<unsigned>(latents.n_tokens * latents.n_head);
+    return launch_next(join_kernel, dim3((rows + join_threads / 32 - 1) / (join_threads / 32)), join_threads, 0, stream,
+                       full, noted);
 }
 
 }  // namespace lkv::cuda

@@ -37,11 +37,15 @@ cudaError_t launch_decode(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_decode_rebuild(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_decode_specialized(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_mla(const AttnArgs& args, cudaStream_t stream);
-cudaError_t merge_mla(const AttnArgs& args, cudaStream_t stream);
+// full: a problem whose parts are merged with them, or null; below too
+cudaError_t merge_mla(const AttnArgs& args, const AttnArgs* full, cudaStream_t stream);
 cudaError_t launch_wide(const AttnArgs& args, cudaStream_t stream);
 cudaError_t launch_prefill(const AttnArgs& args, cudaStream_t stream);
 // Whole attention as AttnArgs::expand plans it.
-cudaError_t attend_expanded(const AttnArgs& args, cudaStream_t stream);
+cudaError_t attend_expanded(const AttnArgs& args, const AttnArgs* full, cudaStream_t stream);
+// The same of K alone, without what merges the parts; and the args that do that.
+cudaError_t launch_expanded_keys(const AttnArgs& args, cudaStream_t stream);
+AttnArgs all_expanded_keys(const AttnArgs& args);
 cudaError_t launch_direct(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 cudaError_t launch_rebuild(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 

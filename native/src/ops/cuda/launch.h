@@ -8,12 +8,16 @@
 namespace lkv::cuda {
 
 cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream);
-// K's rows where args.k is not null, V's where args.v is not.
 cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream);
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
 
 // Attention and, where the sequence is split or V is latent, the combination of the parts.
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream);
+
+// Latents beside full rows, which leave their parts (attend with Leaves::parts): one softmax over both. What needs no such part yet, on any
+// stream; then the rest, behind it and the parts.
+cudaError_t begin_beside(const AttnArgs& latents, cudaStream_t stream);
+cudaError_t end_beside(const AttnArgs& latents, const AttnArgs& full, cudaStream_t stream);
 
 // The same in a few thread blocks, before the real one of a decode step: a layer's weights displace the kernels' instructions from the
 // caches. Some work items (rehearsed_items) in rehearsed_parts.

@@ -44,7 +44,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.k_rank_max = p.k_rank_max;
     a.v_rank_max = p.v_rank_max;
     a.n_regions = p.n_regions;
-    const bool rebuild = p.k_b != nullptr;
+    const bool rebuild = p.rebuilds();
     a.rebuild = rebuild ? 1 : 0;
     a.k_extras = rebuild && (p.k_bias != nullptr || p.k_norm != nullptr) ? 1 : 0;
     a.unit = rebuild ? 1 : std::gcd(p.k_group, p.v_group);
@@ -64,6 +64,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.pair = 0;
     a.prefill = 0;
     a.expand = 0;
+    a.leaves = Leaves::results;
     a.expand_by = ExpandBy::chunks;
     a.kind = common_kind(p, a);
     for (const Kernel& kernel : kernels) {

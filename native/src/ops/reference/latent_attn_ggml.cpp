@@ -21,18 +21,30 @@ ggml_tensor* head_factor(ggml_context* ctx, ggml_tensor* b, int j, int head_dim,
                         static_cast<size_t>(j) * static_cast<size_t>(head_dim) * b->nb[1]);
 }
 
-// k of KV head j as its queries see it: [q_width, n_slots].
-ggml_tensor* key_rows(ggml_context* ctx, const AttentionNode& node, const Model& model, const Rope& rope,
-                      const ReferenceInputs& inputs, ggml_tensor* rows, int j) {
+// One problem's rows, f32: full ones of the exact windows, or those of every other region.
+struct Rows {
+    const LatentAttnParams& p;
+    ggml_tensor* q;
+    ggml_tensor* k;
+    ggml_tensor* v;
+    RowLayout k_layout;
+    RowLayout v_layout;
+    int first;  // slot, counted over all regions
+    int n;
+};
+
+// k of KV head j as its queries see it: [q_width, n].
+ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights& layer, const Rope& rope,
+                      const ReferenceInputs& inputs, const Rows& rows, int j) {
     const HParams& h = model.hparams();
-    const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
-    const RowLayout& row = node.cache->k_layout(0, node.row_layer);
-    const GroupLayout& group = row.groups[j / node.params.k_group];
-    ggml_tensor* k = ggml_cont(ctx, group_rows(ctx, rows, group));
-    if (node.params.k_b == nullptr) {
+    const GroupLayout& group = rows.k_layout.groups[j / rows.p.k_group];
+    ggml_tensor* k = ggml_cont(ctx, group_rows(ctx, rows.k, group));
+    if (!rows.p.rebuilds()) {
         return k;
     }
-    k = ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_k_b, j, h.head_dim, group.width)), k);
+    if (!rows.p.k_raw) {
+        k = ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_k_b, j, h.head_dim, group.width)), k);
+    }
     if (layer.attn_k_bias != nullptr) {
         k = ggml_add(ctx, k,
                      ggml_view_1d(ctx, layer.attn_k_bias, h.head_dim,
@@ -42,49 +54,79 @@ ggml_tensor* key_rows(ggml_context* ctx, const AttentionNode& node, const Model&
         k = ggml_mul(ctx, ggml_rms_norm(ctx, k, h.norm_eps), layer.attn_k_norm);
     }
     if (h.block.position == Position::rope) {
-        k = ggml_reshape_3d(ctx, k, h.head_dim, 1, inputs.n_slots);
-        k = ggml_rope_ext(ctx, k, inputs.slot_pos, inputs.rope_factors, h.n_rot,
+        ggml_tensor* const positions =
+            ggml_view_1d(ctx, inputs.slot_pos, rows.n, static_cast<size_t>(rows.first) * sizeof(int32_t));
+        k = ggml_reshape_3d(ctx, k, h.head_dim, 1, rows.n);
+        k = ggml_rope_ext(ctx, k, positions, inputs.rope_factors, h.n_rot,
                           h.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL, 0,
                           rope.base, 1.0F, 0.0F, rope.mscale, 32.0F, 1.0F);
-        k = ggml_reshape_2d(ctx, k, h.head_dim, inputs.n_slots);
+        k = ggml_reshape_2d(ctx, k, h.head_dim, rows.n);
     }
     return k;
+}
+
+// What a problem's slots add to a head's output, of weights p [n_slots, n_tokens]: [head_dim, n_tokens].
+ggml_tensor* weighed_values(ggml_context* ctx, const LayerWeights& layer, const Rows& rows, ggml_tensor* p, int j) {
+    const GroupLayout& group = rows.v_layout.groups[j / rows.p.v_group];
+    ggml_tensor* const v = ggml_cont(ctx, ggml_transpose(ctx, group_rows(ctx, rows.v, group)));  // [n, rank]
+    ggml_tensor* const own = ggml_cont(
+        ctx, ggml_view_2d(ctx, p, rows.n, p->ne[1], p->nb[1], static_cast<size_t>(rows.first) * sizeof(float)));
+    ggml_tensor* const o = ggml_mul_mat(ctx, v, own);  // [rank or head_dim, n_tokens]
+    if (rows.p.v_b == nullptr) {
+        return o;
+    }
+    return ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_v_b, j, rows.p.head_dim, group.width)), o);
 }
 
 }  // namespace
 
 ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope,
-                                   const ReferenceInputs& inputs, ggml_tensor* q, ggml_tensor* stored) {
+                                   const ReferenceInputs& inputs, const Queries& q, ggml_tensor* stored) {
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
-    const int64_t n_tokens = q->ne[2];
     const int rep = h.n_head / h.n_kv;
-    ggml_tensor* const k_rows = read_rows(ctx, node, stored, false, inputs.n_slots);
-    ggml_tensor* const v_rows = read_rows(ctx, node, stored, true, inputs.n_slots);
-    const RowLayout& v_layout = node.cache->v_layout(0, node.row_layer);
+    std::vector<Rows> problems;
+    for (const bool full : {true, false}) {
+        const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
+        const int first = full || !node.full ? 0 : inputs.n_exact;
+        const int n = full ? inputs.n_exact : inputs.n_slots - first;
+        if (!params || n == 0) continue;
+        const int r = full ? 0 : node.cache->n_regions() - 1;
+        problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx, node, stored, full, false, n),
+                            read_rows(ctx, node, stored, full, true, n), node.cache->k_layout(r, node.row_layer),
+                            node.cache->v_layout(r, node.row_layer), first, n});
+    }
+    const LatentAttnParams& any = problems.front().p;
+    const int64_t n_tokens = problems.front().q->ne[2];
 
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
     for (int j = 0; j < h.n_kv; j++) {
-        ggml_tensor* const k = key_rows(ctx, node, model, rope, inputs, k_rows, j);
-        const GroupLayout& v_group = v_layout.groups[j / node.params.v_group];
-        ggml_tensor* const v =
-            ggml_cont(ctx, ggml_transpose(ctx, group_rows(ctx, v_rows, v_group)));  // [n_slots, rank]
+        std::vector<ggml_tensor*> keys;
+        for (const Rows& rows : problems) keys.push_back(key_rows(ctx, model, layer, rope, inputs, rows, j));
         for (int r = 0; r < rep; r++) {
             const int head = j * rep + r;
-            ggml_tensor* const qh = ggml_cont(
-                ctx, ggml_view_2d(ctx, q, k->ne[0], n_tokens, q->nb[2], static_cast<size_t>(head) * q->nb[1]));
-            ggml_tensor* p = ggml_mul_mat(ctx, k, qh);  // [n_slots, n_tokens]
-            ggml_mul_mat_set_prec(p, GGML_PREC_F32);
-            ggml_tensor* mask = inputs.mask;
-            if (node.params.alibi_slopes != nullptr) {
-                // slope · (−distance); −inf stays −inf as slopes are positive
-                mask = ggml_scale(ctx, mask, node.params.alibi_slopes[head]);
+            ggml_tensor* p = nullptr;  // [n_slots, n_tokens]
+            for (size_t i = 0; i < problems.size(); i++) {
+                ggml_tensor* const all = problems[i].q;
+                ggml_tensor* const qh = ggml_cont(ctx, ggml_view_2d(ctx, all, keys[i]->ne[0], n_tokens, all->nb[2],
+                                                                    static_cast<size_t>(head) * all->nb[1]));
+                ggml_tensor* const scores = ggml_mul_mat(ctx, keys[i], qh);
+                ggml_mul_mat_set_prec(scores, GGML_PREC_F32);
+                p = p == nullptr ? scores : ggml_concat(ctx, p, scores, 0);
             }
-            p = ggml_soft_max_ext(ctx, p, mask, node.params.scale, 0.0F);
-            ggml_tensor* o = ggml_mul_mat(ctx, v, p);  // [rank or head_dim, n_tokens]
-            if (layer.attn_v_b != nullptr) {
-                o = ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_v_b, j, h.head_dim, v_group.width)),
-                                 o);
+            ggml_tensor* mask = inputs.mask;
+            if (p->ne[0] != inputs.n_slots) {  // no slot but these is in use
+                mask = ggml_cont(ctx, ggml_view_2d(ctx, mask, p->ne[0], n_tokens, mask->nb[1], 0));
+            }
+            if (any.alibi_slopes != nullptr) {
+                // slope · (−distance); −inf stays −inf as slopes are positive
+                mask = ggml_scale(ctx, mask, any.alibi_slopes[head]);
+            }
+            p = ggml_soft_max_ext(ctx, p, mask, any.scale, 0.0F);
+            ggml_tensor* o = nullptr;
+            for (const Rows& rows : problems) {
+                ggml_tensor* const of_rows = weighed_values(ctx, layer, rows, p, j);
+                o = o == nullptr ? of_rows : ggml_add(ctx, o, of_rows);
             }
             o = ggml_reshape_3d(ctx, o, h.head_dim, 1, n_tokens);
             out = out == nullptr ? o : ggml_concat(ctx, out, o, 1);

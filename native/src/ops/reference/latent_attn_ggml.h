@@ -15,11 +15,12 @@ struct ReferenceInputs {
         nullptr;  // f32 [n_slots, n_tokens]: −inf where invisible, −(pos(q) − pos(t)) with ALiBi, else 0
     ggml_tensor* rope_factors = nullptr;  // f32 [n_rot/2]
     int n_slots = 0;
+    int n_exact = 0;  // of them those of the exact windows, which come first
 };
 
 // Same arguments and result as latent_attn().
 ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope,
-                                   const ReferenceInputs& inputs, ggml_tensor* q, ggml_tensor* stored);
+                                   const ReferenceInputs& inputs, const Queries& q, ggml_tensor* stored);
 
 // The mask of the slots in use, for one batch.
 void fill_reference_inputs(const KvCache& cache, const BatchSlots& batch, const HParams& hparams,

@@ -24,23 +24,33 @@ void PartBytes::hold(const AttnArgs& args) {
 }
 
 PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
-    PartBytes bytes;
+    PartBytes of[2];      // latents, full rows
     PartBytes rehearsed;  // expanding layers are not
     expand_ = 0;
+    splits_ = true;
+    bool own = false;
     for (const AttentionNode& node : graph.attention) {
-        if (node.params.n_tokens == 0) continue;  // the last layer of a graph without outputs only stores
-        const AttnArgs& args = plan(node);
-        bytes.hold(args);
-        if (args.expand == 0) {
-            rehearsed.hold(args);
-        } else {
-            expand_ = expand_ == 0 ? args.expand : std::min(expand_, args.expand);
+        splits_ = splits_ && layers_[node.layer].splits;
+        for (const bool full : {false, true}) {
+            const AttnArgs* const args = plan(node, full);
+            if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
+            of[full ? 1 : 0].hold(*args);
+            own = own || (full && args->n_tokens > small_batch);
+            if (args->expand == 0) {
+                rehearsed.hold(*args);
+            } else {
+                expand_ = expand_ == 0 ? args->expand : std::min(expand_, args->expand);
+            }
         }
     }
-    if (bytes.sums > partial_.bytes() || bytes.maxima > partial_ml_.bytes()) {
+    if (own) layers_.hold_own(graph.attention.front().full->n_tokens);
+    for (const bool full : {false, true}) {
+        PartMemory& memory = full ? full_parts_ : parts_;
+        const PartBytes& bytes = of[full ? 1 : 0];
+        if (memory.holds(bytes)) continue;
         check(cudaStreamSynchronize(stream), "the stream");
-        partial_ = DeviceMemory(bytes.sums);
-        partial_ml_ = DeviceMemory(bytes.maxima);
+        memory.sums = DeviceMemory(bytes.sums);
+        memory.maxima = DeviceMemory(bytes.maxima);
     }
     return rehearsed;
 }
@@ -48,67 +58,124 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
 // Powers of two, then whole chunks: a cache that fills is recorded anew a few times.
 int Attention::launched_slots() const {
     if (expand_ == 0) return 0;
-    const int context = inputs_.context();
+    const int context = splits_ ? inputs_.middle_context() : inputs_.context();
     int slots = expand_slots;
     while (slots < context && slots < expand_) slots *= 2;
     return context <= slots ? slots : round_up(context, expand_);
 }
 
-const AttnArgs& Attention::plan(const AttentionNode& node) {
+const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
+    const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
+    if (!params || params->n_tokens == 0) return nullptr;
     Layer& layer = layers_[node.layer];
-    const auto found = layer.plans.find(node.params.n_tokens);
-    if (found != layer.plans.end()) return found->second;
-    AttnArgs args = layer.constant;
+    Problem& problem = full ? layer.full : layer.latents;
+    const auto found = problem.plans.find(params->n_tokens);
+    if (found != problem.plans.end()) return &found->second;
+    LatentAttnParams p = *params;
+    int capacity = inputs_.capacity();
+    if (full) {
+        const bool with_own = p.n_tokens > small_batch;
+        capacity += with_own ? p.n_tokens : 0;
+        capacity -= inputs_.middle();
+        layers_.describe_full(layer, p, with_own);
+    }
+    AttnArgs args = problem.constant;
+    // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
+    // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
+    if (!full && node.full && p.n_tokens <= small_batch) args.beside = (p.n_kv + 1) / 2 + 6;
     try {
-        plan_attention(node.params, inputs_.capacity(), device_, args);
+        plan_attention(p, capacity, device_, args);
     } catch (const std::invalid_argument& e) {
         throw Error(e.what());
     }
-    log(LogLevel::debug, "[cuda] layer ", node.layer, ", ", args.n_tokens, " tokens: ", args.kernel);
-    std::copy_n(layer.regions, max_regions, args.regions);
-    args.n_slots = inputs_.n_slots();
-    args.q_pos = inputs_.q_pos();
-    args.q_seq = inputs_.q_seq();
-    return layer.plans.emplace(node.params.n_tokens, args).first->second;
+    log(LogLevel::debug, "[cuda] layer ", node.layer, ", ", args.n_tokens, " tokens, ",
+        full ? "full rows of the exact windows: " : "rows: ", args.kernel);
+    std::copy_n(problem.regions, max_regions, args.regions);
+    if (full && node.latents) args.leaves = Leaves::parts;
+    return &problem.plans.emplace(p.n_tokens, args).first->second;
 }
 
 cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v,
                              cudaStream_t stream) {
-    const ggml_tensor* const k = dst->src[0];
-    const ggml_tensor* const v = dst->src[1];
+    const auto source = [&](int first) {
+        const ggml_tensor* const k = first < GGML_MAX_SRC ? dst->src[first] : nullptr;
+        if (k == nullptr) return StoreSource{};
+        const ggml_tensor* const v = dst->src[first + 1];
+        return StoreSource{static_cast<const float*>(k->data), static_cast<const float*>(v->data),
+                           static_cast<int64_t>(k->nb[1] / sizeof(float)),
+                           static_cast<int64_t>(v->nb[1] / sizeof(float))};
+    };
     StoreArgs args{};
-    if (with_k) args.k = static_cast<const float*>(k->data);
-    if (with_v) args.v = static_cast<const float*>(v->data);
-    args.k_stride = static_cast<int64_t>(k->nb[1] / sizeof(float));
-    args.v_stride = static_cast<int64_t>(v->nb[1] / sizeof(float));
+    args.with_k = with_k ? 1 : 0;
+    args.with_v = with_v ? 1 : 0;
+    if (node.latent_source > 0) args.full = source(0);
+    args.latents = source(node.latent_source);
     args.region = inputs_.region();
     args.slot = inputs_.slot();
     std::copy_n(layers_[node.layer].targets, max_regions, args.targets);
-    return store_rows(args, static_cast<int>(k->ne[1]), stream);
+    return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);
 }
 
-cudaError_t Attention::attend(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
-    AttnArgs args = plan(node);
-    args.q = static_cast<const float*>(dst->src[0]->data);
+// dst: [queries, stored rows, their sources …, queries of latents beside full rows]
+AttnArgs Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, bool full) {
+    AttnArgs args = *plan(node, full);
+    const ggml_tensor* q = dst->src[0];
+    if (!full && node.full) {
+        for (const ggml_tensor* src : dst->src) q = src != nullptr ? src : q;
+    }
+    args.q = static_cast<const float*>(q->data);
     args.out = static_cast<float*>(dst->data);
-    args.context = args.n_tokens <= small_batch && args.expand != 0 ? launched_slots() : inputs_.context();
+    (full ? full_parts_ : parts_).lend(args);
+    return args;
+}
+
+cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
+    if (!node.full) return cudaSuccess;
+    AttnArgs args = run_args(dst, node, true);
+    args.leaves = node.latents ? Leaves::parts : Leaves::results;
+    Layer& layer = layers_[node.layer];
+    FullRows rows = layer.full_rows;
     if (node.batch->own_rows) {
         const ggml_tensor* const k = dst->src[2];
         const ggml_tensor* const v = dst->src[3];
-        if (args.expand == 0) return cudaErrorNotSupported;  // a long ubatch of a file that expands nothing
-        args.own.k_rows = static_cast<const uint8_t*>(k->data);
-        args.own.v_rows = static_cast<const uint8_t*>(v->data);
-        args.own.k_row_bytes = static_cast<uint32_t>(k->nb[1]);
-        args.own.v_row_bytes = static_cast<uint32_t>(v->nb[1]);
-        args.own.pos = inputs_.q_pos();
-        args.own.seq = inputs_.own_seq();
-        args.n_own = inputs_.n_tokens();
+        rows.own_k = static_cast<const float*>(k->data);
+        rows.own_v = static_cast<const float*>(v->data);
+        rows.own_stride = static_cast<int64_t>(k->nb[1] / sizeof(float));
+        rows.own_pos = inputs_.q_pos();
+        rows.own_k_to = layers_.own_rows(false);
+        rows.own_v_to = layers_.own_rows(true);
+        rows.n_own = args.n_tokens;
     }
-    if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
-        args.partial = partial_.as<float>();
-        args.partial_ml = partial_ml_.as<float>();
+    if (args.n_tokens > small_batch) {
+        RegionArgs& own = args.regions[args.n_regions - 1];
+        own.k_rows = layers_.own_rows(false);
+        own.v_rows = layers_.own_rows(true);
+    }
+    if (rows.raw || rows.own_k != nullptr) {
+        AttnArgs finishing = args;
+        finishing.n_regions = static_cast<int32_t>(node.full->n_regions);
+        finishing.n_rot = node.full->rope_freqs != nullptr ? node.full->n_rot : 0;
+        const cudaError_t error = make_full_rows(rows, finishing, stream);
+        if (error != cudaSuccess) return error;
     }
     return cuda::attend(args, stream);
+}
+
+AttnArgs Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
+    AttnArgs args = run_args(dst, node, false);
+    const int context = node.full ? inputs_.middle_context() : inputs_.context();
+    args.context = args.n_tokens <= small_batch && args.expand != 0 ? launched_slots() : context;
+    return args;
+}
+
+cudaError_t Attention::begin_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
+    return node.full && node.latents ? begin_beside(latent_args(dst, node), stream) : cudaSuccess;
+}
+
+cudaError_t Attention::end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
+    if (!node.latents) return cudaSuccess;
+    if (!node.full) return cuda::attend(latent_args(dst, node), stream);
+    return end_beside(latent_args(dst, node), run_args(dst, node, true), stream);
 }
 
 }  // namespace lkv::cuda

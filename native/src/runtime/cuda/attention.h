@@ -17,31 +17,53 @@ struct PartBytes {
     void hold(const AttnArgs& args);  // this one's too
 };
 
+// What the parts of one problem lie in.
+struct PartMemory {
+    DeviceMemory sums;
+    DeviceMemory maxima;
+
+    bool holds(const PartBytes& bytes) const { return bytes.sums <= sums.bytes() && bytes.maxima <= maxima.bytes(); }
+    void lend(AttnArgs& args) const {
+        args.partial = sums.as<float>();
+        args.partial_ml = maxima.as<float>();
+    }
+};
+
 class Attention {
 public:
     Attention(LayerTables& layers, const StepInputs& inputs, const Device& device)
         : layers_(layers), inputs_(inputs), device_(device) {}
 
-    // A graph was built: plans for its nodes, and memory for what the largest leaves; returns what their rehearsals need. Errors: Error for shapes the kernels do not take.
+    // A graph was built: plans for its nodes, and memory for what the largest leaves; returns what their rehearsals need. Errors: Error for
+    // shapes the kernels do not take.
     PartBytes prepare(const Graph& graph, cudaStream_t stream);
 
     // Slots that the prepared graph's launches are for, at least those in use: where a layer expands chunks of the context, their number is
     // on the host. 0: none does, a recorded step serves a cache as it fills.
     int launched_slots() const;
 
-    const AttnArgs& plan(const AttentionNode& node);
+    // full: of the problem of full rows. Null where the node has no such problem.
+    const AttnArgs* plan(const AttentionNode& node, bool full);
 
     // K's rows, V's, or both
     cudaError_t store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v, cudaStream_t stream);
-    cudaError_t attend(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
+    // Attention to full rows, if the node has any: its result, or parts for the latents behind it.
+    cudaError_t attend_full(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
+    // What attention to latents beside full rows may do before these have been attended to; then the rest. Latents alone: all at once.
+    cudaError_t begin_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
+    cudaError_t end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
 
 private:
+    AttnArgs run_args(const ggml_tensor* dst, const AttentionNode& node, bool full);
+    AttnArgs latent_args(const ggml_tensor* dst, const AttentionNode& node);
+
     LayerTables& layers_;
     const StepInputs& inputs_;
     const Device& device_;
-    DeviceMemory partial_;
-    DeviceMemory partial_ml_;
-    int expand_ = 0;  // the fewest slots that a layer of the prepared graph expands at once; 0: none does
+    PartMemory full_parts_;
+    PartMemory parts_;
+    int expand_ = 0;       // the fewest slots that a layer of the prepared graph expands at once; 0: none does
+    bool splits_ = false;  // whether layers keep exact windows of full rows
 };
 
 }  // namespace lkv::cuda

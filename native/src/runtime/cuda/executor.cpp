@@ -45,6 +45,11 @@ struct NoGraphsOfGgml {
     NoGraphsOfGgml() { setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0); }
 };
 
+int n_tokens_of(const Graph& graph) {
+    const AttentionNode& node = graph.attention.front();
+    return node.full ? node.full->n_tokens : node.latents->n_tokens;
+}
+
 class CudaGpu final : public Gpu {
 public:
     CudaGpu();
@@ -74,9 +79,11 @@ private:
     ggml_status run(ggml_cgraph* graph, int first, int end, const Lane& lane);
     ggml_status run_ours(const ggml_tensor* node);  // on the main stream, rows beside it
     cudaError_t run_store(const ggml_tensor* dst, const AttentionNode& node);
+    cudaError_t encode(const cuda::Layer& layer, const int32_t* list, int n);
     cudaError_t join();
     ggml_status rehearse(const ggml_tensor* node);
     ggml_status run_branches(ggml_cgraph* graph, const Branches& layer);
+    ggml_status begin(ggml_cgraph* graph, const Branches& layer, int queries);
     ggml_status enqueue(ggml_cgraph* graph);
     ggml_status enqueue_nodes(ggml_cgraph* graph);
     ggml_status compute(ggml_cgraph* graph);
@@ -97,6 +104,9 @@ private:
     cuda::Rehearsal rehearsal_;
     std::unique_ptr<cuda::PinnedMemory> result_;
     size_t result_bytes_ = 0;
+
+    DeviceMemory encoding_;               // of one layer's rows that leave the recent window
+    const ggml_tensor* begun_ = nullptr;  // the attention whose full rows and latents run already
 
     bool recordable_ = false;
     std::vector<Branches> branches_;  // of the prepared graph
@@ -154,7 +164,7 @@ void CudaGpu::prepare(const Graph& graph) {
     }
     const cuda::PartBytes parts = attention_.prepare(graph, main_.stream());
     // a prefill graph runs once or twice, and its launches hide behind its work
-    recordable_ = !graph.attention.empty() && graph.attention.front().params.n_tokens <= small_batch;
+    recordable_ = !graph.attention.empty() && n_tokens_of(graph) <= small_batch;
     branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
     products_.prepare(graph, recordable_);
     if (!branches_.empty()) rehearsal_.prepare(graph, parts);
@@ -164,9 +174,15 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
     std::vector<int32_t> columns;
     for (const auto& pair : slots) columns.push_back(pair.first);
     for (const auto& pair : slots) columns.push_back(pair.second);
+    columns.insert(columns.end(), slots.size(), to);
     const DeviceMemory list = DeviceMemory::of(columns);
+    const int n = static_cast<int>(slots.size());
     for (int il = 0; il < layers_.size(); il++) {
         const cuda::Layer& layer = layers_[il];
+        if (layer.splits) {
+            check(encode(layer, list.as<int32_t>(), n), "encoding rows");
+            continue;
+        }
         cuda::MoveArgs args{};
         args.from = layer.targets[from];
         args.to = layer.targets[to];
@@ -174,9 +190,47 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         args.to_slot = list.as<int32_t>() + slots.size();
         args.k_width = cache.k_layout(from, il).width;
         args.v_width = cache.v_layout(from, il).width;
-        check(cuda::move_rows(args, static_cast<int>(slots.size()), main_.stream()), "moving rows");
+        check(cuda::move_rows(args, n, main_.stream()), "moving rows");
     }
     check(cudaStreamSynchronize(main_.stream()), "moving rows");
+}
+
+// list: [n] slots of the recent window, [n] of the middle, [n] the middle's region
+cudaError_t CudaGpu::encode(const cuda::Layer& layer, const int32_t* list, int n) {
+    cuda::EncodeArgs args{layer.encoders[0], layer.encoders[1], list, n};
+    size_t bytes = 0;
+    const auto place = [&](size_t size) {
+        const size_t at = bytes;
+        bytes += (size + 255) / 256 * 256;
+        return at;
+    };
+    const auto rows = static_cast<size_t>(n);
+    size_t x[2];
+    size_t z[2];
+    for (const int side : {0, 1}) {
+        x[side] = place(rows * static_cast<size_t>(layer.encoders[side].width) * sizeof(uint16_t));
+        z[side] = place(rows * static_cast<size_t>(layer.encoders[side].n_out) * sizeof(float));
+    }
+    if (bytes > encoding_.bytes()) {
+        const cudaError_t error = cudaStreamSynchronize(main_.stream());
+        if (error != cudaSuccess) return error;
+        encoding_ = DeviceMemory(bytes);
+    }
+    auto* const memory = encoding_.as<uint8_t>();
+    for (const int side : {0, 1}) {
+        cuda::EncodeSide& of = side == 0 ? args.k : args.v;
+        of.x = reinterpret_cast<uint16_t*>(memory + x[side]);
+        of.z = reinterpret_cast<float*>(memory + z[side]);
+    }
+    const cudaError_t error = cuda::encode_rows(args, main_.stream());
+    if (error != cudaSuccess) return error;
+    cuda::StoreArgs store{};
+    store.with_k = store.with_v = 1;
+    store.latents = {args.k.z, args.v.z, args.k.n_out, args.v.n_out};
+    store.slot = list + n;
+    store.region = list + 2 * n;
+    std::copy_n(layer.targets, max_regions, store.targets);
+    return cuda::store_rows(store, n, main_.stream());
 }
 
 ggml_status CudaGpu::run(ggml_cgraph* graph, int first, int end, const Lane& lane) {
@@ -211,8 +265,14 @@ ggml_status CudaGpu::run_ours(const ggml_tensor* node) {
     ggml_custom_op_t function = nullptr;
     const AttentionNode& attention = attention_of(node, &function);
     if (function == gpu_store_node) return started(run_store(node, attention), node);
-    const cudaError_t error = join();
-    return started(error == cudaSuccess ? attention_.attend(node, attention, main_.stream()) : error, node);
+    cudaError_t error = join();
+    if (error == cudaSuccess && begun_ != node) {
+        error = attention_.attend_full(node, attention, main_.stream());
+        if (error == cudaSuccess) error = attention_.begin_latents(node, attention, main_.stream());
+    }
+    begun_ = nullptr;
+    if (error == cudaSuccess) error = attention_.end_latents(node, attention, main_.stream());
+    return started(error, node);
 }
 
 // Rows are stored beside the products that make the queries.
@@ -234,8 +294,9 @@ cudaError_t CudaGpu::join() {
 // and 343; full f16: 361 and 369; with all thread blocks, later: 312, 328 and 370).
 ggml_status CudaGpu::rehearse(const ggml_tensor* node) {
     cudaError_t error = rehearsal_lane_.wait_for(main_);
-    if (error == cudaSuccess) {
-        error = rehearsal_.run(attention_.plan(attention_of(node)), rehearsal_lane_.stream());
+    for (const bool full : {true, false}) {
+        const cuda::AttnArgs* const plan = attention_.plan(attention_of(node), full);
+        if (error == cudaSuccess && plan != nullptr) error = rehearsal_.run(*plan, rehearsal_lane_.stream());
     }
     return started(error, node);
 }
@@ -254,7 +315,10 @@ ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const Branches& layer) {
     ggml_status status = started(v_lane_.wait_for(main_), rows);
     if (status == GGML_STATUS_SUCCESS) status = started(q_lane_.wait_for(main_), rows);
     const bool queries_first = !layers_[node.layer].fitted;
-    const auto queries = [&] { return run(graph, layer.store + 1, layer.attention, q_lane_); };
+    // the products that make the latents' queries turn them themselves: the queries of full rows are turned beside those
+    const bool apart = layer.turn < layer.latent_q && products_.turned_by_products(ggml_graph_node(graph, layer.turn));
+    const int own_end = apart ? layer.turn : layer.latent_q;
+    const auto queries = [&] { return run(graph, layer.store + 1, own_end, q_lane_); };
     if (status == GGML_STATUS_SUCCESS && queries_first) status = queries();
     if (status == GGML_STATUS_SUCCESS) {
         status = store_side(run(graph, layer.v, layer.store, v_lane_), false, v_lane_);
@@ -263,7 +327,23 @@ ggml_status CudaGpu::run_branches(ggml_cgraph* graph, const Branches& layer) {
     if (status == GGML_STATUS_SUCCESS) status = store_side(run(graph, layer.k, layer.v, main_), true, main_);
     if (status == GGML_STATUS_SUCCESS) status = started(main_.wait_for(v_lane_), rows);
     if (status == GGML_STATUS_SUCCESS) status = started(main_.wait_for(q_lane_), rows);
+    if (status == GGML_STATUS_SUCCESS && attention_of(ggml_graph_node(graph, layer.attention)).full)
+        status = begin(graph, layer, own_end);
     return status;
+}
+
+// Full rows are attended to on the main stream, latents behind their queries beside that. Not before K and V are stored: the MLA kernel
+// takes whole multiprocessors, and set up early it would keep the products that make K and V from them.
+ggml_status CudaGpu::begin(ggml_cgraph* graph, const Branches& layer, int queries) {
+    const ggml_tensor* const dst = ggml_graph_node(graph, layer.attention);
+    const AttentionNode& node = attention_of(dst);
+    begun_ = dst;
+    ggml_status status = run(graph, layer.latent_q, layer.attention, q_lane_);
+    if (status == GGML_STATUS_SUCCESS) status = started(q_lane_.wait_for(main_), dst);
+    if (status == GGML_STATUS_SUCCESS) status = run(graph, queries, layer.latent_q, main_);
+    if (status == GGML_STATUS_SUCCESS) status = started(attention_.attend_full(dst, node, main_.stream()), dst);
+    if (status == GGML_STATUS_SUCCESS) status = started(attention_.begin_latents(dst, node, q_lane_.stream()), dst);
+    return status == GGML_STATUS_SUCCESS ? started(main_.wait_for(q_lane_), dst) : status;
 }
 
 // Of a failure nothing is left under way: what comes next, reused memory too, waits for the main stream only.

@@ -1,5 +1,8 @@
 #include "runtime/cuda/layer_tables.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "cache/formats.h"
 #include "ops/cuda/shared_plan.h"
 
@@ -18,18 +21,23 @@ struct Blocks {
     int v;
 };
 
-void attach_region(Layer& layer, const RegionView& view, const Blocks& blocks, const StepInputs& inputs, int r) {
+RegionArgs region_args(Layer& layer, const RegionView& view, const Blocks& blocks, const int32_t* pos,
+                       const uint64_t* seq) {
     const RegionTables tables = region_tables(view.k, view.v, blocks.k, blocks.v);
-    layer.regions[r] = {view.k_rows,
-                        view.v_rows,
-                        inputs.pos(r),
-                        inputs.seq(r),
-                        layer.keep(tables.k_groups),
-                        layer.keep(tables.v_groups),
-                        layer.keep(tables.chunks),
-                        static_cast<uint32_t>(view.k.row_bytes),
-                        static_cast<uint32_t>(view.v.row_bytes)};
+    return {view.k_rows,
+            view.v_rows,
+            pos,
+            seq,
+            layer.keep(tables.k_groups),
+            layer.keep(tables.v_groups),
+            layer.keep(tables.chunks),
+            static_cast<uint32_t>(view.k.row_bytes),
+            static_cast<uint32_t>(view.v.row_bytes)};
+}
+
+void attach_target(Layer& layer, const RegionView& view, bool full, int r) {
     RowTarget& target = layer.targets[r];
+    target.full = full ? 1 : 0;
     target.k_rows = const_cast<uint8_t*>(view.k_rows);
     target.v_rows = const_cast<uint8_t*>(view.v_rows);
     target.k_segments = keep_segments(layer, view.k, target.n_k_segments);
@@ -38,20 +46,42 @@ void attach_region(Layer& layer, const RegionView& view, const Blocks& blocks, c
     target.v_row_bytes = view.v.row_bytes;
 }
 
-// A batch's rows as they come, in f32.
-void attach_own(Layer& layer, const LayerCacheSpec& spec, const Blocks& blocks) {
-    const auto plan = [](const std::vector<int>& ranks) {
-        std::vector<std::vector<SegmentSpec>> groups;
-        for (const int rank : ranks) groups.push_back({SegmentSpec{Format::f32, rank}});
-        return RowPlan(groups);
-    };
-    const RowPlan k = plan(spec.k.ranks);
-    const RowPlan v = plan(spec.v.ranks);
-    const RegionTables tables = region_tables(k.view(), v.view(), blocks.k, blocks.v);
-    RegionArgs& own = layer.constant.own;
-    own.k_groups = layer.keep(tables.k_groups);
-    own.v_groups = layer.keep(tables.v_groups);
-    own.chunks = layer.keep(tables.chunks);
+// What makes latents of full rows that leave the recent window.
+void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int il) {
+    const HParams& h = model.hparams();
+    const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
+    const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
+    for (const bool value_side : {false, true}) {
+        const TensorSpec& tensor = value_side ? spec.v : spec.k;
+        const ggml_tensor* const e = value_side ? weights.attn_v_e : weights.attn_k_e;
+        EncodeSide& side = layer.encoders[value_side ? 1 : 0];
+        side.rows = value_side ? from.v_rows : from.k_rows;
+        side.row_bytes = value_side ? from.v_row_bytes : from.k_row_bytes;
+        side.segments = value_side ? from.v_segments : from.k_segments;
+        side.n_segments = value_side ? from.n_v_segments : from.n_k_segments;
+        side.n_in = tensor.group * h.head_dim;
+        side.n_out = tensor.rank_sum();
+        side.width = h.width_kv();
+        std::vector<int32_t> columns;
+        for (size_t g = 0; g < tensor.ranks.size(); g++) {
+            columns.insert(columns.end(), static_cast<size_t>(tensor.ranks[g]), static_cast<int32_t>(g) * side.n_in);
+        }
+        side.column = layer.keep(columns);
+        if (e == nullptr) continue;
+        if (e->type == GGML_TYPE_F16) {
+            side.e = static_cast<const uint16_t*>(e->data);
+        } else {
+            std::vector<uint8_t> bytes(ggml_nbytes(e));
+            ggml_backend_tensor_get(e, bytes.data(), 0, bytes.size());
+            std::vector<float> values(static_cast<size_t>(ggml_nelements(e)));
+            if (e->type == GGML_TYPE_F32) {
+                std::memcpy(values.data(), bytes.data(), bytes.size());
+            } else {
+                ggml_get_type_traits(e->type)->to_float(bytes.data(), values.data(), ggml_nelements(e));
+            }
+            side.e = layer.keep(pack_rows(values.data(), values.size()));
+        }
+    }
 }
 
 // B_k, or E_q where keys are expanded.
@@ -60,7 +90,7 @@ void attach_keys(Layer& layer, const Model& model, const Rope& rope, const Devic
     const HParams& h = model.hparams();
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
-    AttnArgs& a = layer.constant;
+    AttnArgs& a = layer.latents.constant;
     const int rank = spec.k.rank_max();
     const auto pack = [&](const std::vector<int>& dims) {
         return layer.keep(pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, blocks.k, dims));
@@ -85,6 +115,14 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Rope& r
                          const StepInputs& inputs, const Device& device) {
     attach_shared(model, rope, constants, device);
     layers_.resize(static_cast<size_t>(model.hparams().n_layer));
+    size_t slots = 0;  // of the exact windows
+    for (int r = 0; r + 1 < cache.n_regions(); r++) slots += static_cast<size_t>(cache.cells(r).capacity());
+    whole_ = RowPlan::uniform(model.hparams().n_kv, model.hparams().head_dim, Format::f16);
+    const auto& specs = model.cache_spec().layers;
+    if (std::any_of(specs.begin(), specs.end(),
+                    [](const LayerCacheSpec& spec) { return spec.exact_is_full() && spec.k_path == KPath::rebuild; })) {
+        finished_ = DeviceMemory(slots * static_cast<size_t>(whole_.row_bytes()));
+    }
     for (int il = 0; il < size(); il++) attach_layer(model, cache, rope, inputs, device, il);
 }
 
@@ -113,26 +151,96 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
                                const Device& device, int il) {
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[il];
+    layer.splits = cache.is_full(0, il);
     LatentAttnParams p{};
-    p.n_regions = cache.n_regions();
-    for (int r = 0; r < p.n_regions; r++) p.regions[r] = cache.view(r, il);
+    int first = 0;  // region of the latents
+    for (int r = 0; r < cache.n_regions(); r++) {
+        const RegionView view = cache.view(r, il);
+        attach_target(layer, view, cache.is_full(r, il), r);
+        if (cache.is_full(r, il)) {
+            first = r + 1;
+        } else {
+            p.regions[p.n_regions++] = view;
+        }
+    }
     const Blocks blocks{side_blocks(p, &RegionView::k), side_blocks(p, &RegionView::v)};
-    for (int r = 0; r < p.n_regions; r++) attach_region(layer, p.regions[r], blocks, inputs, r);
-    const RegionView& entered = p.regions[cache.entered_region()];
+    for (int r = 0; r < p.n_regions; r++) {
+        layer.latents.regions[r] =
+            region_args(layer, p.regions[r], blocks, inputs.pos(first + r), inputs.seq(first + r));
+    }
+    const RegionView entered = cache.view(cache.entered_region(), il);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
-    factors_.insert({weights.attn_k_e, weights.attn_q_e});
-    AttnArgs& a = layer.constant;
+    factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
+    AttnArgs& a = layer.latents.constant;
     if (!weights.k_b.empty()) {
         attach_keys(layer, model, rope, device, blocks, il);
-        attach_own(layer, model.cache_spec().layers[static_cast<size_t>(il)], blocks);
         a.phases = phases_.as<uint64_t>();
         a.angles = angles_.as<uint16_t>();
         a.rebuilt_angles = rebuilt_angles_.as<uint16_t>();
     }
     if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
+    a.n_slots = layer.splits ? inputs.n_middle() : inputs.n_slots();
+    attach_common(a, inputs);
+    if (layer.splits) attach_full(model, cache, inputs, il);
+}
+
+void LayerTables::attach_common(AttnArgs& a, const StepInputs& inputs) const {
     a.expanded = expanded_;
     a.alibi_slopes = slopes_.as<float>();
     a.done = done_.as<uint32_t>();
+    a.q_pos = inputs.q_pos();
+    a.q_seq = inputs.q_seq();
+}
+
+void LayerTables::attach_full(const Model& model, const KvCache& cache, const StepInputs& inputs, int il) {
+    const HParams& h = model.hparams();
+    const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
+    Layer& layer = (*this)[il];
+    AttnArgs& a = layer.full.constant;
+    attach_common(a, inputs);
+    a.n_slots = inputs.n_full();
+    a.phases = phases_.as<uint64_t>();
+    a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
+    a.k_norm = weights.k_norm.empty() ? nullptr : layer.keep(weights.k_norm);
+    layer.full_rows.raw = model.cache_spec().layers[static_cast<size_t>(il)].k_path == KPath::rebuild;
+    const int whole = (h.head_dim + 63) / 64;
+    uint8_t* to = finished_.as<uint8_t>();
+    int r = 0;
+    for (; cache.is_full(r, il); r++) {
+        RegionView view = cache.view(r, il);
+        const RowTarget& target = layer.targets[r];
+        if (layer.full_rows.raw) {
+            layer.full_rows.regions[r] = {view.k_rows, view.k.row_bytes,         target.k_segments, inputs.pos(r),
+                                          to,          cache.cells(r).capacity()};
+            view.k = whole_.view();
+            view.k_rows = to;
+            to += static_cast<size_t>(cache.cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
+        }
+        layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r), inputs.seq(r));
+    }
+    layer.full.regions[r] = expanded_;
+    layer.full.regions[r].pos = inputs.q_pos();
+    layer.full.regions[r].seq = inputs.own_seq();
+    attach_encoder(layer, model, layer.targets[cache.entered_region()], il);
+}
+
+void LayerTables::describe_full(const Layer& layer, LatentAttnParams& p, bool with_own) const {
+    if (layer.full_rows.raw) {
+        for (int r = 0; r < p.n_regions; r++) p.regions[r].k = whole_.view();
+        p.k_raw = false;
+    }
+    if (with_own) {
+        RegionView& own = p.regions[p.n_regions++];
+        own = {};
+        own.k = own.v = whole_.view();
+    }
+}
+
+void LayerTables::hold_own(int n_tokens) {
+    for (DeviceMemory& memory : own_) {
+        const size_t bytes = static_cast<size_t>(n_tokens) * static_cast<size_t>(whole_.row_bytes());
+        if (bytes > memory.bytes()) memory = DeviceMemory(bytes);
+    }
 }
 
 }  // namespace lkv::cuda

@@ -8,19 +8,30 @@
 #include "model/graph.h"
 #include "model/model.h"
 #include "model/rope.h"
+#include "ops/cuda/full/encode.h"
+#include "ops/cuda/full/full_rows.h"
 #include "ops/cuda/gpu/device_memory.h"
 #include "ops/cuda/plan.h"
 #include "runtime/cuda/step_inputs.h"
 
 namespace lkv::cuda {
 
+// Attention over rows of one form, see latent_attn.h.
+struct Problem {
+    RegionArgs regions[max_regions] = {};
+    AttnArgs constant{};            // pointers that no batch changes
+    std::map<int, AttnArgs> plans;  // by number of tokens
+};
+
 struct Layer {
     RowTarget targets[max_regions] = {};
-    RegionArgs regions[max_regions] = {};
-    AttnArgs constant{};  // pointers that no batch changes
+    Problem full;  // rows of the exact windows where these are full ones; behind them the batch's own
+    Problem latents;
+    FullRows full_rows{};         // what makes those
+    EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
+    bool splits = false;          // whether there is `full`
     std::vector<DeviceMemory> memory;
-    std::map<int, AttnArgs> plans;  // by number of tokens
-    bool fitted = false;            // whether storing a decoded token's rows takes long
+    bool fitted = false;  // whether storing a decoded token's rows takes long
 
     template <class T>
     const T* keep(const std::vector<T>& host) {
@@ -45,6 +56,12 @@ public:
     Layer& operator[](int il) { return layers_[static_cast<size_t>(il)]; }
     int size() const { return static_cast<int>(layers_.size()); }
     const ModelRope& rope() const { return rope_; }
+    // The regions of `full` as kernels read them: raw keys finished, behind the windows the batch's own rows.
+    void describe_full(const Layer& layer, LatentAttnParams& params, bool with_own) const;
+    // Memory for the own rows of batches of so many tokens, K and V.
+    void hold_own(int n_tokens);
+    uint8_t* own_rows(bool value_side) const { return own_[value_side ? 1 : 0].as<uint8_t>(); }
+
     // Whether the tensor is some layer's E_k or E_q.
     bool is_factor(const ggml_tensor* tensor) const { return factors_.contains(tensor); }
 
@@ -52,8 +69,14 @@ private:
     void attach_shared(const Model& model, const Rope& rope, const GraphConstants& constants, const Device& device);
     void attach_layer(const Model& model, const KvCache& cache, const Rope& rope, const StepInputs& inputs,
                       const Device& device, int il);
+    void attach_common(AttnArgs& args, const StepInputs& inputs) const;
+    void attach_full(const Model& model, const KvCache& cache, const StepInputs& inputs, int il);
 
     std::vector<Layer> layers_;
+    RowPlan whole_;          // f16 rows of whole heads
+    DeviceMemory finished_;  // keys of the exact windows, of one layer at a time
+    DeviceMemory own_[2];    // K, V of a batch
+
     std::set<const ggml_tensor*> factors_;
     ModelRope rope_;
     DeviceMemory slopes_;

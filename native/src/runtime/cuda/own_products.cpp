@@ -18,6 +18,7 @@ const ggml_tensor* owner_of(const ggml_tensor* tensor) {
 void OwnProducts::prepare(const Graph& graph, bool small) {
     positions_ = graph.positions;
     turned_.clear();
+    read_otherwise_.clear();
     if (small) find_turned(graph.nodes);
 }
 
@@ -90,9 +91,14 @@ void OwnProducts::find_turned(ggml_cgraph* graph) {
         }
         const std::optional<ProductArgs> product = product_of(node);
         const ggml_tensor* const rope = product ? rope_of(node) : nullptr;
-        if (rope != nullptr) turned_.insert(rope);
+        if (rope != nullptr) {
+            turned_.insert(rope);
+            uses[rope]--;
+        }
     }
-    std::erase_if(turned_, [&](const ggml_tensor* rope) { return uses[rope] != 1; });
+    for (const ggml_tensor* rope : turned_) {
+        if (uses[rope] > 0) read_otherwise_.insert(rope);
+    }
 }
 
 }  // namespace lkv::cuda

@@ -25,8 +25,10 @@ public:
     // RoPE of one token by a kernel that lets what follows be set up: ggml-cuda's of neighbouring dimensions does not, and attention's
     // thread blocks would come when it ends.
     std::optional<TurnArgs> turning(const ggml_tensor* node) const;
-    // RoPE that the only product to read it does itself.
-    bool turned(const ggml_tensor* node) const { return turned_.contains(node); }
+    // RoPE that the products which read it do themselves.
+    bool turned_by_products(const ggml_tensor* node) const { return turned_.contains(node); }
+    // That, and nothing else reads it.
+    bool turned(const ggml_tensor* node) const { return turned_.contains(node) && !read_otherwise_.contains(node); }
 
 private:
     // How the heads of one token are turned by the model's RoPE, if `rope` does that.
@@ -40,6 +42,7 @@ private:
     const Device& device_;
     const ggml_tensor* positions_ = nullptr;  // of the graph's tokens
     std::set<const ggml_tensor*> turned_;
+    std::set<const ggml_tensor*> read_otherwise_;
 };
 
 }  // namespace lkv::cuda

@@ -21,9 +21,12 @@ void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {
     size_t q = 0;
     size_t out = 0;
     for (const AttentionNode& node : graph.attention) {
-        const auto rows = static_cast<size_t>(node.params.n_tokens) * static_cast<size_t>(node.params.n_head);
-        q = std::max(q, rows * static_cast<size_t>(node.params.q_width));
-        out = std::max(out, rows * static_cast<size_t>(node.params.head_dim));
+        for (const std::optional<LatentAttnParams>& p : {node.full, node.latents}) {
+            if (!p) continue;
+            const auto rows = static_cast<size_t>(p->n_tokens) * static_cast<size_t>(p->n_head);
+            q = std::max(q, rows * static_cast<size_t>(p->q_width));
+            out = std::max(out, rows * static_cast<size_t>(p->head_dim));
+        }
     }
     if (q * sizeof(float) > q_.bytes()) q_ = DeviceMemory::of(std::vector<float>(q, 1.0f));
     const auto grow = [](DeviceMemory& memory, size_t bytes) {

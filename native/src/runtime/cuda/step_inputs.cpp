@@ -12,7 +12,8 @@ namespace lkv::cuda {
 void StepInputs::attach(const KvCache& cache) {
     for (int r = 0; r < cache.n_regions(); r++) {
         const auto capacity = static_cast<size_t>(cache.cells(r).capacity());
-        capacity_ += cache.cells(r).capacity();
+        middle_ = cache.cells(r).capacity();
+        capacity_ += middle_;
         pos_.emplace_back(capacity * sizeof(int32_t));
         seq_.emplace_back(capacity * sizeof(uint64_t));
     }
@@ -31,9 +32,12 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     for (int r = 0; r < max_regions; r++) to[r] = r < cache.n_regions() ? cache.cells(r).end() : 0;
     context_ = 0;
     for (int r = 0; r < max_regions; r++) context_ += round_up(to[r], expand_tile);
-    static_assert((max_regions + 1) % 2 == 0);
-    to[max_regions] = static_cast<int32_t>(n);
-    int32_t* const fields = to + max_regions + 1;
+    const int middle = cache.n_regions() - 1;
+    for (int r = 0; r < max_regions; r++) to[max_regions + r] = r < middle ? to[r] : 0;
+    if (batch.own_rows) to[max_regions + middle] = static_cast<int32_t>(n);
+    to[2 * max_regions] = to[middle];
+    middle_context_ = round_up(to[middle], expand_tile);
+    int32_t* const fields = to + counts;
     auto* const own_seq = reinterpret_cast<uint64_t*>(fields + 4 * static_cast<size_t>(n_ubatch_));
     for (size_t i = 0; i < n; i++) {
         fields[i] = batch.pos[i];

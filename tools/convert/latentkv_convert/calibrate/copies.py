@@ -55,9 +55,7 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
 
     *_moment, *_weighted, *_fisher [w, w] float64, E[x xᵀ], the same over tokens weighted by |g|², and E[g
     gᵀ]; *_mean, *_weighted_mean [w]; *_rows [n, w] float32, evenly spaced real rows, and *_energy [n, n_kv]
-    float32, |g|² per KV head of those rows over its mean over all tokens;
-    *_reads_weighted, *_reads_fisher, *_reads_weighted_mean: the same with g through both copies;
-    *_sink_rows, *_sink_slopes [n_windows, sink, w] float32: x and g (both copies) of the sinks themselves.
+    float32, |g|² per KV head of those rows over its mean over all tokens.
     """
     n_layer, window_size = stream.spec.n_layer, int(stream.tokens.shape[1])
     if window_size <= sink + recent:
@@ -157,23 +155,15 @@ class Meter:
         self.stride = max(1, available // N_ROWS)
         self.moment = torch.zeros(width, width, dtype=torch.float64, device=stream.device)
         self.weighted, self.fisher = torch.zeros_like(self.moment), torch.zeros_like(self.moment)
-        self.reads_weighted, self.reads_fisher = torch.zeros_like(self.moment), torch.zeros_like(self.moment)
         self.mean = torch.zeros(width, dtype=torch.float64, device=stream.device)
         self.weighted_mean = torch.zeros_like(self.mean)
-        self.reads_weighted_mean = torch.zeros_like(self.mean)
         self.total = torch.zeros(self.n_kv, dtype=torch.float64, device=stream.device)
-        self.reads_total = torch.zeros((), dtype=torch.float64, device=stream.device)
         self.rows: list[Tensor] = []
         self.energies: list[Tensor] = []
-        self.sink_rows: list[Tensor] = []
-        self.sink_slopes: list[Tensor] = []
 
-    def add(self, values: Tensor, slopes: Tensor, reads: Tensor) -> None:
-        """All [window, w]; slopes through the body copies, and through both."""
-        self.sink_rows.append(values[: self.sink].float().cpu())
-        self.sink_slopes.append(reads[: self.sink].float().cpu())
+    def add(self, values: Tensor, slopes: Tensor) -> None:
+        """Both [window, w]."""
         values, slopes = values[self.sink :].double(), slopes[self.sink :].double()
-        self._add_reads(values, reads[self.sink :].double())
         energy = slopes.square().unflatten(1, (self.n_kv, -1)).sum(2)
         heavy = values * energy.sum(1, keepdim=True)
         self.moment.addmm_(values.T, values)
@@ -187,14 +177,6 @@ class Meter:
         self.energies.append(energy[first :: self.stride].cpu())
         self.count += values.shape[0]
 
-    def _add_reads(self, values: Tensor, reads: Tensor) -> None:
-        energy = reads.square().sum(1, keepdim=True)
-        heavy = values * energy
-        self.reads_weighted.addmm_(values.T, heavy)
-        self.reads_weighted_mean += heavy.sum(0)
-        self.reads_fisher.addmm_(reads.T, reads)
-        self.reads_total += energy.sum()
-
     def result(self, name: str) -> dict[str, Array]:
         tiny = torch.finfo(torch.float64).tiny
         total, per_head = self.total.sum().clamp_min(tiny), (self.total / self.count).clamp_min(tiny).cpu()
@@ -206,11 +188,6 @@ class Meter:
             "weighted_mean": self.weighted_mean / total,
             "rows": torch.cat(self.rows),
             "energy": (torch.cat(self.energies) / per_head).float(),
-            "reads_weighted": self.reads_weighted / self.reads_total.clamp_min(tiny),
-            "reads_weighted_mean": self.reads_weighted_mean / self.reads_total.clamp_min(tiny),
-            "reads_fisher": self.reads_fisher / self.count,
-            "sink_rows": torch.stack(self.sink_rows),
-            "sink_slopes": torch.stack(self.sink_slopes),
         }
         return {f"{name}_{key}": array.cpu().numpy() for key, array in arrays.items()}
 
@@ -233,9 +210,9 @@ def _backward(
             above = gradient[row : row + 1].to(stream.device)
             (below,) = torch.autograd.grad(output, bottom, above, retain_graph=True)
             gradient[row] = below[0].cpu()
-            slopes, reads = (_as_projected(taps, key, *found) for found in (copies.slopes(), copies.reads()))
+            slopes = _as_projected(taps, key, *copies.slopes())
             for name, meter in meters.items():
-                meter.add(taps[name].values(), slopes[name], reads[name])
+                meter.add(taps[name].values(), slopes[name])
             bar.update(1)
         return {key: array for name, meter in meters.items() for key, array in meter.result(name).items()}
 

@@ -21,13 +21,12 @@ _BLOCK = 128  # queries at once: scores of a block stay in the processor's cache
 
 class TwoCopies(TorchFunctionMode):
     """`copy`: what the body copies hold (k after RoPE, v), each [1, n_kv, T, head_dim]; None: the exact
-    values. `near`: what the exact copies hold, in a cache whose exact tokens lack dropped channels. `batch`:
-    how many tokens leave the recent window at once. With more than one the window is the decoding cache's:
-    `recent` tokens stay when a batch goes, and as many join them before the next one does.
+    values. `batch`: how many tokens leave the recent window at once. With more than one the window is the
+    decoding cache's: `recent` tokens stay when a batch goes, and as many join them before the next one does.
 
     After a forward pass `key` and `value` are what the model attended to. After a backward pass through it
     `key_slope` and `value_slope` [1, n_kv, T, head_dim] are the loss's gradients through the body copies
-    alone, `key_reads` and `value_reads` those through both copies.
+    alone.
     """
 
     def __init__(
@@ -37,18 +36,14 @@ class TwoCopies(TorchFunctionMode):
         recent: int,
         copy: tuple[Tensor, Tensor] | None = None,
         batch: int = 1,
-        near: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.batch = batch
         self.n_kv, self.sink, self.recent, self.copy = n_kv, sink, recent, copy
-        self.near = near
         self.key: Tensor | None = None
         self.value: Tensor | None = None
         self.key_slope: Tensor | None = None
         self.value_slope: Tensor | None = None
-        self.key_reads: Tensor | None = None
-        self.value_reads: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
@@ -73,12 +68,6 @@ class TwoCopies(TorchFunctionMode):
         assert self.value_slope is not None
         return self.key_slope, self.value_slope
 
-    def reads(self) -> tuple[Tensor, Tensor]:
-        """key_reads and value_reads after a backward pass."""
-        assert self.key_reads is not None
-        assert self.value_reads is not None
-        return self.key_reads, self.value_reads
-
     def attend(
         self,
         query: Tensor,  # [1, n_head, T, head_dim]
@@ -91,7 +80,6 @@ class TwoCopies(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         self.key, self.value = key, value
-        key, value = (self.read(side, each) for side, each in enumerate((key, value)))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         output: Tensor = _Attention.apply(query, key, value, self, attn_mask, is_causal, scale)
         return output
@@ -107,10 +95,6 @@ class TwoCopies(TorchFunctionMode):
     def per_kv_head(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.n_kv, -1)).sum(2)
 
-    def read(self, side: int, seen: Tensor) -> Tensor:
-        """k (0) or v (1) [1, heads, T, head_dim] as the exact copies hold it."""
-        return seen if self.near is None else _repeated(self.near[side], seen.shape[1])
-
     def old(self, side: int, heads: int) -> Tensor | None:
         """The copies of k (0) or v (1) as [1, heads, T, head_dim]."""
         return None if self.copy is None else _repeated(self.copy[side], heads)
@@ -118,8 +102,7 @@ class TwoCopies(TorchFunctionMode):
     def _written_out(self, left: Tensor, right: Tensor) -> Tensor:
         """q kᵀ first, p v second; each gives what its body copies say and notes their slopes."""
         first = self.key is None
-        exact = self.read(0, right.mT).mT if first else self.read(1, right)
-        plain = torch.matmul(left, exact)
+        plain = torch.matmul(left, right)
         n = left.shape[2]
         body = self.body(0, n, n, left.device)
         old = self.old(0 if first else 1, left.shape[1])
@@ -129,15 +112,13 @@ class TwoCopies(TorchFunctionMode):
             result = plain if old is None else torch.where(body, left @ old.mT, plain)
         else:
             self.value = right
-            result = plain if old is None else (left * ~body) @ exact + (left * body) @ old
+            result = plain if old is None else (left * ~body) @ right + (left * body) @ old
 
         def note(slope: Tensor) -> None:
             if first:
                 self.key_slope = self.per_kv_head((slope * body).mT @ read)
-                self.key_reads = self.per_kv_head(slope.mT @ read)
             else:
                 self.value_slope = self.per_kv_head((read * body).mT @ slope)
-                self.value_reads = self.per_kv_head(read.mT @ slope)
 
         if result.requires_grad:
             result.register_hook(note)  # type: ignore[no-untyped-call]
@@ -197,7 +178,6 @@ class _Attention(torch.autograd.Function):
             key_slope[0, :, :n] += (d_scores * body)[:, :, :n].mT @ own
             value_slope[0, :, :n] += (weights * body)[:, :, :n].mT @ above
         nodes.key_slope, nodes.value_slope = nodes.per_kv_head(key_slope), nodes.per_kv_head(value_slope)
-        nodes.key_reads, nodes.value_reads = nodes.per_kv_head(d_key), nodes.per_kv_head(d_value)
         return d_query, d_key, d_value, None, None, None, None
 
 

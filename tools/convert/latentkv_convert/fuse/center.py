@@ -1,9 +1,10 @@
 """Rows stored about their mean: what is the same for every token leaves the cache and returns for nothing.
 
 With mu the mean of a projection's output x on the calibration text and P = down·up, a truncated x is
-mu + P(x - mu). In the file z = A h - downᵀ mu (attn_k_a.bias, attn_v_a.bias), and mu joins the bias that is
-added to a rebuilt key, or once to a head's output, as softmax rows sum to 1. Where keys meet queries as they
-are projected, a constant adds the same to all scores of a query and the softmax removes it: nothing returns.
+mu + P(x - mu). In the file z = A h - downᵀ mu (attn_k_a.bias, attn_v_a.bias) or z = E (W h - mu)
+(attn_k_e.bias, attn_v_e.bias), and mu joins the bias that is added to a rebuilt key, or once to a head's
+output, as softmax rows sum to 1. Where keys meet queries as they are projected, a constant adds the same to
+all scores of a query and the softmax removes it: nothing returns.
 
 Data decides. The basis is then that of the centred second moment, which no longer keeps mu's own direction
 exactly, and queries may look hard along it: with every tensor centred, a small OPT model at half rank has

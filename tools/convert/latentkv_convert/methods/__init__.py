@@ -19,6 +19,7 @@ import argparse
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ..errors import ConvertError
@@ -42,6 +43,11 @@ class MethodModule(Protocol):
 
 def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def planned(method: Method, work: Work) -> Plan:
+    """The method's plan as the file has it."""
+    return replace(method.plan(work), trained=work.trains).cut()
 
 
 def module(name: str) -> MethodModule:

@@ -1,10 +1,10 @@
-"""TALE: K whole, V as a nested full-rank latent whose old tokens keep a prefix; bits and ranks by region.
+"""TALE: K whole, V truncated in old tokens; bits and ranks by region.
 
-V of each group of KV heads is written in the principal axes of its outputs, all of them (a lossless change of
-basis), with sigma split evenly over the two factors. Sink and recent tokens keep every column; a token that
-leaves the recent window keeps the first r_0. K is never low-rank and follows the bits of the regions alone,
-per token or, in old tokens, per channel.
-The rotation stays inside [0, r_0) and inside the rest, so that the cut stays legal.
+Sink and recent tokens keep K and V whole. Of V a token that leaves the recent window keeps the first r_0
+principal axes of a group's outputs, with sigma split evenly over the two factors. K is never low-rank and
+follows the bits of the regions alone, per token or, in old tokens, per channel.
+In a file without exact tokens whose prompts are lazy V has all its axes, which are what makes prompts exact;
+the rotation stays inside [0, r_0) and inside the rest, so that the cut stays legal.
 """
 
 from __future__ import annotations

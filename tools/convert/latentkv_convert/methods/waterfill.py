@@ -19,7 +19,7 @@ import numpy as np
 from .. import cached_rows, forecast, kv_budget, latent_plan, limits, master, progress, segments
 from ..errors import ConvertError
 from ..fuse.finish import finished
-from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan
+from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ..linalg import eigenbasis
 from ..quantize import FILE_TYPES
 from ..schema import RANK_PAD
@@ -243,8 +243,12 @@ class Waterfill:
     def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
         """Per group, one table for every width that segments may have."""
         cached = self.cached(work, layer, side)
-        path, group_width = self.paths[side], self.groups[side] * work.spec.head_dim
-        of_factors = (path, group_width, work.spec.n_embd, FILE_TYPES[work.outtype])
+        of_factors = (
+            form(self.paths[side], self.sink > 0 or self.recent > 0, work.trains),
+            self.groups[side] * work.spec.head_dim,
+            work.spec.n_embd,
+            FILE_TYPES[work.outtype],
+        )
         channel, replaced = kv_budget.channel_bytes(*of_factors), kv_budget.replaced_bytes(*of_factors)
         cuts = []
         for width in self.widths:
@@ -252,7 +256,7 @@ class Waterfill:
             widths = self._cut(work.spec, side, width)
             whole = self._side(work.spec, side, (widths,) * n_groups)
             bases = finished(work, whole, layer, side)
-            tables = segments.tables(cached, bases, whole, work.spec.head_dim, not self.keeps_tables)
+            tables = segments.tables(cached, bases, whole, work.spec.head_dim)
             cuts.append([self.count.table(each, widths, channel, replaced) for each in tables])
         return list(zip(*cuts, strict=True))
 
@@ -265,14 +269,12 @@ class Waterfill:
     def _chosen(
         self, spec: ModelSpec, side: str, choices: Iterator[tuple[int, kv_budget.Choice]]
     ) -> SidePlan:
-        """The next widths and choices, one per group of this side, as a plan with formats. What is cut is at
-        the end and leaves the ranks."""
+        """The next widths and choices, one per group of this side, as a plan with formats."""
         widths, formats = [], []
         for _ in range(spec.n_kv // self.groups[side]):
             width, choice = next(choices)
-            names = [segments.FORMATS[at] for at in choice.formats if at < len(segments.FORMATS)]
-            widths.append(self._cut(spec, side, width)[: len(names)])
-            formats.append(tuple(names))
+            widths.append(self._cut(spec, side, width))
+            formats.append(tuple(segments.FORMATS[at] for at in choice.formats))
         return replace(self._side(spec, side, tuple(widths)), formats=tuple(formats))
 
 

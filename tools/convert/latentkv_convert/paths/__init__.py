@@ -27,6 +27,7 @@ class SideJob:
     layer: int
     side: str
     plan: SidePlan
+    form: str  # "a" or "e" (docs/gguf.md)
     factors: Callable[[], tuple[Basis, ...]]  # truncated and rotated, one per group
 
     @property
@@ -65,7 +66,46 @@ def tensors(job: SideJob) -> list[OutTensor]:
     return made
 
 
-def down(job: SideJob) -> OutTensor:
+def projection(job: SideJob) -> OutTensor:
+    """W [w, d], the stock one."""
+    return OutTensor(
+        f"blk.{job.layer}.attn_{job.side}.weight",
+        (job.spec.kv_width, job.spec.n_embd),
+        "weight",
+        lambda: job.in_file_order(job.work.weight(job.layer, job.side)),
+    )
+
+
+def down(job: SideJob) -> list[OutTensor]:
+    """What makes latents: A, or E behind the projection, and the mean that leaves them."""
+    if job.form == "e":
+        return [projection(job), *_less_mean(job), encoder(job)]
+    return [_a(job), *_less_latent_mean(job)]
+
+
+def encoder(job: SideJob) -> OutTensor:
+    """E [Σr, group·head_dim]: every group's latent of its own heads, whose dimensions are in the file's
+    order."""
+    width = job.plan.group * job.spec.head_dim
+    columns = head_rows(job.spec, job.plan.group) if job.side == "k" else None
+
+    def load() -> F32:
+        rows = np.concatenate([basis.down.T for basis in job.factors()]).astype(np.float32)
+        return rows if columns is None else rows[:, columns]
+
+    return OutTensor(job.name("attn_{side}_e"), (sum(job.plan.ranks), width), "factor", load)
+
+
+def _less_mean(job: SideJob) -> list[OutTensor]:
+    """[w]: minus the mean of the projection's output, added to it."""
+    mean = center.mean(job.work, job.layer, job.side)
+    if mean is None:
+        return []
+    bias = (-mean).astype(np.float32)
+    return [OutTensor(job.name("attn_{side}_e_bias"), bias.shape, "vector", lambda: job.in_file_order(bias))]
+
+
+def _a(job: SideJob) -> OutTensor:
     """A [Σr, d]: every group's latent of the layer's input, groups in KV-head order."""
     rank = sum(job.plan.ranks)
 
@@ -82,7 +122,7 @@ def down(job: SideJob) -> OutTensor:
     return OutTensor(job.name("attn_{side}_a"), (rank, job.spec.n_embd), "weight", load)
 
 
-def offset(job: SideJob) -> list[OutTensor]:
+def _less_latent_mean(job: SideJob) -> list[OutTensor]:
     """[Σr]: minus the latent's mean, added to z."""
     if center.mean(job.work, job.layer, job.side) is None:
         return []

@@ -1,13 +1,13 @@
-"""latent (V): z = A x is cached; a head's output is B applied to the attention-weighted sum of z, plus the
-bias once."""
+"""latent (V): z is cached; a head's output is B applied to the attention-weighted sum of z, plus the bias
+once."""
 
 from __future__ import annotations
 
 from ..fuse import center
 from ..gguf_write import OutTensor
-from . import SideJob, down, offset, up
+from . import SideJob, down, up
 
 
 def tensors(job: SideJob) -> list[OutTensor]:
     bias = center.output_bias(job.work, job.layer, job.side)
-    return [down(job), *offset(job), up(job), *job.bias(bias)]
+    return [*down(job), up(job), *job.bias(bias)]

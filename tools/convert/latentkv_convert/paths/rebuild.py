@@ -1,12 +1,12 @@
-"""rebuild (K): z = A x is cached before RoPE; k = B z + bias, then norm and RoPE at read."""
+"""rebuild (K): z is cached before RoPE; k = B z + bias, then norm and RoPE at read."""
 
 from __future__ import annotations
 
 from ..fuse import center
 from ..gguf_write import OutTensor
-from . import SideJob, down, offset, up
+from . import SideJob, down, up
 
 
 def tensors(job: SideJob) -> list[OutTensor]:
     bias = center.output_bias(job.work, job.layer, job.side)
-    return [down(job), *offset(job), up(job), *job.bias(bias)]
+    return [*down(job), up(job), *job.bias(bias)]

@@ -425,15 +425,16 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     if (!row_exists) return;
     const int64_t out_row = static_cast<int64_t>(my_token) * p.n_head + my_head;
     const float* const from = merged + my_row * merged_pitch;
-    if (parts.count == 1 && p.v_b == nullptr) {
+    const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves != Leaves::parts;
+    const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
+    if (my_part == 0 && (!whole || p.leaves != Leaves::results)) {
+        p.partial_ml[2 * at] = row_max;
+        p.partial_ml[2 * at + 1] = row_sum;
+    }
+    if (whole) {
         const float inverse = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
         for (int d = my_part; d < p.head_dim; d += row_threads) p.out[out_row * p.head_dim + d] = from[d] * inverse;
     } else {
-        const int64_t at = static_cast<int64_t>(split) * p.n_tokens * p.n_head + out_row;
-        if (my_part == 0) {
-            p.partial_ml[2 * at] = row_max;
-            p.partial_ml[2 * at + 1] = row_sum;
-        }
         for (int d = my_part; d < merged_pitch; d += row_threads) p.partial[at * merged_pitch + d] = from[d];
     }
 }

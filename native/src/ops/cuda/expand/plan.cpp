@@ -41,7 +41,6 @@ bool plan_expand(const LatentAttnParams& p, int capacity, const Device& device, 
     if (a.rebuild == 0 || a.head_dim > most_expanded_head) return false;
     a.expand = std::min(std::clamp(most_bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, 8192),
                         round_up(capacity + expand_tile * p.n_regions, expand_slots));
-    a.expand = std::max(a.expand, round_up(a.n_tokens, expand_slots));  // the batch's own rows
     a.tile = expand_tile;
     if (side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)) {
         a.expand_by = by_units(device);

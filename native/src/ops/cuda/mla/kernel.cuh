@@ -36,8 +36,9 @@ struct MlaRegion {
     const int32_t* pos;
     const uint64_t* seq;
     int32_t n_slots;
-    int32_t tile;
-    int32_t first_tile;
+    int32_t most_steps;  // of a tile
+    int32_t first_step;
+    int32_t end_step;
 };
 
 struct MlaRow {
@@ -63,19 +64,22 @@ struct MlaShared {
     uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
 };
 
-// A tile of one region.
+// A tile of one region: 32, 64 or 128 slots, of which the last may be none of this part.
 struct MlaTile {
     const MlaRegion* region;
     int r;
     int first;  // slot
     int slots;
     int valid;  // slots in use
+    int next;   // step behind it
 
-    __device__ MlaTile(const MlaShared& own, const MlaTiles& tiles, int t) : r(tiles.region_of(t)) {
+    // step: its first one; end: of the part
+    __device__ MlaTile(const MlaShared& own, const MlaSteps& steps, int step, int end) : r(steps.region_of(step)) {
         region = &own.regions[r];
-        slots = region->tile;
-        first = (t - region->first_tile) * slots;
-        valid = min(slots, region->n_slots - first);
+        next = min(min(end, region->end_step), step + region->most_steps);
+        first = (step - region->first_step) * step_slots;
+        slots = next - step > 2 ? 128 : (next - step) * step_slots;
+        valid = min((next - step) * step_slots, region->n_slots - first);
     }
 };
 
@@ -495,7 +499,7 @@ __device__ inline void clear_holes(uint8_t* stage, const MlaTile& tile, const ui
 }
 
 // What a thread block knows before an earlier kernel of the step has ended.
-__device__ inline void set_up(const AttnArgs& p, const MlaTiles& tiles, const MlaSlots& n_slots, MlaShared& own,
+__device__ inline void set_up(const AttnArgs& p, const MlaSteps& steps, const MlaSlots& n_slots, MlaShared& own,
                               MlaUnit* units) {
     const WorkItem item(p, static_cast<int>(blockIdx.x));
     const int thread = static_cast<int>(threadIdx.x);
@@ -546,8 +550,9 @@ __device__ inline void set_up(const AttnArgs& p, const MlaTiles& tiles, const Ml
     to.pos = region.pos + first;
     to.seq = region.seq + first;
     to.n_slots = of_region(n_slots.of);
-    to.tile = tiles.slots_of(p, r);
-    to.first_tile = tiles.tiles_before(r);
+    to.most_steps = (p.mla.small_tiles >> r & 1) != 0 ? 1 : p.mla.tile / step_slots;
+    to.first_step = steps.steps_before(r);
+    to.end_step = r == 0 ? steps.before_1 : (r == 1 ? steps.before_2 : steps.all);
 }
 
 // NT: blocks of eight query rows. U: units of V that a warp sums. KEYS: K is what MlaKeys has.
@@ -567,16 +572,16 @@ __global__ void __launch_bounds__(mla_threads, 1)
     const int lane = static_cast<int>(threadIdx.x) % 32;
 
     const MlaSlots n_slots(p);
-    const MlaTiles tiles(p, n_slots);
+    const MlaSteps steps(p, n_slots);
     const int part = static_cast<int>(blockIdx.z);
-    if (part >= tiles.count) return;
-    const int begin = tiles.begin(part);
-    const int end = tiles.begin(part + 1);
-    set_up(p, tiles, n_slots, own, units);
+    if (part >= steps.count) return;
+    const int begin = steps.begin(part);
+    const int end = steps.begin(part + 1);
+    set_up(p, steps, n_slots, own, units);
     __syncthreads();
     wait_for_previous();
     if (begin < end) {
-        const MlaTile tile(own, tiles, begin);
+        const MlaTile tile(own, steps, begin, end);
         copy_marks(own.marks[0], tile);
         copy_rows(k_stage, tile.region->k, tile);
         copies_commit();
@@ -590,15 +595,15 @@ __global__ void __launch_bounds__(mla_threads, 1)
     UnitSums<NT> sums[U] = {};
     MlaState state[warp_rows<NT>];
 #pragma unroll 1
-    for (int i = begin; i < end; i++) {
-        const MlaTile tile(own, tiles, i);
-        const int parity = (i - begin) % 2;
+    for (int i = begin, parity = 0; i < end; parity ^= 1) {
+        const MlaTile tile(own, steps, i, end);
+        i = tile.next;
         const MlaUnit* const of_region = units + tile.r * 2 * most_units;
         score_tile<NT, KEYS>(p, own, tile, k_stage, of_region, queries, scores, warp, lane);
         __syncthreads();  // scores are there, K has been read
 
-        if (i + 1 < end) {
-            const MlaTile next(own, tiles, i + 1);
+        if (i < end) {
+            const MlaTile next(own, steps, i, end);
             copy_marks(own.marks[parity ^ 1], next);
             copy_rows(k_stage, next.region->k, next);
         }
@@ -631,8 +636,8 @@ __global__ void __launch_bounds__(mla_threads, 1)
         sum_tile<NT, U>(sums, tile, v_stage, of_region + most_units, weights, own.tokens, warp, lane);
         copies_wait(0);   // K of the next tile
         __syncthreads();  // V has been read
-        if (i + 1 < end) {
-            const MlaTile next(own, tiles, i + 1);
+        if (i < end) {
+            const MlaTile next(own, steps, i, end);
             copy_rows(v_stage, next.region->v, next);
         }
         copies_commit();

@@ -28,15 +28,16 @@ cudaError_t launch_units(const AttnArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t merge_mla(const AttnArgs& args, cudaStream_t stream) {
+cudaError_t merge_mla(const AttnArgs& args, const AttnArgs* full, cudaStream_t stream) {
     const int rows = args.n_tokens * (args.n_head / args.n_kv);
     const auto groups = static_cast<unsigned>((rows + merged_rows - 1) / merged_rows);
     const bool wide = args.v_blocks > largest_cluster;
     const auto blocks = static_cast<unsigned>(wide ? (args.v_blocks + 1) / 2 : args.v_blocks);
     const dim3 grid(static_cast<unsigned>(args.n_kv), blocks, groups);
     const dim3 cluster(1, device_chains() ? blocks : 1);
-    return launch_clusters(cluster, wide ? mla_merge_kernel<2> : mla_merge_kernel<1>, grid, mla_merge_threads, 0,
-                           stream, args);
+    const auto kernel = full != nullptr ? (wide ? mla_merge_kernel<2, true> : mla_merge_kernel<1, true>)
+                                        : (wide ? mla_merge_kernel<2, false> : mla_merge_kernel<1, false>);
+    return launch_clusters(cluster, kernel, grid, mla_merge_threads, 0, stream, args, full != nullptr ? *full : args);
 }
 
 cudaError_t launch_mla(const AttnArgs& args, cudaStream_t stream) {

@@ -1,6 +1,8 @@
 // The parts' sums become the result: merged, and multiplied with B_v. A thread block has 64 or 128 channels of the latent V, four query
 // rows of one KV head; those of the same rows add up each other's results, as a cluster where there are clusters.
 //
+// Beside full rows of exact windows the parts that these left join: their maxima and sums of weights, and behind the product their sums.
+//
 // All of it is waited for, so the factor and addresses come before attention ends, and behind it one trip to the L2 cache brings
 // maxima and the first parts.
 #pragma once
@@ -14,6 +16,7 @@
 #include "ops/cuda/gpu/pair.cuh"
 #include "ops/cuda/mla/tiles.cuh"
 #include "ops/cuda/softmax/halve.cuh"
+#include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
 
@@ -36,10 +39,45 @@ __device__ inline void add_part(float (&sum)[4 * Per], float share, const Channe
     }
 }
 
-// grid: KV heads x blocks of 64·Per channels x groups of four query rows. Per: 1 or 2.
-template <int Per>
-__global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const __grid_constant__ AttnArgs p) {
+// Maxima and sums of a row's parts, a lane each and every 32nd after it.
+constexpr int held_parts = (most_parts + 31) / 32;
+
+__device__ __forceinline__ void load_maxima(float2 (&of)[held_parts], const AttnArgs& p, int at, int count, int lane) {
+    const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
+    const auto* const maxima = reinterpret_cast<const float2*>(p.partial_ml) + at;
+#pragma unroll
+    for (int k = 0; k < held_parts; k++) {
+        const int part = 32 * k + lane;
+        of[k] = part < count ? __ldcg(maxima + part * all_rows) : make_float2(-INFINITY, 0.0f);
+    }
+}
+
+__device__ __forceinline__ float highest(const float2 (&of)[held_parts]) {
+    float top = of[0].x;
+#pragma unroll
+    for (int k = 1; k < held_parts; k++) top = fmaxf(top, of[k].x);
+    return warp_max(top);
+}
+
+// What weights relative to a part's own maximum count for, to of[k].x; returns this lane's weights.
+__device__ __forceinline__ float share_out(float2 (&of)[held_parts], float top) {
+    float total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < held_parts; k++) {
+        const float share = of[k].y > 0.0f ? power_of_two(of[k].x - top) : 0.0f;
+        total += of[k].y * share;
+        of[k].x = share;
+    }
+    return total;
+}
+
+// grid: KV heads x blocks of 64·Per channels x groups of four query rows. Per: 1 or 2. Joins: with the parts of `full`.
+template <int Per, bool Joins>
+__global__ void __launch_bounds__(mla_merge_threads, 1)
+    mla_merge_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ AttnArgs full) {
     let_next_start();
+    __shared__ float shares[merged_rows][Joins ? most_parts : 1];  // of the full rows' parts, normalised
+    __shared__ int full_rows[merged_rows];
     constexpr int width = 64 * Per;
     __shared__ float4 z[width];                                 // merged: of a channel its rows
     __shared__ float sent[merged_rows * most_merge_dims + 16];  // of each block in turn, rounded up
@@ -90,13 +128,12 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
     load_factor(4 * warp);
 
     // What it merges: 4·Per channels of its warp's row, of parts eighth + 8k.
-    const int count = MlaTiles(p, counts).count;
+    const int count = MlaSteps(p, counts).count;
     const int row = static_cast<int>(blockIdx.z) * merged_rows + warp / 4;
     const bool exists = row < n_rows;
     const int at = exists ? row_at(row) : 0;
     const int first_channel = width / 4 * (warp % 4) + 4 * Per * (lane % 4);
     const int all = 64 * p.v_blocks;
-    const auto* const maxima = reinterpret_cast<const float2*>(p.partial_ml) + at;
     const __half* const from = reinterpret_cast<const __half*>(p.partial) +
                                (static_cast<int64_t>(eighth) * all_rows + at) * all + width * block + first_channel;
     const int64_t step = int64_t{8} * all_rows * all;
@@ -105,33 +142,33 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
         return has && eighth + 8 * k < count ? __ldcg(reinterpret_cast<const Channels<Per>*>(from + k * step))
                                              : Channels<Per>{};
     };
-    constexpr int held = (most_parts + 31) / 32;
+    const int full_count = Joins ? Parts(full).count : 0;
     constexpr int ahead = 6;
     wait_for_previous();
 
-    float2 of[held];
+    float2 of[held_parts];
+    float2 beside[held_parts];
     Channels<Per> x[ahead];
-#pragma unroll
-    for (int k = 0; k < held; k++) {
-        const int part = 32 * k + lane;
-        of[k] = exists && part < count ? __ldcg(maxima + static_cast<int64_t>(part) * all_rows)
-                                       : make_float2(-INFINITY, 0.0f);
-    }
+    load_maxima(of, p, at, exists ? count : 0, lane);
+    if constexpr (Joins) load_maxima(beside, full, at, exists ? full_count : 0, lane);
 #pragma unroll
     for (int k = 0; k < ahead; k++) x[k] = load(k);
-    float top = of[0].x;
-#pragma unroll
-    for (int k = 1; k < held; k++) top = fmaxf(top, of[k].x);
-    top = warp_max(top);
-    float total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < held; k++) {
-        of[k].x = of[k].y > 0.0f ? of[k].y * power_of_two(of[k].x - top) : 0.0f;
-        total += of[k].x;
-    }
+    float top = highest(of);
+    if constexpr (Joins) top = fmaxf(top, highest(beside));
+    float total = share_out(of, top);
+    if constexpr (Joins) total += share_out(beside, top);
 #pragma unroll
     for (int o = 16; o > 0; o /= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
     const float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < held_parts; k++) of[k].x *= of[k].y;  // parts are means
+    if (Joins && warp % 4 == 0) {
+#pragma unroll
+        for (int k = 0; k < held_parts; k++) {
+            if (32 * k + lane < full_count) shares[warp / 4][32 * k + lane] = beside[k].x * inverse;
+        }
+        if (lane == 0) full_rows[warp / 4] = at;
+    }
     const auto share_of = [&](int k) { return __shfl_sync(0xffffffffu, of[k / 4].x, eighth + 8 * (k % 4)); };
     float sum_z[4 * Per] = {};
 #pragma unroll
@@ -143,7 +180,7 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
         for (int k = 0; k < ahead; k++) x[k] = load(k0 + k);
 #pragma unroll
         for (int k = 0; k < ahead; k++) {
-            if (k0 + k < 4 * held) add_part<Per>(sum_z, share_of(k0 + k), x[k]);
+            if (k0 + k < 4 * held_parts) add_part<Per>(sum_z, share_of(k0 + k), x[k]);
         }
     }
     // lanes of eight parts: each is left with one or, of half of them, the same channel
@@ -152,6 +189,25 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
     const int left = Per == 2 ? bits : bits / 2;
     reinterpret_cast<float*>(z + first_channel + left)[warp / 4] = exists ? merged : 0.0f;
     __syncthreads();
+
+    // What the full rows add to dimension d of a row.
+    const auto joined = [&](int of_row, int d) {
+        float sum = 0.0f;
+        if constexpr (Joins) {
+            const float* const sums = full.partial + static_cast<int64_t>(full_rows[of_row]) * 64 * full.v_blocks + d;
+#pragma unroll 4
+            for (int s = 0; s < full_count; s++) {
+                const float share = shares[of_row][s];
+                if (share > 0.0f) sum += share * __ldcg(sums + static_cast<int64_t>(s) * all_rows * 64 * full.v_blocks);
+            }
+        }
+        return sum;
+    };
+    float first_joined = 0.0f;  // of this thread's first result
+    if (together && thread < own && block * own + thread < n_results) {
+        const int of_row = (block * own + thread) / p.head_dim;
+        first_joined = joined(of_row, block * own + thread - of_row * p.head_dim);
+    }
 
     float* const scratch = reinterpret_cast<float*>(reinterpret_cast<__half*>(p.partial) +
                                                     static_cast<int64_t>(p.n_split) * all_rows * all);
@@ -182,7 +238,8 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
             const int owner = index / own;
             send(in_block(sent + block * own + index - owner * own, owner), result, in_block(&arrived, owner));
         } else if (blocks == 1) {
-            if (to_row < n_rows) p.out[static_cast<int64_t>(row_at(to_row)) * p.head_dim + d] = result;
+            if (to_row < n_rows)
+                p.out[static_cast<int64_t>(row_at(to_row)) * p.head_dim + d] = result + joined(of_row, d);
         } else if (to_row < n_rows) {
             scratch[(static_cast<int64_t>(block) * all_rows + row_at(to_row)) * p.head_dim + d] = result;
         }
@@ -195,9 +252,10 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
             const int of_row = index / p.head_dim;
             const int to_row = static_cast<int>(blockIdx.z) * merged_rows + of_row;
             if (index >= n_results || to_row >= n_rows) continue;
-            float sum = 0.0f;
+            const int d = index - of_row * p.head_dim;
+            float sum = i == thread ? first_joined : joined(of_row, d);
             for (int k = 0; k < blocks; k++) sum += sent[k * own + i];
-            p.out[static_cast<int64_t>(row_at(to_row)) * p.head_dim + index - of_row * p.head_dim] = sum;
+            p.out[static_cast<int64_t>(row_at(to_row)) * p.head_dim + d] = sum;
         }
         return;
     }
@@ -213,7 +271,7 @@ __global__ void __launch_bounds__(mla_merge_threads, 1) mla_merge_kernel(const _
         const int to_row = static_cast<int>(blockIdx.z) * merged_rows + of_row;
         if (to_row >= n_rows) continue;
         const int64_t to = static_cast<int64_t>(row_at(to_row)) * p.head_dim + i - of_row * p.head_dim;
-        float sum = 0.0f;
+        float sum = joined(of_row, i - of_row * p.head_dim);
         for (int k = 0; k < blocks; k++) sum += __ldcg(scratch + static_cast<int64_t>(k) * all_rows * p.head_dim + to);
         p.out[to] = sum;
     }

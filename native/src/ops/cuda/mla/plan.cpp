@@ -81,7 +81,8 @@ bool plan_mla_rows(const LatentAttnParams& p, const Device& device, AttnArgs& a)
         // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the rehearsal, 305, 273, 244 without merging,
         // 309, 276, 255 with six parts less
         const int row_blocks = (rows + plan.rows - 1) / plan.rows;
-        const int at_once = device.n_multiprocessors / row_blocks - rehearsed_items(a) * rehearsed_parts(a);
+        const int others = std::max(rehearsed_items(a) * rehearsed_parts(a), a.beside);
+        const int at_once = device.n_multiprocessors / row_blocks - others;
         a.n_split = std::clamp(at_once / (a.n_kv / a.unit), 1, most_parts);
         return true;
     }

@@ -1,4 +1,4 @@
-// How the slots in use are cut in tiles, and the tiles in parts, a thread block each.
+// How the slots in use are cut in parts, a thread block each.
 #pragma once
 
 #include "ops/cuda/shared_plan.h"
@@ -29,41 +29,33 @@ struct MlaSlots {
     }
 };
 
-struct MlaTiles {
-    int before_1, before_2, n_tiles;  // tiles before regions 1 and 2, and all
-    int tile;                         // slots of a tile of compressed rows
-    int count;                        // parts with work, 1 … n_split
+// Slots are shared out in steps of 32, so that no part has a whole tile more than another: 128 tiles in 122 parts would be two for six of
+// them, and one for the others, which wait.
+constexpr int step_slots = 32;
 
-    __device__ MlaTiles(const AttnArgs& p, const MlaSlots& n_slots) : tile(p.mla.tile) {
-        const auto count_all = [&] {
-            const auto tiles = [&](int r) {
-                const int slots = slots_of(p, r);
-                return (n_slots.of[r] + slots - 1) >> (__ffs(slots) - 1);
-            };
-            before_1 = tiles(0);
-            before_2 = before_1 + tiles(1);
-            n_tiles = before_2 + tiles(2);
+struct MlaSteps {
+    int before_1, before_2, all;  // steps before regions 1 and 2, and of all
+    int count;                    // parts with work, 1 … n_split
+
+    __device__ MlaSteps(const AttnArgs& p, const MlaSlots& n_slots) {
+        const auto steps = [&](int r) { return (n_slots.of[r] + step_slots - 1) / step_slots; };
+        before_1 = steps(0);
+        before_2 = before_1 + steps(1);
+        all = before_2 + steps(2);
+        const auto quotient = [](int a, int b) {
+            return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
         };
-        count_all();
-        // A short cache in more parts, but merging them takes its time: 8B at depth 4096, 269 tokens/s in 128 parts, 278 in 64.
-        while (tile > least_tile && n_tiles < p.n_split / 2) {
-            tile /= 2;
-            count_all();
-        }
-        count = max(1, min(p.n_split, n_tiles));
+        const int each = quotient(all + p.n_split - 1, p.n_split);
+        count = each <= 1 ? max(1, all) : quotient(all + each - 1, each);
     }
-    // Slots of a tile of region r.
-    __device__ int slots_of(const AttnArgs& p, int r) const {
-        return (p.mla.small_tiles >> r & 1) != 0 ? least_tile : tile;
-    }
-    // The first tile of a part, or the last one's end.
+    // The first step of a part, or the last one's end.
     __device__ int begin(int part) const {
-        const int product = n_tiles * part;
+        const int product = all * part;
         if (product < 1 << 20) return small_quotient(product, count);
         return static_cast<int>(static_cast<uint32_t>(product) / static_cast<uint32_t>(count));
     }
-    __device__ int region_of(int t) const { return (t >= before_1 ? 1 : 0) + (t >= before_2 ? 1 : 0); }
-    __device__ int tiles_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
+    __device__ int region_of(int step) const { return (step >= before_1 ? 1 : 0) + (step >= before_2 ? 1 : 0); }
+    __device__ int steps_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
 };
 
 }  // namespace lkv::cuda

@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     const WorkItem item(p, blockIdx.x);
     const int first_row = blockIdx.y * R;
     const int split = blockIdx.z;
+    let_next_start();
+    wait_for_previous();  // the slots in use too, of expanded rows
     const Parts parts(p);
     if (split >= parts.count) return;
     const int tile_begin = parts.begin(split);
     const int n_tiles = parts.begin(split + 1) - tile_begin;
 
-    let_next_start();
-    wait_for_previous();
     if (threadIdx.x == 0) *sight = {INT_MAX, -1, 0};
     const int chunks_per_region = 4 * (p.k_blocks + p.v_blocks);
     load_chunks<prefill_threads(WC)>(p, item, chunks);
@@ -520,7 +520,7 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
     if constexpr (!apart) copies_wait(0);
 
     // element e of half h of block n: channel pair_channel(4h + c) of it, or two further
-    const bool whole = parts.count == 1 && p.v_b == nullptr && p.expand == 0;
+    const bool whole = parts.count == 1 && p.v_b == nullptr && p.leaves != Leaves::parts;
     const int width = 64 * p.v_blocks;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -532,7 +532,9 @@ __global__ void __launch_bounds__(prefill_threads(WC), 1) prefill_kernel(const _
         const float by = whole ? (sum > 0.0f ? 1.0f / sum : 0.0f) : 1.0f;
         float* const to = whole ? p.out + out_row * p.head_dim : p.partial + at * width;
         const int limit = whole ? p.head_dim : width;
-        if (!whole && c == 0 && part == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max[r], sum);
+        if ((!whole || p.leaves != Leaves::results) && c == 0 && part == 0) {
+            reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max[r], sum);
+        }
 #pragma unroll
         for (int n = 0; n < NV; n++) {
             const int block = 4 * (WC * (n / 4) + part) + n % 4;

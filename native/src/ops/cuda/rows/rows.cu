@@ -24,7 +24,7 @@ __device__ void prefetch(const SegmentLayout* segments, int n) {
 __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_constant__ StoreArgs p) {
     extern __shared__ __align__(16) float staged[];
     let_next_start();
-    const bool is_k = blockIdx.y == 0 && p.k != nullptr;
+    const bool is_k = blockIdx.y == 0 && p.with_k != 0;
     for (const RowTarget& target : p.targets) {
         prefetch(is_k ? target.k_segments : target.v_segments, is_k ? target.n_k_segments : target.n_v_segments);
     }
@@ -32,8 +32,9 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
     wait_for_previous();
     const RowTarget& to = p.targets[p.region[token]];
     const int64_t slot = p.slot[token];
-    const int64_t stride = is_k ? p.k_stride : p.v_stride;
-    const float* x = (is_k ? p.k : p.v) + token * stride;
+    const StoreSource& source = to.full != 0 ? p.full : p.latents;
+    const int64_t stride = is_k ? source.k_stride : source.v_stride;
+    const float* x = (is_k ? source.k : source.v) + token * stride;
     const SegmentLayout* const segments = is_k ? to.k_segments : to.v_segments;
     const int n_segments = is_k ? to.n_k_segments : to.n_v_segments;
     uint8_t* const row = is_k ? to.k_rows + slot * to.k_row_bytes : to.v_rows + slot * to.v_row_bytes;
@@ -135,10 +136,12 @@ cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream
 }
 
 cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream) {
-    const unsigned sides = (args.k != nullptr ? 1 : 0) + (args.v != nullptr ? 1 : 0);
+    const auto sides = static_cast<unsigned>(args.with_k + args.with_v);
     int64_t staged = 0;
-    for (const int64_t floats : {args.k != nullptr ? args.k_stride : 0, args.v != nullptr ? args.v_stride : 0}) {
-        if (floats <= staged_floats) staged = std::max(staged, floats);
+    for (const StoreSource& source : {args.full, args.latents}) {
+        for (const int64_t floats : {args.with_k != 0 ? source.k_stride : 0, args.with_v != 0 ? source.v_stride : 0}) {
+            if (floats <= staged_floats) staged = std::max(staged, floats);
+        }
     }
     return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), sides), row_threads,
                        sizeof(float) * static_cast<size_t>(staged), stream, args);

@@ -66,7 +66,7 @@ template <int threads, bool multiplies, class SumAt>
 __device__ inline void end_part(const AttnArgs& p, const Parts& parts, const WorkItem& item, int split,
                                 const int32_t* rows_at, const float2* all, int width, uint8_t* shared, float* z,
                                 int pitch, SumAt&& sum_at) {
-    const bool apart = merges_apart(p);
+    const bool apart = merges_apart(p) || p.leaves == Leaves::parts;
     const int64_t all_rows = static_cast<int64_t>(p.n_tokens) * p.n_head;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -78,12 +78,15 @@ __device__ inline void end_part(const AttnArgs& p, const Parts& parts, const Wor
         const float top = all[row].x;
         const float total = all[row].y;
         const float sum = sum_at(row, d);
-        if (parts.count == 1 && !apart) {
+        const bool whole = parts.count == 1 && !apart;
+        const int64_t at = split * all_rows + rows_at[row];
+        if (d == 0 && (!whole || p.leaves != Leaves::results)) {
+            reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(top, total);
+        }
+        if (whole) {
             z[row * pitch + d] = total > 0.0f ? sum / total : 0.0f;
             continue;
         }
-        const int64_t at = split * all_rows + rows_at[row];
-        if (d == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(top, total);
         if (d < 64 * p.v_blocks) p.partial[at * 64 * p.v_blocks + d] = sum;
     }
     if (apart) return;

@@ -501,17 +501,20 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
 #pragma unroll
     for (int o = row_threads / 2; o > 0; o /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, o);
 
-    const bool is_result = !Pair && p.v_b == nullptr && own.parts == 1;
+    const bool is_result = !Pair && p.v_b == nullptr && own.parts == 1 && p.leaves != Leaves::parts;
     auto* const ends = reinterpret_cast<RowEnd*>(shared + plan.queries);  // [R], queries are read no more
     if (my_part == 0) {
         RowEnd end{nullptr, 1.0f};
         const int row = own.row_at[share.own_row + my_row];
+        if (row >= 0 && share.rank == 0 && (!is_result || p.leaves != Leaves::results)) {
+            const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
+            reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max, row_sum);
+        }
         if (row >= 0 && is_result) {
             end = {p.out + static_cast<int64_t>(row) * p.head_dim, row_sum > 0.0f ? 1.0f / row_sum : 0.0f};
         } else if (row >= 0) {
             const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
             end.to = p.partial + 64 * (at * p.v_blocks + share.v_first);
-            if (share.rank == 0) reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max, row_sum);
         }
         ends[my_row] = end;
     }

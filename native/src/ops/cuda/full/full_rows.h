@@ -1,0 +1,39 @@
+// Full rows as attention reads them, in f16: keys that an exact window stores before bias, norm and RoPE, and a batch's own K and V, which
+// no region shows yet.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/args.h"
+
+namespace lkv::cuda {
+
+constexpr int most_head_dim = 256;
+
+struct FullRows {
+    // of the exact windows, where keys are stored raw; rows null: they are read where they lie
+    struct Region {
+        const uint8_t* rows;
+        int32_t row_bytes;
+        const SegmentLayout* segments;  // one a head
+        const int32_t* pos;
+        uint8_t* to;       // f16 [slots][n_kv][head_dim]
+        int32_t capacity;  // slots
+    };
+    Region regions[max_regions - 1];
+    bool raw;
+
+    // of the batch: f32 [n_own][n_kv][head_dim]; null: its rows are in the regions
+    const float* own_k;
+    const float* own_v;
+    int64_t own_stride;  // floats
+    const int32_t* own_pos;
+    uint8_t* own_k_to;
+    uint8_t* own_v_to;
+    int32_t n_own;
+};
+
+// args: the shape, the slots in use of every region, and what finishes a key.
+cudaError_t make_full_rows(const FullRows& rows, const AttnArgs& args, cudaStream_t stream);
+
+}  // namespace lkv::cuda
