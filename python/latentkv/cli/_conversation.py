@@ -87,7 +87,8 @@ class Conversation:
     def used(self) -> str:
         """Tokens in the context and bytes of the cache behind them."""
         llama, kv = self.llama, self.llama.kv_bytes()
-        used = min(kv["total"], llama.n_tokens * kv["per_token"])
+        cell = kv["cells"] / sum(region["slots"] for region in kv["regions"])
+        used = sum(r["used"] * ((r["k"] + r["v"]) / r["slots"] + cell) for r in kv["regions"])
         return (
             f"context {llama.n_tokens}/{llama.n_ctx()} tokens | "
             f"KV {bytes_text(used)} of {bytes_text(kv['total'])}"
