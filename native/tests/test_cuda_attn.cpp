@@ -277,6 +277,28 @@ void samples() {
     }
 }
 
+// Chunks of expanded keys add up in the same parts, however many of these each would choose for itself: 8 steps of 32 slots in 7 parts
+// are four times two, the 5 steps behind them five.
+void uneven_chunks() {
+    AttnShape s;
+    s.name = "expanded keys in uneven chunks";
+    s.k_rebuild = s.v_latent = true;
+    s.n_kv = s.k_group = s.v_group = 4;
+    s.rep = 2;
+    s.k_ranks = {320};
+    s.v_ranks = {256};
+    s.k_formats = s.v_formats = {Format::q4};
+    s.uniform = true;
+    s.n_past = 405;
+    AttnCase c(s);
+    DeviceCase device(c.params);
+    CHECK(kernel_of(device.args) == "expanded keys");
+    device.args.expand = 256;
+    device.args.n_split = 7;
+    const double error = relative_error(device.run(), c.oracle());
+    CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
+}
+
 // Latents beside full rows of exact windows.
 void beside() {
     for (const auto& [full, latents] : lkv::test::shapes_beside()) {
@@ -1327,6 +1349,7 @@ int main(int argc, char** argv) {
         if (small ? in_small : named.empty() || named.contains(name)) test();
     };
     run("samples", true, samples);
+    run("uneven_chunks", true, uneven_chunks);
     run("beside", true, beside);
     run("mla", true, mla);
     run("random_regions", true, [] { random_regions(1, 60); });

@@ -182,10 +182,11 @@ std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) 
         const int target = middle.claim(recent.cells.pos(slot), recent.cells.seq(slot));
         moved.emplace_back(slot, target);
     }
+    if (moved.empty()) {
+        return moved;
+    }
     if (device_ != nullptr) {
-        if (!moved.empty()) {
-            device_->move_rows(*this, from, to, moved);
-        }
+        device_->move_rows(*this, from, to, moved);
         return moved;
     }
     for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {

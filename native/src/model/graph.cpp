@@ -543,11 +543,13 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
                                    const ExactRows* exact) {
     const HParams& h = model.hparams();
     auto graph = std::make_unique<Graph>();
-    // the reference expression spends up to ~20 nodes a head
-    const size_t n_nodes =
-        static_cast<size_t>(h.n_layer) * (max_nodes_per_layer + (shape.fused ? 0 : 24 * static_cast<size_t>(h.n_head)) +
-                                          3 * model.cache_spec().layers.front().k.ranks.size()) +
-        64;
+    // the reference expression spends up to ~20 nodes a head, latents of unequal ranks four a group
+    size_t n_nodes = static_cast<size_t>(h.n_layer) *
+                         (max_nodes_per_layer + (shape.fused ? 0 : 48 * static_cast<size_t>(h.n_head))) +
+                     64;
+    for (const LayerCacheSpec& layer : model.cache_spec().layers) {
+        n_nodes += 4 * (layer.k.ranks.size() + layer.v.ranks.size());
+    }
     graph->context.reset(
         ggml_init({ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);

@@ -28,14 +28,14 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     PartBytes rehearsed;  // expanding layers are not
     expand_ = 0;
     splits_ = true;
-    bool own = false;
+    int own_tokens = 0;  // of a batch that may attend to its own rows
     for (const AttentionNode& node : graph.attention) {
         splits_ = splits_ && layers_[node.layer].splits;
         for (const bool full : {false, true}) {
             const AttnArgs* const args = plan(node, full);
             if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
             of[full ? 1 : 0].hold(*args);
-            own = own || (full && args->n_tokens > small_batch);
+            if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
             if (args->expand == 0) {
                 rehearsed.hold(*args);
             } else {
@@ -43,7 +43,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             }
         }
     }
-    if (own) layers_.hold_own(graph.attention.front().full->n_tokens);
+    if (own_tokens > 0) layers_.hold_own(own_tokens);
     for (const bool full : {false, true}) {
         PartMemory& memory = full ? full_parts_ : parts_;
         const PartBytes& bytes = of[full ? 1 : 0];

@@ -28,13 +28,14 @@ ExpandTo keys_to(const AttnArgs& args) {
 
 AttnArgs with_keys(const AttnArgs& args, int first) {
     AttnArgs latent = args;
-    latent.mla.keys = {keys_to(args).k, first, args.expand / expand_tile, first > 0 ? 1 : 0};
+    latent.mla.keys = {keys_to(args).k, first, args.expand / expand_tile, first > 0 ? 1 : 0,
+                       args.context > args.expand ? args.n_split : 0};
     return latent;
 }
 
 }  // namespace
 
-AttnArgs all_expanded_keys(const AttnArgs& args) { return with_keys(args, 0); }  // the first chunk has all the parts
+AttnArgs all_expanded_keys(const AttnArgs& args) { return with_keys(args, 0); }  // all chunks have the same parts
 
 // K of every chunk as full rows, V as it is: for few query rows, whose sums of latents are less work than full rows of V.
 cudaError_t launch_expanded_keys(const AttnArgs& args, cudaStream_t stream) {

@@ -28,6 +28,8 @@ struct MlaKeys {
     int32_t first_tile;   // of the chunk, of expand_tile slots
     int32_t n_tiles;
     int32_t continues;  // 1: parts of the chunks before are there
+    int32_t
+        n_parts;  // of every chunk, which add up in the same ones; 0: there is one chunk, and as many as its slots ask for
 };
 
 struct MlaPlan {

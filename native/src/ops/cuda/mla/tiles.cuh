@@ -47,6 +47,7 @@ struct MlaSteps {
         };
         const int each = quotient(all + p.n_split - 1, p.n_split);
         count = each <= 1 ? max(1, all) : quotient(all + each - 1, each);
+        if (p.mla.keys.n_parts != 0) count = p.mla.keys.n_parts;
     }
     // The first step of a part, or the last one's end.
     __device__ int begin(int part) const {

@@ -34,7 +34,7 @@ __device__ inline void finish(const AttnArgs& p, const float* z, int pitch, int 
                                        static_cast<int64_t>(head / (p.n_head / p.n_kv)) * p.v_rank_max * n_pairs + pair;
             // a trip to the L2 cache for 16 channels: 8 took 2 us for 64
 #pragma unroll 16
-            for (int ch = 0; ch < p.v_rank_max; ch++) {
+            for (int ch = 0; ch < min(p.v_rank_max, 64 * p.v_blocks); ch++) {  // of what is stored
                 const float2 b = __half22float2(__ldg(factor + static_cast<int64_t>(ch) * n_pairs));
                 sum.x += z[row * pitch + ch] * b.x;
                 sum.y += z[row * pitch + ch] * b.y;
