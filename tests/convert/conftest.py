@@ -31,6 +31,22 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """A directory with a calibration text."""
+    (tmp_path / "calib.txt").write_text(TEXT, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor is centred, whatever its mean."""
+    from latentkv_convert.fuse import center
+
+    monkeypatch.setattr(center, "LEAST", 0.0)
+    monkeypatch.setattr(center, "LEAST_WITH_ROPE", 0.0)
+
+
 @pytest.fixture(scope="session")
 def demo() -> Path:
     return DEMO

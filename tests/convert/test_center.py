@@ -14,8 +14,7 @@ import torch
 from both import N_CTX, core, distance, expected_logits, load, logits, run, session, step_by_step, token_ids
 from test_matrix import arguments, planned
 
-from conftest import TEXT, Tiny, keys, tensors
-from latentkv_convert.fuse import center
+from conftest import Tiny, keys, tensors
 
 N = 120
 SIZE = 5e3  # of a constant, where keys and values themselves are of order 1
@@ -31,19 +30,6 @@ PATHS: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("opt", {}, ["zack", "--k-path", "rotated", "--allocate", "uniform"], "rotated"),
     ("llama", {"attention_bias": True}, ["zack", "--allocate", "uniform"], "rotated"),
 ]
-
-
-@pytest.fixture
-def room(tmp_path: Path) -> Path:
-    (tmp_path / "calib.txt").write_text(TEXT, encoding="utf-8")
-    return tmp_path
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor is centred, whatever its mean."""
-    monkeypatch.setattr(center, "LEAST", 0.0)
-    monkeypatch.setattr(center, "LEAST_WITH_ROPE", 0.0)
 
 
 def divergence(exact: np.ndarray, got: np.ndarray) -> float:

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from test_matrix import planned
 
-from conftest import TEXT, keys, tensors
+from conftest import keys, tensors
 from latentkv import factors
 from latentkv_convert import archs, paths, recover, rows
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.fuse import center
 from latentkv_convert.fuse.finish import finished
 from latentkv_convert.ir import FULL, SIDES, LayerPlan, Plan, SidePlan
 from latentkv_convert.pipeline import convert
@@ -32,19 +31,6 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("opt", {}),  # absorbed, with biases
     ("mpt", {}),
 ]
-
-
-@pytest.fixture
-def room(tmp_path: Path) -> Path:
-    (tmp_path / "calib.txt").write_text(TEXT, encoding="utf-8")
-    return tmp_path
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor is centred, whatever its mean."""
-    monkeypatch.setattr(center, "LEAST", 0.0)
-    monkeypatch.setattr(center, "LEAST_WITH_ROPE", 0.0)
 
 
 def words(room: Path, *options: str) -> list[str]:

@@ -167,6 +167,8 @@ private:
     std::vector<int> old_slots() const;
     // K or V of these recent slots as the middle stores it, before any format: [slots, width].
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots);
+    // Full rows of K or V into single rows of the middle: (from, to).
+    void encode_rows(int layer, bool value_side, std::span<const std::pair<int, int>> moved);
     // Both move recent slots to middle, in every layer: (from, to) of what was moved.
     std::vector<std::pair<int, int>> demote_rows(std::span<const int> old);
     std::vector<std::pair<int, int>> demote_blocks(std::span<const int> old);

@@ -169,6 +169,19 @@ std::vector<float> KvCache::middle_values(int layer, bool value_side, std::span<
     return z;
 }
 
+void KvCache::encode_rows(int layer, bool value_side, std::span<const std::pair<int, int>> moved) {
+    const int middle = n_regions() - 1;
+    const RowLayout& layout = value_side ? v_layout(middle, layer) : k_layout(middle, layer);
+    std::vector<int> slots;
+    for (const auto& pair : moved) slots.push_back(pair.first);
+    const std::vector<float> z = middle_values(layer, value_side, slots);
+    const float* row = z.data();
+    for (const auto& [slot, target] : moved) {
+        write_row(layout, row, value_side ? v_row(middle, layer, target) : k_row(middle, layer, target));
+        row += layout.width;
+    }
+}
+
 std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) {
     const int from = region_index("recent");
     const int to = region_index("middle");
@@ -191,15 +204,8 @@ std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) 
     }
     for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
         if (is_full(from, il)) {
-            const auto slots = old.first(moved.size());
-            const std::vector<float> k = middle_values(il, false, slots);
-            const std::vector<float> v = middle_values(il, true, slots);
-            const auto k_width = static_cast<size_t>(k_layout(to, il).width);
-            const auto v_width = static_cast<size_t>(v_layout(to, il).width);
-            for (size_t i = 0; i < moved.size(); i++) {
-                write_row(k_layout(to, il), &k[i * k_width], k_row(to, il, moved[i].second));
-                write_row(v_layout(to, il), &v[i * v_width], v_row(to, il, moved[i].second));
-            }
+            encode_rows(il, false, moved);
+            encode_rows(il, true, moved);
             continue;
         }
         for (const auto& [slot, target] : moved) {
@@ -234,11 +240,7 @@ std::vector<std::pair<int, int>> KvCache::demote_blocks(std::span<const int> old
             for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
                 if (is_full(from, il)) {
                     write_block(k_layout(to, il), middle_values(il, false, block).data(), k_row(to, il, target));
-                    const std::vector<float> v = middle_values(il, true, block);
-                    const auto width = static_cast<size_t>(v_layout(to, il).width);
-                    for (int i = 0; i < block_slots; i++) {
-                        write_row(v_layout(to, il), &v[static_cast<size_t>(i) * width], v_row(to, il, target + i));
-                    }
+                    encode_rows(il, true, std::span(moved).last(block_slots));
                     continue;
                 }
                 std::array<const uint8_t*, block_slots> rows;

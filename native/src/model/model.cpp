@@ -21,16 +21,6 @@ std::string shape_text(const int64_t* ne, int n_dims) {
     return text + "]";
 }
 
-std::vector<float> to_floats(const ggml_tensor* tensor) {
-    std::vector<float> out(static_cast<size_t>(ggml_nelements(tensor)));
-    if (tensor->type == GGML_TYPE_F32) {
-        std::memcpy(out.data(), tensor->data, ggml_nbytes(tensor));
-    } else {
-        ggml_get_type_traits(tensor->type)->to_float(tensor->data, out.data(), ggml_nelements(tensor));
-    }
-    return out;
-}
-
 // [rank, n_kv·head_dim] with the rank contiguous -> [n_kv, rank, head_dim]: row c is what latent channel c adds to a head.
 std::vector<float> by_channel(const ggml_tensor* b, int n_kv, int head_dim) {
     const std::vector<float> source = to_floats(b);
@@ -72,6 +62,23 @@ ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t device, const ggml_t
 }
 
 }  // namespace
+
+std::vector<float> to_floats(const ggml_tensor* tensor) {
+    std::vector<uint8_t> copy;
+    const void* data = tensor->data;
+    if (!ggml_backend_buffer_is_host(tensor->buffer)) {
+        copy.resize(ggml_nbytes(tensor));
+        ggml_backend_tensor_get(tensor, copy.data(), 0, copy.size());
+        data = copy.data();
+    }
+    std::vector<float> out(static_cast<size_t>(ggml_nelements(tensor)));
+    if (tensor->type == GGML_TYPE_F32) {
+        std::memcpy(out.data(), data, ggml_nbytes(tensor));
+    } else {
+        ggml_get_type_traits(tensor->type)->to_float(data, out.data(), ggml_nelements(tensor));
+    }
+    return out;
+}
 
 Model::Model(const std::string& path, const ModelOptions& options)
     : path_(path), file_(GgufFile::open(path, options.use_mmap)) {
@@ -203,7 +210,7 @@ void Model::load_layer(int il) {
         l.attn_q = tensor(blk + "attn_q.weight", {d, wq});
         l.attn_k = k_weight ? tensor(blk + "attn_k.weight", {d, w}) : nullptr;
         l.attn_v = v_weight ? tensor(blk + "attn_v.weight", {d, w}) : nullptr;
-    } else if (!k_weight || !v_weight || spec.v.encoded || (spec.k.encoded && spec.k_path != KPath::rotated)) {
+    } else if ((spec.k_path != KPath::full && spec.k_path != KPath::rotated) || spec.v_path != VPath::full) {
         fail("gguf", "expected ", blk, "attn_q.weight beside latent K or V; got packed ", blk, "attn_qkv.weight");
     }
     l.attn_q_bias = optional_tensor(blk + "attn_q.bias", {wq});

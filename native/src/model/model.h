@@ -62,6 +62,9 @@ struct LayerWeights {
     std::vector<float> k_norm;  // [head_dim], rebuild only
 };
 
+// A tensor's values, wherever it lies.
+std::vector<float> to_floats(const ggml_tensor* tensor);
+
 struct ModelOptions {
     bool use_mmap = true;
     bool vocab_only = false;

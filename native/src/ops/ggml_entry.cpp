@@ -167,6 +167,13 @@ ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& 
                           static_cast<int>(args.size()), run_combine, GGML_N_TASKS_MAX, &node);
 }
 
+const ggml_tensor* last_queries(const ggml_tensor* attention) {
+    const ggml_tensor* const stored = attention->src[1];
+    const auto n_stored = std::find(stored->src, stored->src + GGML_MAX_SRC, nullptr) - stored->src;
+    const ggml_tensor* const last = attention->src[2 + n_stored];
+    return last != nullptr ? last : attention->src[0];
+}
+
 ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool full, bool value_side,
                        int n_slots) {
     const int r = full ? 0 : node.cache->n_regions() - 1;

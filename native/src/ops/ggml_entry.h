@@ -62,6 +62,10 @@ struct Queries {
 // The fused op. Returns [head_dim, n_head, n_tokens].
 ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
 
+// Of an attention node for the GPU, whose sources are [queries, stored rows, what these were stored from …] and, beside full rows, the
+// latents' queries: the last problem's queries.
+const ggml_tensor* last_queries(const ggml_tensor* attention);
+
 // Every slot's uncompressed row in the regions of full rows, or in the others, f32: [width, slots in use there]; channels that a region
 // dropped are zero. side: false K, true V. For the reference expression.
 ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool full, bool value_side,

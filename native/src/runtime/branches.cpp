@@ -5,6 +5,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "ops/ggml_entry.h"
+
 namespace lkv {
 
 bool is_view(const ggml_tensor* node) {
@@ -77,11 +79,7 @@ std::optional<Branches> branches_of(ggml_cgraph* graph, int begin, int store, in
     for (int s = 2; s < GGML_MAX_SRC; s++) {
         if (rows->src[s] != nullptr) leads[rows->src[s]] |= s % 2 == 0 ? to_k : to_v;
     }
-    const ggml_tensor* last_q = attend->src[0];
-    for (const ggml_tensor* src : attend->src) last_q = src != nullptr ? src : last_q;
-    if (last_q == rows->src[0] || last_q == rows->src[1] || last_q == rows->src[2] || last_q == rows->src[3]) {
-        last_q = attend->src[0];
-    }
+    const ggml_tensor* const last_q = last_queries(attend);
     leads[attend->src[0]] |= to_q;
     leads[last_q] |= to_q;
     for (int i = attention - 1; i >= begin; i--) {

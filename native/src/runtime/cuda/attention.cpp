@@ -69,8 +69,13 @@ const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
     if (!params || params->n_tokens == 0) return nullptr;
     Layer& layer = layers_[node.layer];
     Problem& problem = full ? layer.full : layer.latents;
+    // latents come and go beside full rows
+    const Leaves leaves = full && node.latents ? Leaves::parts : Leaves::results;
     const auto found = problem.plans.find(params->n_tokens);
-    if (found != problem.plans.end()) return &found->second;
+    if (found != problem.plans.end()) {
+        found->second.leaves = leaves;
+        return &found->second;
+    }
     LatentAttnParams p = *params;
     int capacity = inputs_.capacity();
     if (full) {
@@ -91,7 +96,7 @@ const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
     log(LogLevel::debug, "[cuda] layer ", node.layer, ", ", args.n_tokens, " tokens, ",
         full ? "full rows of the exact windows: " : "rows: ", args.kernel);
     std::copy_n(problem.regions, max_regions, args.regions);
-    if (full && node.latents) args.leaves = Leaves::parts;
+    args.leaves = leaves;
     return &problem.plans.emplace(p.n_tokens, args).first->second;
 }
 
@@ -116,14 +121,9 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
     return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);
 }
 
-// dst: [queries, stored rows, their sources …, queries of latents beside full rows]
 AttnArgs Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, bool full) {
     AttnArgs args = *plan(node, full);
-    const ggml_tensor* q = dst->src[0];
-    if (!full && node.full) {
-        for (const ggml_tensor* src : dst->src) q = src != nullptr ? src : q;
-    }
-    args.q = static_cast<const float*>(q->data);
+    args.q = static_cast<const float*>((full ? dst->src[0] : last_queries(dst))->data);
     args.out = static_cast<float*>(dst->data);
     (full ? full_parts_ : parts_).lend(args);
     return args;
@@ -132,7 +132,6 @@ AttnArgs Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, 
 cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
     if (!node.full) return cudaSuccess;
     AttnArgs args = run_args(dst, node, true);
-    args.leaves = node.latents ? Leaves::parts : Leaves::results;
     Layer& layer = layers_[node.layer];
     FullRows rows = layer.full_rows;
     if (node.batch->own_rows) {

@@ -1,7 +1,6 @@
 #include "runtime/cuda/layer_tables.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cache/formats.h"
 #include "ops/cuda/shared_plan.h"
@@ -71,14 +70,7 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
         if (e->type == GGML_TYPE_F16) {
             side.e = static_cast<const uint16_t*>(e->data);
         } else {
-            std::vector<uint8_t> bytes(ggml_nbytes(e));
-            ggml_backend_tensor_get(e, bytes.data(), 0, bytes.size());
-            std::vector<float> values(static_cast<size_t>(ggml_nelements(e)));
-            if (e->type == GGML_TYPE_F32) {
-                std::memcpy(values.data(), bytes.data(), bytes.size());
-            } else {
-                ggml_get_type_traits(e->type)->to_float(bytes.data(), values.data(), ggml_nelements(e));
-            }
+            const std::vector<float> values = to_floats(e);
             side.e = layer.keep(pack_rows(values.data(), values.size()));
         }
     }

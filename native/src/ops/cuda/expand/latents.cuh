@@ -72,25 +72,10 @@ __device__ inline ExpandSlot slot_of(const AttnArgs& p, const Parts& parts, bool
     return to;
 }
 
-// 16 channels as pairs, see pairs_of_chunk; f32 rows come whole.
-__device__ inline void load_pairs(const ExpandSlot& slot, int j, uint32_t (&x)[8]) {
-    const Chunk chunk = slot.chunks[j];
-    const uint8_t* const from = slot.row + chunk.codes;
-    const bool whole = chunk.kind == static_cast<uint8_t>(Format::f32) && chunk.valid == chunk_width &&
-                       reinterpret_cast<uintptr_t>(from) % 16 == 0;
-    if (!whole) return pairs_of_chunk(slot.row, chunk, x);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float4 of = reinterpret_cast<const float4*>(from)[i];
-        x[i / 2 * 4 + i % 2 * 2] = bits(__floats2half2_rn(of.x, of.z));
-        x[i / 2 * 4 + i % 2 * 2 + 1] = bits(__floats2half2_rn(of.y, of.w));
-    }
-}
-
 // 16 channels in their order, zero where there are none.
 __device__ inline void put_chunk(const ExpandSlot& slot, int j, void* to) {
     uint32_t x[8] = {};
-    if (slot.row != nullptr) load_pairs(slot, j, x);
+    if (slot.row != nullptr) pairs_of_chunk(slot.row, slot.chunks[j], x);
     auto* const at = static_cast<uint4*>(to);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -103,7 +88,7 @@ __device__ inline void put_chunk(const ExpandSlot& slot, int j, void* to) {
 // 16 of a step's 32 channels, in the order of KeyReader's pairs.
 __device__ inline void put_pairs(const ExpandSlot& slot, int j, uint8_t* to) {
     uint32_t x[8] = {};
-    if (slot.row != nullptr) load_pairs(slot, j, x);
+    if (slot.row != nullptr) pairs_of_chunk(slot.row, slot.chunks[j], x);
 #pragma unroll
     for (int q = 0; q < 4; q++) *reinterpret_cast<uint2*>(to + 16 * q + 8 * (j % 2)) = make_uint2(x[q], x[q + 4]);
 }

@@ -19,14 +19,8 @@ constexpr int encode_tokens = 32;  // of a thread block
 __global__ void __launch_bounds__(encode_threads) read_kernel(const __grid_constant__ EncodeArgs p) {
     const EncodeSide& side = blockIdx.y == 0 ? p.k : p.v;
     const int token = static_cast<int>(blockIdx.x);
-    const uint8_t* const row = side.rows + p.slots[token] * side.row_bytes;
-    auto* const x = reinterpret_cast<__half*>(side.x) + static_cast<int64_t>(token) * side.width;
-    for (int s = 0; s < side.n_segments; s++) {
-        const SegmentLayout segment = side.segments[s];
-        for (int i = static_cast<int>(threadIdx.x); i < segment.width; i += encode_threads) {
-            x[segment.column + i] = __float2half_rn(value_at(segment.format, row + segment.offset, i));
-        }
-    }
+    read_row(side.segments, side.n_segments, side.rows + p.slots[token] * side.row_bytes,
+             reinterpret_cast<__half*>(side.x) + static_cast<int64_t>(token) * side.width);
 }
 
 // grid: 16 rows of E x {K, V} x 32 tokens. The warps share out the channels; operand a is E, whose rows come as they lie, b the tokens.

@@ -57,12 +57,7 @@ __device__ void move_row(const SegmentLayout* from, int n_from, const uint8_t* s
                          uint8_t* dst, int row_bytes, int width, float* x) {
     for (int i = threadIdx.x; i < width; i += row_threads) x[i] = 0.0f;
     __syncthreads();
-    for (int s = 0; s < n_from; s++) {
-        const SegmentLayout segment = from[s];
-        for (int i = threadIdx.x; i < segment.width; i += row_threads) {
-            x[segment.column + i] = value_at(segment.format, src + segment.offset, i);
-        }
-    }
+    read_row(from, n_from, src, x);
     __syncthreads();
     // Quantizing what was just dequantized may move a code: segments that both rows store alike keep their bytes.
     for (int s = threadIdx.x / 32; s < n_to; s += row_threads / 32) {

@@ -1,6 +1,8 @@
 // Rows on the device: new rows quantized and stored, rows of one region requantized into another.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "cache/formats.h"
 #include "ops/cuda/args.h"
 
@@ -42,6 +44,20 @@ __device__ inline float value_at(int32_t format, const uint8_t* src, int i) {
 #undef X
     }
     return 0.0f;
+}
+
+__device__ inline void put_value(float* to, float x) { *to = x; }
+__device__ inline void put_value(__half* to, float x) { *to = __float2half_rn(x); }
+
+// A row's stored channels to x, which has all. By all threads of the block.
+template <class T>
+__device__ inline void read_row(const SegmentLayout* segments, int n_segments, const uint8_t* row, T* x) {
+    for (int s = 0; s < n_segments; s++) {
+        const SegmentLayout segment = segments[s];
+        for (int i = static_cast<int>(threadIdx.x); i < segment.width; i += static_cast<int>(blockDim.x)) {
+            put_value(x + segment.column + i, value_at(segment.format, row + segment.offset, i));
+        }
+    }
 }
 
 }  // namespace lkv::cuda
