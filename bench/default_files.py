@@ -28,7 +28,9 @@ def write_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     sides = {"full f16": random_model.sides_of("full/full", shape)}
     for plan in args.plans.split(","):
         for prefer in args.prefer.split(","):
-            sides[f"{plan} %, {prefer}"] = random_model.planned(plan, prefer)
+            for group in map(int, args.groups.split(",")):
+                heads = "" if group == random_model.PLAN_HEADS else f", groups of {group}"
+                sides[f"{plan} %, {prefer}{heads}"] = random_model.planned(plan, prefer, group)
     files = {}
     for number, (name, side) in enumerate(sides.items()):
         files[name] = folder / f"{number}.gguf"
@@ -88,6 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("shape", choices=random_model.SHAPES)
     parser.add_argument("--plans", default="14")
     parser.add_argument("--prefer", default="speed,size")
+    parser.add_argument("--groups", default=str(random_model.PLAN_HEADS), help="KV heads that share a latent")
     parser.add_argument("--depths", default="0,4096,16384,65536")
     parser.add_argument("--size-depths", default="0,4096,16384,65536", help="of files whose keys are rebuilt")
     parser.add_argument("--decode", type=int, default=35)
@@ -110,7 +113,7 @@ def main() -> None:
             measured["llama.cpp f16"] = llama_bench(args.llama_bench, files["full f16"], args)
         for name, path in files.items():
             model = _core.Model(str(path), n_gpu_layers=99)
-            depths = args.size_depths if name.endswith("size") else args.depths
+            depths = args.size_depths if "size" in name else args.depths
             kv = "f16" if name == "full f16" else ""
             measured[name] = cuda.measure(model, kv, [int(d) for d in depths.split(",")], args)
     columns = columns_of(args)

@@ -41,18 +41,31 @@ SHAPES = {
 }
 
 
-# Rows of eight KV heads of 128 at shares of f16, as the planner cuts them: (format, channels) of K and V.
+# Rows of a group of KV heads of 128 at shares of f16, as the planner cuts them: (format, channels) of K and V.
+# By share and heads in a group; all of a share take the same bytes.
 PLAN_HEADS = 8
 PLANS = {
-    "28": (
+    ("28", 8): (
         (("q8", 128), ("q8", 256), ("q4", 128), ("q4", 256), ("q2", 128)),
         (("q8", 192), ("q4", 192), ("q4", 256), ("q2", 192), ("q1", 64)),
     ),
-    "14": (
+    ("14", 8): (
         (("q8", 64), ("q4", 128), ("q4", 128), ("q2", 128), ("q2", 128), ("q2", 64), ("q1", 128)),
         (("q4", 128), ("q4", 128), ("q2", 128), ("q2", 128), ("q1", 128), ("q1", 128)),
     ),
-    "8.5": (
+    ("14", 4): (
+        (("q8", 32), ("q4", 128), ("q2", 128), ("q1", 64), ("q1", 32)),
+        (("q4", 128), ("q2", 128), ("q1", 128)),
+    ),
+    ("14", 2): (
+        (("q4", 64), ("q2", 64), ("q2", 32), ("q1", 32)),
+        (("q4", 64), ("q2", 64), ("q1", 64)),
+    ),
+    ("14", 1): (
+        (("q4", 32), ("q2", 64)),
+        (("q4", 32), ("q1", 64)),
+    ),
+    ("8.5", 8): (
         (("q4", 64), ("q4", 128), ("q2", 64), ("q2", 128), ("q1", 128)),
         (("q4", 64), ("q2", 64), ("q2", 128), ("q1", 128), ("q1", 128)),
     ),
@@ -86,13 +99,13 @@ class Side:
         return cls(path, group, rank)
 
 
-def planned(plan: str, prefer: str) -> tuple[Side, Side]:
-    """K and V of a file that `convert` writes by default."""
+def planned(plan: str, prefer: str, group: int = PLAN_HEADS) -> tuple[Side, Side]:
+    """K and V of a file that `convert` writes by default, or with --group."""
     k_path = {"speed": "rotated", "size": "rebuild"}[prefer]
-    k, v = PLANS[plan]
+    k, v = PLANS[plan, group]
     return (
-        Side(k_path, PLAN_HEADS, sum(n for _, n in k), k),
-        Side("latent", PLAN_HEADS, sum(n for _, n in v), v),
+        Side(k_path, group, sum(n for _, n in k), k),
+        Side("latent", group, sum(n for _, n in v), v),
     )
 
 
@@ -230,14 +243,19 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--cache", default="full/full", help="K path/V path (default: full/full)")
     parser.add_argument(
-        "--plan", choices=PLANS, help="a default file of this share of f16, in place of --cache"
+        "--plan",
+        choices=dict.fromkeys(share for share, _ in PLANS),
+        help="a default file of this share of f16, in place of --cache",
     )
+    parser.add_argument("--group", type=int, default=PLAN_HEADS, help="KV heads that share a latent of --plan")
     parser.add_argument("--prefer", choices=("speed", "size"), default="speed", help="K path of --plan")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--exact", action="store_true", help="f32 weights, to compare implementations with")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
-    sides = planned(args.plan, args.prefer) if args.plan else sides_of(args.cache, shape)
+    if args.plan and (args.plan, args.group) not in PLANS:
+        parser.error(f"[--group] expected {[n for share, n in PLANS if share == args.plan]}; got {args.group}")
+    sides = planned(args.plan, args.prefer, args.group) if args.plan else sides_of(args.cache, shape)
     name = f"default at {args.plan} %, {args.prefer}" if args.plan else args.cache
     write(shape, args.out, sides, name, args.seed, exact=args.exact)
 
