@@ -202,7 +202,7 @@ void samples() {
     constexpr Sample all[] = {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
         {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
-        {"decode", 4, 2, 2, 128, 96, false, Format::q8},
+        {"decode", 4, 2, 2, 128, 96, false, Format::q5},
         {"decode, rebuilt", 2, 4, 1, 64, 64, true, Format::q4},
         {"specialized", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
         {"specialized", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 1},
@@ -295,6 +295,27 @@ void uneven_chunks() {
     CHECK(kernel_of(device.args) == "expanded keys");
     device.args.expand = 256;
     device.args.n_split = 7;
+    const double error = relative_error(device.run(), c.oracle());
+    CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
+}
+
+// Parts that start late have less work: 42 steps of 32 slots are 13, 13, 8 and 8.
+void late_parts() {
+    AttnShape s;
+    s.name = "parts that start late";
+    s.v_latent = true;
+    s.n_kv = s.k_group = s.v_group = 2;
+    s.rep = 2;
+    s.k_ranks = {96};
+    s.v_ranks = {64};
+    s.k_formats = s.v_formats = {Format::q4};
+    s.uniform = true;
+    s.n_past = 1340;
+    AttnCase c(s);
+    DeviceCase device(c.params);
+    CHECK(kernel_of(device.args) == "mla");
+    device.args.n_split = 4;
+    device.args.mla.late_parts = 2;
     const double error = relative_error(device.run(), c.oracle());
     CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
 }
@@ -1351,6 +1372,7 @@ int main(int argc, char** argv) {
     run("samples", true, samples);
     run("uneven_chunks", true, uneven_chunks);
     run("beside", true, beside);
+    run("late_parts", true, late_parts);
     run("mla", true, mla);
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);

@@ -512,6 +512,7 @@ AttnArgs rehearsal(const AttnArgs& args) {
     of.rehearsed = rehearsed_items(args);
     of.n_split = std::min(args.n_split, rehearsed_parts(args));
     of.late_parts = 0;
+    of.mla.late_parts = 0;
     return of;
 }
 

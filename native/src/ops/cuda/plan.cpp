@@ -18,7 +18,7 @@ struct Kernel {
 
 // The first that takes a shape runs it.
 constexpr Kernel kernels[] = {
-    {"specialized", plan_specialized}, {"decode", plan_decode}, {"mla", plan_mla},
+    {"specialized", plan_specialized}, {"mla", plan_mla},       {"decode", plan_decode},
     {"expand keys", plan_expand_keys}, {"wide", plan_wide},     {"expand", plan_expand},
     {"prefill", plan_prefill},         {"direct", plan_direct},
 };

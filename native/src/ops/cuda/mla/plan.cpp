@@ -79,11 +79,16 @@ bool plan_mla_rows(const LatentAttnParams& p, const Device& device, AttnArgs& a)
         a.mla = plan;
         // A thread block takes a whole multiprocessor; those that the rehearsal holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
         // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the rehearsal, 305, 273, 244 without merging,
-        // 309, 276, 255 with six parts less
+        // 309, 276, 255 with six parts less. What another kernel holds at first goes to late parts.
         const int row_blocks = (rows + plan.rows - 1) / plan.rows;
+        const int items = a.n_kv / a.unit;
         const int others = std::max(rehearsed_items(a) * rehearsed_parts(a), a.beside);
-        const int at_once = device.n_multiprocessors / row_blocks - others;
-        a.n_split = std::clamp(at_once / (a.n_kv / a.unit), 1, most_parts);
+        const auto parts = [&](int multiprocessors) {
+            return std::clamp(multiprocessors / row_blocks / items, 1, most_parts);
+        };
+        const int early = parts(device.n_multiprocessors - others);
+        a.n_split = a.beside > 0 && a.rebuild == 0 ? parts(device.n_multiprocessors) : early;
+        a.mla.late_parts = a.n_split - early;
         return true;
     }
     return false;

@@ -39,6 +39,7 @@ struct MlaPlan {
     int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16
     int32_t v_pitch;
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
+    int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
     MlaKeys keys;
 };
 
