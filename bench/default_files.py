@@ -28,8 +28,8 @@ def write_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     sides = {"full f16": random_model.sides_of("full/full", shape)}
     for plan in args.plans.split(","):
         for prefer in args.prefer.split(","):
-            for group in map(int, args.groups.split(",")):
-                heads = "" if group == random_model.PLAN_HEADS else f", groups of {group}"
+            for group in args.groups:
+                heads = f", groups of {group}" if len(args.groups) > 1 else ""
                 sides[f"{plan} %, {prefer}{heads}"] = random_model.planned(plan, prefer, group)
     files = {}
     for number, (name, side) in enumerate(sides.items()):
@@ -90,7 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("shape", choices=random_model.SHAPES)
     parser.add_argument("--plans", default="14")
     parser.add_argument("--prefer", default="speed,size")
-    parser.add_argument("--groups", default=str(random_model.PLAN_HEADS), help="KV heads that share a latent")
+    parser.add_argument("--groups", help="KV heads that share a latent (default: those that convert takes)")
     parser.add_argument("--depths", default="0,4096,16384,65536")
     parser.add_argument("--size-depths", default="0,4096,16384,65536", help="of files whose keys are rebuilt")
     parser.add_argument("--decode", type=int, default=35)
@@ -100,6 +100,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--llama-bench", metavar="PATH")
     parser.add_argument("--save", metavar="NAME", help="bench/results/NAME.json")
     args = parser.parse_args()
+    chosen = random_model.CHOSEN_GROUPS.get(args.shape, random_model.PLAN_HEADS)
+    args.groups = [int(n) for n in args.groups.split(",")] if args.groups else [chosen]
     args.sink = args.recent = -1  # as the file asks
     return args
 

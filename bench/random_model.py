@@ -41,9 +41,11 @@ SHAPES = {
 }
 
 
-# Rows of a group of KV heads of 128 at shares of f16, as the planner cuts them: (format, channels) of K and V.
-# By share and heads in a group; all of a share take the same bytes.
+# Rows of a group of KV heads of 128 as the planner cuts them, by share of f16 and heads in a group: (format,
+# channels) of K and V. All of a share take the same bytes. Other groups are scaled from eight heads.
 PLAN_HEADS = 8
+# Heads that `convert` takes for a group with --prefer speed (an H100's times); 8 where a shape is not here.
+CHOSEN_GROUPS = {"8b": 4}
 PLANS = {
     ("28", 8): (
         (("q8", 128), ("q8", 256), ("q4", 128), ("q4", 256), ("q2", 128)),
@@ -73,6 +75,9 @@ PLANS = {
 SINK, RECENT = 4, 128  # the planner's exact windows
 
 
+Segments = tuple[tuple[str, int], ...]  # row format and channels, by importance
+
+
 @dataclass(frozen=True)
 class Side:
     """One side of the cache: its path, the KV heads that share a latent, that latent's rank and rows."""
@@ -80,9 +85,7 @@ class Side:
     path: str
     group: int
     rank: int
-    segments: tuple[
-        tuple[str, int], ...
-    ] = ()  # row format and channels; none: one format, chosen when opened
+    segments: Segments = ()  # none: one format, chosen when the file is opened
 
     @property
     def keeps_projection(self) -> bool:
@@ -102,11 +105,26 @@ class Side:
 def planned(plan: str, prefer: str, group: int = PLAN_HEADS) -> tuple[Side, Side]:
     """K and V of a file that `convert` writes by default, or with --group."""
     k_path = {"speed": "rotated", "size": "rebuild"}[prefer]
-    k, v = PLANS[plan, group]
+    known = PLANS.get((plan, group))
+    k, v = known or (scaled(segments, group) for segments in PLANS[plan, PLAN_HEADS])
     return (
         Side(k_path, group, sum(n for _, n in k), k),
         Side("latent", group, sum(n for _, n in v), v),
     )
+
+
+def scaled(segments: Segments, group: int) -> Segments:
+    """Rows of a narrower group at about the same share: every format's channels in proportion, in units of
+    32.
+
+    >>> scaled((("q4", 128), ("q4", 256), ("q1", 256)), 2)
+    (('q4', 96), ('q1', 64))
+    """
+    channels: dict[str, int] = {}
+    for name, n in segments:
+        channels[name] = channels.get(name, 0) + n
+    units = {name: round(n * group / PLAN_HEADS / 32) for name, n in channels.items()}
+    return tuple((name, 32 * n) for name, n in units.items() if n)
 
 
 def rope_freqs(shape: Shape) -> np.ndarray:
@@ -247,14 +265,14 @@ def main() -> None:
         choices=dict.fromkeys(share for share, _ in PLANS),
         help="a default file of this share of f16, in place of --cache",
     )
-    parser.add_argument("--group", type=int, default=PLAN_HEADS, help="KV heads that share a latent of --plan")
+    parser.add_argument(
+        "--group", type=int, default=PLAN_HEADS, help="KV heads that share a latent of --plan"
+    )
     parser.add_argument("--prefer", choices=("speed", "size"), default="speed", help="K path of --plan")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--exact", action="store_true", help="f32 weights, to compare implementations with")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
-    if args.plan and (args.plan, args.group) not in PLANS:
-        parser.error(f"[--group] expected {[n for share, n in PLANS if share == args.plan]}; got {args.group}")
     sides = planned(args.plan, args.prefer, args.group) if args.plan else sides_of(args.cache, shape)
     name = f"default at {args.plan} %, {args.prefer}" if args.plan else args.cache
     write(shape, args.out, sides, name, args.seed, exact=args.exact)

@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "weight": "fisher",
     "balance": True,
     "master": False,
+    "gpu_times": None,
 }
 
 
@@ -208,12 +209,18 @@ def test_every_architecture_gets_a_plan_that_reads_back_what_was_stored(
         (3, 12, 3),
     ],
 )
-def test_a_default_group_has_1024_channels_at_most(n_kv: int, head_dim: int, group: int) -> None:
-    """All KV heads where they fit, and a legal group where none does."""
+def test_the_widest_group_to_choose_from_has_1024_channels_at_most(
+    n_kv: int, head_dim: int, group: int
+) -> None:
+    """All KV heads where they fit, and a legal group where none does; then narrower ones."""
     spec = dataclasses.replace(archs.model_spec(archs.tiny("llama")), n_kv=n_kv, head_dim=head_dim)
-    assert waterfill._group(waterfill.WIDEST, spec) == group
-    assert waterfill._group(None, spec) == n_kv
-    assert waterfill._group(1, spec) == 1
+    found = [each["k"] for each in waterfill._groupings(waterfill.AUTO, waterfill.AUTO, spec)]
+    assert found[0] == group
+    assert found == sorted(found, reverse=True)
+    assert waterfill._groupings(None, None, spec) == ({"k": n_kv, "v": n_kv},)
+    assert waterfill._groupings(1, 1, spec) == ({"k": 1, "v": 1},)
+    kept = waterfill._groupings(waterfill.AUTO, 1, spec)
+    assert [(each["k"], each["v"]) for each in kept] == [(n, 1) for n in found]
 
 
 @pytest.mark.parametrize(("share", "width", "rank"), [(1.0, 64, 64), (0.25, 64, 16)])

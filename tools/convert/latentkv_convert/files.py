@@ -44,6 +44,8 @@ def check(recipe: Recipe) -> None:
         texts["--finetune"] = recipe.finetune.text
     for option, text in texts.items():
         _check_text(option, text)
+    times = recipe.options.get("gpu_times")
+    read = [*texts.values(), *([] if times is None else [times])]
     for path in recipe.outputs:
         target = Path(os.path.realpath(path))
         if not target.parent.is_dir():
@@ -55,7 +57,7 @@ def check(recipe: Recipe) -> None:
                 raise ConvertError(
                     "--output", "a file name", f"{_KINDS.get(kind, 'the special file')} {shown}"
                 )
-            if _is_read(recipe.checkpoint, each) or _is_one_of(each, texts.values()):
+            if _is_read(recipe.checkpoint, each) or _is_one_of(each, read):
                 raise ConvertError("--output", "a file that this conversion does not read", str(path))
 
 

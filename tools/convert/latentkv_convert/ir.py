@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .plan.frontier import Frontier
+
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -200,6 +202,7 @@ class Plan:
     fitted_context: int | None = None
     forecast: Forecast | None = None
     master: Master | None = None
+    frontier: Frontier | None = None  # what it was chosen from
 
     @property
     def is_full(self) -> bool:

@@ -4,7 +4,7 @@ when it is opened."""
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from latentkv.factors import added_bytes, channel_bytes, replaced_bytes
 from latentkv.kv_budget import KvBudget
 
 from . import rows
-from .ir import ModelSpec
+from .ir import SIDES, ModelSpec, Plan
+from .quantize import FILE_TYPES
 
 __all__ = [
     "Choice",
@@ -22,7 +23,7 @@ __all__ = [
     "Group",
     "KvBudget",
     "Table",
-    "added_bytes",
+    "added",
     "allocate",
     "channel_bytes",
     "count",
@@ -75,3 +76,12 @@ def count(
     fixed = n_exact * rows.full_bytes_per_token(spec) + (n_exact + n_slots) * rows.CELL_BYTES
     room = budget.row_bytes(rows.full_cache_bytes(spec, n_ctx), fixed, n_exact)
     return Count(room, n_slots, pays_factors)
+
+
+def added(spec: ModelSpec, plan: Plan, outtype: str) -> int:
+    """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
+    layers = [
+        {side: asdict(layer.side(side)) | {"form": plan.form(layer.side(side))} for side in SIDES}
+        for layer in plan.layers
+    ]
+    return added_bytes(layers, spec.n_kv, spec.head_dim, spec.n_embd, FILE_TYPES[outtype])

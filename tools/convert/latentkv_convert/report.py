@@ -17,7 +17,7 @@ from .errors import ConvertError, need
 from .fuse import center
 from .gguf_write import replacing
 from .ir import SIDES, ModelSpec, Plan, SidePlan
-from .quantize import FILE_TYPES
+from .plan import frontier_picture
 from .recipe import Recipe
 from .work import Work
 
@@ -59,12 +59,7 @@ class Report:
     @property
     def added_weight_bytes(self) -> int:
         """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
-        spec, file_type = self.spec, FILE_TYPES[self.recipe.outtype]
-        layers = [
-            {name: asdict(layer.side(name)) | {"form": self.plan.form(layer.side(name))} for name in SIDES}
-            for layer in self.plan.layers
-        ]
-        return kv_budget.added_bytes(layers, spec.n_kv, spec.head_dim, spec.n_embd, file_type)
+        return kv_budget.added(self.spec, self.plan, self.recipe.outtype)
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
@@ -102,6 +97,8 @@ class Report:
                     entry[side] |= {"segments": chosen.segments, "formats": chosen.formats}
             layers.append(entry)
         planned = {"cache": self.cache()} if self.planned else {}
+        if self.plan.frontier is not None:
+            planned["frontier"] = self.plan.frontier.as_dict()
         return {
             "checkpoint": self.recipe.checkpoint.name,
             "recipe": json.loads(self.recipe.text()),
@@ -138,9 +135,10 @@ class Report:
             )
         kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
         tail = ["", self._summary()] if self.planned else []
+        chosen_from = [] if self.plan.frontier is None else ["", _align(self.plan.frontier.cells())]
         trained = [] if self.recovery is None else [_recovered(self.recovery), ""]
         means = [f"about their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
-        return "\n".join([text, "", kept, "", *means, *trained, _align(sizes), *tail])
+        return "\n".join([text, "", kept, "", *means, *trained, _align(sizes), *chosen_from, *tail])
 
     def _summary(self) -> str:
         cache = self.cache()
@@ -154,6 +152,8 @@ class Report:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
             held = f"{seen.n_windows} windows held back"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
+        if self.plan.frontier is not None:
+            lines.append(self.plan.frontier.sentence)
         return "\n".join(lines)
 
 
@@ -219,11 +219,15 @@ def _pyplot() -> Any:
 
 
 def bits_map(report: Report, path: Path) -> None:
-    """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in."""
-    plt, spec = _pyplot(), report.spec
-    figure, axes = plt.subplots(
-        1, 2, figsize=(9, 1.6 + 0.3 * spec.n_layer), sharey=True, layout="constrained"
-    )
+    """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in;
+    below them what the plan was chosen from."""
+    plt, spec, found = _pyplot(), report.spec, report.plan.frontier
+    heights = [1.6 + 0.3 * spec.n_layer] + ([] if found is None else [3.2])
+    figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    left = figure.add_subplot(grid[0, 0])
+    axes = [left, figure.add_subplot(grid[0, 1], sharey=left)]
+    axes[1].tick_params(labelleft=False)
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
         bits = np.zeros((spec.n_layer, spec.kv_width))
@@ -241,6 +245,8 @@ def bits_map(report: Report, path: Path) -> None:
         axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes, label="bits", extend="max")
+    if found is not None:
+        frontier_picture.draw(figure.add_subplot(grid[1, :]), found)
     share = 100 * report.cache()["share_of_f16"]
     figure.suptitle(f"{report.recipe.output.name}: {share:.1f} % of the f16 cache", fontsize=11)
     figure.savefig(path, dpi=130, format="png")

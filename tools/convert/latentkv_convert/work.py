@@ -65,6 +65,15 @@ class Work:
             self._bytes += size
         return bases
 
+    def rebase(self, decompose: Callable[[Work, int, str], tuple[Basis, ...]]) -> None:
+        """Bases of another decomposition from here on."""
+        if decompose == self.decompose:
+            return
+        self.decompose = decompose
+        self._sigmas.clear()
+        self._kept.clear()
+        self._bytes = 0
+
     def sigmas(self, layer: int, side: str) -> tuple[F64, ...]:
         """The importance of every column, per group; remembered for all layers."""
         if (layer, side) not in self._sigmas:

@@ -9,31 +9,35 @@ one price per byte buys (latentkv/allocation.py).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .. import cached_rows, forecast, kv_budget, latent_plan, limits, master, progress, segments
+from .. import cached_rows, forecast, kv_budget, latent_plan, master, progress, rows, segments
 from ..errors import ConvertError
 from ..fuse.finish import finished
 from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ..linalg import eigenbasis
+from ..plan import frontier
+from ..plan.frontier import Frontier, Line, Point
+from ..plan.times import features, gpu_file
+from ..plan.waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
 from ..quantize import FILE_TYPES
 from ..schema import RANK_PAD
 from ..work import Work
-from . import group_size, parse_group
+from . import group_size
+
+__all__ = ["SUMMARY", "Waterfill", "add_arguments", "create"]
 
 SUMMARY = "rank and bits of every segment from one byte budget (--kv-budget)"
-PREFER = {"speed": "rotated", "size": "rebuild"}  # the path of keys with RoPE
-SEGMENT_WIDTHS = (32, 64, 128)
 SHARE_CONTEXT = 32768  # tokens at which a share of f16 is counted
-# Channels of a default group: factors grow with the square of its width (four groups of 1024 take a quarter
-# of what one of 4096 does), and a GPU kernel takes at most 1024 stored ones.
+# Channels of the widest group that is chosen by itself: factors grow with the square of its width (four
+# groups of 1024 take a quarter of what one of 4096 does), and a GPU kernel takes at most 1024 stored ones.
 GROUP_WIDTH = 1024
-WIDEST = 0  # --group: the widest that is not wider
+DEPTHS = (4096, 16384, 65536)  # at which files are compared with f16 rows, and the served context past them
+BUDGETS = (0.5, 1.0, 2.0)  # for compressed rows, of the frontier, times the conversion's own
 FISHER_FLOOR = 1e-6  # of the largest eigenvalue: F^(-1/2) goes into factors stored in f16
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
@@ -41,87 +45,12 @@ DROP_PENALTY = 3.0
 MEASURED = (0.5, 1.0, 2.2)
 
 
-def add_arguments(parser: Any) -> None:
-    parser.add_argument(
-        "--kv-budget",
-        type=kv_budget.parse,
-        default=kv_budget.parse("14%"),
-        metavar="SIZE",
-        help="whole cache: a share of the f16 one (default 14%%), or bytes at a context (2.5GiB@131072)",
-    )
-    parser.add_argument(
-        "--master",
-        action="store_true",
-        help="a file that can be planned anew for any --kv-budget when it is opened",
-    )
-    parser.add_argument(
-        "--prefer",
-        choices=tuple(PREFER),
-        default="speed",
-        help="keys with RoPE: speed (default) reads them as stored, size rebuilds them at every read",
-    )
-    parser.add_argument(
-        "--served-context",
-        type=limits.tokens(1, limits.SERVED_CONTEXT),
-        default=None,
-        metavar="N",
-        help="context speed is fitted for (default: the model's) and a share counted at (default 32768)",
-    )
-    parser.add_argument(
-        "--sink",
-        type=limits.tokens(0, limits.SINK),
-        default=4,
-        metavar="N",
-        help="first tokens kept exact (default 4)",
-    )
-    parser.add_argument(
-        "--recent",
-        type=limits.tokens(0, limits.RECENT),
-        default=128,
-        metavar="N",
-        help="latest tokens kept exact (default 128)",
-    )
-    parser.add_argument(
-        "--group",
-        type=parse_group,
-        default=WIDEST,
-        metavar="N|all",
-        help="KV heads that share a K latent (default: as many as have 1024 channels)",
-    )
-    parser.add_argument(
-        "--group-v",
-        type=parse_group,
-        default=WIDEST,
-        metavar="N|all",
-        help="KV heads that share a V latent (default: as many as have 1024 channels)",
-    )
-    parser.add_argument(
-        "--weight",
-        choices=("fisher", "energy"),
-        default="fisher",
-        help="what an error costs by its direction (default), or the same in every direction of a tensor",
-    )
-    parser.add_argument(
-        "--balance",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="scale channels by the fourth root of their variance (default)",
-    )
-    parser.add_argument(
-        "--segment",
-        type=int,
-        choices=(16, *SEGMENT_WIDTHS),
-        default=None,
-        help="channels with one format, scale and minimum (default: what serves each tensor best)",
-    )
-
-
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     """Raises:
-    ConvertError: a group, context or budget that does not fit the model.
+    ConvertError: a group, context or budget that does not fit the model, or no file of times.
     """
-    groups = {side: _group(options[name], spec) for side, name in (("k", "group"), ("v", "group_v"))}
-    for group in groups.values():
+    groupings = _groupings(options["group"], options["group_v"], spec)
+    for group in groupings[0].values():
         if group * spec.head_dim % RANK_PAD:
             raise ConvertError(
                 "--group", f"groups whose width is a multiple of {RANK_PAD}", str(group * spec.head_dim)
@@ -135,7 +64,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
         paths={"k": path, "v": "latent"},
-        groups=groups,
+        groupings=groupings,
         count=kv_budget.count(
             options["kv_budget"], spec, served or SHARE_CONTEXT, sink, recent, not options["master"]
         ),
@@ -145,24 +74,27 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         sink=sink,
         recent=recent,
         widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
+        prefer=options["prefer"],
+        times=gpu_file.load(options["gpu_times"]),
+        depths=DEPTHS + tuple(n for n in (served or spec.n_ctx,) if n > DEPTHS[-1]),
         weight=options["weight"],
         balance=options["balance"],
     )
 
 
-def _group(value: int | None, spec: ModelSpec) -> int:
-    """KV heads of --group; the default is the most that GROUP_WIDTH channels hold, or the fewest that are
-    legal."""
-    if value != WIDEST:
-        return group_size(value, spec.n_kv)
-    legal = [n for n in range(1, spec.n_kv + 1) if spec.n_kv % n == 0 and n * spec.head_dim % RANK_PAD == 0]
-    return max((n for n in legal if n * spec.head_dim <= GROUP_WIDTH), default=min(legal, default=spec.n_kv))
+def _groupings(k: int | None, v: int | None, spec: ModelSpec) -> tuple[Mapping[str, int], ...]:
+    """KV heads of --group and --group-v. A side that is left open has all legal groups of at most GROUP_WIDTH
+    channels, from the widest to the narrowest, or the narrowest legal one where none is; both sides alike."""
+    legal = [n for n in range(spec.n_kv, 0, -1) if spec.n_kv % n == 0 and n * spec.head_dim % RANK_PAD == 0]
+    open_ = [n for n in legal if n * spec.head_dim <= GROUP_WIDTH] or legal[-1:] or [spec.n_kv]
+    fixed = {side: group_size(n, spec.n_kv) for side, n in (("k", k), ("v", v)) if n != AUTO}
+    return tuple({"k": n, "v": n} | fixed for n in (open_ if len(fixed) < len(SIDES) else open_[:1]))
 
 
 @dataclass(frozen=True)
 class Waterfill:
     paths: Mapping[str, str]
-    groups: Mapping[str, int]
+    groupings: tuple[Mapping[str, int], ...]  # side -> KV heads that share a latent; to choose from
     count: kv_budget.Count
     share_context: int
     keeps_tables: bool  # a master file
@@ -170,12 +102,19 @@ class Waterfill:
     sink: int
     recent: int
     widths: tuple[int, ...]
+    prefer: str
+    times: gpu_file.Times
+    depths: tuple[int, ...]
     weight: str = "fisher"
     balance: bool = True
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ("copies",)
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        return self.groupings[0]
 
     def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
         """One weighted basis per group, every coordinate divided by the fourth root of its variance."""
@@ -196,21 +135,57 @@ class Waterfill:
         return replace(found, fisher=np.eye(width) * (np.trace(found.fisher) / width))
 
     def plan(self, work: Work) -> Plan:
-        spec = work.spec
-        sides = [(layer, side) for layer in range(spec.n_layer) for side in SIDES]
-        groups: list[kv_budget.Group] = []
-        with progress.bar(len(sides), "measure formats", "side") as bar:
-            for layer, side in sides:
-                groups += self.tables(work, layer, side)
-                bar.update(1)
-        free = kv_budget.allocate(groups, self.count.budget, DROP_PENALTY)
-        cut = Cut(
-            tuple((group[choice.table],) for group, choice in zip(groups, free, strict=True)),
-            tuple(self.widths[choice.table] for choice in free),
+        seen: list[Grouped] = []
+        full_us = self.us(features.full(work.spec))
+        lines, chosen = frontier.choose(self._lines(work, seen), full_us, self.prefer)
+        best = seen[chosen]
+        work.rebase(best.method.decompose)
+        cut, plan, choices = best.allocated(self.count.budget)
+        plan = replace(plan, forecast=forecast.measured(work, plan, kv_budget.total(cut.groups, choices)))
+        full_bytes, context = rows.full_cache_bytes(work.spec, self.count.n_slots), self.count.n_slots
+        found = Frontier(
+            self.times.gpu, self.depths, full_bytes, full_us, lines, chosen, context, self.prefer
         )
-        plan, chosen = self.planned(spec, cut, self.count.budget)
-        plan = replace(plan, forecast=forecast.measured(work, plan, kv_budget.total(cut.groups, chosen)))
-        return replace(plan, master=self.tables_of(work, cut, plan)) if self.keeps_tables else plan
+        plan = replace(plan, frontier=found)
+        return replace(plan, master=best.method.tables_of(work, cut, plan)) if self.keeps_tables else plan
+
+    def _lines(self, work: Work, seen: list[Grouped]) -> Iterator[Line]:
+        """Of every grouping that the budget is enough for, one by one; what they come from is left in
+        `seen`."""
+        known: dict[tuple[str, int], list[list[kv_budget.Group]]] = {}
+        too_large = None
+        for groups in self.groupings:
+            method = replace(self, groupings=(groups,))
+            work.rebase(method.decompose)
+            grouped = Grouped(method, work.spec, method.measured(work, known))
+            if self.count.budget < kv_budget.least(grouped.tables):
+                too_large = too_large or grouped
+                continue
+            seen.append(grouped)
+            yield grouped.line(work)
+        if not seen and too_large is not None:
+            too_large.allocated(self.count.budget)  # says how many bytes there must be
+
+    def us(self, counted: features.Features | None) -> frontier.Us | None:
+        """Microseconds a layer at every depth."""
+        found = [self.times.us(counted, depth) for depth in self.depths]
+        known = tuple(us for us in found if us is not None)
+        return known if len(known) == len(found) else None
+
+    def measured(
+        self, work: Work, known: dict[tuple[str, int], list[list[kv_budget.Group]]]
+    ) -> list[kv_budget.Group]:
+        """Tables of all groups, by layer, side and group. known: (side, KV heads of a group) -> layer ->
+        tables, those that another grouping had too."""
+        sides = [(side, self.groups[side]) for side in SIDES]
+        missing = [key for key in sides if key not in known]
+        label = f"measure formats, groups of {self.groups['k']}"
+        with progress.bar(len(missing) * work.spec.n_layer, label, "side") as bar:
+            for layer in range(work.spec.n_layer):
+                for key in missing:
+                    known.setdefault(key, []).append(self.tables(work, layer, key[0]))
+                    bar.update(1)
+        return [group for layer in range(work.spec.n_layer) for key in sides for group in known[key][layer]]
 
     def planned(self, spec: ModelSpec, cut: Cut, budget: int) -> tuple[Plan, list[kv_budget.Choice]]:
         """The best formats for segments that are cut already."""
@@ -276,6 +251,42 @@ class Waterfill:
             widths.append(self._cut(spec, side, width))
             formats.append(tuple(segments.FORMATS[at] for at in choice.formats))
         return replace(self._side(spec, side, tuple(widths)), formats=tuple(formats))
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """One grouping of KV heads and what its segments cost."""
+
+    method: Waterfill
+    spec: ModelSpec
+    tables: list[kv_budget.Group]
+
+    def allocated(self, budget: int) -> tuple[Cut, Plan, list[kv_budget.Choice]]:
+        """The best cuts and formats for a budget."""
+        free = kv_budget.allocate(self.tables, budget, DROP_PENALTY)
+        cut = Cut(
+            tuple((group[choice.table],) for group, choice in zip(self.tables, free, strict=True)),
+            tuple(self.method.widths[choice.table] for choice in free),
+        )
+        return cut, *self.method.planned(self.spec, cut, budget)
+
+    def line(self, work: Work) -> Line:
+        """What it is worth at BUDGETS; one below the cheapest plan is left out."""
+        budgets = [(each, int(each * self.method.count.budget)) for each in BUDGETS]
+        least = kv_budget.least(self.tables)
+        points = tuple(self._point(work, each, budget) for each, budget in budgets if budget >= least)
+        return Line(self.method.groups, points)
+
+    def _point(self, work: Work, share: float, budget: int) -> Point:
+        cut, plan, chosen = self.allocated(budget)
+        method = self.method
+        if not method.keeps_tables:
+            plan = replace(plan, trained=work.trains).cut()
+        size = rows.cache_bytes(self.spec, plan, method.count.n_slots)
+        if method.count.pays_factors:
+            size += kv_budget.added(self.spec, plan, work.outtype)
+        us = method.us(features.mean(self.spec, plan.layers))
+        return Point(share, size, kv_budget.total(cut.groups, chosen, DROP_PENALTY), us)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,154 @@
+"""What attention to the cache costs on a GPU, measured and fitted: the file that `convert --gpu-times` reads.
+
+    python bench/attention_times.py gpu.json
+
+Random models of few layers and a small vocabulary, in the shapes of Llama-3.1-8B and Llama-2-7B: full f16
+rows, and rows as the planner cuts them for groups of 8 to 1 KV heads at several budgets. A time is the median
+decode step of one token at a depth less that of an empty cache, over the layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import random_model
+import record
+from latentkv import _core
+from latentkv_convert.ir import LayerPlan
+from latentkv_convert.plan.times import gpu_file
+from latentkv_convert.plan.times.gpu_file import Measured, side_of
+from random_model import Shape, Side
+
+N_LAYER, N_VOCAB = 8, 2048
+SHALLOW, DEEP = (4096, 16384), (4096, 16384, 65536)
+# Shape, share of f16, KV heads in a group, preference, depths. None: full f16 rows. At one share all formats
+# grow and shrink together, so their costs are told apart by others.
+FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...]], ...] = (
+    ("8b", None, 1, "", DEEP),
+    ("8b", "14", 8, "speed", DEEP),
+    ("8b", "14", 4, "speed", DEEP),
+    ("8b", "14", 2, "speed", DEEP),
+    ("8b", "14", 1, "speed", SHALLOW),
+    ("8b", "28", 8, "speed", SHALLOW),
+    ("8b", "28", 4, "speed", SHALLOW),
+    ("8b", "28", 2, "speed", SHALLOW),
+    ("8b", "8.5", 8, "speed", SHALLOW),
+    ("8b", "8.5", 4, "speed", SHALLOW),
+    ("8b", "14", 8, "size", SHALLOW),
+    ("8b", "14", 4, "size", SHALLOW),
+    ("7b", None, 1, "", SHALLOW),
+    ("7b", "14", 8, "speed", SHALLOW),
+    ("7b", "14", 4, "speed", SHALLOW),
+    ("7b", "8.5", 8, "speed", SHALLOW),
+    ("7b", "14", 8, "size", (4096,)),
+)
+ROUNDS, STEPS = (
+    4,
+    24,
+)  # at a depth; fewer steps than the exact window holds, so none reads a latent at depth 0
+SKIPPED = 3  # of a round: the first run builds the graph, the second records it
+FILL = 8192  # tokens of a call that fills the cache
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One file to measure."""
+
+    shape: str
+    share: str | None
+    group: int
+    prefer: str
+    depths: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        if self.share is None:
+            return f"{self.shape}, full f16"
+        return f"{self.shape}, {self.share} %, {self.prefer}, groups of {self.group}"
+
+    def sizes(self) -> Shape:
+        return replace(random_model.SHAPES[self.shape], n_layer=N_LAYER, n_vocab=N_VOCAB)
+
+    def sides(self) -> tuple[Side, Side]:
+        if self.share is None:
+            return random_model.sides_of("full/full", self.sizes())
+        return random_model.planned(self.share, self.prefer, self.group)
+
+
+def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> Iterator[tuple[int, float]]:
+    """(depth, microseconds of a step), from an empty cache on."""
+    random = np.random.default_rng(1)
+    model = _core.Model(str(path), n_gpu_layers=99)
+    session = _core.Session(
+        model, n_ctx=max(depths) + STEPS + 192, kv="f16" if full else "", n_ubatch=ubatch, sink=-1, recent=-1
+    )
+    at = 0
+    for depth in (0, *depths):
+        while at < depth:
+            n = min(FILL, depth - at)
+            session.decode(random.integers(0, model.n_vocab, n).tolist(), output="none")
+            at += n
+        steps = []
+        for _ in range(ROUNDS):
+            for number, token in enumerate(random.integers(0, model.n_vocab, STEPS).tolist()):
+                start = time.perf_counter()
+                session.decode([token])
+                if number >= SKIPPED:
+                    steps.append(time.perf_counter() - start)
+            session.seq_rm(0, depth, -1)
+        yield depth, 1e6 * statistics.median(steps)
+
+
+def measured(spec: Spec, folder: Path, ubatch: int) -> Measured:
+    shape, sides, path = spec.sizes(), spec.sides(), folder / "model.gguf"
+    random_model.write(shape, path, sides, spec.name, 1)
+    steps = dict(step_times(path, spec.share is None, spec.depths, ubatch))
+    path.unlink()
+    us = {depth: (steps[depth] - steps[0]) / shape.n_layer for depth in spec.depths}
+    layer = LayerPlan(*(side_of(shape.n_kv, side.path, side.group, side.segments) for side in sides))
+    print(spec.name, {depth: round(each, 1) for depth, each in us.items()}, file=sys.stderr, flush=True)
+    return Measured(
+        spec.name, f"{N_LAYER} layers, {steps[0]:.0f} us a step at depth 0", shape.n_head, shape.n_kv,
+        shape.head_dim, layer, us
+    )  # fmt: skip
+
+
+def gpu_name() -> str:
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, metavar="FILE.json", help="file to write")
+    parser.add_argument(
+        "--ubatch", type=int, default=512, help="of the tokens that fill a cache (default 512)"
+    )
+    args = parser.parse_args()
+    gpu = gpu_name()
+    with tempfile.TemporaryDirectory() as folder:
+        files = [measured(Spec(*each), Path(folder), args.ubatch) for each in FILES]
+    info: dict[str, Any] = _core.build_info()
+    build = f"commit {record.commit()}, ggml {info['ggml']}, {info['compiler']}"
+    command = f"python bench/attention_times.py {args.out.name}"
+    found = gpu_file.document(gpu, command, build, files)
+    args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({"coefficients": found["coefficients"], "fit": found["fit"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

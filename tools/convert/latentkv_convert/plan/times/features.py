@@ -1,0 +1,150 @@
+"""What a decode step of one token does in one layer to attend to the cache, counted.
+
+Rows as the GPU's kernels read them (docs/kernels.md): a thread block takes the query rows of one unit of KV
+heads, padded to 8, 16 or 32, and a part of the slots; it decodes every stored channel once for all its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...ir import LayerPlan, SidePlan
+from ...rows import segment_bytes
+
+# Feature -> unit of its coefficient.
+UNITS = {
+    "full": "us",  # full f16 rows: launching, merging
+    "full_bytes": "us per MB of rows",
+    "latent": "us",  # latents: launching, merging
+    "factors": "us per MB of E_q and B_v",
+    "block": "us per 1000 query rows x channels of one thread block",  # its queries and its part of the sums
+    "stored": "us per MB of rows",
+    "q8": "us per million channels decoded",
+    "q4": "us per million channels decoded",
+    "q2": "us per million channels decoded",
+    "q1": "us per million channels decoded",
+    "products": "us per billion products of query rows and channels",
+    "softmax": "us per million query rows x slots",
+    "rebuild": "us",  # keys that are rebuilt: launching
+    "expand": "us per billion products that make keys",
+}
+DECODED = ("q8", "q4", "q2", "q1")  # formats that the kernel takes
+UNIT_CHANNELS = 32  # channels of one format that it takes at once
+MOST_CHANNELS = 1024  # of a group
+MOST_ROWS = 32  # query rows of a thread block
+
+
+class Heads(Protocol):
+    """A model's sizes that count here; ModelSpec has them."""
+
+    @property
+    def n_head(self) -> int: ...
+    @property
+    def n_kv(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Features:
+    """Counts in the units of their coefficients: those of a step, and those of a slot, which grow with
+    depth."""
+
+    step: Mapping[str, float]
+    slot: Mapping[str, float]
+
+    def at(self, depth: int) -> dict[str, float]:
+        return {**self.step, **{name: depth * count for name, count in self.slot.items()}}
+
+
+def of(heads: Heads, layer: LayerPlan) -> Features | None:
+    """Of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do not take
+    such rows."""
+    k, v = layer.k, layer.v
+    if k.path == "full" and v.path == "full":
+        return full(heads)
+    rebuilds = k.path == "rebuild"
+    unit = v.group if rebuilds else math.gcd(k.group, v.group)
+    if not (_is_taken(k) and _is_taken(v)) or (rebuilds and unit * heads.head_dim > MOST_CHANNELS):
+        return None
+    n_rows = unit * heads.n_head // heads.n_kv
+    blocks, padded = -(-n_rows // MOST_ROWS), padded_rows(n_rows)
+    n_units = heads.n_kv // unit
+    at = [(unit * index // k.group, unit * index // v.group) for index in range(n_units)]
+    stored = {side: [_channels(names) for names in _runs(plan)] for side, plan in (("k", k), ("v", v))}
+    keys = [unit * heads.head_dim if rebuilds else sum(stored["k"][i].values()) for i, _ in at]
+    channels = [n + sum(stored["v"][j].values()) for n, (_, j) in zip(keys, at, strict=True)]
+    decoded = dict.fromkeys(DECODED, 0)
+    for i, j in at:
+        for read in ([] if rebuilds else [stored["k"][i]]) + [stored["v"][j]]:
+            for name, n in read.items():
+                decoded[name] += blocks * n
+    step = {
+        "latent": 1.0,
+        "factors": 2 * heads.n_kv * heads.head_dim * (max(k.ranks) + max(v.ranks)) / 1e6,  # f16
+        "block": min(padded, MOST_ROWS) * max(channels) / 1e3,
+    }
+    slot = {
+        "stored": (_bytes(k) + _bytes(v)) / 1e6,
+        **{name: n / 1e6 for name, n in decoded.items() if n},
+        "products": padded * sum(channels) / 1e9,
+        "softmax": padded * n_units / 1e6,
+    }
+    if rebuilds:
+        step["rebuild"] = 1.0
+        slot["expand"] = sum(k.kept) * k.group * heads.head_dim / 1e9
+    return Features(step, slot)
+
+
+def full(heads: Heads) -> Features:
+    """Of full f16 rows of K and V."""
+    return Features({"full": 1.0}, {"full_bytes": 2 * 2 * heads.n_kv * heads.head_dim / 1e6})
+
+
+def mean(heads: Heads, layers: Sequence[LayerPlan]) -> Features | None:
+    """Of the average layer; None where one is not known."""
+    found = [of(heads, layer) for layer in layers]
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        return None
+    return Features(_average([each.step for each in known]), _average([each.slot for each in known]))
+
+
+def _average(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in counts for name in each)
+    return {name: sum(each.get(name, 0.0) for each in counts) / len(counts) for name in names}
+
+
+def padded_rows(n: int) -> int:
+    """Query rows of all thread blocks that take n."""
+    return 8 if n <= 8 else 16 if n <= 16 else -(-n // MOST_ROWS) * MOST_ROWS
+
+
+def _runs(side: SidePlan) -> list[list[tuple[str, int]]]:
+    """(format, channels) of every stored segment, per group."""
+    assert side.formats is not None
+    return [
+        [(name, n) for name, n in zip(names, widths, strict=True) if name != "none"]
+        for names, widths in zip(side.formats, side.segments, strict=True)
+    ]
+
+
+def _is_taken(side: SidePlan) -> bool:
+    if side.path == "full" or side.formats is None or max(side.kept) > MOST_CHANNELS:
+        return False
+    return all(name in DECODED and n % UNIT_CHANNELS == 0 for segments in _runs(side) for name, n in segments)
+
+
+def _channels(runs: list[tuple[str, int]]) -> dict[str, int]:
+    """Format -> channels of one group."""
+    found: dict[str, int] = {}
+    for name, n in runs:
+        found[name] = found.get(name, 0) + n
+    return found
+
+
+def _bytes(side: SidePlan) -> int:
+    return sum(segment_bytes(name, n) for segments in _runs(side) for name, n in segments)

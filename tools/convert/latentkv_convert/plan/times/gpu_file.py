@@ -1,0 +1,145 @@
+"""The file of one GPU's times: what was measured, how, and the coefficients fitted to it.
+
+`bench/attention_times.py` writes one; `convert --gpu-times FILE` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConvertError
+from ...ir import LayerPlan, SidePlan
+from . import features
+from .features import UNITS, Features
+from .fit import fit
+
+DEFAULT = Path(__file__).parent / "h100.json"
+_WHAT = "a file that bench/attention_times.py wrote"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds a layer on one GPU."""
+
+    gpu: str
+    coefficients: Mapping[str, float]
+
+    def us(self, counted: Features | None, depth: int) -> float | None:
+        """What attention at this depth adds to a step; None where a coefficient was not measured."""
+        if counted is None:
+            return None
+        counts = {name: count for name, count in counted.at(depth).items() if count}
+        if not counts.keys() <= self.coefficients.keys():
+            return None
+        return sum(self.coefficients[name] * count for name, count in counts.items())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One file of a shape whose layers and groups are alike, and its times by depth."""
+
+    name: str
+    source: str  # the table or the run that its times come from
+    n_head: int
+    n_kv: int
+    head_dim: int
+    layer: LayerPlan
+    us: Mapping[int, float]  # depth -> microseconds a layer
+
+    def points(self) -> list[tuple[Mapping[str, float], float]]:
+        counted = features.of(self, self.layer)
+        if counted is None:
+            raise ConvertError(self.name, "rows that the GPU's kernels take", str(self.layer))
+        return [(counted.at(depth), us) for depth, us in self.us.items()]
+
+    def as_dict(self) -> dict[str, Any]:
+        sizes = {name: getattr(self, name) for name in ("name", "source", "n_head", "n_kv", "head_dim")}
+        return {
+            **sizes,
+            "k": _side_as_dict(self.layer.k),
+            "v": _side_as_dict(self.layer.v),
+            "us": {str(depth): round(us, 2) for depth, us in self.us.items()},
+        }
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Measured:
+        layer = LayerPlan(*(side_of(entry["n_kv"], **entry[name]) for name in ("k", "v")))
+        us = {int(depth): float(time) for depth, time in entry["us"].items()}
+        heads = entry["n_head"], entry["n_kv"], entry["head_dim"]
+        return cls(entry["name"], entry["source"], *heads, layer, us)
+
+
+def side_of(n_kv: int, path: str, group: int = 1, segments: Any = ()) -> SidePlan:
+    """K or V whose groups all have these segments: (format, channels)."""
+    if path == "full":
+        return SidePlan("full")
+    formats, widths = zip(*segments, strict=True)
+    n = n_kv // group
+    return SidePlan(path, group, (sum(widths),) * n, (tuple(widths),) * n, (tuple(formats),) * n)
+
+
+def _side_as_dict(side: SidePlan) -> dict[str, Any]:
+    if side.formats is None:
+        return {"path": side.path}
+    segments = [list(pair) for pair in zip(side.formats[0], side.segments[0], strict=True)]
+    return {"path": side.path, "group": side.group, "segments": segments}
+
+
+def document(gpu: str, command: str, build: str, files: list[Measured]) -> dict[str, Any]:
+    """The file's content: coefficients are fitted to the files' times."""
+    points = [point for each in files for point in each.points()]
+    found = fit(points)
+    return {
+        "gpu": gpu,
+        "time": "microseconds a layer that a decode step of one token takes at a depth beyond depth 0",
+        "command": command,
+        "build": build,
+        "coefficients": {
+            name: {"value": round(value, 6), "unit": UNITS[name]}
+            for name, value in found.coefficients.items()
+        },
+        "fit": {
+            "points": len(points),
+            "worst_relative_error": round(found.worst, 4),
+            "median_relative_error": round(found.median, 4),
+        },
+        "measured": [each.as_dict() for each in files],
+    }
+
+
+def load(path: Path | None) -> Times:
+    """The times in a file; None: of the GPU that the package has.
+
+    Raises:
+        ConvertError: there is no such file, or something else is in it.
+    """
+    path = DEFAULT if path is None else path
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConvertError("--gpu-times", f"{_WHAT} at {path}", error.strerror or str(error)) from None
+    except ValueError:
+        raise ConvertError("--gpu-times", f"{_WHAT}, in JSON", str(path)) from None
+    if not isinstance(found, dict) or not isinstance(found.get("gpu"), str):
+        raise ConvertError("--gpu-times", f'{_WHAT}, with "gpu"', str(path))
+    entries = found.get("coefficients")
+    if not isinstance(entries, dict) or not entries:
+        raise ConvertError("--gpu-times", f'{_WHAT}, with "coefficients"', str(path))
+    return Times(found["gpu"], {name: _coefficient(name, entry) for name, entry in entries.items()})
+
+
+def _coefficient(name: str, entry: Any) -> float:
+    unit = UNITS.get(name)
+    if unit is None:
+        raise ConvertError("--gpu-times", f"coefficients of {', '.join(UNITS)}", name[:60])
+    value: Any = entry.get("value") if isinstance(entry, dict) else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or entry.get("unit") != unit:
+        wanted = f'"{name}" as {{"value": a number from 0, "unit": "{unit}"}}'
+        raise ConvertError("--gpu-times", wanted, json.dumps(entry)[:80])
+    return float(value)
