@@ -225,6 +225,7 @@ void samples() {
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
         {"expanded keys", 4, 4, 4, 320, 384, true, Format::q4},
         {"expanded keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
+        {"expanded keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
         {"expanded", 2, 4, 1, 64, 64, true, Format::q4, 9, 40},
         {"expanded", 1, 4, 1, 64, 64, true, Format::q8, 70, 270},
     };
@@ -264,13 +265,15 @@ void samples() {
         CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, s.name + ": scores 1 % off go unseen");
         if (device.args.expand == 0) continue;
         const lkv::cuda::ExpandBy planned = device.args.expand_by;
-        for (const auto by : {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units}) {
-            if (by >= planned) continue;
-            device.args.expand_by = by;
-            CHECK_MSG(relative_error(device.run(), c.oracle()) <= tolerance,
+        limits.specialized = false;
+        DeviceCase other(c.params, limits);
+        for (const auto by :
+             {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units, lkv::cuda::ExpandBy::warpgroup}) {
+            if (by >= planned || other.args.expand == 0) continue;
+            other.args.expand_by = by;
+            CHECK_MSG(relative_error(other.run(), c.oracle()) <= tolerance,
                       s.name + ": expanded by way " + std::to_string(static_cast<int>(by)));
         }
-        device.args.expand_by = planned;
         if (device.args.expand <= lkv::cuda::expand_slots) continue;
         device.args.expand = lkv::cuda::expand_slots;  // several chunks
         CHECK_MSG(relative_error(device.run(), c.oracle()) <= tolerance, s.name + ": in several chunks");

@@ -50,8 +50,9 @@ struct RegionArgs {
     uint32_t v_row_bytes;
 };
 
-// How latents are expanded: from chunks of any format; from the MLA kernel's units, by single warps or by four at once.
-enum class ExpandBy : int32_t { chunks, units, warpgroup };
+// How latents are expanded: from chunks of any format; from the MLA kernel's units, by single warps or by four at once; so, and multiplied
+// with the queries where they are made (expand/score.h).
+enum class ExpandBy : int32_t { chunks, units, warpgroup, scores };
 
 // Results, or parts that are merged with another problem's; or results, and beside them the parts' maxima and sums of weights.
 enum class Leaves : int32_t { results, parts, results_and_maxima };
@@ -130,6 +131,7 @@ struct AttnArgs {
     // of a prefill on rebuilt keys, see expand.cuh: slots that become full rows of f16 at once, a multiple of the tile; 0: another kernel
     int32_t expand;
     ExpandBy expand_by;
+    int32_t score_blocks;  // thread blocks a head that make scores
     MlaPlan mla;
     int32_t context;      // slots of the tiles in use, at least; set before a launch
     RegionArgs expanded;  // these rows' tables

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/cuda/expand/score.h"
 #include "ops/cuda/planners.h"
 #include "ops/cuda/rows/tables.h"
 #include "ops/cuda/shared_plan.h"
@@ -89,6 +90,7 @@ size_t parts_floats(const AttnArgs& a) {
 size_t partial_floats(const AttnArgs& a) {
     if (a.expand == 0) return parts_floats(a);
     const ExpandedRows rows(a);
+    if (a.expand_by == ExpandBy::scores) return parts_floats(a) + score_floats(a);
     if (a.mla.rows != 0) return parts_floats(a) + static_cast<size_t>(rows.v) / sizeof(float);
     return parts_floats(on_expanded_rows(a)) + static_cast<size_t>(rows.total) / sizeof(float);
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/expand/expand.cuh"
+#include "ops/cuda/expand/score.h"
 #include "ops/cuda/instances.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
@@ -20,32 +21,44 @@ cudaError_t expand(const AttnArgs& args, const ExpandSide& k, const ExpandSide& 
     return launch_next(kernel, grid, expand_threads, expand_shared, stream, args, k, v, to, first_tile);
 }
 
-// Where the keys of a chunk lie, which begins with tile `first`.
-ExpandTo keys_to(const AttnArgs& args) {
-    auto* const rows = reinterpret_cast<uint8_t*>(args.partial + parts_floats(args));
-    return {rows + ExpandedRows(args).k, nullptr, nullptr, nullptr, nullptr};
+// What a chunk's keys become lies behind the parts.
+AttnArgs with_keys(const AttnArgs& args, int first) {
+    float* const at = args.partial + parts_floats(args);
+    AttnArgs latent = args;
+    MlaKeys& keys = latent.mla.keys;
+    keys.as = args.expand_by == ExpandBy::scores ? MlaK::scores : MlaK::rows;
+    keys.rows = reinterpret_cast<const uint8_t*>(at);
+    keys.scores = at;
+    keys.chunk_slots = args.expand;
+    keys.first_tile = first;
+    keys.n_tiles = args.expand / expand_tile;
+    keys.continues = first > 0 ? 1 : 0;
+    keys.n_parts = args.context > args.expand ? args.n_split : 0;
+    return latent;
 }
 
-AttnArgs with_keys(const AttnArgs& args, int first) {
-    AttnArgs latent = args;
-    latent.mla.keys = {keys_to(args).k, first, args.expand / expand_tile, first > 0 ? 1 : 0,
-                       args.context > args.expand ? args.n_split : 0};
-    return latent;
+// The keys of a chunk, or their scores.
+cudaError_t make_keys(const AttnArgs& args, int first, cudaStream_t stream) {
+    float* const at = args.partial + parts_floats(args);
+    if (args.expand_by == ExpandBy::scores) {
+        return launch_scores(args, {at, args.expand, first, args.expand / expand_tile}, stream);
+    }
+    const ExpandSide k(args, true);
+    const ExpandTo to{reinterpret_cast<uint8_t*>(at), nullptr, nullptr, nullptr, nullptr};
+    return expand(args, k, k, to, std::min(args.expand, args.context), 1, first, stream);
 }
 
 }  // namespace
 
 AttnArgs all_expanded_keys(const AttnArgs& args) { return with_keys(args, 0); }  // all chunks have the same parts
 
-// K of every chunk as full rows, V as it is: for few query rows, whose sums of latents are less work than full rows of V.
+// K of every chunk, V as it is: for few query rows, whose sums of latents are less work than full rows of V.
 cudaError_t launch_expanded_keys(const AttnArgs& args, cudaStream_t stream) {
     AttnArgs tiles_of = args;
     tiles_of.tile = expand_tile;
-    const ExpandSide k(args, true);
-    const int slots = std::min(args.expand, args.context);
     const int tiles = args.expand / expand_tile;
     for (int first = 0; first == 0 || first * expand_tile < args.context; first += tiles) {
-        cudaError_t error = expand(tiles_of, k, k, keys_to(args), slots, 1, first, stream);
+        cudaError_t error = make_keys(tiles_of, first, stream);
         if (error == cudaSuccess) error = launch_mla(with_keys(args, first), stream);
         if (error != cudaSuccess) return error;
     }

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cuda/expand/score.h"
 #include "ops/cuda/plan.h"
 #include "ops/cuda/planners.h"
 #include "ops/cuda/shared_plan.h"
@@ -59,10 +60,15 @@ bool plan_expand_keys(const LatentAttnParams& p, int capacity, const Device& dev
     for (int n = 1; n <= a.v_group && n * a.head_dim <= most_units * unit_channels; n++) {
         if (a.v_group % n == 0) a.unit = n;
     }
+    if (side_has_units(p, &RegionView::k, a.k_blocks)) {
+        const bool codes = side_has_units(p, &RegionView::k, a.k_blocks, false);
+        a.expand_by = codes && plan_scores(device, a) ? ExpandBy::scores : by_units(device);
+    }
+    const bool scores = a.expand_by == ExpandBy::scores;
     if (!plan_mla_rows(p, device, a)) return false;
-    a.expand = std::min(most_bytes / row_bytes(a) / expand_slots * expand_slots,
+    const int slot_bytes = scores ? 4 * a.n_tokens * a.n_head : row_bytes(a);
+    a.expand = std::min(most_bytes / slot_bytes / expand_slots * expand_slots,
                         round_up(capacity + expand_tile * p.n_regions, expand_slots));
-    if (side_has_units(p, &RegionView::k, a.k_blocks)) a.expand_by = by_units(device);
     return true;
 }
 

@@ -84,6 +84,12 @@ __device__ inline int kept_lane() {
     return lane;
 }
 
+// x, which the compiler may not know to be the same the next time: what follows from it is computed again, not kept in registers.
+__device__ inline int forgotten(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Into the L2 cache.
 __device__ inline void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

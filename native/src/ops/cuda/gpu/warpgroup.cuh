@@ -55,6 +55,12 @@ __device__ inline void warpgroup_wait_all(uint32_t (&a)[2][2][4]) {
     }
 #undef LKV_A
 }
+__device__ inline void warpgroup_wait_all(uint32_t (&a)[2][4]) {
+#define LKV_A(k) "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])
+    if constexpr (has_warpgroup_products)
+        asm volatile("wgmma.wait_group.sync.aligned 0;" : LKV_A(0), LKV_A(1) : : "memory");
+#undef LKV_A
+}
 
 // The instructions spell out the registers of d, as operands and by number.
 #define LKV_FOUR(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])

@@ -1,10 +1,11 @@
 // One thread block: a part of the slots, up to 32 query rows of the heads that share a latent, all of its channels.
 //
-//   scores     a warp takes 32 slots and a share of K's channels: latents are decoded into operand a, queries are operand b
+//   scores     a warp takes 16 slots and a share of K's channels: latents are decoded into operand a, queries are operand b
 //   softmax    a warp takes rows of the tile's scores, adds up the shares, makes weights
 //   sums       a warp takes a share of V's channels and all of the tile's slots: latents are operand a, weights are operand b
 //
-// with a barrier behind each. K of the next tile is copied during softmax and sums, V of the next one during scores.
+// with a barrier behind each. K of the next tile is copied during softmax and sums, V of the next one during scores. Where scores are
+// there, V of the next tile is copied beside this one's.
 // A latent is decoded once a thread block and goes from the registers into the product.
 #pragma once
 
@@ -39,6 +40,7 @@ struct MlaRegion {
     int32_t most_steps;  // of a tile
     int32_t first_step;
     int32_t end_step;
+    int32_t key_row;  // of slot 0, in a chunk of keys
 };
 
 struct MlaRow {
@@ -165,7 +167,7 @@ __device__ void load_queries(const AttnArgs& p, const MlaShared& own, uint4* que
         const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);  // q_width is a multiple of 8
         const int at = own.rows[row].at;
         // of expanded keys a row has the units of its own head
-        const int first = p.mla.keys.rows == nullptr ? 0 : own.rows[row].head * p.q_width;
+        const int first = p.mla.keys.as == MlaK::latents ? 0 : own.rows[row].head * p.q_width;
         const bool exists = at >= 0 && channel >= first && channel < first + p.q_width;
         const auto* const from = reinterpret_cast<const float4*>(
             p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel - first : 0));
@@ -265,7 +267,7 @@ __device__ __forceinline__ void score_heads(float (&scores)[NT][4], const uint8_
 }
 
 // Of one warp: its slots and share of K's channels.
-template <int NT, bool KEYS>
+template <int NT, MlaK K>
 __device__ __forceinline__ void score_tile(const AttnArgs& p, const MlaShared& own, const MlaTile& tile,
                                            const uint8_t* stage, const MlaUnit* units, const uint4* queries,
                                            float* all_scores, int warp, int lane) {
@@ -275,24 +277,24 @@ __device__ __forceinline__ void score_tile(const AttnArgs& p, const MlaShared& o
     const int shares_bits = mla_warp_bits - slot_warps_bits;
     const int first_slot = (warp & ((1 << slot_warps_bits) - 1)) * key_slots;
     if (first_slot >= tile.valid) return;
-    const int n_units = KEYS ? p.mla.k_units : side.n_units;
+    const int n_units = K == MlaK::rows ? p.mla.k_units : side.n_units;
     const int end = (share + 1) * n_units >> shares_bits;
     const int g = lane / 4;
     float scores[NT][4] = {};
     int u = share * n_units >> shares_bits;
     const uint8_t* rows[2];
-    if (KEYS || side.pitch == 0) {
+    if (K == MlaK::rows || side.pitch == 0) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int s = min(first_slot + g + 8 * i, tile.valid - 1);
             rows[i] = side.rows + static_cast<int64_t>(tile.first + s) * side.row_bytes;
         }
-        if constexpr (KEYS) {
+        if constexpr (K == MlaK::rows) {
             if (u < end) score_heads<NT>(scores, rows, u, end, p.head_dim / unit_channels, own, queries, lane);
         } else {
             score_units<NT, 16>(scores, rows, units, u, end, queries, lane);
         }
-    } else if constexpr (!KEYS) {
+    } else if constexpr (K == MlaK::latents) {
         rows[0] = stage + staged_lead(side, tile) + (first_slot + g) * side.pitch;
         rows[1] = rows[0] + 8 * side.pitch;
 #pragma unroll 1
@@ -323,15 +325,51 @@ struct MlaState {
 template <int NT>
 constexpr int warp_rows = NT == 1 ? 1 : NT / 2;
 
-// Scores of a warp's rows to weights, of a tile of 32·Steps slots, of which a lane has every 32nd. Sets the factors of sums so far and
-// marks slots that hold tokens. Returns bit 0: a factor is not 1, bit 1: there are slots without a token.
+// A warp's rows of scores: a lane has every 32nd slot.
+template <int NT>
+using RowScores = float[warp_rows<NT>][most_tile / 32];
+
+// Of a tile of 32·Steps slots, whose shares are added up.
+template <int NT, int Steps>
+__device__ __forceinline__ void load_scores(RowScores<NT>& x, const float* scores, int warp, int lane) {
+    constexpr int shares = key_slots * mla_warps / (32 * Steps);
+#pragma unroll
+    for (int k = 0; k < warp_rows<NT>; k++) {
+        const float* const from = scores + min(warp * warp_rows<NT> + k, 8 * NT - 1) * score_pitch + lane;
+#pragma unroll
+        for (int j = 0; j < Steps; j++) {
+            float sum = from[32 * j];
+#pragma unroll
+            for (int share = 1; share < shares; share++) sum += from[32 * (share * Steps + j)];
+            x[k][j] = sum;
+        }
+    }
+}
+
+// Those that another kernel left (MlaK::scores).
+template <int NT>
+__device__ __forceinline__ void fetch_scores(RowScores<NT>& x, const AttnArgs& p, const MlaShared& own,
+                                             const MlaTile& tile, int warp, int lane) {
+#pragma unroll
+    for (int k = 0; k < warp_rows<NT>; k++) {
+        const int at = own.rows[min(warp * warp_rows<NT> + k, 8 * NT - 1)].at;
+        const float* const from = p.mla.keys.scores + static_cast<int64_t>(max(at, 0)) * p.mla.keys.chunk_slots +
+                                  tile.region->key_row + tile.first + lane;
+#pragma unroll
+        for (int j = 0; j < most_tile / 32; j++) {
+            x[k][j] = at >= 0 && 32 * j + lane < tile.valid ? __ldcg(from + 32 * j) : 0.0f;
+        }
+    }
+}
+
+// Scores of a warp's rows to weights, of a tile of 32·Steps slots. Sets the factors of sums so far and marks slots that hold tokens.
+// Returns bit 0: a factor is not 1, bit 1: there are slots without a token.
 template <int NT, int Steps>
 __device__ __forceinline__ int make_weights(const AttnArgs& p, MlaShared& own, const MlaMarks& marks,
-                                            const MlaTile& tile, const float* scores, __half* weights,
+                                            const MlaTile& tile, RowScores<NT>& x, __half* weights,
                                             MlaState (&state)[warp_rows<NT>], int warp, int lane) {
     constexpr float log2_e = 1.4426950408889634f;
     constexpr int rows = warp_rows<NT>;
-    constexpr int shares = key_slots * mla_warps / (32 * Steps);
     uint64_t seq[Steps];
     int32_t pos[Steps];
     bool holes = tile.valid % 16 != 0;
@@ -351,18 +389,6 @@ __device__ __forceinline__ int make_weights(const AttnArgs& p, MlaShared& own, c
     }
     const int first = warp * rows;
     if (first >= 8 * NT) return holes ? 2 : 0;
-    float x[rows][Steps];
-#pragma unroll
-    for (int k = 0; k < rows; k++) {
-        const float* const from = scores + (first + k) * score_pitch + lane;
-#pragma unroll
-        for (int j = 0; j < Steps; j++) {
-            float sum = from[32 * j];
-#pragma unroll
-            for (int share = 1; share < shares; share++) sum += from[32 * (share * Steps + j)];
-            x[k][j] = sum;
-        }
-    }
     const float scale = p.scale * log2_e;
     const uint32_t window = p.window == 0 ? 0x80000000u : static_cast<uint32_t>(p.window);
     bool moved = false;
@@ -537,7 +563,9 @@ __device__ inline void set_up(const AttnArgs& p, const MlaSteps& steps, const Ml
     side.step_rows = small_quotient(mla_threads, side.pieces);
     const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };
     const int first = of_region(n_slots.first);
-    if (is_k && p.mla.keys.rows != nullptr) {
+    if (is_k && p.mla.keys.as == MlaK::scores) {
+        side.pitch = 0;
+    } else if (is_k && p.mla.keys.as == MlaK::rows) {
         side.row_bytes = static_cast<uint32_t>(p.n_kv * p.head_dim * 2);
         side.rows = p.mla.keys.rows + static_cast<int64_t>(of_region(n_slots.key_row)) * side.row_bytes +
                     item.head_kv * p.head_dim * 2;
@@ -550,13 +578,14 @@ __device__ inline void set_up(const AttnArgs& p, const MlaSteps& steps, const Ml
     to.pos = region.pos + first;
     to.seq = region.seq + first;
     to.n_slots = of_region(n_slots.of);
+    to.key_row = of_region(n_slots.key_row);
     to.most_steps = (p.mla.small_tiles >> r & 1) != 0 ? 1 : p.mla.tile / step_slots;
     to.first_step = steps.steps_before(r);
     to.end_step = r == 0 ? steps.before_1 : (r == 1 ? steps.before_2 : steps.all);
 }
 
-// NT: blocks of eight query rows. U: units of V that a warp sums. KEYS: K is what MlaKeys has.
-template <int NT, int U, bool KEYS>
+// NT: blocks of eight query rows. U: units of V that a warp sums.
+template <int NT, int U, MlaK K>
 __global__ void __launch_bounds__(mla_threads, 1)
     mla_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ MlaLayout layout) {
     extern __shared__ __align__(16) uint8_t shared[];
@@ -568,6 +597,8 @@ __global__ void __launch_bounds__(mla_threads, 1)
     auto* const units = reinterpret_cast<MlaUnit*>(shared + layout.queries + layout.scores + layout.weights);
     uint8_t* const k_stage = shared + layout.queries + layout.scores + layout.weights + layout.units;
     uint8_t* const v_stage = k_stage + layout.k_stage;
+    constexpr bool scored = K == MlaK::scores;
+    const auto stage_of = [&](int parity) { return scored && parity != 0 ? k_stage : v_stage; };  // of V
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
 
@@ -580,16 +611,21 @@ __global__ void __launch_bounds__(mla_threads, 1)
     set_up(p, steps, n_slots, own, units);
     __syncthreads();
     wait_for_previous();
+    RowScores<NT> x = {};
     if (begin < end) {
         const MlaTile tile(own, steps, begin, end);
         copy_marks(own.marks[0], tile);
-        copy_rows(k_stage, tile.region->k, tile);
+        if constexpr (scored) {
+            fetch_scores<NT>(x, p, own, tile, warp, lane);
+        } else {
+            copy_rows(k_stage, tile.region->k, tile);
+        }
         copies_commit();
         copy_rows(v_stage, tile.region->v, tile);
     }
     copies_commit();
-    load_queries<NT>(p, own, queries);
-    copies_wait(1);
+    if constexpr (!scored) load_queries<NT>(p, own, queries);
+    copies_wait(scored ? 0 : 1);
     __syncthreads();
 
     UnitSums<NT> sums[U] = {};
@@ -599,27 +635,35 @@ __global__ void __launch_bounds__(mla_threads, 1)
         const MlaTile tile(own, steps, i, end);
         i = tile.next;
         const MlaUnit* const of_region = units + tile.r * 2 * most_units;
-        score_tile<NT, KEYS>(p, own, tile, k_stage, of_region, queries, scores, warp, lane);
-        __syncthreads();  // scores are there, K has been read
+        if constexpr (!scored) {
+            score_tile<NT, K>(p, own, tile, k_stage, of_region, queries, scores, warp, lane);
+            __syncthreads();  // scores are there, K has been read
+        }
 
         if (i < end) {
             const MlaTile next(own, steps, i, end);
             copy_marks(own.marks[parity ^ 1], next);
-            copy_rows(k_stage, next.region->k, next);
+            if constexpr (scored) {
+                copy_rows(stage_of(parity ^ 1), next.region->v, next);
+            } else {
+                copy_rows(k_stage, next.region->k, next);
+            }
         }
         copies_commit();
         const auto make = [&](auto steps) __attribute__((always_inline)) {
-            return make_weights<NT, decltype(steps)::value>(p, own, own.marks[parity], tile, scores, weights, state,
-                                                            warp, lane);
+            constexpr int Steps = decltype(steps)::value;
+            if constexpr (!scored) load_scores<NT, Steps>(x, scores, warp, lane);
+            return make_weights<NT, Steps>(p, own, own.marks[parity], tile, x, weights, state, warp, lane);
         };
         const int made = tile.slots == 128  ? make(std::integral_constant<int, 4>{})
                          : tile.slots == 64 ? make(std::integral_constant<int, 2>{})
                                             : make(std::integral_constant<int, 1>{});
         const bool holes = (made & 2) != 0;
+        if (scored && i < end) fetch_scores<NT>(x, p, own, MlaTile(own, steps, i, end), warp, lane);
         copies_wait(1);                                        // V of this tile
         const bool rescale = __syncthreads_or(made & 1) != 0;  // weights are there
         if (holes) {
-            clear_holes(v_stage, tile, own.tokens, warp, lane);
+            clear_holes(stage_of(parity), tile, own.tokens, warp, lane);
             __syncthreads();
         }
         if (rescale) {
@@ -633,10 +677,10 @@ __global__ void __launch_bounds__(mla_threads, 1)
                 }
             }
         }
-        sum_tile<NT, U>(sums, tile, v_stage, of_region + most_units, weights, own.tokens, warp, lane);
-        copies_wait(0);   // K of the next tile
+        sum_tile<NT, U>(sums, tile, stage_of(parity), of_region + most_units, weights, own.tokens, warp, lane);
+        copies_wait(0);   // K of the next tile, or V
         __syncthreads();  // V has been read
-        if (i < end) {
+        if (!scored && i < end) {
             const MlaTile next(own, steps, i, end);
             copy_rows(v_stage, next.region->v, next);
         }
@@ -657,7 +701,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         float by = 1.0f;
         float before = 0.0f;  // what this part has of the chunks before
         float2* const ml = reinterpret_cast<float2*>(p.partial_ml) + first_row + max(at, 0);
-        if (KEYS && p.mla.keys.continues != 0 && at >= 0 && ml->y > 0.0f) {
+        if (K != MlaK::latents && p.mla.keys.continues != 0 && at >= 0 && ml->y > 0.0f) {
             const float most = fmaxf(top, ml->x);
             by = power_of_two(top - most);
             before = ml->y * power_of_two(ml->x - most);
@@ -666,7 +710,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         sum = sum > 0.0f ? sum * by : 0.0f;
         const float inverse = sum + before > 0.0f ? 1.0f / (sum + before) : 0.0f;
         own.scales[row] = sum > 0.0f ? by * inverse : 0.0f;
-        if constexpr (KEYS) own.before[row] = before * inverse;
+        if constexpr (K != MlaK::latents) own.before[row] = before * inverse;
         if (at >= 0) *ml = make_float2(top, sum + before);
     }
     __syncthreads();
@@ -688,7 +732,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
                     return bits(__floats2half2_rn(sums[u][m][n][e] * by, sums[u][m][n][e + 2] * by));
                 };
                 uint2 mean = make_uint2(pair(0), pair(1));
-                if constexpr (KEYS) {
+                if constexpr (K != MlaK::latents) {
                     if (own.before[row] > 0.0f) {
                         const uint2 other = *reinterpret_cast<const uint2*>(to + channel);
                         const __half2 share = __float2half2_rn(own.before[row]);

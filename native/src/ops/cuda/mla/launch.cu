@@ -6,24 +6,31 @@ namespace lkv::cuda {
 
 namespace {
 
-template <int NT, int U, bool KEYS>
+template <int NT, int U, MlaK K>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     const dim3 grid(static_cast<unsigned>(launched_items(args)),
                     static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)), static_cast<unsigned>(args.n_split));
     const MlaLayout layout(args.mla, args.n_regions);
-    return launch_next(mla_kernel<NT, U, KEYS>, grid, mla_threads, static_cast<size_t>(layout.total()), stream, args,
+    return launch_next(mla_kernel<NT, U, K>, grid, mla_threads, static_cast<size_t>(layout.total()), stream, args,
                        layout);
 }
 
-template <int NT>
+template <int NT, MlaK K>
 cudaError_t launch_units(const AttnArgs& args, cudaStream_t stream) {
-    if (args.mla.keys.rows != nullptr) {
-        return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, true>(args, stream)
-                                             : launch_one<NT, 1, true>(args, stream);
+    return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, K>(args, stream) : launch_one<NT, 1, K>(args, stream);
+}
+
+template <int NT>
+cudaError_t launch_rows(const AttnArgs& args, cudaStream_t stream) {
+    switch (args.mla.keys.as) {
+        case MlaK::latents:
+            return launch_units<NT, MlaK::latents>(args, stream);
+        case MlaK::rows:
+            return launch_units<NT, MlaK::rows>(args, stream);
+        default:
+            return launch_units<NT, MlaK::scores>(args, stream);
     }
-    return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, false>(args, stream)
-                                         : launch_one<NT, 1, false>(args, stream);
 }
 
 }  // namespace
@@ -43,11 +50,11 @@ cudaError_t merge_mla(const AttnArgs& args, const AttnArgs* full, cudaStream_t s
 cudaError_t launch_mla(const AttnArgs& args, cudaStream_t stream) {
     switch (args.mla.rows) {
         case 8:
-            return launch_units<1>(args, stream);
+            return launch_rows<1>(args, stream);
         case 16:
-            return launch_units<2>(args, stream);
+            return launch_rows<2>(args, stream);
         default:
-            return launch_units<4>(args, stream);
+            return launch_rows<4>(args, stream);
     }
 }
 

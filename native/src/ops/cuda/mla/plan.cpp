@@ -32,7 +32,7 @@ bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
 
 }  // namespace
 
-bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, bool with_f16) {
     if (blocks > most_units / 2) return false;
     for (int r = 0; r < p.n_regions; r++) {
         const RowLayout& row = p.regions[r].*side;
@@ -40,7 +40,7 @@ bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int
             std::vector<Chunk> chunks;
             group_table(row, row.groups[g], blocks, chunks);
             bool f16 = false;
-            if (!has_units(chunks.begin(), chunks.end(), f16)) return false;
+            if (!has_units(chunks.begin(), chunks.end(), f16) || (f16 && !with_f16)) return false;
         }
     }
     return true;
@@ -54,7 +54,8 @@ bool plan_mla_rows(const LatentAttnParams& p, const Device& device, AttnArgs& a)
     }
     MlaPlan plan{};
     plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
-    plan.k_units = a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks;
+    const bool scores = a.rebuild != 0 && a.expand_by == ExpandBy::scores;
+    plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
     for (int r = 0; r < p.n_regions; r++) {
         for (const auto& [side, blocks, pitch] : {std::tuple{&RegionView::k, a.k_blocks, &MlaPlan::k_pitch},
                                                   std::tuple{&RegionView::v, a.v_blocks, &MlaPlan::v_pitch}}) {
@@ -74,6 +75,7 @@ bool plan_mla_rows(const LatentAttnParams& p, const Device& device, AttnArgs& a)
             }
         }
     }
+    if (scores) plan.k_pitch = plan.v_pitch;
     for (plan.tile = most_tile; plan.tile >= least_tile; plan.tile /= 2) {
         if (MlaLayout(plan, p.n_regions).total() > device.shared_bytes - mla_fixed) continue;
         a.mla = plan;

@@ -22,10 +22,16 @@ constexpr int most_mla_tokens = 8;                      // more: least_expanded_
 constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
 
-// K as full rows that a chunk of the slots was expanded to (expand.cuh), V as latents.
+// Where K of the MLA kernel is: latents like V, or made from them of a chunk of the slots: full rows (expand.cuh), or the queries' scores
+// (score.cuh).
+enum class MlaK : int32_t { latents, rows, scores };
+
 struct MlaKeys {
-    const uint8_t* rows;  // f16 [slots][n_kv][head_dim]; null: K is latent too
+    MlaK as;
     int32_t first_tile;   // of the chunk, of expand_tile slots
+    const uint8_t* rows;  // f16 [slots][n_kv][head_dim]
+    const float* scores;  // [n_tokens · n_head][chunk_slots]
+    int32_t chunk_slots;
     int32_t n_tiles;
     int32_t continues;  // 1: parts of the chunks before are there
     int32_t
@@ -34,7 +40,7 @@ struct MlaKeys {
 
 struct MlaPlan {
     int32_t rows;     // query rows of a thread block, 8, 16 or 32; 0: another kernel
-    int32_t k_units;  // of the widest group in any region
+    int32_t k_units;  // of the widest group in any region; 0: scores are there
     int32_t tile;     // slots of a tile of compressed rows, at most
     int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16
     int32_t v_pitch;
@@ -64,12 +70,12 @@ struct MlaLayout {
     int scores;   // f32 [rows][score_pitch]: of each warp key_slots, those of all shares of K's channels side by side
     int weights;  // f16, see weight_at
     int units;    // MlaUnit [regions][K, V][most_units]
-    int k_stage;  // a tile as stored, and up to 15 bytes before its first row
+    int k_stage;  // a tile as stored, and up to 15 bytes before its first row; where scores are there, of V too
     int v_stage;
 
     LKV_HD MlaLayout(const MlaPlan& p, int n_regions)
         : queries(p.k_units * p.rows * 64),
-          scores(p.rows * score_pitch * 4),
+          scores(p.k_units > 0 ? p.rows * score_pitch * 4 : 0),
           weights(p.rows * p.tile * 2),
           units(n_regions * 2 * most_units * 8),
           k_stage(stage(p.tile, p.k_pitch)),

@@ -20,7 +20,7 @@ struct MlaSlots {
         for (int r = 0; r < max_regions; r++) {
             of[r] = counts.of[r];
             first[r] = key_row[r] = 0;
-            if (keys.rows == nullptr) continue;
+            if (keys.as == MlaK::latents) continue;
             first[r] = max(0, (keys.first_tile - before) * expand_tile);
             key_row[r] = (before - keys.first_tile) * expand_tile + first[r];
             of[r] = max(0, min(of[r], (keys.first_tile + keys.n_tiles - before) * expand_tile) - first[r]);

@@ -31,6 +31,7 @@ inline void warpgroup_begin() { emulated::exchange(0); }
 inline void warpgroup_commit() {}
 inline void warpgroup_wait_all() {}
 inline void warpgroup_wait_all(uint32_t (&)[2][2][4]) {}
+inline void warpgroup_wait_all(uint32_t (&)[2][4]) {}
 template <int n>
 void warpgroup_wait(float (&)[n]) {
     emulated::exchange(0);
