@@ -2,9 +2,9 @@
 
     python bench/attention_times.py gpu.json
 
-Random models of few layers and a small vocabulary, in the shapes of Llama-3.1-8B and Llama-2-7B: full f16
-rows, and rows as the planner cuts them for groups of 8 to 1 KV heads at several budgets. A time is the median
-decode step of one token at a depth less that of an empty cache, over the layers.
+Random models of a small vocabulary, most of few layers, in the shapes of Llama-3.1-8B and Llama-2-7B: full
+f16 rows, and rows as the planner cuts them for groups of 8 to 1 KV heads at several budgets. A time is the
+median decode step of one token at a depth less that of an empty cache, over the layers.
 """
 
 from __future__ import annotations
@@ -31,28 +31,33 @@ from latentkv_convert.plan.times import gpu_file
 from latentkv_convert.plan.times.gpu_file import Measured, side_of
 from random_model import Shape, Side
 
-N_LAYER, N_VOCAB = 8, 2048
+N_VOCAB = 2048
+FEW, MANY = 8, 32  # layers: what a step has once shows in their difference
 SHALLOW, DEEP = (4096, 16384), (4096, 16384, 65536)
-# Shape, share of f16, KV heads in a group, preference, depths. None: full f16 rows. At one share all formats
-# grow and shrink together, so their costs are told apart by others.
-FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...]], ...] = (
-    ("8b", None, 1, "", DEEP),
-    ("8b", "14", 8, "speed", DEEP),
-    ("8b", "14", 4, "speed", DEEP),
-    ("8b", "14", 2, "speed", DEEP),
-    ("8b", "14", 1, "speed", SHALLOW),
-    ("8b", "28", 8, "speed", SHALLOW),
-    ("8b", "28", 4, "speed", SHALLOW),
-    ("8b", "28", 2, "speed", SHALLOW),
-    ("8b", "8.5", 8, "speed", SHALLOW),
-    ("8b", "8.5", 4, "speed", SHALLOW),
-    ("8b", "14", 8, "size", SHALLOW),
-    ("8b", "14", 4, "size", SHALLOW),
-    ("7b", None, 1, "", SHALLOW),
-    ("7b", "14", 8, "speed", SHALLOW),
-    ("7b", "14", 4, "speed", SHALLOW),
-    ("7b", "8.5", 8, "speed", SHALLOW),
-    ("7b", "14", 8, "size", (4096,)),
+# Shape, share of f16, KV heads in a group, preference, depths, layers. None: full f16 rows. At one share all
+# formats grow and shrink together, so their costs are told apart by others.
+FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...], int], ...] = (
+    ("8b", None, 1, "", DEEP, FEW),
+    ("8b", "14", 8, "speed", DEEP, FEW),
+    ("8b", "14", 4, "speed", DEEP, FEW),
+    ("8b", "14", 2, "speed", DEEP, FEW),
+    ("8b", "14", 1, "speed", SHALLOW, FEW),
+    ("8b", "28", 8, "speed", SHALLOW, FEW),
+    ("8b", "28", 4, "speed", SHALLOW, FEW),
+    ("8b", "28", 2, "speed", SHALLOW, FEW),
+    ("8b", "8.5", 8, "speed", SHALLOW, FEW),
+    ("8b", "8.5", 4, "speed", SHALLOW, FEW),
+    ("8b", "14", 8, "size", SHALLOW, FEW),
+    ("8b", "14", 4, "size", SHALLOW, FEW),
+    ("7b", None, 1, "", SHALLOW, FEW),
+    ("7b", "14", 8, "speed", SHALLOW, FEW),
+    ("7b", "14", 4, "speed", SHALLOW, FEW),
+    ("7b", "8.5", 8, "speed", SHALLOW, FEW),
+    ("7b", "14", 8, "size", (4096,), FEW),
+    ("8b", None, 1, "", DEEP, MANY),
+    ("8b", "14", 4, "speed", DEEP, MANY),
+    ("7b", None, 1, "", SHALLOW, MANY),
+    ("7b", "14", 8, "speed", SHALLOW, MANY),
 )
 ROUNDS, STEPS = (
     4,
@@ -71,6 +76,7 @@ class Spec:
     group: int
     prefer: str
     depths: tuple[int, ...]
+    n_layer: int
 
     @property
     def name(self) -> str:
@@ -79,7 +85,7 @@ class Spec:
         return f"{self.shape}, {self.share} %, {self.prefer}, groups of {self.group}"
 
     def sizes(self) -> Shape:
-        return replace(random_model.SHAPES[self.shape], n_layer=N_LAYER, n_vocab=N_VOCAB)
+        return replace(random_model.SHAPES[self.shape], n_layer=self.n_layer, n_vocab=N_VOCAB)
 
     def sides(self) -> tuple[Side, Side]:
         if self.share is None:
@@ -120,7 +126,7 @@ def measured(spec: Spec, folder: Path, ubatch: int) -> Measured:
     layer = LayerPlan(*(side_of(shape.n_kv, side.path, side.group, side.segments) for side in sides))
     print(spec.name, {depth: round(each, 1) for depth, each in us.items()}, file=sys.stderr, flush=True)
     return Measured(
-        spec.name, f"{N_LAYER} layers, {steps[0]:.0f} us a step at depth 0", shape.n_head, shape.n_kv,
+        spec.name, f"{steps[0]:.0f} us a step at depth 0", shape.n_layer, shape.n_head, shape.n_kv,
         shape.head_dim, layer, us
     )  # fmt: skip
 

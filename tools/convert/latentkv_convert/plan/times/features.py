@@ -17,8 +17,10 @@ from ...rows import segment_bytes
 # Feature -> unit of its coefficient.
 UNITS = {
     "full": "us",  # full f16 rows: launching, merging
+    "full_once": "us a step",  # what a step has once
     "full_bytes": "us per MB of rows",
     "latent": "us",  # latents: launching, merging
+    "latent_once": "us a step",
     "factors": "us per MB of E_q and B_v",
     "block": "us per 1000 query rows x channels of one thread block",  # its queries and its part of the sums
     "stored": "us per MB of rows",
@@ -40,6 +42,8 @@ MOST_ROWS = 32  # query rows of a thread block
 class Heads(Protocol):
     """A model's sizes that count here; ModelSpec has them."""
 
+    @property
+    def n_layer(self) -> int: ...
     @property
     def n_head(self) -> int: ...
     @property
@@ -84,6 +88,7 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
                 decoded[name] += blocks * n
     step = {
         "latent": 1.0,
+        "latent_once": 1.0 / heads.n_layer,
         "factors": 2 * heads.n_kv * heads.head_dim * (max(k.ranks) + max(v.ranks)) / 1e6,  # f16
         "block": min(padded, MOST_ROWS) * max(channels) / 1e3,
     }
@@ -101,7 +106,10 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
 
 def full(heads: Heads) -> Features:
     """Of full f16 rows of K and V."""
-    return Features({"full": 1.0}, {"full_bytes": 2 * 2 * heads.n_kv * heads.head_dim / 1e6})
+    return Features(
+        {"full": 1.0, "full_once": 1.0 / heads.n_layer},
+        {"full_bytes": 2 * 2 * heads.n_kv * heads.head_dim / 1e6},
+    )
 
 
 def mean(heads: Heads, layers: Sequence[LayerPlan]) -> Features | None:

@@ -45,6 +45,7 @@ class Measured:
 
     name: str
     source: str  # the table or the run that its times come from
+    n_layer: int
     n_head: int
     n_kv: int
     head_dim: int
@@ -58,7 +59,9 @@ class Measured:
         return [(counted.at(depth), us) for depth, us in self.us.items()]
 
     def as_dict(self) -> dict[str, Any]:
-        sizes = {name: getattr(self, name) for name in ("name", "source", "n_head", "n_kv", "head_dim")}
+        sizes = {
+            name: getattr(self, name) for name in ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")
+        }
         return {
             **sizes,
             "k": _side_as_dict(self.layer.k),
@@ -70,8 +73,8 @@ class Measured:
     def of(cls, entry: Mapping[str, Any]) -> Measured:
         layer = LayerPlan(*(side_of(entry["n_kv"], **entry[name]) for name in ("k", "v")))
         us = {int(depth): float(time) for depth, time in entry["us"].items()}
-        heads = entry["n_head"], entry["n_kv"], entry["head_dim"]
-        return cls(entry["name"], entry["source"], *heads, layer, us)
+        sizes = {name: entry[name] for name in ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")}
+        return cls(**sizes, layer=layer, us=us)
 
 
 def side_of(n_kv: int, path: str, group: int = 1, segments: Any = ()) -> SidePlan:
