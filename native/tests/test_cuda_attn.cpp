@@ -108,7 +108,7 @@ std::string kernel_of(const lkv::cuda::AttnArgs& a) {
     if (a.specialized != 0) return a.pair != 0 ? "pairs" : "specialized";
     if (a.decode != 0) return a.rebuild != 0 ? "decode, rebuilt" : "decode";
     if (a.mla.rows != 0) return "mla";
-    if (a.wide != 0) return a.pair != 0 ? "wide pairs" : "wide";
+    if (a.wide != 0) return "wide";
     if (a.prefill != 0) return "prefill";
     return a.rebuild != 0 ? "rebuilt" : "direct";
 }
@@ -218,7 +218,7 @@ void samples() {
         {"mla", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
         {"mla", 4, 3, 4, 64, 256, false, Format::q8, 1, 12000},  // nearly as many parts as there can be
         {"wide", 4, 3, 4, 64, 256, false, Format::g4, 1, 12000},
-        {"wide pairs", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
+        {"wide", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
         {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40},
@@ -547,10 +547,9 @@ void wide_regions() {
     }
 }
 
-// Latents of more than 1024 channels, which two thread blocks share: every copy path, halves of different width, holes, regions of
-// different formats, several tokens and sequences.
-void wide_pairs() {
-    struct Pair {
+// Latents of more than 1024 channels: every copy path, holes, regions of different formats, several tokens and sequences.
+void wide_latents() {
+    struct Wide {
         const char* name;
         int k_rank, v_rank, rep;
         std::vector<Format> formats;  // of the regions
@@ -558,7 +557,7 @@ void wide_pairs() {
         int n_tokens, n_seq, dropped;
     };
     using enum Format;
-    const Pair cases[] = {
+    const Wide cases[] = {
         {"f16", 2048, 2048, 8, {f16}, true, 1, 1, 0},
         {"q8", 2048, 2048, 8, {q8}, true, 1, 1, 0},
         {"q4", 2048, 2048, 8, {q4}, true, 1, 1, 0},
@@ -575,11 +574,10 @@ void wide_pairs() {
         {"regions of f16 and q8", 2048, 2048, 8, {f16, q8}, true, 1, 1, 0},
         {"regions of f16, q8 and q4, fewer channels", 2048, 2048, 4, {f16, q8, q4}, true, 2, 1, 64},
     };
-    const bool pairs = lkv::test::device_limits().pairs;
-    for (const Pair& of : cases) {
+    for (const Wide& of : cases) {
         for (const bool permute : {false, true}) {
             AttnShape s;
-            s.name = std::string("wide pair, ") + of.name + (permute ? ", holes" : "");
+            s.name = std::string("wide latents, ") + of.name + (permute ? ", holes" : "");
             s.n_kv = 4;
             s.rep = of.rep;
             s.k_group = s.v_group = 4;
@@ -594,8 +592,6 @@ void wide_pairs() {
             s.n_past = 150;
             s.permute = permute;
             s.window = permute ? 120 : 0;
-            AttnCase c(s);
-            CHECK_MSG(DeviceCase(c.params).args.pair == (pairs ? 1 : 0), s.name + ": not by two thread blocks");
             compare(s);
         }
     }
@@ -1398,7 +1394,7 @@ int main(int argc, char** argv) {
     run("wide", true, wide);
     run("wide_regions", true, wide_regions);
     run("rehearsals", true, rehearsals);
-    run("wide_pairs", true, wide_pairs);
+    run("wide_latents", true, wide_latents);
     for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
     return lkv::test::report("cuda_attn");
 }

@@ -117,8 +117,7 @@ struct AttnArgs {
     int32_t decode;  // warps of a thread block of the decode kernel, `tile` slots a warp; 0: another kernel
     int32_t kind;    // what every chunk of the decode kernel is, or any_kind
     int32_t wide;    // query rows of a thread block of the wide kernel, 16 or 32; 0: another kernel
-    // 1: two thread blocks of a cluster share a part: of the wide kernel half the channels each, of the specialized one each makes every
-    // second tile of latents for both
+    // 1: two thread blocks of a cluster share a part of the specialized kernel: each makes every second tile of latents for both
     int32_t pair;
     int32_t k_columns;  // of the wide kernel: slots of a tile times the warps side by side over K's channels
     int32_t prefill;    // warps side by side over V's channels of the prefill kernel, 1, 2 or 4; 0: another kernel

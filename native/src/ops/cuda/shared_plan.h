@@ -72,48 +72,11 @@ LKV_HD constexpr int wide_channel_warps(int blocks) { return blocks <= 8 ? chann
 constexpr int most_k_columns = 16 * n_wide_warps;
 LKV_HD constexpr int least_k_columns(int tile) { return tile >= 64 ? most_k_columns : 4 * tile; }
 
-constexpr int pair_tile = 64;                    // slots of a pair's tile, at most
 constexpr int wide_fixed = 1024;                 // bytes of the kernel's own variables, at most
 constexpr int wide_marks = max_wide_stages + 2;  // tiles whose sequences and positions are kept
 
 // A staged row is a multiple of 16 bytes, an odd one so that eight rows start in different banks.
 LKV_HD constexpr int pitch_of(int bytes) { return round_up(bytes > 16 ? bytes : 16, 16) | 16; }
-
-// What a thread block of a pair copies of a row, where that is not all of it: f16 on 16-byte boundaries, or the codes of one
-// segment of q8 or q4, which start anywhere, and behind them its scale and offset. Codes lie as far from a multiple of 16 as in
-// memory, so that the copy engine takes them: rows are pitch = row_bytes (mod 16) apart, copies half_slack bytes longer.
-constexpr int half_slack = 16;
-struct WideHalf {
-    int first;  // byte of a row
-    int bytes;
-    int lead;    // bytes of a staged row before the codes
-    int affine;  // byte of a staged row where its segment's scale lies; 0: f16
-    int pitch;
-
-    // chunks: of the group; those from `begin` to `end` are this half's
-    LKV_HD WideHalf(const GroupTable& group, uint32_t row_bytes, const Chunk* chunks, int begin, int end)
-        : first(0), bytes(0), lead(0), affine(0), pitch(16) {
-        if (end <= begin) return;
-        const bool f16 = group.kind == kind_f16_wide;
-        const int chunk_bytes = f16 ? 32 : (group.kind == static_cast<int>(Format::q8) ? 16 : 8);
-        first = static_cast<int>(group.first) + chunks[begin].codes;
-        bytes = chunks[end - 1].codes - chunks[begin].codes + chunk_bytes;
-        pitch = pitch_of(bytes);
-        if (f16) return;
-        lead = first % 16;
-        affine = lead + bytes + half_slack;
-        const int least = bytes + half_slack + 4 + 15;  // up to where the next row's copy may begin
-        pitch = least + (static_cast<int>(row_bytes % 16) - least % 16 + 16) % 16;
-    }
-};
-
-// Whether a thread block of a pair copies half of the rows of this group. n: its chunks
-LKV_HD inline bool wide_halves(const GroupTable& group, const Chunk* chunks, int n) {
-    if (group.kind == kind_f16_wide) return true;
-    return (group.kind == static_cast<int>(Format::q8) || group.kind == static_cast<int>(Format::q4)) &&
-           chunks[0].affine == chunks[n - 1].affine &&
-           chunks[n - 1].codes - chunks[0].codes == (n - 1) * (group.kind == static_cast<int>(Format::q8) ? 16 : 8);
-}
 
 // Rows of K or V of one region, for the wide kernel's copies.
 struct alignas(16) WideSource {
@@ -123,11 +86,8 @@ struct alignas(16) WideSource {
     uint32_t row_bytes;
     int32_t n_slots;
     int32_t tiles_before;
-    int32_t pitch;        // bytes from row to row of a tile
-    int32_t whole;        // 1: rows lie in a tile as in memory
-    int32_t affine;       // half of a quantized row, see WideHalf; else 0
-    int32_t affine_from;  // byte of the row where the scale lies
-    int32_t lead;         // see WideHalf
+    int32_t pitch;  // bytes from row to row of a tile
+    int32_t whole;  // 1: rows lie in a tile as in memory
     GroupTable group;
 };
 
@@ -140,41 +100,33 @@ struct alignas(16) WideRow {
 
 // Shared memory of the wide kernel: where each part begins, in bytes, multiples of 16.
 struct WidePlan {
-    int k_blocks;  // 64-channel blocks of a thread block
-    int v_blocks;
     int chunks;    // descriptors of K, then V, per region; before them WideSource [n_regions][K, V]
     int queries;   // f16 [64·k_blocks][rows]
     int k_stages;  // [stages][tile][pitch]
     int v_stages;
-    int marks;     // sequences, then positions, [wide_marks][tile]
-    int planes;    // partial scores, f32 [warps over K channels][rows][tile + plane_pad]
-    int weights;   // f16 [2][rows][tile + 8]
-    int scales;    // f32 [2][rows]
-    int exchange;  // pair: the other half of the scores, f32 [1 or 2][2][threads][2 slots]
+    int marks;    // sequences, then positions, [wide_marks][tile]
+    int planes;   // partial scores, f32 [warps over K channels][rows][tile + plane_pad]
+    int weights;  // f16 [2][rows][tile + 8]
+    int scales;   // f32 [2][rows]
     int total;
 
-    // of a pair the rows are few banks apart: a tile of 32 slots of 2048 f16 channels fits
-    LKV_HD static constexpr int plane_pad(bool pair) { return pair ? 2 : 4; }
+    static constexpr int plane_pad = 4;
 
     LKV_HD WidePlan(const AttnArgs& p, int rows) {
-        const int halves = 1 + p.pair;
-        k_blocks = (p.k_blocks + p.pair) / halves;
-        v_blocks = (p.v_blocks + p.pair) / halves;
         const int tile = p.tile;
         chunks = 2 * p.n_regions * static_cast<int>(sizeof(WideSource));
-        queries = round_up(chunks + p.n_regions * 4 * (k_blocks + v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
-        k_stages = queries + k_blocks * 64 * rows * 2;
+        queries = round_up(chunks + p.n_regions * 4 * (p.k_blocks + p.v_blocks) * static_cast<int>(sizeof(Chunk)), 16);
+        k_stages = queries + p.k_blocks * 64 * rows * 2;
         v_stages = k_stages + p.stages * tile * p.k_pitch;
         marks = v_stages + p.stages * tile * p.v_pitch;
         planes = marks + wide_marks * tile * 12;
         // smaller tiles, see Parts, have more planes
         const int least = tile < least_wide_tile ? tile : least_wide_tile;
-        weights = planes + rows * 4 * (p.k_columns + p.k_columns / least * plane_pad(p.pair != 0));
+        weights = planes + rows * 4 * (p.k_columns + p.k_columns / least * plane_pad);
         scales = weights + 2 * rows * (tile + 8) * 2;
-        exchange = scales + 2 * rows * 4;
-        total = exchange + (p.pair != 0 ? (tile > 32 ? 4 : 2) * n_wide_threads * 8 : 0);
+        total = scales + 2 * rows * 4;
         // the sums of the warps that share channels meet where the tiles were, but those that a warp keeps
-        const int side = wide_channel_warps(v_blocks);
+        const int side = wide_channel_warps(p.v_blocks);
         const int merge = k_stages + (n_wide_warps / side - 1) * rows * 64 * side * 4;
         total = total > merge ? total : merge;
     }

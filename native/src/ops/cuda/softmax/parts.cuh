@@ -41,7 +41,7 @@ struct Parts {
             late = rest != 0 && rest + tiles_late <= n_tiles / count;
             if (late) count++;
         }
-        halves = p.wide == max_wide_rows && p.pair == 0 && 2 * count <= p.n_split;
+        halves = p.wide == max_wide_rows && 2 * count <= p.n_split;
     }
     // The first tile of a part, or the last one's end.
     __device__ int begin(int part) const {

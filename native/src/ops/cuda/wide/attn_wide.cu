@@ -5,24 +5,22 @@ namespace lkv::cuda {
 
 namespace {
 
-template <int NT, int NB, int Kind, bool Pair>
+template <int NT, int NB, int Kind>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
     constexpr int rows = 8 * NT;
-    const auto kernel = wide_kernel<NT, NB, Kind, Pair>;
+    const auto kernel = wide_kernel<NT, NB, Kind>;
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
-    const int row_blocks = Pair ? 2 : (n_rows + rows - 1) / rows;
+    const int row_blocks = (n_rows + rows - 1) / rows;
     const dim3 grid(static_cast<unsigned>(launched_items(args)), static_cast<unsigned>(row_blocks),
                     static_cast<unsigned>(args.n_split));
     const WidePlan plan(args, rows);
-    return launch_clusters(dim3(1, Pair ? 2 : 1), kernel, grid, n_wide_threads, static_cast<size_t>(plan.total), stream,
-                           args, plan);
+    return launch_next(kernel, grid, n_wide_threads, static_cast<size_t>(plan.total), stream, args, plan);
 }
 
 template <int Kind>
 cudaError_t launch_kind(const AttnArgs& args, cudaStream_t stream) {
-    if (args.pair != 0) return launch_one<4, 1, Kind, true>(args, stream);
-    if (args.v_blocks > n_wide_warps) return launch_one<2, 2, Kind, false>(args, stream);
-    return args.wide == 16 ? launch_one<2, 1, Kind, false>(args, stream) : launch_one<4, 1, Kind, false>(args, stream);
+    if (args.v_blocks > n_wide_warps) return launch_one<2, 2, Kind>(args, stream);
+    return args.wide == 16 ? launch_one<2, 1, Kind>(args, stream) : launch_one<4, 1, Kind>(args, stream);
 }
 
 }  // namespace

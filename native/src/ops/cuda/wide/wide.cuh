@@ -8,7 +8,7 @@
 //
 // A step takes K of one tile and V of the one before, with two barriers: behind the scores, when K's buffer is free, and behind
 // softmax and values, when V's is. With three and one phase behind the other a latent of 1024 took 143 us a layer at 65536 slots in
-// f16, now 110. Two thread blocks may split the channels (Pair): each multiplies V while the other's half of the scores comes.
+// f16, now 110.
 //
 // Rows of f16 are operands as they lie: matrix loads, channels in their order. Sixteen warps hide each other's chains of load,
 // dequantize, product: with eight, joint latents of 512 took 72 us a layer at 65536 slots in q4, and 96 in f16.
@@ -18,7 +18,6 @@
 #include "ops/cuda/gpu/bulk_copy.cuh"
 #include "ops/cuda/gpu/chain.cuh"
 #include "ops/cuda/gpu/mma.cuh"
-#include "ops/cuda/gpu/pair.cuh"
 #include "ops/cuda/rows/copy.cuh"
 #include "ops/cuda/rows/dequant.cuh"
 #include "ops/cuda/shared_plan.h"
@@ -32,11 +31,6 @@ struct WideShare {
     int begin;
     int n_tiles;
     int own_row;  // the first of them in WideShared
-    int rank;     // of a pair
-    int k_first;  // this thread block's 64-channel blocks of K and of V
-    int k_blocks;
-    int v_first;
-    int v_blocks;
 };
 
 // Where a row's sums go, null where there is no row, and by what they are multiplied.
@@ -50,12 +44,11 @@ struct WideShared {
     WideRow rows[max_wide_rows];
     int32_t row_at[max_wide_rows];          // of [n_tokens, n_head], -1 where there is no row
     uint64_t arrivals[2][max_wide_stages];  // of K and V rows that the copy engine brings
-    uint64_t scores_arrive[2];              // from the other of a pair
     int32_t part;                           // of `parts` that have work
     int32_t parts;
 };
 
-template <int NT, int NB, int Kind, bool Pair>
+template <int NT, int NB, int Kind>
 __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& plan, const WideShare& share,
                                             uint8_t* shared, WideShared& own) {
     constexpr int R = 8 * NT;
@@ -68,8 +61,8 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
     const int tile = share.tile;
     const int tile_begin = share.begin;
     const int n_tiles = share.n_tiles;
-    const int k_blocks = share.k_blocks;
-    const int v_blocks = share.v_blocks;
+    const int k_blocks = p.k_blocks;
+    const int v_blocks = p.v_blocks;
     const auto* const sources = reinterpret_cast<const WideSource*>(shared);  // [n_regions][K, V]
     const auto* const chunks = reinterpret_cast<const Chunk*>(shared + plan.chunks);
     auto* const queries = reinterpret_cast<uint2*>(shared + plan.queries);  // [k_blocks][4][NT/2][32][2]
@@ -77,7 +70,6 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
         return reinterpret_cast<uint64_t*>(shared + plan.marks + (i & (wide_marks - 1)) * tile * 12);
     };
     auto& arrivals = own.arrivals;
-    [[maybe_unused]] auto& scores_arrive = own.scores_arrive;
 
     // queries [row][channel] f32 -> operand b of the products, two blocks of 8 rows in a 16-byte word: lane 4g + c holds row g,
     // channels of pair s and s + 4 of chunk c; as stored: channels 2c, 2c + 1, 2c + 8, 2c + 9 of chunk s.
@@ -85,11 +77,11 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
     struct Channels {
         float4 x, y;
     };
-    const int n_items = plan.k_blocks * 8 * R;
+    const int n_items = p.k_blocks * 8 * R;
     const auto read_query = [&](int i) {
         const int at = i < n_items ? own.row_at[share.own_row + i / 8 % R] : -1;
         const float* const from = at >= 0 ? p.q + static_cast<int64_t>(at) * p.q_width : nullptr;
-        const int channel = 64 * (share.k_first + i / (8 * R)) + 16 * (i / 2 % 4) + 4 * (i % 2);
+        const int channel = 64 * (i / (8 * R)) + 16 * (i / 2 % 4) + 4 * (i % 2);
         return Channels{four_floats(from, p.q_width, channel), four_floats(from, p.q_width, channel + 8)};
     };
     const auto keep_query = [&](int i, const Channels& of) {
@@ -184,32 +176,11 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
                 if (last < all) copy_async<4>(to + last, src + last);
             } else {
                 const int bytes = static_cast<int>(group.bytes);
-                const bool codes = Pair && from.affine != 0;
-                const int all = codes ? bytes + half_slack : bytes;
-                // behind the last row there may be nothing: it ends with single words
-                const bool to_the_end = codes && first + n == from.n_slots;
-                const auto lead_of = [&](int s) {
-                    return codes ? static_cast<int>((s * from.row_bytes + group.first) % 16) : 0;
-                };
-                const auto in_sixteens = [&](int s) { return (lead_of(s) + bytes) / 16 * 16; };
-                if (threadIdx.x == 0) {
-                    rows_arrive.announce(n * all - (to_the_end ? all - in_sixteens(n - 1) : 0));
-                }
+                if (threadIdx.x == 0) rows_arrive.announce(n * bytes);
                 const int s = lane * issuers + issuer;
                 if (issuer >= 0 && s < n) {
                     const uint8_t* const row = from.rows + static_cast<int64_t>(first + s) * from.row_bytes;
-                    const bool last = to_the_end && s == n - 1;
-                    uint8_t* const dst = to + s * pitch + from.lead - lead_of(s);
-                    const uint8_t* const src = row + group.first - lead_of(s);
-                    rows_arrive.copy(dst, src, last ? in_sixteens(s) : all);
-                    if (codes) {
-                        copy_async<4>(to + s * pitch + from.affine, row + from.affine_from);
-                        if (last) {
-                            for (int at = in_sixteens(s); at < lead_of(s) + bytes; at += 4) {
-                                copy_async<4>(dst + at, src + at);
-                            }
-                        }
-                    }
+                    rows_arrive.copy(to + s * pitch, row + group.first, bytes);
                 }
             }
         }
@@ -217,8 +188,7 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
     };
     // whose softmax this thread shares
     constexpr int row_threads = n_wide_threads / R;
-    constexpr int steps =
-        (Pair ? pair_tile : max_wide_tile) / (2 * row_threads);  // two neighbouring slots a thread and step
+    constexpr int steps = max_wide_tile / (2 * row_threads);  // two neighbouring slots a thread and step
     const int my_row = threadIdx.x / row_threads;
     const int my_part = threadIdx.x % row_threads;
     float row_max = -INFINITY;
@@ -229,15 +199,14 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
     const int k_slot = (warp & ((1 << slot_bits) - 1)) * 16;
     const int k_channel = warp >> slot_bits;
     const int k_side = p.k_columns >> (slot_bits + 4);
-    const int v_side = wide_channel_warps(plan.v_blocks);
+    const int v_side = wide_channel_warps(p.v_blocks);
     const int v_channel = warp & (v_side - 1);
     const int v_slot = warp >> (__ffs(v_side) - 1);
     const int v_slots = n_wide_warps >> (__ffs(v_side) - 1);
     float acc[NB][4][NT][4] = {};
-    const int plane_pitch = tile + WidePlan::plane_pad(Pair);
+    const int plane_pitch = tile + WidePlan::plane_pad;
     const int weight_pitch = tile + 8;
     auto* const planes = reinterpret_cast<float*>(shared + plan.planes);
-    auto* const exchange = reinterpret_cast<float2*>(shared + plan.exchange) + threadIdx.x;
     const auto weights_of = [&](int i) {
         return reinterpret_cast<__half*>(shared + plan.weights) + (i & 1) * R * weight_pitch;
     };
@@ -266,7 +235,7 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
 #pragma unroll 1
     for (int i = 0; i <= n_tiles; i++) {
         const bool has_k = i < n_tiles;
-        const Chunk* const k_chunks = chunks + (has_k ? region_of(i) : 0) * 4 * (plan.k_blocks + plan.v_blocks);
+        const Chunk* const k_chunks = chunks + (has_k ? region_of(i) : 0) * 4 * (p.k_blocks + p.v_blocks);
         if (has_k) {
             const WideSource& source = sources[2 * region_of(i)];
             const int pitch = source.pitch;
@@ -324,7 +293,7 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
         for (int k = 0; k < steps; k++) score[k] = make_float2(0.0f, 0.0f);
         if (has_k) {
             const float* const score_of = planes + my_row * plane_pitch + 2 * my_part;
-#pragma unroll(Pair || NT == 2 ? 4 : 2)
+#pragma unroll(NT == 2 ? 4 : 2)
             for (int w = 0; w < k_side; w++) {
 #pragma unroll
                 for (int k = 0; k < steps; k++) {
@@ -334,16 +303,6 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
                         *reinterpret_cast<const float2*>(score_of + w * R * plane_pitch + 2 * k * row_threads);
                     score[k].x += x.x;
                     score[k].y += x.y;
-                }
-            }
-            if constexpr (Pair) {
-                // room for two tiles: the other has read tile i - 2 where its scores of tile i - 1 have come
-                if (threadIdx.x == 0) Arrivals(&scores_arrive[i & 1]).announce(tile * R * 4);
-#pragma unroll
-                for (int k = 0; k < steps; k++) {
-                    if (2 * (my_part + k * row_threads) >= tile) break;
-                    send(in_peer(exchange + (2 * k + (i & 1)) * n_wide_threads), score[k],
-                         in_peer(&scores_arrive[i & 1]));
                 }
             }
         }
@@ -394,16 +353,14 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
                 row_sum += as_used.x + as_used.y;
             }
         };
-        if constexpr (!Pair) {
-            if (has_k) softmax();
-        }
+        if (has_k) softmax();
 
         if (i > 0) {
             const int region = region_of(i - 1);
             const WideSource& source = sources[2 * region + 1];
             const int pitch = source.pitch;
             [[maybe_unused]] const int v_kind = source.group.kind;
-            const Chunk* const v_chunks = chunks + region * 4 * (plan.k_blocks + plan.v_blocks) + 4 * plan.k_blocks;
+            const Chunk* const v_chunks = chunks + region * 4 * (p.k_blocks + p.v_blocks) + 4 * p.k_blocks;
             const int stage = (i - 1) & stage_bits;
             uint8_t* const v_rows = shared + plan.v_stages + stage * tile * p.v_pitch;
             Arrivals(&arrivals[1][stage]).wait((i - 1) >> stage_bits & 1);
@@ -479,19 +436,6 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
                 }
             }
         }
-        if constexpr (Pair) {
-            if (has_k) {
-                Arrivals(&scores_arrive[i & 1]).wait(i >> 1 & 1);
-#pragma unroll
-                for (int k = 0; k < steps; k++) {
-                    if (k > 0 && 2 * k * row_threads >= tile) break;
-                    const float2 x = exchange[(2 * k + (i & 1)) * n_wide_threads];
-                    score[k].x += x.x;
-                    score[k].y += x.y;
-                }
-                softmax();
-            }
-        }
         copies_wait(2 * p.stages - 2);              // K of tile i + 1
         moved = __syncthreads_or(rescale != 1.0f);  // rarely, once a few tiles have passed
         issue(1, i - 1 + p.stages);
@@ -501,12 +445,12 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
 #pragma unroll
     for (int o = row_threads / 2; o > 0; o /= 2) row_sum += __shfl_xor_sync(0xffffffffu, row_sum, o);
 
-    const bool is_result = !Pair && p.v_b == nullptr && own.parts == 1 && p.leaves != Leaves::parts;
+    const bool is_result = p.v_b == nullptr && own.parts == 1 && p.leaves != Leaves::parts;
     auto* const ends = reinterpret_cast<RowEnd*>(shared + plan.queries);  // [R], queries are read no more
     if (my_part == 0) {
         RowEnd end{nullptr, 1.0f};
         const int row = own.row_at[share.own_row + my_row];
-        if (row >= 0 && share.rank == 0 && (!is_result || p.leaves != Leaves::results)) {
+        if (row >= 0 && (!is_result || p.leaves != Leaves::results)) {
             const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
             reinterpret_cast<float2*>(p.partial_ml)[at] = make_float2(row_max, row_sum);
         }
@@ -514,7 +458,7 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
             end = {p.out + static_cast<int64_t>(row) * p.head_dim, row_sum > 0.0f ? 1.0f / row_sum : 0.0f};
         } else if (row >= 0) {
             const int64_t at = static_cast<int64_t>(own.part) * p.n_tokens * p.n_head + row;
-            end.to = p.partial + 64 * (at * p.v_blocks + share.v_first);
+            end.to = p.partial + 64 * at * p.v_blocks;
         }
         ends[my_row] = end;
     }
@@ -581,23 +525,15 @@ __device__ __forceinline__ void attend_part(const AttnArgs& p, const WidePlan& p
     }
 }
 
-// NT: 8-row blocks of queries, 2 or 4. NB: 64-channel blocks of V per warp. Kind: as in with_chunk. Pair: two thread blocks of a
-// cluster share a part: all its query rows, half of K's channels and half of V's each. Of a short cache with 32 query rows two
+// NT: 8-row blocks of queries, 2 or 4. NB: 64-channel blocks of V per warp. Kind: as in with_chunk. Of a short cache with 32 query rows two
 // thread blocks take 16 rows of a part each, see Parts.
-template <int NT, int NB, int Kind, bool Pair>
+template <int NT, int NB, int Kind>
 __global__ void __launch_bounds__(n_wide_threads, 1)
     wide_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ WidePlan plan) {
     constexpr int R = 8 * NT;
-    if constexpr (Pair && !has_clusters) return;  // never launched: see device_chains
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ WideShared own;
     let_next_start();
-    const int rank = Pair ? pair_rank() : 0;
-    const int k_first = Pair ? rank * plan.k_blocks : 0;  // this thread block's 64-channel blocks of K and of V
-    const int v_first = Pair ? rank * plan.v_blocks : 0;
-    const int k_blocks = Pair ? min(plan.k_blocks, p.k_blocks - k_first) : p.k_blocks;
-    const int v_blocks = Pair ? min(plan.v_blocks, p.v_blocks - v_first) : p.v_blocks;
-
     auto* const sources = reinterpret_cast<WideSource*>(shared);  // [n_regions][K, V]
     auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.chunks);
     const WorkItem item(p, blockIdx.x);
@@ -607,7 +543,7 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     constexpr int row_thread = n_wide_threads - 32;
     const int row = static_cast<int>(threadIdx.x) - row_thread;
     if (row >= 0 && row < R) {
-        const int of_item = (Pair ? 0 : blockIdx.y * R) + row;
+        const int of_item = blockIdx.y * R + row;
         const bool exists = of_item < item.n_rows;
         const int at = exists ? item.row_at(p, of_item) : 0;
         const int token = at / p.n_head;
@@ -616,30 +552,18 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1,
                          exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f};
     }
-    const int per_region = 4 * (plan.k_blocks + plan.v_blocks);
+    const int per_region = 4 * (p.k_blocks + p.v_blocks);
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.n_regions * per_region; i += n_wide_threads) {
         const int r = i / per_region;
         const int j = i - r * per_region;
-        const bool is_k = j < 4 * plan.k_blocks;
-        const int at = is_k ? 4 * k_first + j : 4 * v_first + j - 4 * plan.k_blocks;
-        const int all = 4 * (is_k ? p.k_blocks : p.v_blocks);
+        const bool is_k = j < 4 * p.k_blocks;
+        const int at = is_k ? j : j - 4 * p.k_blocks;
         const RegionArgs& region = p.regions[r];
         const Chunk* const from =
             region.chunks + (is_k ? item.k_group * 4 * p.k_blocks
                                   : p.n_kv / p.k_group * 4 * p.k_blocks + item.v_group * 4 * p.v_blocks);
-        Chunk chunk = at < all ? from[at] : Chunk{};
-        if constexpr (Pair) {
-            const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
-            const uint32_t row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
-            if (wide_halves(group, from, all) && at < all) {
-                const int begin = 4 * (is_k ? k_first : v_first);
-                const WideHalf half(group, row_bytes, from, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
-                chunk.codes = static_cast<uint16_t>(chunk.codes - from[begin].codes + half.lead);
-                chunk.affine = static_cast<uint16_t>(half.affine);
-            }
-        }
-        chunks[i] = chunk;
+        chunks[i] = from[at];
     }
     const Parts parts(p, n_slots);
     WideShare share;
@@ -653,11 +577,6 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
     share.tile = parts.tile;
     share.begin = parts.begin(part);
     share.n_tiles = parts.begin(part + 1) - share.begin;
-    share.rank = rank;
-    share.k_first = k_first;
-    share.k_blocks = k_blocks;
-    share.v_first = v_first;
-    share.v_blocks = v_blocks;
     constexpr int source_thread = n_wide_threads - 64;
     const int source = static_cast<int>(threadIdx.x) - source_thread;
     if (source >= 0 && source < 2 * p.n_regions) {
@@ -675,41 +594,20 @@ __global__ void __launch_bounds__(n_wide_threads, 1)
         from.whole = copied_whole(from.row_bytes, from.group) ? 1 : 0;
         // each region's own: the largest, by which tiles are laid out, need be no multiple of 16
         from.pitch = from.whole != 0 ? static_cast<int>(from.row_bytes) : pitch_of(static_cast<int>(from.group.bytes));
-        from.affine = from.affine_from = from.lead = 0;
-        if constexpr (Pair) {
-            const Chunk* const of = region.chunks + from.group.chunks;
-            const int begin = 4 * (is_k ? k_first : v_first);
-            if (wide_halves(from.group, of, 4 * (is_k ? p.k_blocks : p.v_blocks))) {
-                const WideHalf half(from.group, from.row_bytes, of, begin, begin + 4 * (is_k ? k_blocks : v_blocks));
-                from.affine_from = static_cast<int>(from.group.first) + of[0].affine;
-                from.group.first = half.first;
-                from.group.bytes = half.bytes;
-                from.group.access_bits = 4;
-                from.whole = 0;
-                from.pitch = half.pitch;
-                from.affine = half.affine;
-                from.lead = half.lead;
-            }
-        }
         sources[source] = from;
     }
     if (static_cast<int>(threadIdx.x) < 2 * p.stages) {
         Arrivals(&own.arrivals[threadIdx.x % 2][threadIdx.x / 2]).init();
     }
-    if constexpr (Pair) {
-        if (threadIdx.x < 2) Arrivals(&own.scores_arrive[threadIdx.x]).init();
-        pair_barrier();
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
     wait_for_previous();
-    if constexpr (NT == 4 && !Pair) {
+    if constexpr (NT == 4) {
         if (parts.halves) {
-            attend_part<2, NB, Kind, Pair>(p, plan, share, shared, own);
+            attend_part<2, NB, Kind>(p, plan, share, shared, own);
             return;
         }
     }
-    attend_part<NT, NB, Kind, Pair>(p, plan, share, shared, own);
+    attend_part<NT, NB, Kind>(p, plan, share, shared, own);
 }
 
 }  // namespace lkv::cuda
