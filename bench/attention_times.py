@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+import cuda
 import random_model
 import record
 from latentkv import _core
@@ -59,12 +59,8 @@ FILES: tuple[tuple[str, str | None, int, str, tuple[int, ...], int], ...] = (
     ("7b", None, 1, "", SHALLOW, MANY),
     ("7b", "14", 8, "speed", SHALLOW, MANY),
 )
-ROUNDS, STEPS = (
-    4,
-    24,
-)  # at a depth; fewer steps than the exact window holds, so none reads a latent at depth 0
+ROUNDS, STEPS = 4, 24  # at a depth; fewer steps than the window holds: none reads a latent at depth 0
 SKIPPED = 3  # of a round: the first run builds the graph, the second records it
-FILL = 8192  # tokens of a call that fills the cache
 
 
 @dataclass(frozen=True)
@@ -102,10 +98,8 @@ def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> 
     )
     at = 0
     for depth in (0, *depths):
-        while at < depth:
-            n = min(FILL, depth - at)
-            session.decode(random.integers(0, model.n_vocab, n).tolist(), output="none")
-            at += n
+        cuda.fill(session, random, model.n_vocab, at, depth)
+        at = depth
         steps = []
         for _ in range(ROUNDS):
             for number, token in enumerate(random.integers(0, model.n_vocab, STEPS).tolist()):
@@ -131,11 +125,6 @@ def measured(spec: Spec, folder: Path, ubatch: int) -> Measured:
     )  # fmt: skip
 
 
-def gpu_name() -> str:
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -145,7 +134,7 @@ def main() -> None:
         "--ubatch", type=int, default=512, help="of the tokens that fill a cache (default 512)"
     )
     args = parser.parse_args()
-    gpu = gpu_name()
+    gpu = cuda.ask_gpu("name")
     with tempfile.TemporaryDirectory() as folder:
         files = [measured(Spec(*each), Path(folder), args.ubatch) for each in FILES]
     info: dict[str, Any] = _core.build_info()

@@ -21,11 +21,25 @@ import numpy as np
 
 from latentkv import _core
 
+FILL = 8192  # tokens of a call that fills a cache
+
+
+def ask_gpu(field: str) -> str:
+    """What the driver says of the first GPU: `name`, `memory.used` in MiB."""
+    query = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+
 
 def used_mib() -> int:
     """Memory in use on the first GPU, by all processes: weights, cache, buffers and the driver's own."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+    return int(ask_gpu("memory.used"))
+
+
+def fill(session: _core.Session, random: np.random.Generator, n_vocab: int, at: int, depth: int) -> None:
+    """Random tokens from position `at` to `depth`."""
+    for begin in range(at, depth, FILL):
+        n = min(FILL, depth - begin)
+        session.decode(random.integers(0, n_vocab, n).tolist(), output="none")
 
 
 def batch_time(session: _core.Session, random: np.random.Generator, n_vocab: int, n: int) -> float:
@@ -49,10 +63,7 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
     rows: list[dict[str, Any]] = []
     at = 0
     for depth in depths:
-        while at < depth:
-            n = min(8192, depth - at)
-            session.decode(random.integers(0, model.n_vocab, n).tolist(), output="none")
-            at += n
+        fill(session, random, model.n_vocab, at, depth)
         steps = []
         for token in random.integers(0, model.n_vocab, args.decode).tolist():
             start = time.perf_counter()

@@ -121,10 +121,7 @@ def main() -> None:
     columns = columns_of(args)
     rows = table(measured, "full f16", [column.key for column in columns])
     if args.save:
-        gpu = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
-        )
-        note = f"{gpu.stdout.strip()}, {random_model.SHAPES[args.shape].name} shape, tokens/s, batch 1."
+        note = f"{cuda.ask_gpu('name')}, {random_model.SHAPES[args.shape].name} shape, tokens/s, batch 1."
         command = "python bench/default_files.py " + " ".join(sys.argv[1:])
         save(RESULTS / f"{args.save}.json", command=command, columns=columns, rows=rows, note=note)
     print(json.dumps(rows, indent=1))

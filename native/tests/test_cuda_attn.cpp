@@ -226,6 +226,7 @@ void samples() {
         {"expanded keys", 4, 4, 4, 320, 384, true, Format::q4},
         {"expanded keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
         {"expanded keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
+        {"expanded keys", 4, 2, 4, 288, 128, true, Format::f16},
         {"expanded", 2, 4, 1, 64, 64, true, Format::q4, 9, 40},
         {"expanded", 1, 4, 1, 64, 64, true, Format::q8, 70, 270},
     };
@@ -280,19 +281,26 @@ void samples() {
     }
 }
 
+// Heads of two query heads each that share one latent of K and of V in q4.
+AttnShape one_latent(const char* name, int heads, int k_rank, int v_rank, int n_past) {
+    AttnShape s;
+    s.name = name;
+    s.v_latent = true;
+    s.n_kv = s.k_group = s.v_group = heads;
+    s.rep = 2;
+    s.k_ranks = {k_rank};
+    s.v_ranks = {v_rank};
+    s.k_formats = s.v_formats = {Format::q4};
+    s.uniform = true;
+    s.n_past = n_past;
+    return s;
+}
+
 // Chunks of expanded keys add up in the same parts, however many of these each would choose for itself: 8 steps of 32 slots in 7 parts
 // are four times two, the 5 steps behind them five.
 void uneven_chunks() {
-    AttnShape s;
-    s.name = "expanded keys in uneven chunks";
-    s.k_rebuild = s.v_latent = true;
-    s.n_kv = s.k_group = s.v_group = 4;
-    s.rep = 2;
-    s.k_ranks = {320};
-    s.v_ranks = {256};
-    s.k_formats = s.v_formats = {Format::q4};
-    s.uniform = true;
-    s.n_past = 405;
+    AttnShape s = one_latent("expanded keys in uneven chunks", 4, 320, 256, 405);
+    s.k_rebuild = true;
     AttnCase c(s);
     DeviceCase device(c.params);
     CHECK(kernel_of(device.args) == "expanded keys");
@@ -304,16 +312,7 @@ void uneven_chunks() {
 
 // Parts that start late have less work: 42 steps of 32 slots are 13, 13, 8 and 8.
 void late_parts() {
-    AttnShape s;
-    s.name = "parts that start late";
-    s.v_latent = true;
-    s.n_kv = s.k_group = s.v_group = 2;
-    s.rep = 2;
-    s.k_ranks = {96};
-    s.v_ranks = {64};
-    s.k_formats = s.v_formats = {Format::q4};
-    s.uniform = true;
-    s.n_past = 1340;
+    const AttnShape s = one_latent("parts that start late", 2, 96, 64, 1340);
     AttnCase c(s);
     DeviceCase device(c.params);
     CHECK(kernel_of(device.args) == "mla");

@@ -27,6 +27,10 @@ DEPTHS = waterfill.DEPTHS
 PLAN = ((("q8", 1), ("q4", 8), ("q2", 8), ("q1", 7)), (("q4", 8), ("q2", 8), ("q1", 8)))
 
 
+def command(checkpoint: Path, out: Path, calib: Path, times: Path) -> list[str]:
+    return [str(checkpoint), "-o", str(out), "--calib", str(calib), "--gpu-times", str(times)]
+
+
 def sizes(n_head: int, n_kv: int, head_dim: int) -> ModelSpec:
     spec = archs.model_spec(archs.tiny("llama"))
     return dataclasses.replace(spec, n_layer=32, n_head=n_head, n_kv=n_kv, head_dim=head_dim)
@@ -211,16 +215,7 @@ def test_other_files_are_refused(
     with pytest.raises(ConvertError, match=r"^\[--gpu-times\] expected"):
         gpu_file.load(path)
     capsys.readouterr()
-    words = [
-        str(directory),
-        "-o",
-        str(tmp_path / "out.gguf"),
-        "--calib",
-        str(calib),
-        "--gpu-times",
-        str(path),
-    ]
-    assert cli.main(words) == 2
+    assert cli.main(command(directory, tmp_path / "out.gguf", calib, path)) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert line.startswith("error: [--gpu-times] expected")
@@ -232,17 +227,8 @@ def test_a_file_of_times_is_not_overwritten(
 ) -> None:
     path, directory = tmp_path / "out.report.json", tiny()
     path.write_text("{}")
-    words = [
-        str(directory),
-        "-o",
-        str(tmp_path / "out.gguf"),
-        "--calib",
-        str(calib),
-        "--gpu-times",
-        str(path),
-    ]
     capsys.readouterr()
-    assert cli.main(words) == 2
+    assert cli.main(command(directory, tmp_path / "out.gguf", calib, path)) == 2
     assert "expected a file that this conversion does not read" in capsys.readouterr().err
 
 
@@ -260,8 +246,8 @@ def test_a_report_has_what_the_plan_was_chosen_from(
     (tmp_path / "gpu.json").write_text(json.dumps(content))
     directory = tiny(num_attention_heads=4, num_key_value_heads=2, head_dim=64)
     out = tmp_path / "out.gguf"
-    words = [str(directory), "-o", str(out), "--calib", str(calib), "--calib-window", "384", "--recent", "32"]
-    words += ["--kv-budget", "40%", "--gpu-times", str(tmp_path / "gpu.json")]
+    words = command(directory, out, calib, tmp_path / "gpu.json")
+    words += ["--calib-window", "384", "--recent", "32", "--kv-budget", "40%"]
     capsys.readouterr()
     assert cli.main([*words, *(["--master"] if master else [])]) == 0
     text = capsys.readouterr().out

@@ -18,8 +18,8 @@ bool plan_direct(const LatentAttnParams& p, int capacity, const Device& device, 
 
 // What expand/ asks of the kernels that attend to its rows. K of the MLA kernel may be expanded, AttnArgs::rebuild.
 bool plan_mla_rows(const LatentAttnParams& p, const Device& device, AttnArgs& a);
-// Whether all rows of a side are what the MLA kernel reads. with_f16: f16 too
-bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, bool with_f16 = true);
+// Whether all rows of a side are what the MLA kernel reads.
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks);
 // k_pitch, v_pitch: of the region with the smallest rows, the compressed one; exact windows beside it are a few tiles, read where they
 // lie instead of making every stage four times as large. any_rows: even so few that warps stay idle
 bool plan_prefill_rows(int capacity, const Device& device, int k_pitch, int v_pitch, AttnArgs& a, bool any_rows);

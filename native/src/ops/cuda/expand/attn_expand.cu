@@ -31,7 +31,6 @@ AttnArgs with_keys(const AttnArgs& args, int first) {
     keys.scores = at;
     keys.chunk_slots = args.expand;
     keys.first_tile = first;
-    keys.n_tiles = args.expand / expand_tile;
     keys.continues = first > 0 ? 1 : 0;
     keys.n_parts = args.context > args.expand ? args.n_split : 0;
     return latent;
@@ -41,7 +40,7 @@ AttnArgs with_keys(const AttnArgs& args, int first) {
 cudaError_t make_keys(const AttnArgs& args, int first, cudaStream_t stream) {
     float* const at = args.partial + parts_floats(args);
     if (args.expand_by == ExpandBy::scores) {
-        return launch_scores(args, {at, args.expand, first, args.expand / expand_tile}, stream);
+        return launch_scores(args, {at, args.expand, first}, stream);
     }
     const ExpandSide k(args, true);
     const ExpandTo to{reinterpret_cast<uint8_t*>(at), nullptr, nullptr, nullptr, nullptr};

@@ -61,8 +61,7 @@ bool plan_expand_keys(const LatentAttnParams& p, int capacity, const Device& dev
         if (a.v_group % n == 0) a.unit = n;
     }
     if (side_has_units(p, &RegionView::k, a.k_blocks)) {
-        const bool codes = side_has_units(p, &RegionView::k, a.k_blocks, false);
-        a.expand_by = codes && plan_scores(device, a) ? ExpandBy::scores : by_units(device);
+        a.expand_by = plan_scores(device, a) ? ExpandBy::scores : by_units(device);
     }
     const bool scores = a.expand_by == ExpandBy::scores;
     if (!plan_mla_rows(p, device, a)) return false;

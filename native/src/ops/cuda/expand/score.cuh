@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(score_threads, 1)
     __syncthreads();
 
     const Parts parts(p);
-    const int end = min(parts.n_tiles, to.first_tile + to.n_tiles);
+    const int end = min(parts.n_tiles, to.first_tile + to.slots / expand_tile);
     const int step = score_groups * static_cast<int>(gridDim.x);
     const Operand factor(static_cast<uint32_t>(__cvta_generic_to_shared(shared)), static_cast<uint32_t>(layout.pitch));
 #pragma unroll 1

@@ -35,7 +35,6 @@ struct ScoreTo {
     float* scores;
     int32_t slots;
     int32_t first_tile;  // of the chunk, of expand_tile slots
-    int32_t n_tiles;
 };
 
 // Floats of a chunk's scores.

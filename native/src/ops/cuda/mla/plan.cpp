@@ -32,7 +32,7 @@ bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
 
 }  // namespace
 
-bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks, bool with_f16) {
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
     if (blocks > most_units / 2) return false;
     for (int r = 0; r < p.n_regions; r++) {
         const RowLayout& row = p.regions[r].*side;
@@ -40,7 +40,7 @@ bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int
             std::vector<Chunk> chunks;
             group_table(row, row.groups[g], blocks, chunks);
             bool f16 = false;
-            if (!has_units(chunks.begin(), chunks.end(), f16) || (f16 && !with_f16)) return false;
+            if (!has_units(chunks.begin(), chunks.end(), f16)) return false;
         }
     }
     return true;

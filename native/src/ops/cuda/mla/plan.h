@@ -32,7 +32,6 @@ struct MlaKeys {
     const uint8_t* rows;  // f16 [slots][n_kv][head_dim]
     const float* scores;  // [n_tokens · n_head][chunk_slots]
     int32_t chunk_slots;
-    int32_t n_tiles;
     int32_t continues;  // 1: parts of the chunks before are there
     int32_t
         n_parts;  // of every chunk, which add up in the same ones; 0: there is one chunk, and as many as its slots ask for

@@ -23,7 +23,7 @@ struct MlaSlots {
             if (keys.as == MlaK::latents) continue;
             first[r] = max(0, (keys.first_tile - before) * expand_tile);
             key_row[r] = (before - keys.first_tile) * expand_tile + first[r];
-            of[r] = max(0, min(of[r], (keys.first_tile + keys.n_tiles - before) * expand_tile) - first[r]);
+            of[r] = max(0, min(of[r], (keys.first_tile - before) * expand_tile + keys.chunk_slots) - first[r]);
             before += (counts.of[r] + expand_tile - 1) / expand_tile;
         }
     }

@@ -19,6 +19,7 @@ from .features import UNITS, Features
 from .fit import fit
 
 DEFAULT = Path(__file__).parent / "h100.json"
+_SIZES = ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")  # of Measured, as they are in a file
 _WHAT = "a file that bench/attention_times.py wrote"
 
 
@@ -59,11 +60,8 @@ class Measured:
         return [(counted.at(depth), us) for depth, us in self.us.items()]
 
     def as_dict(self) -> dict[str, Any]:
-        sizes = {
-            name: getattr(self, name) for name in ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")
-        }
         return {
-            **sizes,
+            **{name: getattr(self, name) for name in _SIZES},
             "k": _side_as_dict(self.layer.k),
             "v": _side_as_dict(self.layer.v),
             "us": {str(depth): round(us, 2) for depth, us in self.us.items()},
@@ -73,8 +71,7 @@ class Measured:
     def of(cls, entry: Mapping[str, Any]) -> Measured:
         layer = LayerPlan(*(side_of(entry["n_kv"], **entry[name]) for name in ("k", "v")))
         us = {int(depth): float(time) for depth, time in entry["us"].items()}
-        sizes = {name: entry[name] for name in ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")}
-        return cls(**sizes, layer=layer, us=us)
+        return cls(**{name: entry[name] for name in _SIZES}, layer=layer, us=us)
 
 
 def side_of(n_kv: int, path: str, group: int = 1, segments: Any = ()) -> SidePlan:
