@@ -65,12 +65,16 @@ const std::vector<SegmentSpec> k_28 = {{q8, 128}, {q8, 256}, {q4, 128}, {q4, 256
 const std::vector<SegmentSpec> v_28 = {{q8, 192}, {q4, 192}, {q4, 256}, {q2, 192}, {q1, 64}};
 const std::vector<SegmentSpec> k_14 = {{q8, 64}, {q4, 128}, {q4, 128}, {q2, 128}, {q2, 128}, {q2, 64}, {q1, 128}};
 const std::vector<SegmentSpec> v_14 = {{q4, 128}, {q4, 128}, {q2, 128}, {q2, 128}, {q1, 128}, {q1, 128}};
+// The same of four.
+const std::vector<SegmentSpec> k_14_of_4 = {{q8, 32}, {q4, 128}, {q2, 128}, {q1, 64}, {q1, 32}};
+const std::vector<SegmentSpec> v_14_of_4 = {{q4, 128}, {q2, 128}, {q1, 128}};
 const std::vector<SegmentSpec> k_8 = {{q4, 64}, {q4, 128}, {q2, 64}, {q2, 128}, {q1, 128}};
 const std::vector<SegmentSpec> v_8 = {{q4, 64}, {q2, 64}, {q2, 128}, {q1, 128}, {q1, 128}};
 
 const std::vector<Shape> shapes = {
     {"8B", "plan 28 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_28, v_28},
     {"8B", "plan 14 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_14, v_14},
+    {"8B", "plan 14 % of four", 32, 8, 4, 512, 4, 512, false, true, false, k_14_of_4, v_14_of_4},
     {"8B", "plan 8.5 %", 32, 8, 8, 1024, 8, 1024, false, true, false, k_8, v_8},
     {"7B", "plan 14 %", 32, 32, 8, 1024, 8, 1024, false, true, false, k_14, v_14},
     {"8B", "full/full", 32, 8, 1, 0, 1, 0, false},

@@ -217,6 +217,11 @@ void samples() {
         {"mla", 2, 5, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
         {"mla", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
         {"mla", 4, 3, 4, 64, 256, false, Format::q8, 1, 12000},  // nearly as many parts as there can be
+        // many tiles a part
+        {"mla", 4, 4, 4, 256, 192, false, Format::q4, 1, 1010, 1, 1},
+        {"mla", 4, 2, 4, 320, 512, false, Format::q1, 4, 700, 1, 1},
+        {"mla", 8, 1, 8, 512, 640, false, Format::q2, 1, 1100, 1, 1},
+        {"mla", 2, 2, 2, 96, 128, false, Format::f16, 1, 500, 1, 1},
         {"wide", 4, 3, 4, 64, 256, false, Format::g4, 1, 12000},
         {"wide", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
