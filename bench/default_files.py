@@ -40,8 +40,8 @@ def write_files(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
 
 def llama_bench(program: str, path: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    command = [program, "-m", str(path), "-ngl", "99", "-fa", "1", "-n", "32", "-r", "3", "-o", "jsonl"]
-    decode = [*command, "-p", "0", "-d", args.depths]
+    command = [program, "-m", str(path), "-ngl", "99", "-fa", "1", "-r", "3", "-o", "jsonl"]
+    decode = [*command, "-p", "0", "-n", "32", "-d", args.depths]
     prefill = [*command, "-p", str(args.prefill), "-n", "0", "-d", str(args.prefill_depth)]
     rows: list[dict[str, Any]] = []
     for of, key in ((decode, "decode_tps"), (prefill, "prefill_tps")):
