@@ -24,7 +24,7 @@ RESULTS = ROOT / "bench" / "results"
 CONVERT = "tools/convert/latentkv_convert"
 REGISTRIES = {
     "method": f"{CONVERT}/methods",
-    "architecture": f"{CONVERT}/archs",
+    "architecture": f"{CONVERT}/source/archs",
     "allocator": f"{CONVERT}/allocate",
     "command": "python/latentkv/cli",
 }

@@ -100,7 +100,7 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from latentkv_convert import archs
+        from latentkv_convert.source import archs
 
         settings = archs.tiny(model_type) | config
         torch.manual_seed(0)

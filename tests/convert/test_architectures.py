@@ -13,8 +13,8 @@ from both import N, distance, expected_logits, run, session, step_by_step, token
 from transformers import AutoModelForCausalLM
 
 from conftest import Tiny, keys, tensors
-from latentkv_convert import archs
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.source import archs
 
 LONGROPE = archs.tiny("phi3")["rope_scaling"]
 

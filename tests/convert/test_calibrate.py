@@ -11,14 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from latentkv_convert import archs, calibrate
+from latentkv_convert import calibrate
 from latentkv_convert.calibrate import fisher, moments
 from latentkv_convert.calibrate.sample import Encoded, Sample, encode
 from latentkv_convert.calibrate.store import Store
 from latentkv_convert.calibrate.stream import LayerStream
-from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.recipe import Recipe
+from latentkv_convert.source import archs
+from latentkv_convert.source.checkpoint import Checkpoint
 
 Tiny = Callable[..., Path]
 VARIANTS: list[dict[str, Any]] = [{}, {"attention_bias": True}, {"tie_word_embeddings": True}]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.source.checkpoint import Checkpoint
 
 Tiny = Callable[..., Path]
 NAMES = [

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, TEXT, tensors
-from latentkv_convert import archs, cli, gguf_write, report
+from latentkv_convert import cli, gguf_write, report
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.source import archs
 
 Tiny = Callable[..., Path]
 SCRIPT = ROOT / "tools" / "convert" / "convert_lowrank.py"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from conftest import keys, tensors
-from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.cli import main
 from latentkv_convert.fuse.rope_rows import paired_rows
+from latentkv_convert.source.checkpoint import Checkpoint
 
 Tiny = Callable[..., Path]
 PALU = [

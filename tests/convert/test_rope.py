@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from latentkv_convert import archs, rope
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.source import archs, rope
 
 N = 32
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentkv_convert import archs, cli
+from latentkv_convert import cli
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import LayerPlan, ModelSpec
 from latentkv_convert.methods import waterfill
@@ -20,6 +20,7 @@ from latentkv_convert.plan.frontier import Frontier, Line, Point
 from latentkv_convert.plan.times import features, gpu_file
 from latentkv_convert.plan.times.fit import fit, nnls
 from latentkv_convert.plan.times.gpu_file import Measured, Times, side_of
+from latentkv_convert.source import archs
 
 Tiny = Callable[..., Path]
 DEPTHS = waterfill.DEPTHS

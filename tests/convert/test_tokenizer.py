@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from conftest import TEXT
-from latentkv_convert import tokenizer
-from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.cli import main
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.tokenizer import pre
-from latentkv_convert.tokenizer.files import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from latentkv_convert.source import tokenizer
+from latentkv_convert.source.checkpoint import Checkpoint
+from latentkv_convert.source.tokenizer import pre
+from latentkv_convert.source.tokenizer.files import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 Tiny = Callable[..., Path]
 HARD = "  Tabs\tand\n\nlines, it's 12345 or 3.14; naïve café 東京 🚀 don't SHOUT\r\n  x = {'a': [1,2]}  "

@@ -16,22 +16,13 @@ from both import core, run
 
 from conftest import keys, tensors
 from latentkv.errors import LatentKVError
-from latentkv_convert import (
-    archs,
-    cached_rows,
-    calibrate,
-    forecast,
-    kv_budget,
-    methods,
-    quantizer,
-    rows,
-    served,
-)
+from latentkv_convert import cached_rows, calibrate, forecast, kv_budget, methods, quantizer, rows, served
 from latentkv_convert.check import check_plan
-from latentkv_convert.checkpoint import Checkpoint
 from latentkv_convert.ir import Plan
 from latentkv_convert.methods import waterfill
 from latentkv_convert.recipe import Recipe
+from latentkv_convert.source import archs
+from latentkv_convert.source.checkpoint import Checkpoint
 from latentkv_convert.work import Work
 
 Tiny = Callable[..., Path]

@@ -107,8 +107,9 @@ def test_memory_grows_by_the_cache_and_nothing_else(converted: Any, kv: str) -> 
 def test_converter_foresees_the_bytes_of_a_plan(converted: Any, n_ctx: int) -> None:
     """--kv-budget is met with what the runtime allocates and what factors add to the weights."""
     from latentkv import factors
-    from latentkv_convert import archs, rows
+    from latentkv_convert import rows
     from latentkv_convert.ir import LayerPlan, Plan, SidePlan
+    from latentkv_convert.source import archs
 
     path = converted(*WATERFILL)
     m = model(path)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import archs, calibrate, files, gguf_write, methods, packed, paths, progress, report, tokenizer
+from . import calibrate, files, gguf_write, methods, packed, paths, progress, report
 from .check import check_linear, check_plan
-from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .fuse.finish import finished
 from .gguf_write import OutTensor
@@ -19,6 +18,8 @@ from .ir import SIDES, Master, ModelSpec, Plan, TensorRole
 from .quantize import FILE_TYPES
 from .recipe import Recipe
 from .schema import KEYS, VERSION
+from .source import archs, tokenizer
+from .source.checkpoint import Checkpoint
 from .work import Work
 
 if TYPE_CHECKING:

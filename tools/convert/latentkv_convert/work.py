@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .calibrate.sample import Sample
-from .checkpoint import Checkpoint
 from .errors import ConvertError
 from .ir import F32, F64, Array, Basis, ModelSpec
+from .source.checkpoint import Checkpoint
 
 _KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
 

@@ -14,10 +14,10 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from ..checkpoint import Checkpoint
 from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..recipe import Recipe
+from ..source.checkpoint import Checkpoint
 from .sample import Sample, encode, read_text
 from .store import Layers, Store
 

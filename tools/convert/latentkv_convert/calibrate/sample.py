@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import Checkpoint
 from ..errors import ConvertError, need
 from ..ir import ModelSpec
-from ..tokenizer import special
-from ..tokenizer.files import TokenizerFiles
+from ..source.checkpoint import Checkpoint
+from ..source.tokenizer import special
+from ..source.tokenizer.files import TokenizerFiles
 
 MIN_TOKENS = 256
 SPARE = 8

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import progress
-from ..checkpoint import Checkpoint
 from ..errors import ConvertError, need
 from ..ir import ModelSpec
+from ..source.checkpoint import Checkpoint
 
 
 class Slot(nn.Module):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ConvertError, need
-from .ir import F32
+from ..errors import ConvertError, need
+from ..ir import F32
 from .safetensors_file import SafetensorsFile
 
 _SAMPLE = 1 << 20  # bytes hashed at each of 16 places of a shard: identifies weights without reading 100 GB

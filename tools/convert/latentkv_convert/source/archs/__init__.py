@@ -1,6 +1,6 @@
 """Architectures: one module per transformers `model_type`; the directory is the registry.
 
-A module `archs/<model_type>.py` provides
+A module `source/archs/<model_type>.py` provides
 
     TINY: dict                       config of a random checkpoint small enough for a test
     def model_spec(config) -> ModelSpec
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import limits
-from ..errors import ConvertError
-from ..ir import ModelSpec
+from ... import limits
+from ...errors import ConvertError
+from ...ir import ModelSpec
 
 ACTIVATIONS = {
     "silu": "silu",

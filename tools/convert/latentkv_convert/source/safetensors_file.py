@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ConvertError
-from .ir import F32
+from ..errors import ConvertError
+from ..ir import F32
 
 _DTYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 

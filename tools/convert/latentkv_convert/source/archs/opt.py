@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
+from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from . import activation, require
 
 OFFSET = 2  # rows of the position table before position 0, left over from fairseq's padding index

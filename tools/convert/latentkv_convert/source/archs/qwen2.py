@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import ConvertError
-from ..ir import ModelSpec, TensorRole
+from ...errors import ConvertError
+from ...ir import ModelSpec, TensorRole
 from . import llama, window_keys
 
 TINY: dict[str, Any] = {

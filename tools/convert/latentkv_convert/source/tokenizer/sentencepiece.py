@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import warn
+from ...errors import warn
 from .files import BYTE, CONTROL, NORMAL, UNKNOWN, TokenizerFiles, Vocabulary
 
 ADDED_SCORE = -1000.0  # below every learned piece, so that merging never builds an added token

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConvertError
+from ...errors import ConvertError
 from . import bpe, sentencepiece, special, unigram
 from .files import TokenizerFiles
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ConvertError
+from ...errors import ConvertError
 from . import pre as pre_tokenizer
 from .files import NORMAL, TokenizerFiles, Vocabulary
 

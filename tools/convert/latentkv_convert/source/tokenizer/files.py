@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...errors import ConvertError
 from ..checkpoint import read_json
-from ..errors import ConvertError
 from .proto import SentencePieceModel
 
 # libllama's token types

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ConvertError
-from .ir import F32
-from .limits import ATTENTION_FACTOR, ROPE_BASE, ROPE_FACTOR, YARN_BETA, number
+from ..errors import ConvertError
+from ..ir import F32
+from ..limits import ATTENTION_FACTOR, ROPE_BASE, ROPE_FACTOR, YARN_BETA, number
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")  # "su": first Phi-3 configs
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .. import limits
-from ..errors import ConvertError
-from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
+from ... import limits
+from ...errors import ConvertError
+from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from . import packed_rows, require
 
 TINY: dict[str, Any] = {

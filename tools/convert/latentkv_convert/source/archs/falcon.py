@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...errors import ConvertError, warn
+from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
-from ..errors import ConvertError, warn
-from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
 from . import activation, packed_rows, require
 
 TINY: dict[str, Any] = {

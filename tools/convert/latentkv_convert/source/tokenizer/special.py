@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ...errors import ConvertError
 from ..checkpoint import read_json
-from ..errors import ConvertError
 from .files import TokenizerFiles
 
 # our name in the config -> libllama's key

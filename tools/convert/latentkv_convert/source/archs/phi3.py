@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
-from ..ir import BlockSpec, ModelSpec, Projection, TensorRole
 from . import activation, packed_rows, window_keys
 
 TINY: dict[str, Any] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..ir import ModelSpec, TensorRole
+from ...ir import ModelSpec, TensorRole
 from . import llama, qwen2, window_keys
 
 TINY: dict[str, Any] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConvertError
+from ...errors import ConvertError
 
 UNIGRAM = 1  # TrainerSpec.model_type
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import warn
-from ..ir import ModelSpec
+from ...errors import warn
+from ...ir import ModelSpec
 from . import llama, window_keys
 
 TINY: dict[str, Any] = {
