@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latentkv_convert import served
 from latentkv_convert.fuse import rotation
 from latentkv_convert.ir import F64, Basis
 from latentkv_convert.linalg import eigenbasis, tied, untied
 from latentkv_convert.methods.zack import block_diagonal, normalised
+from latentkv_convert.rows import served
 from latentkv_convert.source import archs
 
 RNG = np.random.default_rng(11)

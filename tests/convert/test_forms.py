@@ -15,12 +15,13 @@ from test_matrix import planned
 
 from conftest import keys, tensors
 from latentkv import factors
-from latentkv_convert import paths, recover, rows
+from latentkv_convert import paths, recover
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.fuse.finish import finished
 from latentkv_convert.ir import FULL, SIDES, LayerPlan, Plan, SidePlan
 from latentkv_convert.pipeline import convert
+from latentkv_convert.rows import sizes
 from latentkv_convert.source import archs
 
 Tiny = Callable[..., Path]
@@ -216,20 +217,20 @@ ROTATED, LATENT = (dataclasses.replace(REBUILD, path=path) for path in ("rotated
 
 def test_an_exact_token_costs_full_rows() -> None:
     plan = Plan((LayerPlan(REBUILD, LATENT),) * 3, sink=4, recent=64)
-    assert rows.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * 64 * 2
-    assert rows.exact_bytes_per_token(SPEC, plan, "q4") == 3 * 2 * 2 * (4 + 16)
-    assert rows.bytes_per_token(SPEC, plan, None) == 3 * 2 * (4 + 16 + 4 + 4)
+    assert sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * 64 * 2
+    assert sizes.exact_bytes_per_token(SPEC, plan, "q4") == 3 * 2 * 2 * (4 + 16)
+    assert sizes.bytes_per_token(SPEC, plan, None) == 3 * 2 * (4 + 16 + 4 + 4)
     slots = (64 + 256, 4096)
-    assert rows.cache_bytes(SPEC, plan, 4096) == slots[0] * (768 + 12) + slots[1] * (168 + 12)
+    assert sizes.cache_bytes(SPEC, plan, 4096) == slots[0] * (768 + 12) + slots[1] * (168 + 12)
     ratio = dataclasses.replace(plan, recent=0, recent_ratio=0.5, recent_format="q8")
-    assert rows.planned_bytes_per_token(SPEC, ratio) == 0.5 * 168 + 0.5 * 3 * 2 * 2 * 36
+    assert sizes.planned_bytes_per_token(SPEC, ratio) == 0.5 * 168 + 0.5 * 3 * 2 * 2 * 36
 
 
 @pytest.mark.parametrize("k", [REBUILD, ROTATED, FULL], ids=lambda side: side.path)
 def test_an_exact_token_is_a_row_of_latents_beside_a_side_of_form_a(k: SidePlan) -> None:
     plan = Plan((LayerPlan(k, LATENT),) * 3, recent=64, trained=True)
     width = 64 if k is FULL else 48
-    assert rows.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * (width + 48)
+    assert sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * (width + 48)
 
 
 def test_forms_that_a_reader_does_not_name_follow_the_path() -> None:

@@ -16,11 +16,12 @@ from both import core, run
 
 from conftest import keys, tensors
 from latentkv.errors import LatentKVError
-from latentkv_convert import cached_rows, calibrate, forecast, kv_budget, methods, quantizer, rows, served
+from latentkv_convert import calibrate, forecast, kv_budget, methods
 from latentkv_convert.check import check_plan
 from latentkv_convert.ir import Plan
 from latentkv_convert.methods import waterfill
 from latentkv_convert.recipe import Recipe
+from latentkv_convert.rows import cached_rows, quantizer, served, sizes
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint import Checkpoint
 from latentkv_convert.work import Work
@@ -83,9 +84,9 @@ def demo_plans(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_a_budget_is_met_from_below_within_one_step(demo_plans: Any, prefer: str) -> None:
     work, plan = demo_plans(prefer, "14%")
     check_plan(plan, work.spec)
-    budget = 0.14 * rows.full_cache_bytes(work.spec, 32768)
-    step = rows.segment_bytes("q8", 32) * 32768
-    assert budget - step < rows.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
+    budget = 0.14 * sizes.full_cache_bytes(work.spec, 32768)
+    step = sizes.segment_bytes("q8", 32) * 32768
+    assert budget - step < sizes.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
     assert {layer.k.path for layer in plan.layers} == {waterfill.PREFER[prefer]}
     assert plan.fitted_context == (4096 if prefer == "speed" else None)
 
@@ -159,7 +160,7 @@ def test_no_other_format_of_the_same_bytes_is_better(demo_plans: Any) -> None:
     """Plans of other layers keep the bytes and raise the measured divergence."""
     work, plan = demo_plans("size", "14%")
     shuffled = dataclasses.replace(plan, layers=plan.layers[::-1])
-    assert rows.cache_bytes(work.spec, shuffled, 4096) == rows.cache_bytes(work.spec, plan, 4096)
+    assert sizes.cache_bytes(work.spec, shuffled, 4096) == sizes.cache_bytes(work.spec, plan, 4096)
     held = forecast.held_back(work.sample)
     assert np.mean(forecast.divergences(work, shuffled, held)) > 1.3 * plan.forecast.kld
 

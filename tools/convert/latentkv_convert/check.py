@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .errors import ConvertError
 from .ir import SIDES, ModelSpec, Plan, SidePlan
-from .rows import in_blocks
+from .rows.sizes import in_blocks
 from .schema import ENUMS, RANK_PAD
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import progress, quantizer, rows
+from . import progress
 from .calibrate.sample import Sample
 from .errors import warn
 from .fuse import center
 from .fuse.finish import finished
 from .ir import F32, SIDES, Basis, Forecast, LayerPlan, Plan, SidePlan
+from .rows import quantizer, sizes
 from .work import Work
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     stream = LayerStream(work.checkpoint, spec, windows, work.device, "check plan")
     exact = stream.embed()
     cached = exact.clone()
-    batch = rows.DEMOTION_BATCH if plan.recent else 1
+    batch = sizes.DEMOTION_BATCH if plan.recent else 1
     first = exact.shape[1] // 2
     with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
         for index, layer in enumerate(plan.layers):

@@ -13,9 +13,9 @@ from latentkv.allocation import Choice, Group, Table, Units, allocate, least, to
 from latentkv.factors import added_bytes, channel_bytes, replaced_bytes
 from latentkv.kv_budget import KvBudget
 
-from . import rows
 from .ir import SIDES, ModelSpec, Plan
 from .quantize import FILE_TYPES
+from .rows import sizes
 
 __all__ = [
     "Choice",
@@ -72,9 +72,9 @@ def count(
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
-    n_slots, n_exact = rows.round_up(n_ctx, rows.SLOT_TILE), sum(rows.region_slots(n_ctx, sink, recent))
-    fixed = n_exact * rows.full_bytes_per_token(spec) + (n_exact + n_slots) * rows.CELL_BYTES
-    room = budget.row_bytes(rows.full_cache_bytes(spec, n_ctx), fixed, n_exact)
+    n_slots, n_exact = sizes.round_up(n_ctx, sizes.SLOT_TILE), sum(sizes.region_slots(n_ctx, sink, recent))
+    fixed = n_exact * sizes.full_bytes_per_token(spec) + (n_exact + n_slots) * sizes.CELL_BYTES
+    room = budget.row_bytes(sizes.full_cache_bytes(spec, n_ctx), fixed, n_exact)
     return Count(room, n_slots, pays_factors)
 
 

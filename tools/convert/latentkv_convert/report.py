@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import kv_budget, rows
+from . import kv_budget
 from .errors import ConvertError, need
 from .fuse import center
 from .gguf_write import replacing
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
 from .recipe import Recipe
+from .rows import sizes
 from .work import Work
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Report:
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
-        own = {"plan": rows.planned_bytes_per_token(self.spec, self.plan)} if self.planned else {}
-        return own | {fmt: rows.bytes_per_token(self.spec, self.plan, fmt) for fmt in rows.FORMATS}
+        own = {"plan": sizes.planned_bytes_per_token(self.spec, self.plan)} if self.planned else {}
+        return own | {fmt: sizes.bytes_per_token(self.spec, self.plan, fmt) for fmt in sizes.FORMATS}
 
     @property
     def planned(self) -> bool:
@@ -63,14 +64,14 @@ class Report:
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
-        size = rows.cache_bytes(self.spec, self.plan, CONTEXT)
+        size = sizes.cache_bytes(self.spec, self.plan, CONTEXT)
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
             "fitted_context": self.plan.fitted_context,
             "context": CONTEXT,
             "bytes": size,
-            "share_of_f16": size / rows.full_cache_bytes(self.spec, CONTEXT),
+            "share_of_f16": size / sizes.full_cache_bytes(self.spec, CONTEXT),
         }
         if self.plan.forecast is not None:
             seen = asdict(self.plan.forecast)
@@ -78,7 +79,7 @@ class Report:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        full = rows.full_bytes_per_token(self.spec)
+        full = sizes.full_bytes_per_token(self.spec)
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
@@ -118,19 +119,19 @@ class Report:
 
     def table(self) -> str:
         """Aligned text for the terminal."""
-        full = rows.full_bytes_per_token(self.spec)
+        full = sizes.full_bytes_per_token(self.spec)
         lines = [["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"]]
         for index, layer in enumerate(self.plan.layers):
-            cells = [str(index)]
+            row = [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
                 ranks = _stored(chosen) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
-                cells += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
-            lines.append(cells)
+                row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
+            lines.append(row)
         text = _align(lines)
-        sizes = [["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]]
+        cells = [["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]]
         for fmt, size in {"f16, full": full, **self.bytes_per_token()}.items():
-            sizes.append(
+            cells.append(
                 [fmt, f"{size:.10g}", f"{100 * size / full:.1f} %", f"{size * CONTEXT / 2**20:.1f} MiB"]
             )
         kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
@@ -138,7 +139,7 @@ class Report:
         chosen_from = [] if self.plan.frontier is None else ["", _align(self.plan.frontier.cells())]
         trained = [] if self.recovery is None else [_recovered(self.recovery), ""]
         means = [f"about their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
-        return "\n".join([text, "", kept, "", *means, *trained, _align(sizes), *chosen_from, *tail])
+        return "\n".join([text, "", kept, "", *means, *trained, _align(cells), *chosen_from, *tail])
 
     def _summary(self) -> str:
         cache = self.cache()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import quantizer, rows
-from .cached_rows import CachedRows
 from .ir import F64, Basis, SidePlan
 from .kv_budget import Table
+from .rows import quantizer, sizes
+from .rows.cached_rows import CachedRows
 
 # A row is at most four runs that a kernel walks one by one. All of f16, q8, q6, q5 … q1 lose 7 % less on
 # SmolLM2-135M at 14 % of f16 (KLD 0.0089, not 0.0096).
@@ -42,7 +42,7 @@ def tables(cached: CachedRows, bases: tuple[Basis, ...], plan: SidePlan, head_di
             begin += n
             exact = latent[:, part]
             errors = [(exact - quantizer.stored(exact, fmt)).astype(np.float64) for fmt in FORMATS]
-            cost.append([rows.segment_bytes(fmt, n) for fmt in FORMATS])
+            cost.append([sizes.segment_bytes(fmt, n) for fmt in FORMATS])
             distortion.append([_nats(error, metric[part, part], weight) for error in errors])
         kept = np.maximum(distortion, 0).astype(
             np.float32

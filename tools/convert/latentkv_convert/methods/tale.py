@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import latent_plan, limits, rows
+from .. import latent_plan, limits
 from ..budget import split_groups, water_fill
 from ..errors import ConvertError
 from ..ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ..output_basis import add_basis, output_bases
+from ..rows import sizes
 from ..schema import ENUMS, RANK_PAD
 from ..work import Work
 from . import group_size, parse_group
@@ -105,7 +106,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Tale:
             "or a larger --group",
         )
     middle = options["kv_middle"]
-    if rows.in_blocks(middle) and options["recent"] == 0 and options["recent_ratio"] == 0:
+    if sizes.in_blocks(middle) and options["recent"] == 0 and options["recent_ratio"] == 0:
         raise ConvertError("--recent", f"recent tokens beside {middle}, whose blocks of 32 wait there", "0")
     regions = (options["sink"], options["recent"], options["recent_ratio"])
     formats = (options["kv_recent"], options["kv_middle"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cached_rows, forecast, kv_budget, latent_plan, master, progress, rows, segments
+from .. import forecast, kv_budget, latent_plan, master, progress, segments
 from ..errors import ConvertError
 from ..fuse.finish import finished
 from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
@@ -25,6 +25,7 @@ from ..plan.frontier import Frontier, Line, Point
 from ..plan.times import features, gpu_file
 from ..plan.waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
 from ..quantize import FILE_TYPES
+from ..rows import cached_rows, sizes
 from ..schema import RANK_PAD
 from ..work import Work
 from . import group_size
@@ -142,7 +143,7 @@ class Waterfill:
         work.rebase(best.method.decompose)
         cut, plan, choices = best.allocated(self.count.budget)
         plan = replace(plan, forecast=forecast.measured(work, plan, kv_budget.total(cut.groups, choices)))
-        full_bytes, context = rows.full_cache_bytes(work.spec, self.count.n_slots), self.count.n_slots
+        full_bytes, context = sizes.full_cache_bytes(work.spec, self.count.n_slots), self.count.n_slots
         found = Frontier(
             self.times.gpu, self.depths, full_bytes, full_us, lines, chosen, context, self.prefer
         )
@@ -282,7 +283,7 @@ class Grouped:
         method = self.method
         if not method.keeps_tables:
             plan = replace(plan, trained=work.trains).cut()
-        size = rows.cache_bytes(self.spec, plan, method.count.n_slots)
+        size = sizes.cache_bytes(self.spec, plan, method.count.n_slots)
         if method.count.pays_factors:
             size += kv_budget.added(self.spec, plan, work.outtype)
         us = method.us(features.mean(self.spec, plan.layers))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...ir import LayerPlan, SidePlan
-from ...rows import segment_bytes
+from ...rows.sizes import segment_bytes
 
 # Feature -> unit of its coefficient.
 UNITS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")
 SLOT_TILE = 64  # slots of a region come in whole tiles of this many

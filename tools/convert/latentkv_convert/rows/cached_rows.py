@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from ..fuse import center
+from ..ir import F32, F64, SIDES, Array
+from ..work import Work
 from . import served
-from .fuse import center
-from .ir import F32, F64, SIDES, Array
-from .work import Work
 
 # Bases are better fitted to the tokens that are read: half of the moment is weighted by gradient energy. At
 # 11 % of f16 this takes up to 9 % off the divergence of two 8-layer models; 0.9 is no better.

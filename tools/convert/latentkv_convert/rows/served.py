@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .errors import need
-from .ir import F32, F64, ModelSpec
-from .source import rope
+from ..errors import need
+from ..ir import F32, F64, ModelSpec
+from ..source import rope
 
 
 def frequencies(config: Mapping[str, Any], spec: ModelSpec, context: int) -> F64:
