@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 CONVERT = "tools/convert/latentkv_convert"
 REGISTRIES = {
-    "method": f"{CONVERT}/methods",
+    "method": f"{CONVERT}/plan/methods",
     "architecture": f"{CONVERT}/source/archs",
-    "allocator": f"{CONVERT}/allocate",
+    "allocator": f"{CONVERT}/plan/allocate",
     "command": "python/latentkv/cli",
 }
 BLOCK = re.compile(r"(<!-- (result|registry): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from latentkv_convert import search
-from latentkv_convert.allocate import RankProblem, budget, module, progressive, removal, spectrum, tails
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import F64
-from latentkv_convert.methods import eigen, lorc
+from latentkv_convert.plan import search
+from latentkv_convert.plan.allocate import RankProblem, budget, module, progressive, removal, spectrum, tails
+from latentkv_convert.plan.methods import eigen, lorc
 
 L, G, W = 4, 3, 64
 

@@ -7,8 +7,8 @@ import pytest
 
 from latentkv_convert.fuse import rotation
 from latentkv_convert.ir import F64, Basis
-from latentkv_convert.linalg import eigenbasis, tied, untied
-from latentkv_convert.methods.zack import block_diagonal, normalised
+from latentkv_convert.plan.linalg import eigenbasis, tied, untied
+from latentkv_convert.plan.methods.zack import block_diagonal, normalised
 from latentkv_convert.rows import served
 from latentkv_convert.source import archs
 

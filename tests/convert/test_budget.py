@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentkv_convert.allocate import RankProblem, by_weight
-from latentkv_convert.budget import split_groups, water_fill
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.plan.allocate import RankProblem, by_weight
+from latentkv_convert.plan.budget import split_groups, water_fill
 
 
 @given(

@@ -14,13 +14,14 @@ import reference
 from both import distance, load, logits, run, session, step_by_step, token_ids
 
 from conftest import TEXT, Tiny
-from latentkv_convert import calibrate, methods
+from latentkv_convert import calibrate
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import SIDES, Plan
+from latentkv_convert.plan import methods
+from latentkv_convert.plan.work import Work
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint import Checkpoint
-from latentkv_convert.work import Work
 
 N = 120  # tokens: longer than every sliding window below
 

@@ -18,7 +18,7 @@ from conftest import TEXT, Tiny
 from latentkv_convert import factored, recover
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.work import Work
+from latentkv_convert.plan.work import Work
 
 PALU = ["palu", "--allocate", "uniform"]
 

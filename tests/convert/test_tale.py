@@ -17,11 +17,11 @@ from both import distance, load, logits, run, token_ids
 from test_matrix import MODELS, planned
 
 from conftest import TEXT, Tiny, keys
-from latentkv_convert import methods
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import FULL
 from latentkv_convert.pipeline import convert
+from latentkv_convert.plan import methods
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint import Checkpoint
 

@@ -16,15 +16,16 @@ from both import core, run
 
 from conftest import keys, tensors
 from latentkv.errors import LatentKVError
-from latentkv_convert import calibrate, forecast, kv_budget, methods
+from latentkv_convert import calibrate
 from latentkv_convert.check import check_plan
 from latentkv_convert.ir import Plan
-from latentkv_convert.methods import waterfill
+from latentkv_convert.plan import forecast, kv_budget, methods
+from latentkv_convert.plan.methods import waterfill
+from latentkv_convert.plan.work import Work
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import cached_rows, quantizer, served, sizes
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint import Checkpoint
-from latentkv_convert.work import Work
 
 Tiny = Callable[..., Path]
 DEFAULTS: dict[str, Any] = {

@@ -37,7 +37,10 @@ RULES = [
     (
         re.compile(r"\blatentkv\._core\b|from latentkv\b"),
         ["tools/convert"],
-        {f"tools/convert/latentkv_convert/{name}.py" for name in ("quantize", "kv_budget", "limits", "cli")},
+        {
+            f"tools/convert/latentkv_convert/{name}.py"
+            for name in ("quantize", "plan/kv_budget", "limits", "cli")
+        },
         "the converter needs no runtime but to quantize as ggml does, to allocate a budget and for limits",
     ),
 ]

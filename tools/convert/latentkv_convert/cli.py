@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from latentkv.errors import LatentKVError
 
-from . import methods
 from .errors import ConvertError
 from .files import Progress
+from .plan import methods
 from .quantize import OUTTYPES
 from .recipe import Finetune, Recipe
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .fuse import center
 from .ir import F64, SIDES, Basis, Plan, Projection
-from .work import Work
+from .plan.work import Work
 
 Trained = Mapping[tuple[int, str], tuple[Basis, ...]]  # (layer, side) -> a Basis with its own A per group
 

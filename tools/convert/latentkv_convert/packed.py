@@ -12,7 +12,7 @@ import numpy as np
 
 from .gguf_write import OutTensor
 from .ir import F32, LayerPlan
-from .work import Work
+from .plan.work import Work
 
 
 def is_packed(work: Work, layer: LayerPlan) -> bool:

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import calibrate, files, gguf_write, methods, packed, paths, progress, report
+from . import calibrate, files, gguf_write, packed, paths, progress, report
 from .check import check_linear, check_plan
 from .errors import ConvertError
 from .fuse.finish import finished
 from .gguf_write import OutTensor
 from .ir import SIDES, Master, ModelSpec, Plan, TensorRole
+from .plan import methods
+from .plan.work import Work
 from .quantize import FILE_TYPES
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .source import archs, tokenizer
 from .source.checkpoint import Checkpoint
-from .work import Work
 
 if TYPE_CHECKING:
     from .factored import Trained

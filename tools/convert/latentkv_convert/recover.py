@@ -22,8 +22,8 @@ from . import factored, progress
 from .calibrate.sample import Encoded, encode, read_text
 from .errors import ConvertError, need
 from .ir import SIDES, Plan
+from .plan.work import Work
 from .recipe import Finetune, Recipe
-from .work import Work
 
 WINDOW = 512  # tokens of a sequence
 BATCH = 4  # sequences of a step

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import kv_budget
 from .errors import ConvertError, need
 from .fuse import center
 from .gguf_write import replacing
 from .ir import SIDES, ModelSpec, Plan, SidePlan
-from .plan import frontier_picture
+from .plan import frontier_picture, kv_budget
+from .plan.work import Work
 from .recipe import Recipe
 from .rows import sizes
-from .work import Work
 
 if TYPE_CHECKING:
     from .recover import Recovery

@@ -18,7 +18,7 @@ from ..ir import F32, SIDES
 from .stream import LayerStream
 
 if TYPE_CHECKING:
-    from ..work import Work
+    from ..plan.work import Work
 
 Ranks = Mapping[str, Sequence[int]]  # side -> rank per group
 

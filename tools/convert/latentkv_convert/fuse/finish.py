@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir import SIDES, Basis, SidePlan
-from ..work import Work
+from ..plan.work import Work
 from . import rotation
 
 

@@ -17,8 +17,8 @@ from ..fuse import center
 from ..fuse.rope_rows import paired_rows
 from ..gguf_write import OutTensor
 from ..ir import F32, Basis, ModelSpec, SidePlan
+from ..plan.work import Work
 from ..schema import TENSORS
-from ..work import Work
 
 
 @dataclass(frozen=True)

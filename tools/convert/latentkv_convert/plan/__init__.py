@@ -1,1 +1,1 @@
-"""What a plan is chosen from: options, the frontier of groupings, and times on a GPU."""
+"""What the cache will hold: methods and what they share, allocators, the frontier of groupings, forecasts."""

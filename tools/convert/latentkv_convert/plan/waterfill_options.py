@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .. import kv_budget, limits
-from ..methods import parse_group
+from .. import limits
+from . import kv_budget
+from .methods import parse_group
 
 PREFER = {"speed": "rotated", "size": "rebuild"}  # the path of keys with RoPE
 SEGMENT_WIDTHS = (32, 64, 128)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..fuse import center
 from ..ir import F32, F64, SIDES, Array
-from ..work import Work
+from ..plan.work import Work
 from . import served
 
 # Bases are better fitted to the tokens that are read: half of the moment is weighted by gradient energy. At

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import ConvertError
+from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..schema import RANK_PAD
 from . import allocate
 from .allocate import RankProblem, Ranks
-from .errors import ConvertError
-from .ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from .methods import parse_keep
-from .schema import RANK_PAD
 from .work import Work
 
 

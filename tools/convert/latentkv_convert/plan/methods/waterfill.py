@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from .. import forecast, kv_budget, latent_plan, master, progress, segments
-from ..errors import ConvertError
-from ..fuse.finish import finished
-from ..ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
+from ... import progress
+from ...errors import ConvertError
+from ...fuse.finish import finished
+from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
+from ...quantize import FILE_TYPES
+from ...rows import cached_rows, sizes
+from ...schema import RANK_PAD
+from .. import forecast, frontier, kv_budget, latent_plan, master, segments
+from ..frontier import Frontier, Line, Point
 from ..linalg import eigenbasis
-from ..plan import frontier
-from ..plan.frontier import Frontier, Line, Point
-from ..plan.times import features, gpu_file
-from ..plan.waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
-from ..quantize import FILE_TYPES
-from ..rows import cached_rows, sizes
-from ..schema import RANK_PAD
+from ..times import features, gpu_file
+from ..waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
 from ..work import Work
 from . import group_size
 

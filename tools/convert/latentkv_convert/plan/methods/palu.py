@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...ir import Basis, ModelSpec, Plan
 from .. import allocate, latent_plan
-from ..ir import Basis, ModelSpec, Plan
 from ..output_basis import add_basis, output_bases
 from ..work import Work
 from . import group_size, parse_group

@@ -13,9 +13,9 @@ from latentkv.allocation import Choice, Group, Table, Units, allocate, least, to
 from latentkv.factors import added_bytes, channel_bytes, replaced_bytes
 from latentkv.kv_budget import KvBudget
 
-from .ir import SIDES, ModelSpec, Plan
-from .quantize import FILE_TYPES
-from .rows import sizes
+from ..ir import SIDES, ModelSpec, Plan
+from ..quantize import FILE_TYPES
+from ..rows import sizes
 
 __all__ = [
     "Choice",

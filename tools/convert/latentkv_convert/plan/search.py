@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..errors import ConvertError
+from ..ir import SIDES
 from .allocate import RankProblem, Ranks, split
-from .errors import ConvertError
-from .ir import SIDES
 
 States = Sequence[Sequence[Mapping[str, int]]]  # layer -> state -> rank of every head, by side
 Errors = Sequence[Sequence[float]]  # layer -> state -> relative error of the block's output

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import ConvertError, warn
+from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from .. import latent_plan
 from ..allocate import by_depth
-from ..errors import ConvertError, warn
-from ..ir import F64, SIDES, Basis, ModelSpec, Plan
 from ..linalg import balanced, eigenbasis
 from ..work import Work
 

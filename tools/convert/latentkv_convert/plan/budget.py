@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConvertError
-from .ir import F64
+from ..errors import ConvertError
+from ..ir import F64
 
 Units = NDArray[np.int64]
 

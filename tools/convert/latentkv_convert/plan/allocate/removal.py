@@ -6,7 +6,7 @@ tail(0) <= r < tail(j) / tail(0), rounded up to whole units: it keeps its units 
 
 from __future__ import annotations
 
-from ..ir import F64
+from ...ir import F64
 from . import RankProblem, Ranks, by_tail, tails
 
 NEEDS: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir import FULL, Basis, LayerPlan, ModelSpec, Plan
+from ...ir import FULL, Basis, LayerPlan, ModelSpec, Plan
 from ..work import Work
 
 SUMMARY = "full K and V: a plain GGUF"

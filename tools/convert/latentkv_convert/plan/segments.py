@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .ir import F64, Basis, SidePlan
+from ..ir import F64, Basis, SidePlan
+from ..rows import quantizer, sizes
+from ..rows.cached_rows import CachedRows
 from .kv_budget import Table
-from .rows import quantizer, sizes
-from .rows.cached_rows import CachedRows
 
 # A row is at most four runs that a kernel walks one by one. All of f16, q8, q6, q5 … q1 lose 7 % less on
 # SmolLM2-135M at 14 % of f16 (KLD 0.0089, not 0.0096).

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .calibrate.sample import Sample
-from .errors import ConvertError
-from .ir import F32, F64, Array, Basis, ModelSpec
-from .source.checkpoint import Checkpoint
+from ..calibrate.sample import Sample
+from ..errors import ConvertError
+from ..ir import F32, F64, Array, Basis, ModelSpec
+from ..source.checkpoint import Checkpoint
 
 _KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import latent_plan, limits
+from ... import limits
+from ...errors import ConvertError
+from ...ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
+from ...rows import sizes
+from ...schema import ENUMS, RANK_PAD
+from .. import latent_plan
 from ..budget import split_groups, water_fill
-from ..errors import ConvertError
-from ..ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ..output_basis import add_basis, output_bases
-from ..rows import sizes
-from ..schema import ENUMS, RANK_PAD
 from ..work import Work
 from . import group_size, parse_group
 

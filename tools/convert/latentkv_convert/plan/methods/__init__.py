@@ -1,6 +1,6 @@
 """Compression methods: one module each; the directory is the registry.
 
-A module `methods/<name>.py` provides
+A module `plan/methods/<name>.py` provides
 
     SUMMARY: str                                        one line for --help
     def add_arguments(parser) -> None                   its own options
@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ..errors import ConvertError
-from ..ir import Basis, ModelSpec, Plan
+from ...errors import ConvertError
+from ...ir import Basis, ModelSpec, Plan
 from ..work import Work
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .ir import F64, Master
+from ..ir import F64, Master
 
 _FLOOR = 1e-12  # nats: divergences of nothing, to take the logarithm of
 

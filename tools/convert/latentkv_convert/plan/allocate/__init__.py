@@ -1,6 +1,6 @@
 """Rank allocators: one module each; the directory is the registry.
 
-A module `allocate/<name>.py` provides
+A module `plan/allocate/<name>.py` provides
 
     NEEDS: tuple[str, ...]                              statistics, modules of calibrate/
     def allocate(problem: RankProblem) -> Ranks         ranks that meet the budget exactly
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...errors import ConvertError
+from ...ir import F64, SIDES, Array
 from ..budget import split_groups, water_fill
-from ..errors import ConvertError
-from ..ir import F64, SIDES, Array
 
 Ranks = Mapping[tuple[int, str], tuple[int, ...]]  # (layer, side) -> rank per group
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import progress
-from .calibrate.sample import Sample
-from .errors import warn
-from .fuse import center
-from .fuse.finish import finished
-from .ir import F32, SIDES, Basis, Forecast, LayerPlan, Plan, SidePlan
-from .rows import quantizer, sizes
+from .. import progress
+from ..calibrate.sample import Sample
+from ..errors import warn
+from ..fuse import center
+from ..fuse.finish import finished
+from ..ir import F32, SIDES, Basis, Forecast, LayerPlan, Plan, SidePlan
+from ..rows import quantizer, sizes
 from .work import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .calibrate.stream import LayerStream
+    from ..calibrate.stream import LayerStream
 
 CHECKED = 8  # windows: they differ, and one or two of them are no forecast
 
@@ -50,7 +50,7 @@ def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
 
 def held_back(sample: Sample) -> NDArray[np.int64]:
     """[n, window] that no statistic has seen: the sample's own and, up to CHECKED, spare ones of the text."""
-    from .calibrate import copies
+    from ..calibrate import copies
 
     own = sample.tokens[copies.split(len(sample.tokens))[1]]
     return np.concatenate([own, sample.spare[: max(0, CHECKED - len(own))]])
@@ -60,9 +60,9 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     """Mean KL divergence in nats per token of each window, over its second half."""
     import torch
 
-    from .calibrate.copies import logits
-    from .calibrate.stream import LayerStream
-    from .calibrate.two_copies import TwoCopies
+    from ..calibrate.copies import logits
+    from ..calibrate.stream import LayerStream
+    from ..calibrate.two_copies import TwoCopies
 
     spec = work.spec
     stream = LayerStream(work.checkpoint, spec, windows, work.device, "check plan")
@@ -94,7 +94,7 @@ class Copies:
     """K (after RoPE) and V of a layer's input as a reader of the cache gets them back."""
 
     def __init__(self, work: Work, layer: LayerPlan, index: int, stream: LayerStream) -> None:
-        from .calibrate.copies import Tap
+        from ..calibrate.copies import Tap
 
         self.stream, self.index, self.n_kv = stream, index, work.spec.n_kv
         self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
@@ -106,7 +106,7 @@ class Copies:
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """hidden [1, T, d] -> k, v [1, n_kv, T, head_dim]"""
-        from .calibrate.two_copies import TwoCopies
+        from ..calibrate.two_copies import TwoCopies
 
         with TwoCopies(self.n_kv, 0, hidden.shape[1]) as seen:
             self.stream.run(self.live, self.index, hidden)

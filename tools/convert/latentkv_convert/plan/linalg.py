@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import ConvertError
-from .ir import F64, Basis
+from ..errors import ConvertError
+from ..ir import F64, Basis
 
 SIGMA_FLOOR = 1e-7  # of the largest: below it a singular value is rounding noise and must not be inverted
 ROOT_FLOOR = 1e-4  # of the largest, for roots that are inverted into factors stored in f16

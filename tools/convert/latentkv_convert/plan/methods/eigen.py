@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from ...fuse import center
+from ...ir import F64, SIDES, Basis, ModelSpec, Plan
+from ...schema import RANK_PAD
 from .. import allocate, latent_plan, search
 from ..allocate import Ranks
-from ..fuse import center
-from ..ir import F64, SIDES, Basis, ModelSpec, Plan
 from ..linalg import balanced, eigenbasis, tied
-from ..schema import RANK_PAD
 from ..work import Work
 
 SUMMARY = "Eigen Attention: per-head bases, ranks by measured block error"
@@ -138,7 +138,7 @@ class Eigen:
         return latent_plan.from_ranks(work.spec, 1, ranks, self.k_path)
 
     def searched(self, work: Work) -> Ranks:
-        from ..calibrate import block_error  # imports torch
+        from ...calibrate import block_error  # imports torch
 
         spec = work.spec
         layers = range(spec.n_layer)

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import allocate, latent_plan, limits
-from ..errors import ConvertError
-from ..fuse import center
-from ..ir import F64, Basis, ModelSpec, Plan
+from ... import limits
+from ...errors import ConvertError
+from ...fuse import center
+from ...ir import F64, Basis, ModelSpec, Plan
+from ...rows import served
+from .. import allocate, latent_plan
 from ..linalg import eigenbasis, tied, untied
-from ..rows import served
 from ..work import Work
 from . import group_size, parse_group
 
