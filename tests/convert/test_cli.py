@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, TEXT, tensors
-from latentkv_convert import cli, gguf_write, report
+from latentkv_convert import cli, report
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
+from latentkv_convert.write import gguf_write
 
 Tiny = Callable[..., Path]
 SCRIPT = ROOT / "tools" / "convert" / "convert_lowrank.py"

@@ -12,8 +12,8 @@ import pytest
 
 from conftest import keys, tensors
 from latentkv_convert.cli import main
-from latentkv_convert.fuse.rope_rows import paired_rows
 from latentkv_convert.source.checkpoint import Checkpoint
+from latentkv_convert.write.fuse.rope_rows import paired_rows
 
 Tiny = Callable[..., Path]
 PALU = [

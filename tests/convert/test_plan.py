@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from latentkv_convert.check import check_plan
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import FULL, LayerPlan, Plan, SidePlan
 from latentkv_convert.source import archs
+from latentkv_convert.write.check import check_plan
 
 SPEC = archs.model_spec(archs.tiny("llama"))  # 3 layers, 2 KV heads of 32
 GOOD = SidePlan("latent", 2, (48,), ((32, 16),), (("q4", "none"),))

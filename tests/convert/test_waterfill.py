@@ -17,7 +17,6 @@ from both import core, run
 from conftest import keys, tensors
 from latentkv.errors import LatentKVError
 from latentkv_convert import calibrate
-from latentkv_convert.check import check_plan
 from latentkv_convert.ir import Plan
 from latentkv_convert.plan import forecast, kv_budget, methods
 from latentkv_convert.plan.methods import waterfill
@@ -26,6 +25,7 @@ from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import cached_rows, quantizer, served, sizes
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint import Checkpoint
+from latentkv_convert.write.check import check_plan
 
 Tiny = Callable[..., Path]
 DEFAULTS: dict[str, Any] = {

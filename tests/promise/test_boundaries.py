@@ -39,7 +39,7 @@ RULES = [
         ["tools/convert"],
         {
             f"tools/convert/latentkv_convert/{name}.py"
-            for name in ("quantize", "plan/kv_budget", "limits", "cli")
+            for name in ("write/quantize", "plan/kv_budget", "limits", "cli")
         },
         "the converter needs no runtime but to quantize as ggml does, to allocate a budget and for limits",
     ),

@@ -15,8 +15,8 @@ from latentkv.errors import LatentKVError
 from .errors import ConvertError
 from .files import Progress
 from .plan import methods
-from .quantize import OUTTYPES
 from .recipe import Finetune, Recipe
+from .write.quantize import OUTTYPES
 
 DEFAULT_METHOD = "waterfill"
 _COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "finetune"}

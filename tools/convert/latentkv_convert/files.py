@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .errors import ConvertError
-from .gguf_write import partial_of
 from .recipe import Recipe
+from .write.gguf_write import partial_of
 
 _READ_SUFFIXES = (".safetensors", ".bin", ".model", ".index.json", ".jinja")
 _READ_NAMES = (

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import calibrate, files, gguf_write, packed, paths, progress, report
-from .check import check_linear, check_plan
+from . import calibrate, files, progress, report
 from .errors import ConvertError
-from .fuse.finish import finished
-from .gguf_write import OutTensor
 from .ir import SIDES, Master, ModelSpec, Plan, TensorRole
 from .plan import methods
 from .plan.work import Work
-from .quantize import FILE_TYPES
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .source import archs, tokenizer
 from .source.checkpoint import Checkpoint
+from .write import gguf_write, packed, paths
+from .write.check import check_linear, check_plan
+from .write.fuse.finish import finished
+from .write.gguf_write import OutTensor
+from .write.quantize import FILE_TYPES
 
 if TYPE_CHECKING:
     from .factored import Trained

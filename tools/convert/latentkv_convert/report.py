@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ConvertError, need
-from .fuse import center
-from .gguf_write import replacing
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture, kv_budget
 from .plan.work import Work
 from .recipe import Recipe
 from .rows import sizes
+from .write.fuse import center
+from .write.gguf_write import replacing
 
 if TYPE_CHECKING:
     from .recover import Recovery

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConvertError
-from ..fuse import center
 from ..ir import F32, SIDES
+from ..write.fuse import center
 from .stream import LayerStream
 
 if TYPE_CHECKING:

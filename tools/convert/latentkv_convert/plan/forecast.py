@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from .. import progress
 from ..calibrate.sample import Sample
 from ..errors import warn
-from ..fuse import center
-from ..fuse.finish import finished
 from ..ir import F32, SIDES, Basis, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import quantizer, sizes
+from ..write.fuse import center
+from ..write.fuse.finish import finished
 from .work import Work
 
 if TYPE_CHECKING:

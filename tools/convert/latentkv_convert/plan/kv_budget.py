@@ -14,8 +14,8 @@ from latentkv.factors import added_bytes, channel_bytes, replaced_bytes
 from latentkv.kv_budget import KvBudget
 
 from ..ir import SIDES, ModelSpec, Plan
-from ..quantize import FILE_TYPES
 from ..rows import sizes
+from ..write.quantize import FILE_TYPES
 
 __all__ = [
     "Choice",

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..fuse import center
 from ..ir import Basis
+from ..write.fuse import center
 from .linalg import balanced, eigenbasis
 from .work import Work
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ...fuse import center
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from ...schema import RANK_PAD
+from ...write.fuse import center
 from .. import allocate, latent_plan, search
 from ..allocate import Ranks
 from ..linalg import balanced, eigenbasis, tied

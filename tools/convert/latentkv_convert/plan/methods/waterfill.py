@@ -17,11 +17,11 @@ import numpy as np
 
 from ... import progress
 from ...errors import ConvertError
-from ...fuse.finish import finished
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
-from ...quantize import FILE_TYPES
 from ...rows import cached_rows, sizes
 from ...schema import RANK_PAD
+from ...write.fuse.finish import finished
+from ...write.quantize import FILE_TYPES
 from .. import forecast, frontier, kv_budget, latent_plan, master, segments
 from ..frontier import Frontier, Line, Point
 from ..linalg import eigenbasis

@@ -18,9 +18,9 @@ import numpy as np
 
 from ... import limits
 from ...errors import ConvertError
-from ...fuse import center
 from ...ir import F64, Basis, ModelSpec, Plan
 from ...rows import served
+from ...write.fuse import center
 from .. import allocate, latent_plan
 from ..linalg import eigenbasis, tied, untied
 from ..work import Work

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ConvertError, need
-from .ir import F32, Array
+from ..errors import ConvertError, need
+from ..ir import F32, Array
 
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}  # general.file_type
 OUTTYPES = tuple(FILE_TYPES)

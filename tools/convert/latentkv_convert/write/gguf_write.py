@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ConvertError, need, warn
+from ..ir import F32
 from . import quantize
-from .errors import ConvertError, need, warn
-from .ir import F32
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .errors import ConvertError
-from .ir import SIDES, ModelSpec, Plan, SidePlan
-from .rows.sizes import in_blocks
-from .schema import ENUMS, RANK_PAD
+from ..errors import ConvertError
+from ..ir import SIDES, ModelSpec, Plan, SidePlan
+from ..rows.sizes import in_blocks
+from ..schema import ENUMS, RANK_PAD
 
 
 def check_linear(spec: ModelSpec, method: str) -> None:

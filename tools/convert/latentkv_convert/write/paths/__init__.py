@@ -1,6 +1,6 @@
 """How a layer's K or V becomes tensors of the file: one module per cache path; the directory is the registry.
 
-A module `paths/<path>.py` provides `tensors(job: SideJob) -> list[OutTensor]`, shapes per docs/gguf.md.
+A module `write/paths/<path>.py` provides `tensors(job: SideJob) -> list[OutTensor]`, shapes per docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...ir import F32, Basis, ModelSpec, SidePlan
+from ...plan.work import Work
+from ...schema import TENSORS
 from ..fuse import center
 from ..fuse.rope_rows import paired_rows
 from ..gguf_write import OutTensor
-from ..ir import F32, Basis, ModelSpec, SidePlan
-from ..plan.work import Work
-from ..schema import TENSORS
 
 
 @dataclass(frozen=True)
