@@ -15,11 +15,11 @@ from test_matrix import planned
 
 from conftest import keys, tensors
 from latentkv import factors
-from latentkv_convert import recover
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import FULL, SIDES, LayerPlan, Plan, SidePlan
 from latentkv_convert.pipeline import convert
+from latentkv_convert.recover import lora
 from latentkv_convert.rows import sizes
 from latentkv_convert.source import archs
 from latentkv_convert.write import paths
@@ -163,7 +163,7 @@ def test_without_exact_tokens_factors_replace_the_projections(tiny: Tiny, room: 
 
 
 def test_a_trained_a_stays_in_the_file(tiny: Tiny, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recover, "WINDOW", 64)
+    monkeypatch.setattr(lora, "WINDOW", 64)
     training = ["--finetune", str(room / "calib.txt"), "--steps", "1", "--lora-rank", "4"]
     options = words(room, "--prefer", "size", *training)
     found, described = written(tiny(), room, [*options, "--kv-budget", "99%"])

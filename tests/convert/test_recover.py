@@ -15,10 +15,10 @@ from both import distance, load, logits, run, session, token_ids
 from test_matrix import arguments, planned
 
 from conftest import TEXT, Tiny
-from latentkv_convert import factored, recover
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.plan.work import Work
+from latentkv_convert.recover import factored, lora
 
 PALU = ["palu", "--allocate", "uniform"]
 
@@ -27,7 +27,7 @@ PALU = ["palu", "--allocate", "uniform"]
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a text; sequences are short, so that a step is quick."""
     (tmp_path / "calib.txt").write_text(TEXT, encoding="utf-8")
-    monkeypatch.setattr(recover, "WINDOW", 64)
+    monkeypatch.setattr(lora, "WINDOW", 64)
     return tmp_path
 
 
@@ -88,8 +88,8 @@ def test_the_file_holds_what_was_trained(model_type: str, tiny: Tiny, room: Path
     options = [*arguments(room, [*PALU, "--group", "1"], 0.6), *with_training(room)]
     work, plan = planned(directory, options)
     recipe = parse([str(directory), "-o", str(room / "out.gguf"), *options], "test")
-    trained, found = recover.train(recipe, work, plan)
-    again, _ = recover.train(recipe, work, plan)
+    trained, found = lora.train(recipe, work, plan)
+    again, _ = lora.train(recipe, work, plan)
     model = load(directory)
     install_trained(model, work, trained)
     expected = logits(model, ids)
@@ -108,7 +108,7 @@ def test_adapters_on_a_alone_leave_the_up_projections(tiny: Tiny, room: Path) ->
     options = [*arguments(room, PALU, 0.6), *with_training(room, "--lora-on", "a")]
     work, plan = planned(directory, options)
     recipe = parse([str(directory), "-o", str(room / "out.gguf"), *options], "test")
-    trained, _ = recover.train(recipe, work, plan)
+    trained, _ = lora.train(recipe, work, plan)
     for (layer, side), bases in trained.items():
         for basis, before, rank in zip(
             bases, work.bases(layer, side), plan.layers[layer].side(side).ranks, strict=True
@@ -162,7 +162,7 @@ def test_a_short_text_and_stray_options_are_refused(
     tiny: Tiny, room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = arguments(room, PALU, 0.6)
-    monkeypatch.setattr(recover, "WINDOW", 512)
+    monkeypatch.setattr(lora, "WINDOW", 512)
     text = room / "short.txt"
     text.write_text(TEXT[:1200], encoding="utf-8")
     with pytest.raises(ConvertError, match=r"\[--finetune\] expected a text of at least 2555 tokens; got"):
@@ -185,6 +185,6 @@ def test_a_loss_that_is_not_finite_ends_the_training(tiny: Tiny, room: Path) -> 
     assert recipe.finetune is not None
     windows = torch.tensor([token_ids(64)] * 4)
     with pytest.raises(ConvertError, match=r"expected a finite loss; got nan at step 0; lower --lr"):
-        recover.descend(
-            recover.adapters(model, recipe.finetune), windows, recipe.finetune, np.random.default_rng(0)
+        lora.descend(
+            lora.adapters(model, recipe.finetune), windows, recipe.finetune, np.random.default_rng(0)
         )

@@ -98,7 +98,7 @@ class ModelSpec:
 class Basis:
     """A change of coordinates for one group's K or V, columns sorted by importance: z = x·down, x ≈ z·up.
 
-    E of the file is down.T and A is down.T·W, unless training has made `rows` of A (recover.py).
+    E of the file is down.T and A is down.T·W, unless training has made `rows` of A (recover/lora.py).
     """
 
     sigma: F64  # [n] importance: singular values of the (weighted) outputs

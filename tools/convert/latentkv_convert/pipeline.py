@@ -25,8 +25,8 @@ from .write.gguf_write import OutTensor
 from .write.quantize import FILE_TYPES
 
 if TYPE_CHECKING:
-    from .factored import Trained
-    from .recover import Recovery
+    from .recover.factored import Trained
+    from .recover.lora import Recovery
 
 
 def convert(recipe: Recipe) -> report.Report:
@@ -212,9 +212,9 @@ def finetuned(recipe: Recipe, work: Work, plan: Plan) -> tuple[Trained, Recovery
     """Factors that training has changed, and what it was worth; none without --finetune."""
     if recipe.finetune is None:
         return {}, None
-    from . import recover  # imports torch
+    from .recover import lora  # imports torch
 
-    return recover.train(recipe, work, plan)
+    return lora.train(recipe, work, plan)
 
 
 def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> Sequence[OutTensor]:

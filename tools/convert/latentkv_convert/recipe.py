@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finetune:
-    """LoRA recovery (recover.py)."""
+    """LoRA recovery (recover/lora.py)."""
 
     text: Path
     steps: int = 200

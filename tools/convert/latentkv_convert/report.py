@@ -22,7 +22,7 @@ from .write.fuse import center
 from .write.gguf_write import replacing
 
 if TYPE_CHECKING:
-    from .recover import Recovery
+    from .recover.lora import Recovery
 
 CONTEXT = 32768  # at which whole caches are compared
 

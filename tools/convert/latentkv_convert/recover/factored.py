@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .ir import F64, SIDES, Basis, Plan, Projection
-from .plan.work import Work
-from .write.fuse import center
+from ..ir import F64, SIDES, Basis, Plan, Projection
+from ..plan.work import Work
+from ..write.fuse import center
 
 Trained = Mapping[tuple[int, str], tuple[Basis, ...]]  # (layer, side) -> a Basis with its own A per group
 

@@ -18,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from . import factored, progress
-from .calibrate.sample import Encoded, encode, read_text
-from .errors import ConvertError, need
-from .ir import SIDES, Plan
-from .plan.work import Work
-from .recipe import Finetune, Recipe
+from .. import progress
+from ..calibrate.sample import Encoded, encode, read_text
+from ..errors import ConvertError, need
+from ..ir import SIDES, Plan
+from ..plan.work import Work
+from ..recipe import Finetune, Recipe
+from . import factored
 
 WINDOW = 512  # tokens of a sequence
 BATCH = 4  # sequences of a step

@@ -1,0 +1,1 @@
+"""Training of factors after the plan (`--finetune`)."""
