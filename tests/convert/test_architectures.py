@@ -13,8 +13,10 @@ from both import N, distance, expected_logits, run, session, step_by_step, token
 from transformers import AutoModelForCausalLM
 
 from conftest import Tiny, keys, tensors
+from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
+from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 LONGROPE = archs.tiny("phi3")["rope_scaling"]
 
@@ -81,6 +83,9 @@ def test_logits_equal_transformers(
     checkpoint = tiny(model_type, **config)
     ids = token_ids()
     expected = expected_logits(checkpoint, ids)
+    with torch.no_grad():
+        streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
+    assert distance(streamed, expected) < 1e-5
 
     plain = run(checkpoint, tmp_path / "plain.gguf", "--method", "none")
     got = session(plain).decode(ids, output="all")

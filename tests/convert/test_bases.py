@@ -10,6 +10,7 @@ from latentkv_convert.plan.linalg import eigenbasis, tied, untied
 from latentkv_convert.plan.methods.zack import block_diagonal, normalised
 from latentkv_convert.rows import served
 from latentkv_convert.source import archs
+from latentkv_convert.source.frequencies import frequencies
 from latentkv_convert.write.fuse import rotation
 
 RNG = np.random.default_rng(11)
@@ -63,7 +64,7 @@ def test_frequencies_are_those_transformers_scales() -> None:
     }
     for config in (plain, scaled, plain | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}):
         expected = LlamaRotaryEmbedding(LlamaConfig(**config)).inv_freq.double().numpy()
-        got = served.frequencies(config, archs.model_spec(config), 512)
+        got = frequencies(archs.model_spec(config), 512)
         assert np.linalg.norm(got - expected) < 1e-6 * np.linalg.norm(expected)
 
 

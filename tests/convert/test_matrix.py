@@ -20,8 +20,7 @@ from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import SIDES, Plan
 from latentkv_convert.plan import methods
 from latentkv_convert.plan.work import Work
-from latentkv_convert.source import archs
-from latentkv_convert.source.checkpoint import Checkpoint
+from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 N = 120  # tokens: longer than every sliding window below
 
@@ -258,10 +257,9 @@ def test_context_shift_needs_keys_that_hold_no_position(
 def planned(directory: Path, options: list[str]) -> tuple[Work, Plan]:
     """What a conversion with these options plans."""
     recipe = parse([str(directory), "-o", str(directory / "unused.gguf"), *options], "test")
-    source = Checkpoint(directory)
-    spec = archs.model_spec(source.config)
-    method = methods.module(recipe.method).create(recipe.options, spec)
-    stats, sample = calibrate.collect(method.needs, recipe, source, spec)
-    given = {"outtype": recipe.outtype, "trains": recipe.finetune is not None}
-    work = Work(spec, source, stats, recipe.seed, method.decompose, sample, **given)
+    source = CheckpointSource(directory)
+    method = methods.module(recipe.method).create(recipe.options, source.spec)
+    stats, sample = calibrate.collect(method.needs, recipe, source)
+    given = {"outtype": recipe.outtype or source.outtype, "trains": recipe.finetune is not None}
+    work = Work(source, stats, recipe.seed, method.decompose, sample, **given)
     return work, methods.planned(method, work)

@@ -19,18 +19,16 @@ from latentkv_convert.calibrate.sample import encode, read_text
 from latentkv_convert.plan import methods
 from latentkv_convert.plan.work import Work
 from latentkv_convert.recipe import Recipe
-from latentkv_convert.source import archs
-from latentkv_convert.source.checkpoint import Checkpoint
+from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 
 @pytest.fixture(scope="module")
 def scores(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], float]:
     """Mean KL divergence from the uncompressed model in nats per token, by (group, allocator, basis)."""
-    checkpoint = Checkpoint(demo)
-    spec = archs.model_spec(checkpoint.config)
+    source = CheckpointSource(demo)
     model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).eval()
     whole = {name: value.clone() for name, value in model.state_dict().items()}
-    ids = encode(read_text(demo / "sample-val.txt"), checkpoint, spec).ids
+    ids = encode(read_text(demo / "sample-val.txt"), source).ids
     windows = ids[: len(ids) // 256 * 256].reshape(-1, 256)[:8]
     original = reference.log_probabilities(model, windows)
     found: dict[tuple[Any, ...], float] = {}
@@ -54,9 +52,9 @@ def scores(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[A
             fisher_tokens=2048,
             calib_window=512,
         )
-        method = methods.module("palu").create(options, spec)
-        stats, _ = calibrate.collect(method.needs, recipe, checkpoint, spec)
-        work = Work(spec, checkpoint, stats, 0, method.decompose)
+        method = methods.module("palu").create(options, source.spec)
+        stats, _ = calibrate.collect(method.needs, recipe, source)
+        work = Work(source, stats, 0, method.decompose)
         model.load_state_dict(whole)
         with reference.compressed(model, work, method.plan(work)) as cut:
             found[choice] = reference.divergence(original, reference.log_probabilities(cut, windows))

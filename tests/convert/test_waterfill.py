@@ -24,7 +24,7 @@ from latentkv_convert.plan.work import Work
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import cached_rows, quantizer, served, sizes
 from latentkv_convert.source import archs
-from latentkv_convert.source.checkpoint import Checkpoint
+from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.write.check import check_plan
 
 Tiny = Callable[..., Path]
@@ -45,10 +45,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 def prepared(checkpoint_dir: Path, calib: Path, window: int, **options: Any) -> tuple[Work, Any]:
-    checkpoint = Checkpoint(checkpoint_dir)
-    spec = archs.model_spec(checkpoint.config)
+    source = CheckpointSource(checkpoint_dir)
     options = DEFAULTS | options
-    method = methods.module("waterfill").create(options, spec)
+    method = methods.module("waterfill").create(options, source.spec)
     recipe = Recipe(
         checkpoint_dir,
         Path("out.gguf"),
@@ -58,8 +57,8 @@ def prepared(checkpoint_dir: Path, calib: Path, window: int, **options: Any) -> 
         fisher_tokens=6 * window,
         calib_window=window,
     )
-    stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
-    return Work(spec, checkpoint, stats, 0, method.decompose, sample), method
+    stats, sample = calibrate.collect(method.needs, recipe, source)
+    return Work(source, stats, 0, method.decompose, sample), method
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +138,7 @@ def test_the_forecast_is_what_decoding_the_same_text_measures(
     text = ["--calib", str(calib), "--calib-window", "384"]
     planned = run(demo, path, "--prefer", prefer, "--segment", "32", "--recent", "48", *text)
     plain = run(demo, tmp_path / "plain.gguf", "--method", "none")
-    checkpoint = Checkpoint(demo)
-    encoded = calibrate.encode(calib.read_text("utf-8"), checkpoint, archs.model_spec(checkpoint.config))
+    encoded = calibrate.encode(calib.read_text("utf-8"), CheckpointSource(demo))
     sample = calibrate.Sample.draw(encoded, 32768, 384, 0)
     seen = []
     for window in forecast.held_back(sample):

@@ -69,7 +69,7 @@ def build_parser(method: str, prog: str) -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "checkpoint", type=Path, metavar="CKPT_DIR", help="directory with config.json and weights"
+        "source", type=Path, metavar="CKPT_DIR", help="directory with config.json and weights"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
     parser.add_argument(

@@ -57,7 +57,7 @@ def check(recipe: Recipe) -> None:
                 raise ConvertError(
                     "--output", "a file name", f"{_KINDS.get(kind, 'the special file')} {shown}"
                 )
-            if _is_read(recipe.checkpoint, each) or _is_one_of(each, read):
+            if _is_read(recipe.source, each) or _is_one_of(each, read):
                 raise ConvertError("--output", "a file that this conversion does not read", str(path))
 
 

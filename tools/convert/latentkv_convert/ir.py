@@ -47,7 +47,6 @@ class TensorRole:
     source: str
     target: str
     kind: str = "weight"  # weight · table (embedding, output) · vector (norms, biases: always f32)
-    optional: bool = False
     rope_heads: int = 0  # > 0: rows are this many heads whose RoPE planes need the file's pairing
     rows: NDArray[np.int64] | None = None
     transform: Callable[[F32], F32] | None = None

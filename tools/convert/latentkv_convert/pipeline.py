@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import calibrate, files, progress, report
-from .errors import ConvertError
-from .ir import SIDES, Master, ModelSpec, Plan, TensorRole
+from .ir import SIDES, Master, Plan, TensorRole
 from .plan import methods
 from .plan.work import Work
 from .recipe import Recipe
 from .schema import KEYS, VERSION
-from .source import archs, tokenizer
-from .source.checkpoint import Checkpoint
+from .source.source import Source, open_source
 from .write import gguf_write, packed, paths
 from .write.check import check_linear, check_plan
 from .write.fuse.finish import finished
@@ -29,6 +27,9 @@ if TYPE_CHECKING:
     from .recover.lora import Recovery
 
 
+FILE_TYPE = "general.file_type"
+
+
 def convert(recipe: Recipe) -> report.Report:
     """Converts a checkpoint and writes OUT.gguf, OUT.report.json and OUT.ranks.png.
 
@@ -38,17 +39,15 @@ def convert(recipe: Recipe) -> report.Report:
     files.check(recipe)
     if recipe.draws:
         report.check_plot()
-    checkpoint = Checkpoint(recipe.checkpoint)
-    spec = archs.model_spec(checkpoint.config)
+    source = open_source(recipe.source, recipe.pre)
+    spec, outtype = source.spec, recipe.outtype or source.outtype
     if recipe.method != "none":
         check_linear(spec, recipe.method)
     method = methods.module(recipe.method).create(recipe.options, spec)
-    check_shapes(checkpoint, spec)
-    vocabulary = tokenizer.keys(checkpoint.directory, checkpoint.config, spec.n_vocab, recipe.pre)
-    stats, sample = calibrate.collect(method.needs, recipe, checkpoint, spec)
+    keys = model_keys(recipe, source, outtype)
+    stats, sample = calibrate.collect(method.needs, recipe, source)
     work = Work(
-        spec,
-        checkpoint,
+        source,
         stats,
         recipe.seed,
         method.decompose,
@@ -56,64 +55,37 @@ def convert(recipe: Recipe) -> report.Report:
         recipe.device,
         recipe.rotate,
         recipe.center,
-        recipe.outtype,
+        outtype,
         recipe.finetune is not None,
     )
     plan = methods.planned(method, work)
     check_plan(plan, spec)
     trained, recovery = finetuned(recipe, work, plan)
-    keys = model_keys(recipe, spec) | vocabulary | cache_keys(plan, work)
+    keys |= cache_keys(plan, work)
     if sample is not None:
         keys[KEYS["calibration_hash"]] = sample.digest
         keys[KEYS["calibration_tokens"]] = int(sample.tokens.size)
-    tensors = [*model_tensors(checkpoint, spec), *cache_tensors(recipe, work, plan, trained)]
+    tensors = [*model_tensors(source), *cache_tensors(recipe, work, plan, trained)]
     with progress.bar(len(tensors), "write", "tensor") as bar:
         size = gguf_write.write(
-            recipe.output, spec.gguf_arch, keys, tensors, recipe.outtype, lambda tensor: bar.update(1)
+            recipe.output, spec.gguf_arch, keys, tensors, outtype, lambda tensor: bar.update(1)
         )
     n_tokens = 0 if sample is None else int(sample.tokens.size)
     return report.finish(recipe, work, plan, size, n_tokens, recovery)
 
 
-def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
-    """The K and V projections, the FFN, the embedding and a table of positions have the shapes the config
-    promises."""
-    expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
-    for side in SIDES:
-        projection = spec.projections[side]
-        width = spec.kv_width if projection.rows is None else spec.q_width + 2 * spec.kv_width
-        expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
-    targets = {role.target: role for role in spec.layer_tensors}
-    packed = spec.block.ffn == "gated" and "ffn_gate.weight" not in targets
-    n_ff = spec.keys["feed_forward_length"] * (2 if packed else 1)
-    expected[f"{spec.layers}.0.{targets['ffn_up.weight'].source}"] = (n_ff, spec.n_embd)
-    for role in spec.global_tensors:
-        if role.rows is not None and checkpoint.shape(role.source)[0] <= role.rows[-1]:
-            got = f"{checkpoint.shape(role.source)[0]}"
-            raise ConvertError(role.source, f"{role.rows[-1] + 1} rows from config.json", got)
-    for name, shape in expected.items():
-        if checkpoint.shape(name) != shape:
-            raise ConvertError(
-                name, f"shape {list(shape)} from config.json", f"{list(checkpoint.shape(name))}"
-            )
-
-
-def model_keys(recipe: Recipe, spec: ModelSpec) -> dict[str, Any]:
-    """general.*, the architecture's own keys and latentkv.block.*."""
-    keys: dict[str, Any] = {
-        "general.type": "model",
-        "general.name": recipe.checkpoint.resolve().name,
-        "general.file_type": FILE_TYPES[recipe.outtype],
-        "general.quantization_version": 2,
-    }
-    keys |= {f"{spec.gguf_arch}.{name}": value for name, value in spec.keys.items()}
+def model_keys(recipe: Recipe, source: Source, outtype: str) -> dict[str, Any]:
+    """general.*, the architecture's own keys, the vocabulary and latentkv.block.*."""
+    keys = dict(source.keys())
+    if recipe.outtype is not None or FILE_TYPE not in keys:
+        keys[FILE_TYPE] = FILE_TYPES[outtype]
     keys |= {
         KEYS["version"]: VERSION,
         KEYS["source_method"]: recipe.method,
         KEYS["source_recipe"]: recipe.text(),
     }
-    keys |= {KEYS[f"block_{name}"]: value for name, value in dataclasses.asdict(spec.block).items()}
-    return keys | {KEYS[name]: value for name, value in spec.latentkv_keys.items()}
+    keys |= {KEYS[f"block_{name}"]: value for name, value in dataclasses.asdict(source.spec.block).items()}
+    return keys | {KEYS[name]: value for name, value in source.spec.latentkv_keys.items()}
 
 
 def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
@@ -175,37 +147,27 @@ def region_keys(plan: Plan) -> dict[str, Any]:
     return keys
 
 
-def model_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> list[OutTensor]:
-    """Everything but K and V, in the file's RoPE row order."""
-    tensors: list[OutTensor | None] = [_copy(checkpoint, spec, role, "", "") for role in spec.global_tensors]
+def model_tensors(source: Source) -> list[OutTensor]:
+    """Everything but K and V."""
+    spec = source.spec
+    tensors = [copied(source, role, None) for role in spec.global_tensors]
     for layer in range(spec.n_layer):
-        source, target = f"{spec.layers}.{layer}.", f"blk.{layer}."
-        tensors += [_copy(checkpoint, spec, role, source, target) for role in spec.layer_tensors]
+        tensors += [copied(source, role, layer) for role in spec.layer_tensors]
     for name, array in spec.extra_tensors.items():
         tensors.append(OutTensor(name, array.shape, "vector", partial(np.asarray, array)))
-    return [tensor for tensor in tensors if tensor is not None]
+    return tensors
 
 
-def _copy(
-    checkpoint: Checkpoint, spec: ModelSpec, role: TensorRole, source: str, target: str
-) -> OutTensor | None:
-    name = source + role.source
-    if role.optional and name not in checkpoint:
-        return None
-    rows = paths.head_rows(spec, role.rope_heads) if role.rope_heads else None
+def copied(source: Source, role: TensorRole, layer: int | None) -> OutTensor:
+    """In the file's RoPE row order."""
+    rows = paths.head_rows(source.spec, role.rope_heads) if role.rope_heads else None
 
     def load() -> Any:
-        array = checkpoint.read(name)
-        if role.rows is not None:
-            array = array[role.rows]
-        if rows is not None:
-            array = array[rows]
-        return array if role.transform is None else role.transform(array)
+        array = source.tensor(role.target, layer)
+        return array if rows is None else array[rows]
 
-    shape = checkpoint.shape(name)
-    if role.rows is not None:
-        shape = (len(role.rows), *shape[1:])
-    return OutTensor(target + role.target, shape, role.kind, load)
+    name = role.target if layer is None else f"blk.{layer}.{role.target}"
+    return OutTensor(name, source.shape(role.target, layer), role.kind, load)
 
 
 def finetuned(recipe: Recipe, work: Work, plan: Plan) -> tuple[Trained, Recovery | None]:

@@ -22,14 +22,14 @@ class Finetune:
 
 @dataclass(frozen=True)
 class Recipe:
-    checkpoint: Path
+    source: Path  # a checkpoint directory or a GGUF
     output: Path
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, by argparse name
     rotate: bool = True
     center: bool = True
     seed: int = 0
-    outtype: str = "f16"
+    outtype: str | None = None  # of the weights; None: the source's own
     calib: Path | None = None
     calib_tokens: int = 65536
     calib_window: int = 2048

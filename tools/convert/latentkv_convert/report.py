@@ -36,6 +36,7 @@ class Report:
     calibration_tokens: int
     file_bytes: int
     files: tuple[Path, ...]
+    outtype: str  # of weights that were computed
     recovery: Recovery | None = None
     centred: Mapping[str, Sequence[int]] = field(default_factory=dict)  # side -> layers
 
@@ -59,7 +60,7 @@ class Report:
     @property
     def added_weight_bytes(self) -> int:
         """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
-        return kv_budget.added(self.spec, self.plan, self.recipe.outtype)
+        return kv_budget.added(self.spec, self.plan, self.outtype)
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
@@ -100,9 +101,9 @@ class Report:
         if self.plan.frontier is not None:
             planned["frontier"] = self.plan.frontier.as_dict()
         return {
-            "checkpoint": self.recipe.checkpoint.name,
+            "source": self.recipe.source.name,
             "recipe": json.loads(self.recipe.text()),
-            "outtype": self.recipe.outtype,
+            "outtype": self.outtype,
             "architecture": self.spec.gguf_arch,
             "keep": self.keep,
             "calibration_tokens": self.calibration_tokens,
@@ -192,7 +193,18 @@ def finish(
     shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
     layers = list(enumerate(plan.layers))
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
-    report = Report(recipe, work.spec, plan, shares, calibration_tokens, file_bytes, files, recovery, centred)
+    report = Report(
+        recipe,
+        work.spec,
+        plan,
+        shares,
+        calibration_tokens,
+        file_bytes,
+        files,
+        work.outtype,
+        recovery,
+        centred,
+    )
     with replacing(recipe.report) as partial:
         partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     if drawn:

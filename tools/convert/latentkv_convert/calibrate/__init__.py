@@ -15,16 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ConvertError
-from ..ir import ModelSpec
 from ..recipe import Recipe
-from ..source.checkpoint import Checkpoint
+from ..source.source import Source
 from .sample import Sample, encode, read_text
 from .store import Layers, Store
 
 
-def collect(
-    needs: Sequence[str], recipe: Recipe, checkpoint: Checkpoint, spec: ModelSpec
-) -> tuple[dict[str, Layers], Sample | None]:
+def collect(needs: Sequence[str], recipe: Recipe, source: Source) -> tuple[dict[str, Layers], Sample | None]:
     """Every needed statistic, from the store or by running the model; and the largest sample that was read.
 
     Raises:
@@ -37,24 +34,24 @@ def collect(
             "--calib", f"a text file (--method {recipe.method} needs {', '.join(needs)})", "none"
         )
     store = Store(recipe.cache)
-    text = encode(read_text(recipe.calib), checkpoint, spec)
-    identity = checkpoint.identity()
+    text = encode(read_text(recipe.calib), source)
+    identity = source.identity()
     stats: dict[str, Layers] = {}
     largest: Sample | None = None
     for name in needs:
         module: Any = importlib.import_module(f"{__name__}.{name}")
         n_tokens, window = module.sample(recipe)
-        sample = Sample.draw(text, n_tokens, min(window, spec.n_ctx), recipe.seed)
+        sample = Sample.draw(text, n_tokens, min(window, source.spec.n_ctx), recipe.seed)
         if largest is None or sample.tokens.size > largest.tokens.size:
             largest = sample
         settings = module.settings(recipe) if hasattr(module, "settings") else {}
         key = store.key(identity, sample.digest, name, module.VERSION, *settings.items())
-        found = store.load(key, spec.n_layer)
+        found = store.load(key, source.spec.n_layer)
         if found is None:
             from .stream import LayerStream
 
-            stream = LayerStream(checkpoint, spec, sample.tokens, recipe.device, name)
-            stats[name] = store.save(key, spec.n_layer, module.collect(stream, **settings))
+            stream = LayerStream(source, sample.tokens, recipe.device, name)
+            stats[name] = store.save(key, source.spec.n_layer, module.collect(stream, **settings))
         else:
             stats[name] = found
     return stats, largest

@@ -6,7 +6,7 @@ Every layer reads the original hidden states, so errors do not accumulate (Eigen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ def measure(
     tokens = work.sample.tokens
     window = min(tokens.shape[1], n_tokens)
     tokens = tokens[: max(1, n_tokens // window), :window]
-    stream = LayerStream(work.checkpoint, work.spec, tokens, work.device, "block errors")
+    stream = LayerStream(work.source, tokens, work.device, "block errors")
     errors: list[list[float]] = []
     with torch.no_grad():
         hidden = stream.embed()
@@ -88,16 +88,11 @@ def bias(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32 | None:
 
 
 def _replace(work: Work, live: nn.Module, layer: int, side: str, ranks: Sequence[int]) -> None:
-    projection = work.spec.projections[side]
-    module = live.get_submodule(projection.module)
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    rows = slice(None) if projection.rows is None else torch.from_numpy(projection.rows).to(weight.device)
-    weight[rows] = torch.from_numpy(product(work, layer, side, ranks)).to(weight)
+    module: Any = live.get_submodule(f"attn_{side}")
+    module.weight.copy_(torch.from_numpy(product(work, layer, side, ranks)))
     added = bias(work, layer, side, ranks)
     if added is None:
         return
     if module.bias is None:
-        module.bias = nn.Parameter(torch.zeros_like(weight[:, 0]), requires_grad=False)
-    assert isinstance(module.bias, Tensor)
-    module.bias[rows] = torch.from_numpy(added).to(weight)
+        module.bias = nn.Parameter(torch.empty_like(module.weight[:, 0]), requires_grad=False)
+    module.bias.copy_(torch.from_numpy(added))

@@ -27,7 +27,7 @@ from .heads import norm_module
 from .stream import LayerStream
 from .two_copies import TwoCopies
 
-VERSION = 2
+VERSION = 3
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
 
 
@@ -76,23 +76,12 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
                     bar.update(1)
         gradient = torch.empty_like(hidden)
         generator = torch.Generator(stream.device).manual_seed(seed)
-        for row, window in enumerate(windows):
+        for row in range(len(windows)):
             top = hidden[row : row + 1].to(stream.device).requires_grad_()
-            (slope,) = torch.autograd.grad(_surprise(stream, window, top, generator), top)
+            (slope,) = torch.autograd.grad(_surprise(stream, top, generator), top)
             gradient[row] = slope[0].cpu()
         for index in reversed(range(n_layer)):
             yield index, _backward(stream, index, inputs[index], gradient, sink, recent, bar)
-
-
-def logits(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
-    """[window, n_vocab] float32 from the last layer's output [1, window, d]."""
-    stream.slots[-1].output = hidden
-    try:
-        tokens = stream.tokens[window][None].to(stream.device)
-        result: Tensor = stream.model(input_ids=tokens, use_cache=False).logits[0].float()
-    finally:
-        stream.slots[-1].output = None
-    return result
 
 
 def drawn(predicted: Tensor, generator: torch.Generator) -> Tensor:
@@ -100,26 +89,22 @@ def drawn(predicted: Tensor, generator: torch.Generator) -> Tensor:
     return torch.multinomial(predicted.softmax(-1), 1, generator=generator)[:, 0]
 
 
-def _surprise(stream: LayerStream, window: int, hidden: Tensor, generator: torch.Generator) -> Tensor:
+def _surprise(stream: LayerStream, hidden: Tensor, generator: torch.Generator) -> Tensor:
     """Summed negative log-likelihood of labels drawn from the prediction itself."""
-    predicted = logits(stream, window, hidden)
+    predicted = stream.logits(hidden)
     labels = drawn(predicted.detach(), generator)
     return torch.nn.functional.cross_entropy(predicted, labels, reduction="sum")
 
 
 class Tap:
-    """Keeps the output of one module's forward pass, with the rows of a packed projection picked and heads
-    flat."""
+    """Keeps the output of one module's forward pass, heads flat."""
 
     def __init__(
         self, stream: LayerStream, live: torch.nn.Module, side: str, module: str | None = None
     ) -> None:
-        projection = stream.spec.projections[side]
-        tapped: Any = live.get_submodule(module or projection.module)
-        rows = projection.rows if module is None else None
-        self.rows = None if rows is None else torch.from_numpy(rows).to(stream.device)
-        bias = getattr(tapped, "bias", None) if module is None else None
-        self.bias = None if bias is None else self.pick(bias.detach())
+        tapped: Any = live.get_submodule(module or f"attn_{side}")
+        bias = tapped.bias if module is None else None
+        self.bias = None if bias is None else bias.detach()
         self.width = stream.spec.kv_width
         self.output: Tensor | None = None
         tapped.register_forward_hook(self._note)
@@ -132,12 +117,9 @@ class Tap:
         assert self.output is not None
         return self.output
 
-    def pick(self, x: Tensor) -> Tensor:
-        return x if self.rows is None else x[..., self.rows]
-
     def flat(self, x: Tensor) -> Tensor:
         """Something of the output's shape as [window, w]."""
-        return self.pick(x.detach()).reshape(-1, self.width)
+        return x.detach().reshape(-1, self.width)
 
     def values(self) -> Tensor:
         """[window, w] without bias."""

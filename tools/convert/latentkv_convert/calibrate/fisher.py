@@ -20,7 +20,7 @@ from ..ir import SIDES, Array
 from ..recipe import Recipe
 from .stream import LayerStream
 
-VERSION = 1
+VERSION = 2
 _IN_MEMORY = 4 << 30  # bytes of stored hidden states beyond which they live in an unnamed temporary file
 
 
@@ -54,11 +54,9 @@ def _backward(
 ) -> dict[str, Array]:
     """Accumulates squared weight gradients of one layer and replaces `gradient` by that of its input."""
     with stream.layer(index) as live:
-        modules: dict[str, Any] = {
-            side: live.get_submodule(stream.spec.projections[side].module) for side in SIDES
-        }
-        weights = list({id(m.weight): m.weight.requires_grad_() for m in modules.values()}.values())
-        squares = {id(weight): torch.zeros_like(weight, dtype=torch.float64) for weight in weights}
+        modules: dict[str, Any] = {side: live.get_submodule(f"attn_{side}") for side in SIDES}
+        weights = [module.weight.requires_grad_() for module in modules.values()]
+        squares = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
         for window in range(stream.n_windows):
             bottom = inputs[window : window + 1].to(stream.device).requires_grad_()
             output = stream.run(live, index, bottom)
@@ -66,15 +64,13 @@ def _backward(
                 output, [bottom, *weights], gradient[window : window + 1].to(stream.device)
             )
             gradient[window] = slopes[0][0].cpu()
-            for weight, slope in zip(weights, slopes[1:], strict=True):
-                squares[id(weight)] += slope.double() ** 2
+            for total, slope in zip(squares, slopes[1:], strict=True):
+                total += slope.double() ** 2
             bar.update(1)
         result: dict[str, Array] = {}
-        for side, module in modules.items():
-            rms = (squares[id(module.weight)] / stream.n_windows).sqrt()
-            rows = stream.spec.projections[side].rows
-            per_row = rms.mean(1).cpu().numpy()
-            result[side] = (per_row if rows is None else per_row[rows]).reshape(stream.spec.n_kv, -1).mean(1)
+        for side, total in zip(modules, squares, strict=True):
+            per_row = (total / stream.n_windows).sqrt().mean(1).cpu().numpy()
+            result[side] = per_row.reshape(stream.spec.n_kv, -1).mean(1)
         return result
 
 

@@ -16,7 +16,7 @@ from ..ir import Array, ModelSpec
 from ..recipe import Recipe
 from .stream import LayerStream
 
-VERSION = 1
+VERSION = 2
 
 
 def sample(recipe: Recipe) -> tuple[int, int]:
@@ -40,23 +40,17 @@ class Meter:
 
     def __init__(self, stream: LayerStream, live: torch.nn.Module, side: str) -> None:
         spec = stream.spec
-        norm = norm_module(spec, side)
-        projection = spec.projections[side]
-        rows = None if norm else projection.rows
-        self.rows = None if rows is None else torch.from_numpy(rows).to(stream.device)
         self.limit = spec.keys.get("attention.clamp_kqv")
         self.blocks = spec.n_kv if side == "q" else 1  # q heads of a KV head share a block; K is one block
         self.width = spec.head_dim if side == "q" else spec.kv_width
         self.count = 0
         shape = (self.blocks, self.width, self.width)
         self.squares = torch.zeros(shape, dtype=torch.float64, device=stream.device)
-        module: Any = live.get_submodule(norm or projection.module)
+        module: Any = live.get_submodule(norm_module(spec, side) or f"attn_{side}")
         module.register_forward_hook(self.add)
 
     def add(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        rows = output if self.rows is None else output[..., self.rows]
-        if self.limit is not None:
-            rows = rows.clamp(-self.limit, self.limit)
+        rows = output if self.limit is None else output.clamp(-self.limit, self.limit)
         heads = rows.reshape(-1, self.width).double()  # [tokens·heads, width], heads of a token in order
         tokens = rows.shape[0] * rows.shape[1]
         repeats = heads.shape[0] // tokens // self.blocks
@@ -70,8 +64,6 @@ class Meter:
 
 
 def norm_module(spec: ModelSpec, side: str) -> str | None:
-    """Dotted path of the per-head norm inside a layer, from the tensor that the file copies."""
-    for role in spec.layer_tensors:
-        if role.target == f"attn_{side}_norm.weight":
-            return role.source.removesuffix(".weight")
-    return None
+    """The per-head norm inside a layer, if it has one."""
+    name = f"attn_{side}_norm"
+    return name if any(role.target == f"{name}.weight" for role in spec.layer_tensors) else None

@@ -14,7 +14,7 @@ from ..ir import SIDES, Array
 from ..recipe import Recipe
 from .stream import LayerStream
 
-VERSION = 1
+VERSION = 2
 
 
 def sample(recipe: Recipe) -> tuple[int, int]:
@@ -41,10 +41,8 @@ class Meter:
     """A hook that adds up x and xᵀx of one projection."""
 
     def __init__(self, stream: LayerStream, live: torch.nn.Module, side: str) -> None:
-        projection = stream.spec.projections[side]
-        module: Any = live.get_submodule(projection.module)
+        module: Any = live.get_submodule(f"attn_{side}")
         self.side, self.bias = side, module.bias
-        self.rows = None if projection.rows is None else torch.from_numpy(projection.rows).to(stream.device)
         width = stream.spec.kv_width
         self.count = 0
         self.total = torch.zeros(width, dtype=torch.float64, device=stream.device)
@@ -53,8 +51,6 @@ class Meter:
 
     def add(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         rows = output if self.bias is None else output - self.bias
-        if self.rows is not None:
-            rows = rows[..., self.rows]
         flat = rows.reshape(-1, rows.shape[-1]).double()
         self.count += flat.shape[0]
         self.total += flat.sum(0)

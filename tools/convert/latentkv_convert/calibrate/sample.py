@@ -13,11 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConvertError, need
-from ..ir import ModelSpec
-from ..source.checkpoint import Checkpoint
-from ..source.tokenizer import special
-from ..source.tokenizer.files import TokenizerFiles
+from ..errors import ConvertError
+from ..source.source import Source
 
 MIN_TOKENS = 256
 SPARE = 8
@@ -85,28 +82,16 @@ def _thin(text: str) -> str:
     return "".join(text[start : start + size] for start in starts)
 
 
-def encode(text: str, checkpoint: Checkpoint, spec: ModelSpec, option: str = "--calib") -> Encoded:
-    """The text through the checkpoint's own tokenizer.
+def encode(text: str, source: Source, option: str = "--calib") -> Encoded:
+    """The text through the model's own tokenizer.
 
     Raises:
         ConvertError: fewer than MIN_TOKENS tokens, or ids the model does not have.
     """
-    files = TokenizerFiles(checkpoint.directory, checkpoint.config)
-    text = _thin(text)
-    if (checkpoint.directory / "tokenizer.json").is_file():
-        try:
-            backend = need("tokenizers").Tokenizer.from_file(str(checkpoint.directory / "tokenizer.json"))
-        except Exception as error:  # the Rust side raises a bare Exception
-            raise ConvertError("tokenizer.json", "a tokenizer that tokenizers can read", str(error)) from None
-        backend.no_truncation()
-        ids = np.array(backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-    else:
-        tokenizer = need("transformers").AutoTokenizer.from_pretrained(str(checkpoint.directory))
-        ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+    ids = np.array(source.encode(_thin(text)), dtype=np.int64)
     if len(ids) < MIN_TOKENS:
         raise ConvertError(option, f"a text of at least {MIN_TOKENS} tokens", f"{len(ids)} tokens")
-    if ids.max() >= spec.n_vocab:
-        raise ConvertError("tokenizer", f"ids below vocab_size {spec.n_vocab}", str(int(ids.max())))
-    family = "llama" if files.sentencepiece and not files.sentencepiece.is_unigram else ""
-    bos = special.token_id(files, "bos") if special.adds(files, "bos", family) else None
+    if ids.max() >= source.spec.n_vocab:
+        raise ConvertError("tokenizer", f"ids below vocab_size {source.spec.n_vocab}", str(int(ids.max())))
+    bos = source.bos()
     return Encoded(ids, np.array([] if bos is None else [bos], dtype=np.int64))

@@ -1,8 +1,7 @@
 """Attention over two copies of every token: an exact one, read by queries inside the recent window and for
 sinks, and the cached body copy, read by every later query.
 
-While it is active it takes the place of scaled_dot_product_attention, or of the two products around a softmax
-in a model that writes attention out, so a decoder needs no code of its own.
+While it is active it takes the place of scaled_dot_product_attention, so a decoder needs no code of its own.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ class TwoCopies(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
-        if func is torch.matmul and args[0].ndim == args[1].ndim == 4:
-            return self._written_out(*args)
         return func(*args, **(kwargs or {}))
 
     def found(self) -> tuple[Tensor, Tensor]:
@@ -59,7 +56,7 @@ class TwoCopies(TorchFunctionMode):
             ConvertError: the layer attended in no way that is known here.
         """
         if self.key is None or self.value is None:
-            raise ConvertError("attention", "scaled_dot_product_attention or two products", "neither")
+            raise ConvertError("attention", "scaled_dot_product_attention", "none")
         return self.key, self.value
 
     def slopes(self) -> tuple[Tensor, Tensor]:
@@ -98,31 +95,6 @@ class TwoCopies(TorchFunctionMode):
     def old(self, side: int, heads: int) -> Tensor | None:
         """The copies of k (0) or v (1) as [1, heads, T, head_dim]."""
         return None if self.copy is None else _repeated(self.copy[side], heads)
-
-    def _written_out(self, left: Tensor, right: Tensor) -> Tensor:
-        """q kᵀ first, p v second; each gives what its body copies say and notes their slopes."""
-        first = self.key is None
-        plain = torch.matmul(left, right)
-        n = left.shape[2]
-        body = self.body(0, n, n, left.device)
-        old = self.old(0 if first else 1, left.shape[1])
-        read = left.detach()
-        if first:
-            self.key = right.mT
-            result = plain if old is None else torch.where(body, left @ old.mT, plain)
-        else:
-            self.value = right
-            result = plain if old is None else (left * ~body) @ right + (left * body) @ old
-
-        def note(slope: Tensor) -> None:
-            if first:
-                self.key_slope = self.per_kv_head((slope * body).mT @ read)
-            else:
-                self.value_slope = self.per_kv_head((read * body).mT @ slope)
-
-        if result.requires_grad:
-            result.register_hook(note)  # type: ignore[no-untyped-call]
-        return result
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:

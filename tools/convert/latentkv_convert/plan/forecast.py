@@ -60,12 +60,11 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     """Mean KL divergence in nats per token of each window, over its second half."""
     import torch
 
-    from ..calibrate.copies import logits
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
 
     spec = work.spec
-    stream = LayerStream(work.checkpoint, spec, windows, work.device, "check plan")
+    stream = LayerStream(work.source, windows, work.device, "check plan")
     exact = stream.embed()
     cached = exact.clone()
     batch = sizes.DEMOTION_BATCH if plan.recent else 1
@@ -83,7 +82,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
         result = []
         for row in range(len(windows)):
             p, q = (
-                logits(stream, row, each[row : row + 1].to(stream.device))[first:-1].log_softmax(-1)
+                stream.logits(each[row : row + 1].to(stream.device))[first:-1].log_softmax(-1)
                 for each in (exact, cached)
             )
             result.append(float((p.exp() * (p - q)).sum(-1).double().mean()))
@@ -101,8 +100,7 @@ class Copies:
         self.rotated = layer.k.path == "rotated"
         with stream.layer(index) as self.live:
             for side in SIDES if not self.rotated else ("v",):
-                module = work.spec.projections[side].module
-                Substitute(Tap(stream, self.live, side), self.replaced[side], self.live, module)
+                Substitute(Tap(stream, self.live, side), self.replaced[side], self.live, f"attn_{side}")
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """hidden [1, T, d] -> k, v [1, n_kv, T, head_dim]"""
@@ -153,11 +151,7 @@ class Substitute:
         rows = torch.from_numpy(self.replaced(self.tap.values().cpu().numpy())).to(output)
         if self.tap.bias is not None:
             rows = rows + self.tap.bias
-        if self.tap.rows is None:
-            return rows.reshape(output.shape)
-        changed = output.clone()
-        changed[..., self.tap.rows] = rows.reshape(*output.shape[:-1], -1)
-        return changed
+        return rows.reshape(output.shape)
 
 
 def _rotated(key: Any, replaced: Replaced, n_kv: int) -> Any:

@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..calibrate.sample import Sample
-from ..errors import ConvertError
 from ..ir import F32, F64, Array, Basis, ModelSpec
-from ..source.checkpoint import Checkpoint
+from ..source.source import Source
 
 _KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
 
 
 @dataclass
 class Work:
-    spec: ModelSpec
-    checkpoint: Checkpoint
+    source: Source
     stats: Mapping[str, Sequence[Mapping[str, Array]]]  # statistic -> layer -> array
     seed: int
     decompose: Callable[[Work, int, str], tuple[Basis, ...]]
@@ -31,26 +29,21 @@ class Work:
     _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
     _bytes: int = 0
 
+    @property
+    def spec(self) -> ModelSpec:
+        return self.source.spec
+
     def weight(self, layer: int, side: str) -> F32:
-        """W of q, k or v, [out, n_embd] in the checkpoint's row order."""
-        projection = self.spec.projections[side]
-        weight = self.checkpoint.read(f"{self.spec.layers}.{layer}.{projection.module}.weight")
-        return weight if projection.rows is None else weight[projection.rows]
+        """W of q, k or v, [out, n_embd] in transformers' row order."""
+        return self.source.tensor(f"attn_{side}.weight", layer)
 
     def bias(self, layer: int, side: str) -> F32 | None:
-        projection = self.spec.projections[side]
-        name = f"{self.spec.layers}.{layer}.{projection.module}.bias"
-        if name not in self.checkpoint:
-            return None
-        bias = self.checkpoint.read(name)
-        return bias if projection.rows is None else bias[projection.rows]
+        role = f"attn_{side}.bias"
+        return self.source.tensor(role, layer) if self.source.has(role, layer) else None
 
     def output_weight(self, layer: int) -> F32:
         """W_o [n_embd, n_head·head_dim]."""
-        for role in self.spec.layer_tensors:
-            if role.target == "attn_output.weight":
-                return self.checkpoint.read(f"{self.spec.layers}.{layer}.{role.source}")
-        raise ConvertError("architecture", "a tensor attn_output.weight", "none")
+        return self.source.tensor("attn_output.weight", layer)
 
     def bases(self, layer: int, side: str) -> tuple[Basis, ...]:
         """One full-rank, importance-ordered Basis per group."""

@@ -1,5 +1,4 @@
-"""A transformers model whose K and V projections are the factors of a plan: A, then an up-projection per
-group."""
+"""A decoder whose K and V projections are the factors of a plan: A, then an up-projection per group."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..ir import F64, SIDES, Basis, Plan, Projection
+from ..calibrate.decoder import Decoder
+from ..ir import F64, SIDES, Basis, Plan
 from ..plan.work import Work
 from ..write.fuse import center
 
@@ -20,7 +20,7 @@ Trained = Mapping[tuple[int, str], tuple[Basis, ...]]  # (layer, side) -> a Basi
 
 class Factors(nn.Module):
     """One side of one layer: latent_a x [..., Σr], split over the groups, each through its own latent_b, plus
-    the mean where rows are centred."""
+    the mean where rows are centred and the projection's own bias."""
 
     def __init__(self, work: Work, layer: int, side: str, ranks: tuple[int, ...]) -> None:
         super().__init__()
@@ -32,13 +32,18 @@ class Factors(nn.Module):
         mean, mu = center.latent_mean(work, layer, side, tuple(self.bases)), center.mean(work, layer, side)
         self.latent_a = linear(np.concatenate(rows), None if mean is None else -mean)
         self.mean: Tensor | None
-        self.register_buffer("mean", None if mu is None else torch.from_numpy(mu).float())
+        self.register_buffer("mean", None if mu is None else torch.from_numpy(mu.copy()).float())
+        bias = work.bias(layer, side)
+        self.bias: Tensor | None
+        self.register_buffer("bias", None if bias is None else torch.from_numpy(bias))
         self.latent_b = nn.ModuleList(linear(basis.up.T) for basis in self.bases)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.latent_a(x).split(self.ranks, dim=-1)
         y = torch.cat([up(part) for up, part in zip(self.latent_b, parts, strict=True)], dim=-1)
-        return y if self.mean is None else y + self.mean
+        for constant in (self.mean, self.bias):
+            y = y if constant is None else y + constant
+        return y
 
     def trained(self) -> tuple[Basis, ...]:
         a = numpy(self.latent_a).T  # [n_embd, Σr]
@@ -49,45 +54,16 @@ class Factors(nn.Module):
         )
 
 
-class Projections(nn.Module):
-    """Stands for a Linear that makes K, V or all of q, k and v: some of its rows factored, the rest as they
-    were."""
-
-    def __init__(self, linear_: Any, sides: Mapping[str, tuple[Projection, Factors]]) -> None:
-        super().__init__()
-        weight, bias = linear_.weight.detach(), linear_.bias
-        every = np.arange(weight.shape[0])
-        taken = [every if p.rows is None else p.rows for p, _ in sides.values()]
-        rest = np.setdiff1d(every, np.concatenate(taken))
-        self.rest = linear(weight[torch.from_numpy(rest)].double().numpy()) if rest.size else None
-        self.sides = nn.ModuleDict({side: factors for side, (_, factors) in sides.items()})
-        self.order: Tensor
-        self.bias: Tensor | None
-        self.register_buffer("order", torch.from_numpy(np.argsort(np.concatenate([rest, *taken]))))
-        self.register_buffer("bias", None if bias is None else bias.detach())
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = [] if self.rest is None else [self.rest(x)]
-        y = torch.cat([*parts, *(factors(x) for factors in self.sides.values())], dim=-1)[..., self.order]
-        return y if self.bias is None else y + self.bias
-
-
-def install(model: Any, work: Work, plan: Plan) -> dict[tuple[int, str], Factors]:
-    """Replaces the projections of a transformers model in place, where a layer has a latent."""
+def install(model: Decoder, work: Work, plan: Plan) -> dict[tuple[int, str], Factors]:
+    """Replaces the projections of a model in place, where a layer has a latent."""
     installed: dict[tuple[int, str], Factors] = {}
     for index, layer in enumerate(plan.layers):
-        modules: dict[str, dict[str, tuple[Projection, Factors]]] = {}
         for side in SIDES:
             if not layer.side(side).ranks:
                 continue
-            projection = work.spec.projections[side]
             factors = Factors(work, index, side, layer.side(side).ranks)
-            modules.setdefault(projection.module, {})[side] = (projection, factors)
+            setattr(model.layers[index], f"attn_{side}", factors)
             installed[index, side] = factors
-        for name, sides in modules.items():
-            owner, _, leaf = f"{work.spec.layers}.{index}.{name}".rpartition(".")
-            parent = model.get_submodule(owner)
-            setattr(parent, leaf, Projections(getattr(parent, leaf), sides))
     return installed
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import progress
+from ..calibrate.decoder import Decoder
 from ..calibrate.sample import Encoded, encode, read_text
 from ..errors import ConvertError, need
 from ..ir import SIDES, Plan
@@ -72,10 +73,10 @@ def train(recipe: Recipe, work: Work, plan: Plan) -> tuple[factored.Trained, Rec
     assert recipe.finetune is not None
     check(plan)
     options, option = recipe.finetune, "--finetune"
-    text = encode(read_text(options.text, option), work.checkpoint, work.spec, option)
+    text = encode(read_text(options.text, option), work.source, option)
     training, held_back = split(text, min(WINDOW, work.spec.n_ctx))
     device = torch.device(recipe.device)
-    model = loaded(work).to(device)
+    model = Decoder(work.source).to(device)
     original = perplexity(model, held_back)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
@@ -88,20 +89,6 @@ def train(recipe: Recipe, work: Work, plan: Plan) -> tuple[factored.Trained, Rec
     after = perplexity(merged, held_back)
     found = Recovery(options.steps, training.numel(), held_back.numel(), original, before, after)
     return {item: sides.trained() for item, sides in factors.items()}, found
-
-
-def loaded(work: Work) -> Any:
-    """The original model in f32."""
-    transformers: Any = need("transformers")
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()  # drawn even where standard error is no terminal
-    try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            work.checkpoint.directory, dtype=torch.float32
-        )
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def split(text: Encoded, window: int) -> tuple[Tensor, Tensor]:
@@ -170,7 +157,7 @@ def rate(step: int, steps: int) -> float:
 def loss(model: Any, windows: Tensor) -> Tensor:
     """Mean next-token negative log-likelihood in nats."""
     tokens = windows.to(next(model.parameters()).device)
-    logits = model(input_ids=tokens, use_cache=False).logits
+    logits = model(tokens)
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..ir import F32, F64, SIDES, Array
 from ..plan.work import Work
+from ..source.frequencies import frequencies
 from ..write.fuse import center
 from . import served
 
@@ -41,7 +42,7 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
     if by is not None:
         found = found.shifted(by.astype(np.float64))
     if path == "rotated" and context is not None:
-        freqs = served.frequencies(work.checkpoint.config, work.spec, context)
+        freqs = frequencies(work.spec, context)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
         found = found.turned(freqs, work.spec.head_dim, context, rng)
     return found.cached()

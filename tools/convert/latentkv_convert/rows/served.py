@@ -7,25 +7,11 @@ are multiplied by the means of exp(j n (theta - theta')) and exp(j n (theta + th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..errors import need
-from ..ir import F32, F64, ModelSpec
-from ..source import rope
-
-
-def frequencies(config: Mapping[str, Any], spec: ModelSpec, context: int) -> F64:
-    """[n_rot/2] radians per position as transformers scales them for a sequence of `context` tokens."""
-    kind = {"su": "longrope"}.get(kind := str(rope.parameters(config)["rope_type"]), kind)
-    if kind == "default":
-        base = float(spec.keys["rope.freq_base"])
-        return base ** (-np.arange(0, spec.n_rot, 2, dtype=np.float64) / spec.n_rot)
-    scaled = need("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS[kind]
-    parsed = need("transformers").AutoConfig.for_model(**config)
-    return np.asarray(scaled(parsed, "cpu", seq_len=context)[0].double().numpy())
+from ..ir import F32, F64
 
 
 def after_rope(moment: F64, freqs: F64, head_dim: int, context: int) -> F64:

@@ -20,6 +20,7 @@ from ... import limits
 from ...errors import ConvertError
 from ...ir import F64, Basis, ModelSpec, Plan
 from ...rows import served
+from ...source.frequencies import frequencies
 from ...write.fuse import center
 from .. import allocate, latent_plan
 from ..linalg import eigenbasis, tied, untied
@@ -113,7 +114,7 @@ class ZACK:
         if self.context is None:
             return center.key_covariance(work, layer), q
         k = np.asarray(stats["k"], dtype=np.float64)
-        freqs = served.frequencies(work.checkpoint.config, spec, self.context)
+        freqs = frequencies(spec, self.context)
         turned = [served.after_rope(head, freqs, spec.head_dim, self.context) for head in q]
         return served.after_rope(k, freqs, spec.head_dim, self.context), np.stack(turned)
 

@@ -1,2 +1,1 @@
-"""Steps fused into the factors before they are written: rotations inside segments, and the file's RoPE row
-order."""
+"""What is fused into the factors before they are written: rotations inside segments, and means."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ...ir import F32, Basis, ModelSpec, SidePlan
 from ...plan.work import Work
 from ...schema import TENSORS
+from ...source.rope_rows import paired_rows
 from ..fuse import center
-from ..fuse.rope_rows import paired_rows
 from ..gguf_write import OutTensor
 
 

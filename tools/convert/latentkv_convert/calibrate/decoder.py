@@ -1,0 +1,171 @@
+"""The decoder block of a ModelSpec in torch, f32: what native/src/model/graph.cpp is to the runtime.
+
+Modules have the names of their tensors in the file (attn_norm, attn_q, …, ffn_down), so that a statistic
+hooks the same one in every architecture. Rows of heads are in transformers' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..ir import ModelSpec
+from ..source.source import Source
+from .positions import Positions
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+}
+
+
+class Norm(nn.Module):
+    """Over the last dimension."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kind: str, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.kind, self.eps = kind, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "layer":
+            return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        y = functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return y if self.bias is None else y + self.bias
+
+
+class Layer(nn.Module):
+    """One block with the weights of a source: [n, T, d] -> [n, T, d]."""
+
+    attn_q: nn.Module
+    attn_k: nn.Module
+    attn_v: nn.Module
+    attn_output: nn.Module
+    ffn_up: nn.Module
+    ffn_down: nn.Module
+    attn_norm: nn.Module
+
+    def __init__(self, source: Source, index: int) -> None:
+        super().__init__()
+        self.spec = source.spec
+        roles = {role.target for role in self.spec.layer_tensors}
+        stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
+        for stem in sorted(stems):
+            setattr(self, stem, _module(source, stem, index))
+
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
+        normed = self.attn_norm(x)
+        own = self._optional("attn_norm_2")  # Falcon's, of the attention alone
+        attended = x + self.attend(normed if own is None else own(x), positions)
+        if self.spec.block.parallel:
+            return attended + self.feed(normed)
+        return attended + self.feed(self._modules["ffn_norm"](attended))  # type: ignore[misc]
+
+    def attend(self, x: Tensor, positions: Positions) -> Tensor:
+        q, k, v = (self._heads(side, x) for side in "qkv")
+        q, k = positions.turned(q), positions.turned(k)
+        mixed = functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=positions.mask,
+            is_causal=positions.mask is None,
+            enable_gqa=self.spec.n_kv != self.spec.n_head,
+        )
+        output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
+        return output
+
+    def _heads(self, side: str, x: Tensor) -> Tensor:
+        """[n, heads, T, head_dim] before RoPE."""
+        rows = self.get_submodule(f"attn_{side}")(x)
+        limit = self.spec.keys.get("attention.clamp_kqv")
+        if limit is not None:
+            rows = rows.clamp(-limit, limit)
+        heads = rows.unflatten(-1, (-1, self.spec.head_dim))
+        norm = self._optional(f"attn_{side}_norm")
+        return (heads if norm is None else norm(heads)).transpose(1, 2)
+
+    def feed(self, x: Tensor) -> Tensor:
+        activation = _ACTIVATIONS[self.spec.block.activation]
+        up = self.ffn_up(x)
+        if self.spec.block.ffn == "gated":
+            gate = self._optional("ffn_gate")
+            first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
+            up = activation(first) * up
+        else:
+            up = activation(up)
+        output: Tensor = self.ffn_down(up)
+        return output
+
+    def _optional(self, name: str) -> Any:
+        return self._modules.get(name)
+
+
+class Ends(nn.Module):
+    """What is before the first layer and after the last: token ids to hidden states, and those to logits."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.spec: ModelSpec = source.spec
+        self.token_embd = nn.Parameter(_tensor(source, "token_embd.weight"), requires_grad=False)
+        self.position_embd = None
+        if self.spec.block.position == "learned":
+            self.position_embd = nn.Parameter(_tensor(source, "position_embd.weight"), requires_grad=False)
+        self.output_norm = _module(source, "output_norm", None)
+        self.output = None
+        if source.has("output.weight"):
+            self.output = nn.Parameter(_tensor(source, "output.weight"), requires_grad=False)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[n, T] -> [n, T, d]"""
+        x = functional.embedding(tokens, self.token_embd)
+        return x if self.position_embd is None else x + self.position_embd[: tokens.shape[-1]]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[n, T, d] -> [n, T, n_vocab]"""
+        head = self.token_embd if self.output is None else self.output
+        return functional.linear(self.output_norm(x), head)
+
+
+class Decoder(nn.Module):
+    """A whole model: token ids [n, T] to logits [n, T, n_vocab]."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.spec: ModelSpec = source.spec
+        self.ends = Ends(source)
+        self.layers = nn.ModuleList(Layer(source, index) for index in range(self.spec.n_layer))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.ends.embed(tokens)
+        positions = Positions(self.spec, tokens.shape[-1], x.device)
+        for layer in self.layers:
+            x = layer(x, positions)
+        return self.ends.logits(x)
+
+
+def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
+    """A norm or a linear map with its bias, if there is one."""
+    weight = _tensor(source, f"{stem}.weight", layer)
+    bias = _tensor(source, f"{stem}.bias", layer) if source.has(f"{stem}.bias", layer) else None
+    if "norm" in stem:
+        kind = source.spec.block.norm
+        name = "attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon"
+        return Norm(weight, bias, kind, float(source.spec.keys.get(name, 1e-5)))
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+def _tensor(source: Source, role: str, layer: int | None = None) -> Tensor:
+    array = source.tensor(role, layer)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,135 @@
+"""A checkpoint directory as a source: roles are looked up in the architecture's table, packed rows apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConvertError, need
+from ..ir import F32, SIDES, ModelSpec, TensorRole
+from . import archs, tokenizer
+from .checkpoint import Checkpoint
+from .tokenizer import special
+from .tokenizer.files import TokenizerFiles
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a checkpoint keeps a role."""
+
+    name: str
+    rows: NDArray[np.int64] | None = None
+    role: TensorRole | None = None
+
+
+class CheckpointSource:
+    outtype = "f16"
+
+    def __init__(self, directory: Path, pre: str | None = None) -> None:
+        self.checkpoint = Checkpoint(directory)
+        self.spec: ModelSpec = archs.model_spec(self.checkpoint.config)
+        self._pre = pre
+        check_shapes(self.checkpoint, self.spec)
+
+    @cached_property
+    def _global(self) -> Mapping[str, TensorRole]:
+        return {role.target: role for role in self.spec.global_tensors}
+
+    @cached_property
+    def _layer(self) -> Mapping[str, TensorRole]:
+        return {role.target: role for role in self.spec.layer_tensors}
+
+    def _place(self, role: str, layer: int | None) -> _Place | None:
+        """Q, K and V from their projections, all else from the table."""
+        found = (self._global if layer is None else self._layer).get(role)
+        prefix = "" if layer is None else f"{self.spec.layers}.{layer}."
+        if found is not None:
+            return _Place(prefix + found.source, found.rows, found)
+        stem, _, leaf = role.partition(".")
+        side = stem.removeprefix("attn_")
+        if layer is None or side not in self.spec.projections:
+            return None
+        projection = self.spec.projections[side]
+        return _Place(f"{prefix}{projection.module}.{leaf}", projection.rows)
+
+    def _found(self, role: str, layer: int | None) -> _Place:
+        place = self._place(role, layer)
+        if place is None:
+            raise ConvertError("architecture", f"a tensor {role}", "none")
+        return place
+
+    def has(self, role: str, layer: int | None = None) -> bool:
+        place = self._place(role, layer)
+        return place is not None and place.name in self.checkpoint
+
+    def tensor(self, role: str, layer: int | None = None) -> F32:
+        place = self._found(role, layer)
+        array = self.checkpoint.read(place.name)
+        if place.rows is not None:
+            array = array[place.rows]
+        transform = None if place.role is None else place.role.transform
+        return array if transform is None else transform(array)
+
+    def shape(self, role: str, layer: int | None = None) -> tuple[int, ...]:
+        place = self._found(role, layer)
+        shape = self.checkpoint.shape(place.name)
+        return shape if place.rows is None else (len(place.rows), *shape[1:])
+
+    def keys(self) -> Mapping[str, Any]:
+        keys: dict[str, Any] = {
+            "general.type": "model",
+            "general.name": self.checkpoint.directory.resolve().name,
+            "general.quantization_version": 2,
+        }
+        keys |= {f"{self.spec.gguf_arch}.{name}": value for name, value in self.spec.keys.items()}
+        config, n_vocab = self.checkpoint.config, self.spec.n_vocab
+        return keys | tokenizer.keys(self.checkpoint.directory, config, n_vocab, self._pre)
+
+    def encode(self, text: str) -> Sequence[int]:
+        path = self.checkpoint.directory / "tokenizer.json"
+        if not path.is_file():
+            slow = need("transformers").AutoTokenizer.from_pretrained(str(path.parent))
+            return list(slow.encode(text, add_special_tokens=False))
+        try:
+            backend = need("tokenizers").Tokenizer.from_file(str(path))
+        except Exception as error:  # the Rust side raises a bare Exception
+            raise ConvertError("tokenizer.json", "a tokenizer that tokenizers can read", str(error)) from None
+        backend.no_truncation()
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    def bos(self) -> int | None:
+        files = TokenizerFiles(self.checkpoint.directory, self.checkpoint.config)
+        family = "llama" if files.sentencepiece and not files.sentencepiece.is_unigram else ""
+        return special.token_id(files, "bos") if special.adds(files, "bos", family) else None
+
+    def identity(self) -> str:
+        return self.checkpoint.identity()
+
+
+def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """The K and V projections, the FFN, the embedding and a table of positions have the shapes the config
+    promises."""
+    expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
+    for side in SIDES:
+        projection = spec.projections[side]
+        width = spec.kv_width if projection.rows is None else spec.q_width + 2 * spec.kv_width
+        expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
+    targets = {role.target: role for role in spec.layer_tensors}
+    packed = spec.block.ffn == "gated" and "ffn_gate.weight" not in targets
+    n_ff = spec.keys["feed_forward_length"] * (2 if packed else 1)
+    expected[f"{spec.layers}.0.{targets['ffn_up.weight'].source}"] = (n_ff, spec.n_embd)
+    for role in spec.global_tensors:
+        if role.rows is not None and checkpoint.shape(role.source)[0] <= role.rows[-1]:
+            got = f"{checkpoint.shape(role.source)[0]}"
+            raise ConvertError(role.source, f"{role.rows[-1] + 1} rows from config.json", got)
+    for name, shape in expected.items():
+        if checkpoint.shape(name) != shape:
+            raise ConvertError(
+                name, f"shape {list(shape)} from config.json", f"{list(checkpoint.shape(name))}"
+            )

@@ -1,0 +1,67 @@
+"""RoPE as a reader of the file computes it (docs/gguf.md, native/src/model/rope.cpp)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..ir import F64, ModelSpec
+
+
+def frequencies(spec: ModelSpec, context: int) -> F64:
+    """[n_rot/2] radians per position, for a sequence of `context` tokens."""
+    keys = spec.keys
+    base = _base(spec, context)
+    plain = base ** (-np.arange(0, spec.n_rot, 2, dtype=np.float64) / spec.n_rot)
+    freqs: F64 = plain / _divisors(spec, context)
+    scaling = keys.get("rope.scaling.type", "none")
+    if scaling == "linear":
+        return freqs / keys["rope.scaling.factor"]
+    if scaling == "yarn":
+        keep = _extrapolated(keys, base, spec.n_rot, _original(spec))
+        return freqs / keys["rope.scaling.factor"] * (1 - keep) + freqs * keep
+    return freqs
+
+
+def magnitude(spec: ModelSpec) -> float:
+    """What cos and sin are multiplied by."""
+    scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
+    if spec.keys.get("rope.scaling.type") == "yarn":
+        scale *= 1 + 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
+    return scale
+
+
+def _original(spec: ModelSpec) -> int:
+    return int(spec.keys.get("rope.scaling.original_context_length", spec.n_ctx))
+
+
+def _base(spec: ModelSpec, context: int) -> float:
+    """Dynamic NTK raises it past the trained context."""
+    base = float(spec.keys["rope.freq_base"])
+    factor = spec.latentkv_keys.get("rope_dynamic_factor", 0.0)
+    if factor > 0 and context > spec.n_ctx:
+        base *= (factor * context / spec.n_ctx - (factor - 1)) ** (spec.n_rot / (spec.n_rot - 2))
+    return base
+
+
+def _divisors(spec: ModelSpec, context: int) -> F64:
+    long = "rope_factors_long.weight" if context > _original(spec) else "rope_factors_short.weight"
+    for name in ("rope_freqs.weight", long):
+        if name in spec.extra_tensors:
+            return spec.extra_tensors[name].astype(np.float64)
+    return np.ones(spec.n_rot // 2)
+
+
+def _extrapolated(keys: Mapping[str, Any], base: float, n_rot: int, original: int) -> F64:
+    """YaRN (Peng et al. 2023, eq. 17-23): 1 where a plane keeps its frequency, 0 where it is divided, a ramp
+    between."""
+
+    def dimension(rotations: float) -> float:
+        return n_rot * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(0, math.floor(dimension(keys.get("rope.scaling.yarn_beta_fast", 32.0))))
+    high = min(n_rot - 1, math.ceil(dimension(keys.get("rope.scaling.yarn_beta_slow", 1.0))))
+    return 1 - np.clip((np.arange(n_rot // 2) - low) / max(0.001, high - low), 0, 1)
