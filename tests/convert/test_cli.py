@@ -189,7 +189,7 @@ def test_config_values_that_no_runtime_takes(model_type: str, field: str, value:
 
 def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
-    assert "required: CKPT_DIR, -o/--output" in capsys.readouterr().err
+    assert "required: SOURCE, -o/--output" in capsys.readouterr().err
 
 
 def test_bad_checkpoints(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,9 +198,9 @@ def test_bad_checkpoints(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixtu
     def line(directory: Path) -> str:
         return refused(capsys, [str(directory), "--method", "none"], out)
 
-    assert "got no such directory" in line(tmp_path / "nowhere")
+    assert "[source] expected a checkpoint directory or a GGUF at" in line(tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
-    assert "got a file" in line(tmp_path / "file")
+    assert "[file] expected a GGUF, whose first bytes are GGUF; got other bytes" in line(tmp_path / "file")
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "expected a file config.json" in line(empty)

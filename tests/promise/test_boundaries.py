@@ -39,9 +39,9 @@ RULES = [
         ["tools/convert"],
         {
             f"tools/convert/latentkv_convert/{name}.py"
-            for name in ("write/quantize", "plan/kv_budget", "limits", "cli")
+            for name in ("write/quantize", "plan/kv_budget", "source/gguf_vocabulary", "limits", "cli")
         },
-        "the converter needs no runtime but to quantize as ggml does, to allocate a budget and for limits",
+        "the converter needs no runtime but to quantize and tokenize as it does, for budgets and limits",
     ),
 ]
 

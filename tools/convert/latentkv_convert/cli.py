@@ -63,13 +63,16 @@ def build_parser(method: str, prog: str) -> Parser:
     summaries = "\n".join(f"  {name:<10} {methods.module(name).SUMMARY}" for name in methods.names())
     parser = Parser(
         prog=prog,
-        description="Convert a Hugging Face checkpoint to a GGUF whose KV cache is a low-rank latent.",
+        description="Convert a Hugging Face checkpoint or a GGUF to a GGUF whose KV cache is a latent.",
         epilog=f"methods:\n{summaries}\n\nOptions of another method: {prog} --method NAME --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "source", type=Path, metavar="CKPT_DIR", help="directory with config.json and weights"
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="directory with config.json and weights, or a GGUF (of a split one any part)",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
     parser.add_argument(
@@ -79,7 +82,9 @@ def build_parser(method: str, prog: str) -> Parser:
         help=f"compression method (default {DEFAULT_METHOD})",
     )
     parser.add_argument(
-        "--outtype", choices=OUTTYPES, default="f16", help="type of the weights (default f16)"
+        "--outtype",
+        choices=OUTTYPES,
+        help="type of the weights (default f16; those of a GGUF stay as they are, byte for byte)",
     )
     parser.add_argument(
         "--rotate",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .errors import ConvertError
 from .recipe import Recipe
+from .source import gguf_parts
 from .write.gguf_write import partial_of
 
 _READ_SUFFIXES = (".safetensors", ".bin", ".model", ".index.json", ".jinja")
@@ -81,11 +82,11 @@ def _kind(path: Path) -> int | None:
         raise ConvertError("--output", f"to write {path}", error.strerror or str(error)) from None
 
 
-def _is_read(checkpoint: Path, path: Path) -> bool:
-    """`path`, there or not, is one of the files that make up the checkpoint, by name or through a link."""
-    if not checkpoint.is_dir():
-        return False
-    return (_reads(path) and path.parent.samefile(checkpoint)) or _is_one_of(path, _held(checkpoint))
+def _is_read(source: Path, path: Path) -> bool:
+    """`path`, there or not, is one of the files that make up the source, by name or through a link."""
+    if not source.is_dir():
+        return _is_one_of(path, gguf_parts.paths(source))
+    return (_reads(path) and path.parent.samefile(source)) or _is_one_of(path, _held(source))
 
 
 def _held(checkpoint: Path) -> Iterator[Path]:

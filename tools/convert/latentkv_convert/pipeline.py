@@ -31,7 +31,7 @@ FILE_TYPE = "general.file_type"
 
 
 def convert(recipe: Recipe) -> report.Report:
-    """Converts a checkpoint and writes OUT.gguf, OUT.report.json and OUT.ranks.png.
+    """Converts a checkpoint or a GGUF and writes OUT.gguf, OUT.report.json and OUT.ranks.png.
 
     Raises:
         ConvertError: any input that does not fit; no file is left unless it is complete.
@@ -66,6 +66,8 @@ def convert(recipe: Recipe) -> report.Report:
         keys[KEYS["calibration_hash"]] = sample.digest
         keys[KEYS["calibration_tokens"]] = int(sample.tokens.size)
     tensors = [*model_tensors(source), *cache_tensors(recipe, work, plan, trained)]
+    if recipe.outtype is not None:
+        tensors = [dataclasses.replace(tensor, stored=None) for tensor in tensors]
     with progress.bar(len(tensors), "write", "tensor") as bar:
         size = gguf_write.write(
             recipe.output, spec.gguf_arch, keys, tensors, outtype, lambda tensor: bar.update(1)
@@ -167,7 +169,8 @@ def copied(source: Source, role: TensorRole, layer: int | None) -> OutTensor:
         return array if rows is None else array[rows]
 
     name = role.target if layer is None else f"blk.{layer}.{role.target}"
-    return OutTensor(name, source.shape(role.target, layer), role.kind, load)
+    stored = source.stored(role.target, layer)
+    return OutTensor(name, source.shape(role.target, layer), role.kind, load, stored)
 
 
 def finetuned(recipe: Recipe, work: Work, plan: Plan) -> tuple[Trained, Recovery | None]:

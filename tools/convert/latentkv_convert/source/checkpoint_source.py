@@ -15,6 +15,7 @@ from ..errors import ConvertError, need
 from ..ir import F32, SIDES, ModelSpec, TensorRole
 from . import archs, tokenizer
 from .checkpoint import Checkpoint
+from .source import Stored
 from .tokenizer import special
 from .tokenizer.files import TokenizerFiles
 
@@ -80,6 +81,9 @@ class CheckpointSource:
         place = self._found(role, layer)
         shape = self.checkpoint.shape(place.name)
         return shape if place.rows is None else (len(place.rows), *shape[1:])
+
+    def stored(self, role: str, layer: int | None = None) -> Stored | None:
+        return None
 
     def keys(self) -> Mapping[str, Any]:
         keys: dict[str, Any] = {

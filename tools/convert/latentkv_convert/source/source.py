@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..ir import F32, ModelSpec
+from ..errors import ConvertError
+from ..ir import F32, Array, ModelSpec
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as it lies in a source: `data` are its bytes in a type of ggml's, rows in the file's order."""
+
+    type: str  # q4_k …, as ggml writes it
+    data: Callable[[], Array]
 
 
 class Source(Protocol):
@@ -28,6 +38,11 @@ class Source(Protocol):
         """NumPy's order, the reverse of GGUF's ne."""
         ...
 
+    def stored(self, role: str, layer: int | None = None) -> Stored | None:
+        """To be copied as it is; None: a weight of this source is encoded anew. Also of role attn_qkv, where
+        the spec is packed."""
+        ...
+
     def keys(self) -> Mapping[str, Any]:
         """general.*, tokenizer.* and the architecture's own keys of the file."""
         ...
@@ -46,11 +61,19 @@ class Source(Protocol):
 
 
 def open_source(path: Path, pre: str | None = None) -> Source:
-    """A checkpoint directory. pre: its `tokenizer.ggml.pre`.
+    """A checkpoint directory or a GGUF. pre: `tokenizer.ggml.pre` of a checkpoint.
 
     Raises:
-        ConvertError: one that cannot be converted.
+        ConvertError: neither, or one that cannot be converted.
     """
+    if path.is_file():
+        from .gguf_source import GgufSource
+
+        if pre is not None:
+            raise ConvertError("--pre", "a checkpoint directory, as a GGUF has the key", path.name)
+        return GgufSource(path)
+    if not path.is_dir():
+        raise ConvertError("source", f"a checkpoint directory or a GGUF at {path}", "none")
     from .checkpoint_source import CheckpointSource
 
     return CheckpointSource(path, pre)

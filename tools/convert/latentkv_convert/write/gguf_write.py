@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConvertError, need, warn
-from ..ir import F32
+from ..ir import F32, Array
+from ..source.gguf_file import Value
+from ..source.source import Stored
 from . import quantize
 
 
@@ -26,6 +28,7 @@ class OutTensor:
     shape: tuple[int, ...]
     kind: str  # weight · table · vector · factor
     load: Callable[[], F32]
+    stored: Stored | None = None  # to be copied, byte for byte, in place of what `load` computes
 
 
 def write(
@@ -46,8 +49,8 @@ def write(
         writer = gguf.GGUFWriter(None, gguf_arch)
         for key, value in keys.items():
             add_key(writer, key, value)
-        kinds = {t.name: quantize.choose(outtype, t.kind, t.shape) for t in tensors}
-        wide = [t for t in tensors if t.kind == "weight" and kinds[t.name] != outtype]
+        kinds = {t.name: _type(t, outtype) for t in tensors}
+        wide = [t for t in tensors if t.kind == "weight" and not t.stored and kinds[t.name] != outtype]
         if wide:
             warn(
                 wide[0].name,
@@ -57,7 +60,7 @@ def write(
             )
         for tensor in tensors:
             qtype = gguf.GGMLQuantizationType[kinds[tensor.name].upper()]
-            size = quantize.n_bytes(kinds[tensor.name], tensor.shape)
+            size = quantize.n_bytes(qtype, tensor.shape)
             writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), size, raw_dtype=qtype)
         try:
             writer.write_header_to_file(partial)
@@ -65,10 +68,7 @@ def write(
             writer.write_ti_data_to_file()
             file = writer.fout[0]
             for tensor in tensors:
-                array = tensor.load()
-                if tuple(array.shape) != tensor.shape:
-                    raise ConvertError(tensor.name, f"shape {list(tensor.shape)}", f"{list(array.shape)}")
-                data = quantize.encode(array, kinds[tensor.name], tensor.name)
+                data = _data(tensor, kinds[tensor.name])
                 writer.write_padding(file, file.tell())
                 file.write(data.data.cast("B"))
                 writer.write_padding(file, data.nbytes)
@@ -81,6 +81,21 @@ def write(
             raise
         writer.close()
     return path.stat().st_size
+
+
+def _type(tensor: OutTensor, outtype: str) -> str:
+    if tensor.stored is not None:
+        return tensor.stored.type
+    return quantize.choose(outtype, tensor.kind, tensor.shape)
+
+
+def _data(tensor: OutTensor, kind: str) -> Array:
+    if tensor.stored is not None:
+        return np.ascontiguousarray(tensor.stored.data())
+    array = tensor.load()
+    if tuple(array.shape) != tensor.shape:
+        raise ConvertError(tensor.name, f"shape {list(tensor.shape)}", f"{list(array.shape)}")
+    return quantize.encode(array, kind, tensor.name)
 
 
 def partial_of(path: Path) -> Path:
@@ -103,9 +118,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def add_key(writer: Any, key: str, value: Any) -> None:
-    """One key-value pair, its GGUF type from the Python type: u32 for int (i32 when negative), f32 for
-    float."""
-    if isinstance(value, bool):
+    """One key-value pair: as it was read, or its GGUF type from the Python type: u32 for int (i32 when
+    negative), f32 for float."""
+    if isinstance(value, Value):
+        types = need("gguf").GGUFValueType
+        sub_type = None if value.sub_type is None else types(value.sub_type)
+        writer.add_key_value(key, value.data, types(value.type), sub_type=sub_type)
+    elif isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
         if value < 0:

@@ -29,17 +29,18 @@ def query(work: Work, layer: int) -> list[OutTensor]:
     return _tensors(work, layer, "q")
 
 
-def _tensors(work: Work, layer: int, sides: Sequence[str]) -> list[OutTensor]:
+def _tensors(work: Work, layer: int, sides: str) -> list[OutTensor]:
     spec = work.spec
     rows = sum(spec.q_width if side == "q" else spec.kv_width for side in sides)
-    stem = f"blk.{layer}.attn_{sides}"
-    tensors = [
-        OutTensor(f"{stem}.weight", (rows, spec.n_embd), "weight", partial(_weight, work, layer, sides))
-    ]
+    role = f"attn_{sides}"
+    stem, stored = f"blk.{layer}.{role}", partial(work.source.stored, layer=layer)
+    load = partial(_weight, work, layer, sides)
+    tensors = [OutTensor(f"{stem}.weight", (rows, spec.n_embd), "weight", load, stored(f"{role}.weight"))]
     parts = [bias for bias in (work.bias(layer, side) for side in sides) if bias is not None]
     if parts:
         bias = np.concatenate(parts)
-        tensors.append(OutTensor(f"{stem}.bias", bias.shape, "vector", partial(np.asarray, bias)))
+        load = partial(np.asarray, bias)
+        tensors.append(OutTensor(f"{stem}.bias", bias.shape, "vector", load, stored(f"{role}.bias")))
     return tensors
 
 

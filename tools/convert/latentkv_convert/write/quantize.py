@@ -13,7 +13,6 @@ from ..ir import F32, Array
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}  # general.file_type
 OUTTYPES = tuple(FILE_TYPES)
 BLOCK = 32  # elements that share a scale in q8_0 and q4_0
-_BYTES_PER_BLOCK = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q4_0": 18}
 
 
 def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
@@ -31,11 +30,10 @@ def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
     return outtype
 
 
-def n_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    elements = int(np.prod(shape, dtype=np.int64))
-    if kind.startswith("q"):
-        return elements // BLOCK * _BYTES_PER_BLOCK[kind]
-    return elements * _BYTES_PER_BLOCK[kind] // BLOCK
+def n_bytes(qtype: Any, shape: tuple[int, ...]) -> int:
+    """Of a tensor in a type of ggml's."""
+    block, size = need("gguf").GGML_QUANT_SIZES[qtype]
+    return int(np.prod(shape, dtype=np.int64)) // block * size
 
 
 def encode(array: F32, kind: str, where: str) -> Array:

@@ -4,6 +4,8 @@ A module `source/archs/<model_type>.py` provides
 
     TINY: dict                       config of a random checkpoint small enough for a test
     def model_spec(config) -> ModelSpec
+    def config_of(stock) -> dict     config.json of a GGUF whose general.architecture is this; a module whose
+                                     files are another's (mistral: llama) has none
 
 `config` is config.json as it is on disk; a field it may lack has transformers' default. Anything the one
 native block cannot do raises ConvertError here.
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from ... import limits
 from ...errors import ConvertError
 from ...ir import ModelSpec
+from ..stock import Stock
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -69,6 +72,20 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "config.json", f"RoPE over an even number of a head's {spec.head_dim} dimensions", str(spec.n_rot)
         )
     return spec
+
+
+def config_of(architecture: str, stock: Stock) -> dict[str, Any]:
+    """config.json that a GGUF of this general.architecture stands for.
+
+    Raises:
+        ConvertError: an architecture that has no module here.
+    """
+    readers = {name: importlib.import_module(f"{__name__}.{name}") for name in names()}
+    known = {name: module for name, module in readers.items() if hasattr(module, "config_of")}
+    if architecture not in known:
+        raise ConvertError(stock.where, f"a general.architecture of {', '.join(known)}", architecture)
+    config: dict[str, Any] = known[architecture].config_of(stock)
+    return {"model_type": architecture, **config}
 
 
 def tiny(model_type: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import ConvertError, warn
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
+from ..stock import Stock
 from . import activation, packed_rows, require
 
 TINY: dict[str, Any] = {
@@ -109,3 +110,17 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         latentkv_keys=positions.latentkv_keys,
         packed_qkv=True,
     )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    sizes = stock.sizes()
+    return {
+        **sizes,
+        "ffn_hidden_size": sizes["intermediate_size"],
+        "num_kv_heads": sizes["num_key_value_heads"],
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 2 if stock.has("attn_norm_2.weight") else 1,
+        "bias": stock.has("attn_output.bias"),
+        "layer_norm_epsilon": stock.number("attention.layer_norm_epsilon", 0, 1),
+    }

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import ConvertError
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
+from ..stock import Stock
 from . import activation
 
 TINY: dict[str, Any] = {
@@ -103,3 +104,13 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         extra_tensors=positions.tensors,
         latentkv_keys=positions.latentkv_keys,
     )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    return {
+        **stock.sizes(),
+        "rms_norm_eps": stock.number("attention.layer_norm_rms_epsilon", 0, 1),
+        "attention_bias": stock.has("attn_q.bias"),
+        "mlp_bias": stock.has("ffn_up.bias"),
+    }

@@ -9,6 +9,7 @@ from typing import Any
 from ... import limits
 from ...errors import ConvertError
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
+from ..stock import Stock
 from . import packed_rows, require
 
 TINY: dict[str, Any] = {
@@ -95,3 +96,25 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         },
         packed_qkv=True,
     )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    sizes = stock.sizes()
+    n_embd = sizes["hidden_size"]
+    stock.whole("feed_forward_length", 4 * n_embd, 4 * n_embd)
+    stock.whole("attention.head_count_kv", *[sizes["num_attention_heads"]] * 3)
+    clip = stock.number("attention.clamp_kqv", *limits.CLIP, default=0.0)
+    return {
+        "d_model": n_embd,
+        "n_heads": sizes["num_attention_heads"],
+        "n_layers": sizes["num_hidden_layers"],
+        "max_seq_len": sizes["max_position_embeddings"],
+        "vocab_size": sizes["vocab_size"],
+        "layer_norm_epsilon": stock.number("attention.layer_norm_epsilon", 0, 1),
+        "attn_config": {
+            "alibi_bias_max": stock.number("attention.max_alibi_bias", 0, 1e6, default=0.0),
+            "clip_qkv": clip or None,
+        },
+        "tie_word_embeddings": sizes["tie_word_embeddings"],
+    }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
+from ..stock import Stock
 from . import activation, require
 
 OFFSET = 2  # rows of the position table before position 0, left over from fairseq's padding index
@@ -98,3 +99,9 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             "attention.layer_norm_epsilon": 1e-5,  # torch's default; the config has no field for it
         },
     )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    sizes = stock.sizes()
+    return {**sizes, "ffn_dim": sizes["intermediate_size"], "enable_bias": stock.has("attn_q.bias")}

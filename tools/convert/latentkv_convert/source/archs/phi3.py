@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ir import BlockSpec, ModelSpec, Projection, TensorRole
 from .. import rope
+from ..stock import Stock
 from . import activation, packed_rows, window_keys
 
 TINY: dict[str, Any] = {
@@ -100,3 +101,9 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         latentkv_keys=positions.latentkv_keys,
         packed_qkv=True,
     )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    epsilon = stock.number("attention.layer_norm_rms_epsilon", 0, 1)
+    return {**stock.sizes(), "rms_norm_eps": epsilon, "sliding_window": stock.window()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ConvertError
 from ...ir import ModelSpec, TensorRole
+from ..stock import Stock
 from . import llama, window_keys
 
 TINY: dict[str, Any] = {
@@ -58,3 +59,8 @@ def window(config: Mapping[str, Any]) -> int | None:
             "config.json", "a sliding window in all layers or in none", f"{sliding} of {n_layer}"
         )
     return int(config.get("sliding_window") or 4096) if sliding else None
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    return llama.config_of(stock)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir import ModelSpec, TensorRole
+from ..stock import Stock
 from . import llama, qwen2, window_keys
 
 TINY: dict[str, Any] = {
@@ -32,3 +33,8 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         layer_tensors=(*spec.layer_tensors, *norms),
         keys={**spec.keys, **window_keys(qwen2.window(config))},
     )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    return llama.config_of(stock)

@@ -73,6 +73,7 @@ def projection(job: SideJob) -> OutTensor:
         (job.spec.kv_width, job.spec.n_embd),
         "weight",
         lambda: job.in_file_order(job.work.weight(job.layer, job.side)),
+        job.work.source.stored(f"attn_{job.side}.weight", job.layer),
     )
 
 

@@ -1,0 +1,79 @@
+"""GGUFs that tests write: a plain one of a random checkpoint, and the same in other types or in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv_convert.cli import main
+from latentkv_convert.source.gguf_file import GgufFile
+
+Types = Mapping[str, str]  # end of a tensor's name -> type
+_HEAD = {"q4_k": 2, "q6_k": 0}  # f16 numbers at the start of a block
+_TAIL = {"q4_k": 0, "q6_k": 1}  # and at its end
+
+
+def plain(checkpoint: Path, out: Path, outtype: str = "f32") -> Path:
+    """As llama.cpp's converter writes it, and without a key of ours."""
+    assert main([str(checkpoint), "-o", str(out), "--method", "none", "--outtype", outtype]) == 0
+    return rewritten(out, out)
+
+
+def rewritten(
+    path: Path,
+    out: Path,
+    types: Types | None = None,
+    without: tuple[str, ...] = (),
+    keys: Mapping[str, Any] | None = None,
+    extra: Mapping[str, NDArray[np.float32]] | None = None,
+    per_part: int = 0,
+) -> Path:
+    """The file with some tensors in another type (random weights where gguf has no quantizer), without some
+    keys and tensors, with others, in parts of `per_part` tensors. Returns the (first) file."""
+    source = GgufFile(path)
+    values = {key: value for key, value in source.values.items() if not key.startswith("latentkv.")}
+    own = values.pop("general.architecture").plain()
+    keys = dict(keys or {})
+    architecture = keys.pop("general.architecture", own)
+    data = {name: source.raw(name).copy() for name in source.tensors}
+    writer = gguf.GGUFWriter(out, architecture, split_max_tensors=per_part)
+    for key, value in values.items():
+        if key not in {*without, *keys}:
+            sub_type = None if value.sub_type is None else gguf.GGUFValueType(value.sub_type)
+            writer.add_key_value(key, value.data, gguf.GGUFValueType(value.type), sub_type=sub_type)
+    for key, value in keys.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    rng = np.random.default_rng(0)
+    for name, info in source.tensors.items():
+        if name in without:
+            continue
+        kind = next((t for end, t in (types or {}).items() if name.endswith(end)), info.type)
+        raw = data[name] if kind == info.type else encoded(data[name].view(np.float32), kind, rng)
+        qtype = gguf.GGMLQuantizationType[kind.upper()]
+        writer.add_tensor(name, raw.reshape(*info.shape[:-1], -1), raw_dtype=qtype)
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file(out)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(out.parent.glob(f"{out.stem}-*-of-*.gguf"))
+    return parts[0] if per_part else out
+
+
+def encoded(weights: NDArray[np.float32], kind: str, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """[rows, bytes of a row]"""
+    qtype = gguf.GGMLQuantizationType[kind.upper()]
+    if kind not in _HEAD:
+        return np.asarray(gguf.quants.quantize(weights, qtype)).view(np.uint8)
+    block, size = gguf.GGML_QUANT_SIZES[qtype]
+    blocks = rng.integers(0, 256, (weights.size // block, size), dtype=np.uint8)
+    for n, at in ((_HEAD[kind], 0), (_TAIL[kind], size - 2 * _TAIL[kind])):
+        scales = rng.uniform(0.5, 1.5, (len(blocks), n)) * {"q4_k": 2e-4, "q6_k": 2e-5}[kind]
+        blocks[:, at : at + 2 * n] = scales.astype(np.float16).view(np.uint8)
+    return blocks.reshape(weights.shape[0], -1)

@@ -1,0 +1,192 @@
+"""A GGUF is a source: the model of its checkpoint, the same conversion, and its weights byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from both import core, distance, session, token_ids
+from gguf_files import plain, rewritten
+
+from conftest import Tiny, keys
+from latentkv_convert.calibrate.decoder import Decoder
+from latentkv_convert.cli import main
+from latentkv_convert.source.checkpoint_source import CheckpointSource
+from latentkv_convert.source.frequencies import frequencies, magnitude
+from latentkv_convert.source.gguf_file import GgufFile
+from latentkv_convert.source.gguf_parts import GgufParts
+from latentkv_convert.source.gguf_source import GgufSource
+from latentkv_convert.source.source import Source
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    ("mistral", {}),
+    ("qwen2", {}),
+    ("qwen3", {}),
+    ("phi3", {}),
+    ("phi3", {"sliding_window": 40, "rope_scaling": None, "partial_rotary_factor": 0.5}),
+    ("falcon", {}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("falcon", {"multi_query": False, "bias": True}),
+    ("opt", {}),
+    ("opt", {"enable_bias": False, "tie_word_embeddings": False}),
+    ("mpt", {}),
+    ("mpt", {"attn_config": {"clip_qkv": 1.5}}),
+]
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+K_QUANTS = {
+    "attn_q.weight": "q4_k",
+    "attn_k.weight": "q4_k",
+    "attn_v.weight": "q6_k",
+    "ffn_down.weight": "q6_k",
+    "ffn_up.weight": "q4_1",
+    "token_embd.weight": "q8_0",
+    "output.weight": "q6_k",
+}
+CALIBRATED = ["--calib-tokens", "1024", "--fisher-tokens", "512", "--calib-window", "128", "--no-plot"]
+WATERFILL = ["--kv-budget", "40%", "--recent", "32", *CALIBRATED]
+
+
+def converted(source: Path, out: Path, calib: Path, *options: str) -> Path:
+    assert main([str(source), "-o", str(out), "--calib", str(calib), *options]) == 0
+    return out
+
+
+def tensor_bytes(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Name -> type, shape and bytes, over all parts."""
+    parts = GgufParts(path)
+    infos = {name: parts.info(name) for name in parts.names()}
+    return {name: (info.type, info.shape, parts.raw(name).tobytes()) for name, info in infos.items()}
+
+
+def logits(source: Source, ids: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(Decoder(source)(torch.tensor([ids]))[0].numpy())
+
+
+@pytest.mark.parametrize(("model_type", "config"), CASES, ids=str)
+def test_the_same_model_as_its_checkpoint(
+    model_type: str, config: dict[str, Any], tiny: Tiny, tmp_path: Path
+) -> None:
+    directory = tiny(model_type, **config)
+    ours = GgufSource(plain(directory, tmp_path / "plain.gguf"))
+    theirs: Source = CheckpointSource(directory)
+    roles = [(role.target, None) for role in theirs.spec.global_tensors]
+    layered = [role.target for role in theirs.spec.layer_tensors]
+    layered += [f"attn_{side}.{leaf}" for side in "qkv" for leaf in ("weight", "bias")]
+    roles += [(role, layer) for role in layered for layer in range(theirs.spec.n_layer)]
+    for role, layer in roles:
+        assert ours.has(role, layer) == theirs.has(role, layer), role
+        if theirs.has(role, layer):
+            assert ours.shape(role, layer) == theirs.shape(role, layer), role
+            assert np.array_equal(ours.tensor(role, layer), theirs.tensor(role, layer)), role
+    for name in ("n_layer", "n_head", "n_kv", "head_dim", "n_rot", "n_vocab", "n_ctx", "packed_qkv"):
+        assert getattr(ours.spec, name) == getattr(theirs.spec, name), name
+    assert ours.spec.before_scores == theirs.spec.before_scores
+    if ours.spec.block.position == "rope":
+        for context in (64, 512):
+            assert np.allclose(frequencies(ours.spec, context), frequencies(theirs.spec, context), rtol=1e-6)
+        assert np.isclose(magnitude(ours.spec), magnitude(theirs.spec), rtol=1e-6)
+    assert distance(logits(ours, token_ids(60)), logits(theirs, token_ids(60))) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [("llama", {}), ("qwen3", {}), ("phi3", {"rope_scaling": None}), ("opt", {})],
+    ids=["llama", "qwen3", "phi3", "opt"],
+)
+def test_the_same_conversion_as_from_its_checkpoint(
+    model_type: str, config: dict[str, Any], tiny: Tiny, calib: Path, tmp_path: Path
+) -> None:
+    """Weights in f32: the same calibration, the same plan, the same tensors and keys."""
+    directory = tiny(model_type, **config)
+    source = plain(directory, tmp_path / "plain.gguf")
+    theirs = converted(directory, tmp_path / "theirs.gguf", calib, *WATERFILL, "--outtype", "f32")
+    ours = converted(source, tmp_path / "ours.gguf", calib, *WATERFILL)
+    assert tensor_bytes(ours) == tensor_bytes(theirs)
+    assert any(".attn_k_e." in name or ".attn_q_e." in name for name in tensor_bytes(ours))
+    found, expected = keys(ours), keys(theirs)
+    changed = {key for key in expected if found.get(key) != expected[key]}
+    assert changed <= {"GGUF.kv_count"}
+
+
+@pytest.mark.parametrize("name", ["whole", "in two parts"])
+def test_weights_that_stay_are_copied_byte_for_byte(
+    name: str, tiny: Tiny, calib: Path, tmp_path: Path
+) -> None:
+    """Whatever their type, keys and vocabulary too, and the result opens in the runtime."""
+    whole = plain(tiny(**WIDE), tmp_path / "plain.gguf")
+    per_part = 20 if name == "in two parts" else 0
+    source = rewritten(whole, tmp_path / "mixed.gguf", K_QUANTS, per_part=per_part)
+    assert len(GgufParts(source).files) == (2 if per_part else 1)
+    out = converted(source, tmp_path / "out.gguf", calib, *WATERFILL)
+    before, after = tensor_bytes(source), tensor_bytes(out)
+    assert {kind for kind, _, _ in before.values()} == {"f32", "q4_k", "q6_k", "q4_1", "q8_0"}
+    assert before.items() <= after.items()  # exact tokens need the projections, so that these stay too
+    assert {kind for name, (kind, _, _) in after.items() if name not in before} == {"f16"}
+    was, now = GgufFile(source).values, GgufFile(out).values
+    kept = {key: value for key, value in was.items() if not key.startswith("split.")}
+    assert kept.items() <= now.items()
+    assert all(key.startswith("latentkv.") for key in now.keys() - kept.keys())
+    model = core.Model(str(out))
+    assert np.isfinite(session(model, kv="").decode(token_ids(40), output="all")).all()
+
+
+def test_factors_in_place_of_projections(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """Form A: K and V's own tensors go, all others are copied."""
+    source = rewritten(plain(tiny(**WIDE), tmp_path / "plain.gguf"), tmp_path / "mixed.gguf", K_QUANTS)
+    out = converted(source, tmp_path / "out.gguf", calib, "--method", "palu", *CALIBRATED)
+    before, after = tensor_bytes(source), tensor_bytes(out)
+    gone = {name for name in before if name not in after}
+    assert gone == {f"blk.{layer}.attn_{side}.weight" for layer in range(3) for side in "kv"}
+    assert {name: before[name] for name in before.keys() - gone}.items() <= after.items()
+    made = {name.split(".", 2)[2]: after[name][0] for name in after.keys() - before.keys()}
+    assert made == {f"attn_{side}_{letter}.weight": kind for side in "kv" for letter, kind in MADE.items()}
+    core.Model(str(out))
+
+
+MADE = {"a": "q8_0", "b": "f16"}  # of blocks of any kind
+
+
+def test_packed_query_rows_are_copied(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """Phi-3's attn_qkv: the rows of Q as they are, in their own type."""
+    source = rewritten(
+        plain(tiny("phi3"), tmp_path / "plain.gguf"), tmp_path / "mixed.gguf", {"attn_qkv.weight": "q8_0"}
+    )
+    out = converted(source, tmp_path / "out.gguf", calib, "--method", "palu", *CALIBRATED)
+    packed, query = tensor_bytes(source)["blk.1.attn_qkv.weight"], tensor_bytes(out)["blk.1.attn_q.weight"]
+    assert query[0] == "q8_0"
+    assert query[2] == packed[2][: len(query[2])]
+    assert len(packed[2]) == len(query[2]) // query[1][0] * packed[1][0]
+
+
+def test_outtype_encodes_the_rest_anew(tiny: Tiny, tmp_path: Path) -> None:
+    source = rewritten(plain(tiny(**WIDE), tmp_path / "plain.gguf"), tmp_path / "mixed.gguf", K_QUANTS)
+    out = tmp_path / "out.gguf"
+    assert main([str(source), "-o", str(out), "--method", "none", "--outtype", "f32"]) == 0
+    assert {kind for kind, _, _ in tensor_bytes(out).values()} == {"f32"}
+    assert keys(out)["general.file_type"] == 0
+    ids = token_ids(60)
+    assert distance(logits(GgufSource(out), ids), logits(GgufSource(source), ids)) == 0
+
+
+def test_the_calibration_runs_what_the_runtime_reads(tiny: Tiny, tmp_path: Path) -> None:
+    source = rewritten(plain(tiny(**WIDE), tmp_path / "plain.gguf"), tmp_path / "mixed.gguf", K_QUANTS)
+    whole, ids = tmp_path / "whole.gguf", token_ids(60)
+    assert main([str(source), "-o", str(whole), "--method", "none", "--outtype", "f32"]) == 0
+    expected = logits(GgufSource(source), ids)
+    assert distance(session(core.Model(str(whole))).decode(ids, output="all"), expected) < 1e-4
+    got = session(core.Model(str(source))).decode(ids, output="all")
+    assert distance(got, expected) < 0.1  # ggml quantizes activations beside quantized weights

@@ -1,0 +1,163 @@
+"""The decoder that a GGUF describes: its architecture's table, with what the file itself says on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConvertError
+from ..ir import F32, BlockSpec, ModelSpec, TensorRole
+from ..schema import ENUMS, KEYS
+from . import archs
+from .gguf_parts import GgufParts
+from .stock import Stock
+
+_OURS = "latentkv."
+# What a plain file of ours says; any other key belongs to a latent cache.
+_PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+
+def prefix(layer: int | None) -> str:
+    return "" if layer is None else f"blk.{layer}."
+
+
+def packed_rows(spec: ModelSpec) -> Mapping[str, slice]:
+    """Rows of attn_qkv: all of Q, of K, of V."""
+    q, kv = spec.q_width, spec.kv_width
+    return {"attn_q": slice(0, q), "attn_k": slice(q, q + kv), "attn_v": slice(q + kv, q + 2 * kv)}
+
+
+def model_spec(parts: GgufParts, where: str) -> ModelSpec:
+    """Raises:
+    ConvertError: another architecture, a latent cache, or tensors that the keys do not promise.
+    """
+    values = {name: value.plain() for name, value in parts.values.items()}
+    block_keys = {KEYS[f"block_{name}"] for name in BlockSpec.__dataclass_fields__}
+    for key in values:
+        if key.startswith(_OURS) and key not in _PLAIN | block_keys:
+            raise ConvertError(
+                where, "full K and V", f"a latent cache ({key})", "convert what it was made of"
+            )
+    architecture = values.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ConvertError(where, "the key general.architecture", "none")
+    stock = _stock(parts, where, architecture, values)
+    spec = archs.model_spec(archs.config_of(architecture, stock))
+    spec = replace(
+        spec,
+        n_rot=stock.whole("rope.dimension_count", 2, spec.head_dim, spec.n_rot) if spec.n_rot else 0,
+        block=_block(values, spec.block, where),
+        keys=_keys(stock, spec),
+        extra_tensors=_factors(parts, spec),
+        latentkv_keys=_dynamic(values),
+    )
+    spec = replace(spec, layer_tensors=_present(parts, spec))
+    _check_tensors(parts, spec, where)
+    return spec
+
+
+def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str, Any]) -> Stock:
+    dot = f"{architecture}."
+    own = {name.removeprefix(dot): value for name, value in values.items() if name.startswith(dot)}
+    roles = {name.removeprefix("blk.0.") for name in parts.names()}
+    return Stock(where, own, roles, parts.info("token_embd.weight").shape[0])
+
+
+def _block(values: Mapping[str, Any], default: BlockSpec, where: str) -> BlockSpec:
+    """latentkv.block.*, or the architecture's own."""
+    found = {}
+    for name, own in asdict(default).items():
+        found[name] = values.get(KEYS[f"block_{name}"], own)
+        legal = ENUMS.get(name, [False, True])
+        if found[name] not in legal:
+            expected = f"{KEYS[f'block_{name}']} {', '.join(map(str, legal))}"
+            raise ConvertError(where, expected, str(found[name])[:40])
+    return BlockSpec(**found)
+
+
+def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:
+    """The file's own over those of the config that stands for it."""
+    keys = {**spec.keys, **stock.values}
+    scaling = keys.get("rope.scaling.type", "none")
+    if scaling not in _SCALINGS:
+        raise ConvertError(stock.where, f"rope.scaling.type {', '.join(_SCALINGS)}", str(scaling)[:40])
+    if scaling in ("linear", "yarn"):
+        keys["rope.scaling.factor"] = stock.number("rope.scaling.factor", 1e-3, 1e6, default=1.0)
+    for name in ("attention.clamp_kqv", "attention.sliding_window"):
+        if not keys.get(name):
+            keys.pop(name, None)  # 0 means none
+    return keys
+
+
+def _factors(parts: GgufParts, spec: ModelSpec) -> dict[str, F32]:
+    """Divisors of RoPE frequencies."""
+    found = {}
+    for name in _FACTORS:
+        if name not in parts:
+            continue
+        info = parts.info(name)
+        if info.type != "f32" or info.shape != (spec.n_rot // 2,):
+            raise ConvertError(name, f"{spec.n_rot // 2} values in f32", f"{list(info.shape)} in {info.type}")
+        found[name] = np.array(parts.raw(name).view(np.float32).reshape(-1))
+        if not (np.isfinite(found[name]) & (found[name] > 0)).all():
+            raise ConvertError(name, "finite divisors above 0", "others")
+    return found
+
+
+def _dynamic(values: Mapping[str, Any]) -> dict[str, Any]:
+    factor = values.get(KEYS["rope_dynamic_factor"])
+    return {} if factor is None else {"rope_dynamic_factor": float(factor)}
+
+
+def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
+    """Roles without the biases that this file does without."""
+    return tuple(
+        role for role in spec.layer_tensors if f"blk.0.{role.target}" in parts or ".bias" not in role.target
+    )
+
+
+def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
+    """Every tensor of the architecture, of its shape, and no others: they would change the model."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for role in spec.global_tensors:
+        expected[role.target] = _shape(spec, role.target)
+    sides = ("qkv",) if spec.packed_qkv else ("q", "k", "v")
+    for layer in range(spec.n_layer):
+        roles = [role.target for role in spec.layer_tensors]
+        roles += [f"attn_{side}.weight" for side in sides]
+        roles += [f"attn_{side}.bias" for side in sides if f"{prefix(layer)}attn_{side}.bias" in parts]
+        expected |= {prefix(layer) + role: _shape(spec, role) for role in roles}
+    for name, shape in expected.items():
+        got = parts.info(name).shape
+        if got != shape:
+            raise ConvertError(f"{where}: {name}", f"shape {list(shape)}", str(list(got)))
+    for name in parts.names():
+        if name not in expected and name not in spec.extra_tensors:
+            raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
+
+
+def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
+    stem, _, leaf = role.partition(".")
+    n_ff = int(spec.keys["feed_forward_length"])
+    is_packed = spec.block.ffn == "gated" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
+    rows = {
+        "attn_q": spec.q_width,
+        "attn_k": spec.kv_width,
+        "attn_v": spec.kv_width,
+        "attn_qkv": spec.q_width + 2 * spec.kv_width,
+        "ffn_gate": n_ff,
+        "ffn_up": 2 * n_ff if is_packed else n_ff,
+        "token_embd": spec.n_vocab,
+        "output": spec.n_vocab,
+        "position_embd": spec.n_ctx,
+        "attn_q_norm": spec.head_dim,
+        "attn_k_norm": spec.head_dim,
+    }.get(stem, spec.n_embd)
+    if leaf == "bias" or "norm" in stem:
+        return (rows,)
+    return (rows, {"attn_output": spec.q_width, "ffn_down": n_ff}.get(stem, spec.n_embd))

@@ -1,0 +1,135 @@
+"""A GGUF as a source: tensors are dequantized when they are asked for, and copied as they are where they
+stay."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConvertError, need
+from ..ir import F32, Array, ModelSpec
+from . import fingerprint, gguf_model, gguf_vocabulary
+from .gguf_parts import GgufParts
+from .rope_rows import paired_rows
+from .source import Stored
+
+_OURS = "latentkv."
+_NOT_COPIED = ("general.architecture", "general.alignment")  # of the written file
+
+
+class GgufSource:
+    def __init__(self, path: Path) -> None:
+        self._parts = GgufParts(path)
+        self._where = path.name
+        self.spec: ModelSpec = gguf_model.model_spec(self._parts, self._where)
+        self.outtype = self._precision()
+        gguf_vocabulary.check(self._parts.values, self._where)
+
+    def _precision(self) -> str:
+        """The widest type of the K and V projections, of those that are written: what is computed from them
+        is a product, so blocks of any kind become q8_0."""
+        names = (f"{gguf_model.prefix(0)}attn_{part}.weight" for part in ("k", "v", "qkv"))
+        types = {self._parts.info(name).type for name in names if name in self._parts}
+        for kind in ("f32", "bf16", "f16"):
+            if kind in types:
+                return kind
+        return "q8_0"
+
+    def _place(self, role: str, layer: int | None) -> tuple[str, slice]:
+        """Name of a role's tensor, and its rows there."""
+        name = gguf_model.prefix(layer) + role
+        packed = gguf_model.packed_rows(self.spec).get(role.partition(".")[0])
+        if name not in self._parts and packed is not None:
+            return f"{gguf_model.prefix(layer)}attn_qkv.{role.partition('.')[2]}", packed
+        return name, slice(None)
+
+    def has(self, role: str, layer: int | None = None) -> bool:
+        return self._place(role, layer)[0] in self._parts
+
+    def shape(self, role: str, layer: int | None = None) -> tuple[int, ...]:
+        name, rows = self._place(role, layer)
+        n_rows, *rest = self._parts.info(name).shape
+        return (len(range(n_rows)[rows]), *rest)
+
+    def tensor(self, role: str, layer: int | None = None) -> F32:
+        name, rows = self._place(role, layer)
+        array = self._dequantized(name)[rows]
+        order = self._transformers_order(role.partition(".")[0])
+        if not np.isfinite(array).all():
+            raise ConvertError(name, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
+        return array if order is None else array[order]
+
+    def _dequantized(self, name: str) -> F32:
+        gguf, info = need("gguf"), self._parts.info(name)
+        try:
+            array = gguf.quants.dequantize(
+                self._parts.raw(name), gguf.GGMLQuantizationType[info.type.upper()]
+            )
+        except NotImplementedError:
+            raise ConvertError(name, "a type that gguf can dequantize", info.type) from None
+        return np.asarray(array, dtype=np.float32).reshape(info.shape)
+
+    def _transformers_order(self, stem: str) -> NDArray[np.int64] | None:
+        """Of rows whose RoPE planes are paired as llama.cpp does for its llama architecture."""
+        n_heads = {"attn_q": self.spec.n_head, "attn_k": self.spec.n_kv}.get(stem)
+        block = self.spec.block
+        if n_heads is None or block.position != "rope" or block.rope_pairing != "norm":
+            return None
+        return np.argsort(paired_rows(n_heads, self.spec.head_dim, self.spec.n_rot))
+
+    def stored(self, role: str, layer: int | None = None) -> Stored | None:
+        name, rows = self._place(role, layer)
+        if name not in self._parts:
+            return None
+        info = self._parts.info(name)
+
+        def data() -> Array:
+            return self._parts.raw(name) if rows == slice(None) else self._vector_or_rows(name, rows)
+
+        return Stored(info.type, data)
+
+    def _vector_or_rows(self, name: str, rows: slice) -> Array:
+        """Some rows of a tensor; of a vector (a bias) some values."""
+        raw, shape = self._parts.raw(name), self._parts.info(name).shape
+        return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
+
+    def keys(self) -> Mapping[str, Any]:
+        """All of the file's own, but for how it was split and aligned."""
+        skipped = (_OURS, "split.")
+        return {
+            key: value
+            for key, value in self._parts.values.items()
+            if not key.startswith(skipped) and key not in _NOT_COPIED and value.data != []
+        }
+
+    @cached_property
+    def _vocabulary(self) -> gguf_vocabulary.GgufVocabulary:
+        return gguf_vocabulary.GgufVocabulary(self._parts.values, self._where)
+
+    def encode(self, text: str) -> Sequence[int]:
+        return self._vocabulary.encode(text)
+
+    def bos(self) -> int | None:
+        return self._vocabulary.bos()
+
+    def identity(self) -> str:
+        digest = hashlib.sha256()
+        for part in self._hashed():
+            digest.update(part)
+        for file in self._parts.files:
+            fingerprint.add_file(digest, file.path)
+        return digest.hexdigest()
+
+    def _hashed(self) -> Iterator[bytes]:
+        """Every key but the vocabulary, and where tensors lie."""
+        for key, value in self._parts.values.items():
+            if not key.startswith("tokenizer."):
+                yield f"{key}={value.data!r}".encode()
+        for file in self._parts.files:
+            yield f"{file.size} {list(file.tensors.values())}".encode()

@@ -1,0 +1,78 @@
+"""A stock GGUF's keys as an architecture reads them, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from .. import limits
+from ..errors import ConvertError
+
+# Keys that change what the tensors mean, and the values with which they do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "logit_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "attention.scale": (0.0,),
+    "attention.causal": (True,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "rope.scale_linear": (0.0, 1.0),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0.0, 1.0),
+}
+
+
+class Stock:
+    """`values`: keys without the architecture's prefix. `roles`: tensors of the file, those of the first
+    layer without `blk.0.`."""
+
+    def __init__(self, where: str, values: Mapping[str, Any], roles: Collection[str], n_vocab: int) -> None:
+        self.where, self.values, self.n_vocab = where, values, n_vocab
+        self._roles = roles
+        for name, neutral in _NEUTRAL.items():
+            if values.get(name, neutral[0]) not in neutral:
+                raise ConvertError(where, f"{name} {' or '.join(map(str, neutral))}", str(values[name])[:40])
+
+    def has(self, role: str) -> bool:
+        return role in self._roles
+
+    def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        value = self.values.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            got = "none" if value is None else str(value)[:40]
+            raise ConvertError(self.where, f"{name} from {low} to {high}", got)
+        return value
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
+        value = self.values.get(name, default)
+        if value is None:
+            raise ConvertError(self.where, f"the key {name}", "none")
+        return limits.number(self.where, name, value, low, high)
+
+    def sizes(self) -> dict[str, Any]:
+        """What every architecture has, by the names of config.json."""
+        n_head = self.whole("attention.head_count", 1, 4096)
+        n_embd = self.whole("embedding_length", 1, 1 << 20)
+        head_dim = self.whole("attention.key_length", 1, 4096, n_embd // n_head)
+        if self.whole("attention.value_length", 1, 4096, head_dim) != head_dim:
+            got = str(self.values["attention.value_length"])
+            raise ConvertError(self.where, f"attention.value_length {head_dim}, the key length", got)
+        return {
+            "hidden_size": n_embd,
+            "num_hidden_layers": self.whole("block_count", 1, 4096),
+            "intermediate_size": self.whole("feed_forward_length", 1, 1 << 22),
+            "num_attention_heads": n_head,
+            "num_key_value_heads": self.whole("attention.head_count_kv", 1, 4096, n_head),
+            "head_dim": head_dim,
+            "max_position_embeddings": self.whole("context_length", 1, 1 << 30),
+            "vocab_size": self.n_vocab,
+            "rope_theta": self.number("rope.freq_base", *limits.ROPE_BASE, default=10000.0),
+            "tie_word_embeddings": not self.has("output.weight"),
+        }
+
+    def window(self) -> int | None:
+        """attention.sliding_window, in tokens."""
+        return self.whole("attention.sliding_window", 0, (1 << 32) - 1, 0) or None
