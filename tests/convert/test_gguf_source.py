@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gguf_files import plain, rewritten
 from conftest import Tiny, keys
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import main
+from latentkv_convert.recover import lora
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.frequencies import frequencies, magnitude
 from latentkv_convert.source.gguf_file import GgufFile
@@ -124,13 +126,16 @@ def test_the_same_conversion_as_from_its_checkpoint(
 
 @pytest.mark.parametrize("name", ["whole", "in two parts"])
 def test_weights_that_stay_are_copied_byte_for_byte(
-    name: str, tiny: Tiny, calib: Path, tmp_path: Path
+    name: str, tiny: Tiny, calib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever their type, keys and vocabulary too, and the result opens in the runtime."""
+    """Whatever their type, keys and vocabulary too, and the result opens in the runtime. Packages for
+    checkpoints alone are not needed."""
     whole = plain(tiny(**WIDE), tmp_path / "plain.gguf")
     per_part = 20 if name == "in two parts" else 0
     source = rewritten(whole, tmp_path / "mixed.gguf", K_QUANTS, per_part=per_part)
     assert len(GgufParts(source).files) == (2 if per_part else 1)
+    for package in ("transformers", "safetensors", "tokenizers"):
+        monkeypatch.setitem(sys.modules, package, None)
     out = converted(source, tmp_path / "out.gguf", calib, *WATERFILL)
     before, after = tensor_bytes(source), tensor_bytes(out)
     assert {kind for kind, _, _ in before.values()} == {"f32", "q4_k", "q6_k", "q4_1", "q8_0"}
@@ -155,6 +160,22 @@ def test_factors_in_place_of_projections(tiny: Tiny, calib: Path, tmp_path: Path
     made = {name.split(".", 2)[2]: after[name][0] for name in after.keys() - before.keys()}
     assert made == {f"attn_{side}_{letter}.weight": kind for side in "kv" for letter, kind in MADE.items()}
     core.Model(str(out))
+
+
+def test_factors_of_a_gguf_can_be_trained(
+    tiny: Tiny, calib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora, "WINDOW", 64)
+    source = plain(tiny(), tmp_path / "plain.gguf")
+    training = ["--finetune", str(calib), "--steps", "1", "--lora-rank", "4"]
+    palu = ["--method", "palu", *CALIBRATED]
+    trained = tensor_bytes(converted(source, tmp_path / "trained.gguf", calib, *palu, *training))
+    untrained = tensor_bytes(converted(source, tmp_path / "untrained.gguf", calib, *palu))
+    assert trained.keys() == untrained.keys()
+    changed = {name for name in trained if trained[name] != untrained[name]}
+    assert {name.split(".")[2] for name in changed} == {
+        f"attn_{side}_{letter}" for side in "kv" for letter in "ab"
+    }
 
 
 MADE = {"a": "q8_0", "b": "f16"}  # of blocks of any kind

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Converts a Hugging Face checkpoint to a latentkv GGUF; the same as `latentkv convert`."""
+"""Converts a GGUF or a Hugging Face checkpoint to a latentkv GGUF; the same as `latentkv convert`."""
 
 import sys
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Where a model comes from: a checkpoint directory, its architecture, its RoPE scaling and its vocabulary."""
+"""Where a model comes from, a checkpoint directory or a GGUF: architecture, RoPE, tensors and vocabulary."""
