@@ -34,6 +34,18 @@ def stock(random_checkpoint: Tiny, tmp_path_factory: pytest.TempPathFactory) -> 
         ),
         ({"without": ("tokenizer.ggml.model",)}, "expected a vocabulary (tokenizer.ggml.model); got none"),
         ({"without": ("llama.block_count",)}, "[x.gguf] expected block_count from 1 to 4096; got none"),
+        (
+            {"keys": {"llama.attention.head_count_kv": 3}},
+            "[x.gguf] expected query heads divisible by KV heads; got 4 and 3",
+        ),
+        (
+            {"keys": {"llama.rope.scaling.attn_factor": "x"}},
+            "rope.scaling.attn_factor from 0.001 to 1000; got x",
+        ),
+        (
+            {"keys": {"llama.attention.sliding_window": -1}},
+            "attention.sliding_window from 0 to 4294967295; got -1",
+        ),
         ({"keys": {"llama.expert_count": 8}}, "[x.gguf] expected expert_count 0; got 8"),
         ({"keys": {"llama.block_count": 0}}, "expected block_count from 1 to 4096; got 0"),
         ({"keys": {"llama.attention.head_count": [4, 4, 2]}}, "head_count from 1 to 4096; got [4, 4, 2]"),

@@ -32,6 +32,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {}),
     ("qwen3", {}),
     ("phi3", {}),
+    (
+        "phi3",
+        {
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.5] * 12, "long_factor": [4.0] * 12},
+        },
+    ),
     ("phi3", {"sliding_window": 40, "rope_scaling": None, "partial_rotary_factor": 0.5}),
     ("falcon", {}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),

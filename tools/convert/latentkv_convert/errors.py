@@ -12,6 +12,11 @@ class ConvertError(Exception):
 
     def __init__(self, where: str, expected: str, got: str, hint: str = "") -> None:
         super().__init__(line(where, expected, got, hint))
+        self._rest = (expected, got, hint)
+
+    def at(self, where: str) -> ConvertError:
+        """The same of another place."""
+        return ConvertError(where, *self._rest)
 
 
 def line(where: str, expected: str, got: str, hint: str = "") -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..errors import ConvertError
 from ..ir import F32, BlockSpec, ModelSpec, TensorRole
 from ..schema import ENUMS, KEYS
@@ -19,6 +20,12 @@ _OURS = "latentkv."
 # What a plain file of ours says; any other key belongs to a latent cache.
 _PLAIN = {KEYS[name] for name in ("version", "source_method", "source_recipe", "rope_dynamic_factor")}
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NUMBERS = {
+    "rope.scaling.attn_factor": limits.ATTENTION_FACTOR,
+    "rope.scaling.yarn_beta_fast": limits.YARN_BETA,
+    "rope.scaling.yarn_beta_slow": limits.YARN_BETA,
+    "attention.clamp_kqv": limits.CLIP,
+}
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -47,16 +54,21 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
     if not isinstance(architecture, str):
         raise ConvertError(where, "the key general.architecture", "none")
     stock = _stock(parts, where, architecture, values)
-    spec = archs.model_spec(archs.config_of(architecture, stock))
+    config = archs.config_of(architecture, stock)
+    try:
+        spec = archs.model_spec(config)
+    except ConvertError as error:
+        raise error.at(where) from None  # there is no config.json
+    n_rot = stock.whole("rope.dimension_count", 2, spec.head_dim, spec.n_rot) if spec.n_rot else 0
     spec = replace(
         spec,
-        n_rot=stock.whole("rope.dimension_count", 2, spec.head_dim, spec.n_rot) if spec.n_rot else 0,
+        n_rot=n_rot,
         block=_block(values, spec.block, where),
         keys=_keys(stock, spec),
-        extra_tensors=_factors(parts, spec),
-        latentkv_keys=_dynamic(values),
+        extra_tensors=_factors(parts, n_rot),
+        latentkv_keys=_dynamic(values, where),
+        layer_tensors=_present(parts, spec),
     )
-    spec = replace(spec, layer_tensors=_present(parts, spec))
     _check_tensors(parts, spec, where)
     return spec
 
@@ -68,15 +80,14 @@ def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str,
     return Stock(where, own, roles, parts.info("token_embd.weight").shape[0])
 
 
-def _block(values: Mapping[str, Any], default: BlockSpec, where: str) -> BlockSpec:
-    """latentkv.block.*, or the architecture's own."""
-    found = {}
-    for name, own in asdict(default).items():
-        found[name] = values.get(KEYS[f"block_{name}"], own)
-        legal = ENUMS.get(name, [False, True])
-        if found[name] not in legal:
+def _block(values: Mapping[str, Any], own: BlockSpec, where: str) -> BlockSpec:
+    """The architecture's own, with the activation that a file of ours may say."""
+    found = {name: values.get(KEYS[f"block_{name}"], word) for name, word in asdict(own).items()}
+    for name, word in found.items():
+        legal = ENUMS["activation"] if name == "activation" else [asdict(own)[name]]
+        if word not in legal:
             expected = f"{KEYS[f'block_{name}']} {', '.join(map(str, legal))}"
-            raise ConvertError(where, expected, str(found[name])[:40])
+            raise ConvertError(where, expected, str(word)[:40])
     return BlockSpec(**found)
 
 
@@ -87,31 +98,40 @@ def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:
     if scaling not in _SCALINGS:
         raise ConvertError(stock.where, f"rope.scaling.type {', '.join(_SCALINGS)}", str(scaling)[:40])
     if scaling in ("linear", "yarn"):
-        keys["rope.scaling.factor"] = stock.number("rope.scaling.factor", 1e-3, 1e6, default=1.0)
+        keys["rope.scaling.factor"] = stock.number("rope.scaling.factor", *limits.ROPE_FACTOR, default=1.0)
+    for name, bounds in _NUMBERS.items():
+        if name in stock.values:
+            stock.number(name, *bounds)
+    if "rope.scaling.original_context_length" in stock.values:
+        stock.whole("rope.scaling.original_context_length", 1, 1 << 30)
+    window = stock.window()
+    keys |= {} if window is None else {"attention.sliding_window": window}
     for name in ("attention.clamp_kqv", "attention.sliding_window"):
         if not keys.get(name):
             keys.pop(name, None)  # 0 means none
     return keys
 
 
-def _factors(parts: GgufParts, spec: ModelSpec) -> dict[str, F32]:
+def _factors(parts: GgufParts, n_rot: int) -> dict[str, F32]:
     """Divisors of RoPE frequencies."""
     found = {}
     for name in _FACTORS:
         if name not in parts:
             continue
         info = parts.info(name)
-        if info.type != "f32" or info.shape != (spec.n_rot // 2,):
-            raise ConvertError(name, f"{spec.n_rot // 2} values in f32", f"{list(info.shape)} in {info.type}")
+        if info.type != "f32" or info.shape != (n_rot // 2,):
+            raise ConvertError(name, f"{n_rot // 2} values in f32", f"{list(info.shape)} in {info.type}")
         found[name] = np.array(parts.raw(name).view(np.float32).reshape(-1))
         if not (np.isfinite(found[name]) & (found[name] > 0)).all():
             raise ConvertError(name, "finite divisors above 0", "others")
     return found
 
 
-def _dynamic(values: Mapping[str, Any]) -> dict[str, Any]:
-    factor = values.get(KEYS["rope_dynamic_factor"])
-    return {} if factor is None else {"rope_dynamic_factor": float(factor)}
+def _dynamic(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    key = KEYS["rope_dynamic_factor"]
+    if key not in values:
+        return {}
+    return {"rope_dynamic_factor": limits.number(where, key, values[key], *limits.ROPE_FACTOR)}
 
 
 def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
