@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +59,25 @@ class GgufSource:
 
     def tensor(self, role: str, layer: int | None = None) -> F32:
         name, rows = self._place(role, layer)
-        array = self._dequantized(name)[rows]
-        order = self._transformers_order(role.partition(".")[0])
-        if not np.isfinite(array).all():
-            raise ConvertError(name, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
-        return array if order is None else array[order]
-
-    def _dequantized(self, name: str) -> F32:
         gguf, info = need("gguf"), self._parts.info(name)
         try:
             array = gguf.quants.dequantize(
-                self._parts.raw(name), gguf.GGMLQuantizationType[info.type.upper()]
+                self._raw(name, rows), gguf.GGMLQuantizationType[info.type.upper()]
             )
         except NotImplementedError:
             raise ConvertError(name, "a type that gguf can dequantize", info.type) from None
-        return np.asarray(array, dtype=np.float32).reshape(info.shape)
+        array = np.asarray(array, dtype=np.float32).reshape(self.shape(role, layer))
+        if not np.isfinite(array).all():
+            raise ConvertError(name, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
+        order = self._transformers_order(role.partition(".")[0])
+        return array if order is None else array[order]
+
+    def _raw(self, name: str, rows: slice) -> Array:
+        """Bytes of some rows; of a vector (a bias) of some values."""
+        raw, shape = self._parts.raw(name), self._parts.info(name).shape
+        if rows == slice(None):
+            return raw
+        return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
 
     def _transformers_order(self, stem: str) -> NDArray[np.int64] | None:
         """Of rows whose RoPE planes are paired as llama.cpp does for its llama architecture."""
@@ -87,17 +91,7 @@ class GgufSource:
         name, rows = self._place(role, layer)
         if name not in self._parts:
             return None
-        info = self._parts.info(name)
-
-        def data() -> Array:
-            return self._parts.raw(name) if rows == slice(None) else self._vector_or_rows(name, rows)
-
-        return Stored(info.type, data)
-
-    def _vector_or_rows(self, name: str, rows: slice) -> Array:
-        """Some rows of a tensor; of a vector (a bias) some values."""
-        raw, shape = self._parts.raw(name), self._parts.info(name).shape
-        return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
+        return Stored(self._parts.info(name).type, partial(self._raw, name, rows))
 
     def keys(self) -> Mapping[str, Any]:
         """All of the file's own, but for how it was split and aligned."""
