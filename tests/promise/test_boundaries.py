@@ -43,6 +43,15 @@ RULES = [
         },
         "the converter needs no runtime but to quantize and tokenize as it does, for budgets and limits",
     ),
+    (
+        re.compile(r"\b(checkpoint|gguf)_source\b"),
+        [
+            f"tools/convert/latentkv_convert/{room}"
+            for room in ("calibrate", "rows", "plan", "recover", "write")
+        ],
+        set(),
+        "only source/ knows what a model is stored in",
+    ),
 ]
 
 
