@@ -4,13 +4,14 @@ have their own files."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv import _core, compat, ranges
+from latentkv import _core, compat, hub, ranges
 from latentkv.chat import create_chat_completion
 from latentkv.completion import create_completion
 from latentkv.errors import expected
@@ -129,6 +130,23 @@ class Llama(Evaluator):
             session = _core.Session(self._model, **planned(self._model, options))
         window = Window.of({} if vocab_only else self._model.regions, recent, recent_ratio)
         super().__init__(session, n_batch, logits_all, window)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        local_dir: str | Path | None = None,
+        cache_dir: str | Path | None = None,
+        **options: Any,
+    ) -> Llama:
+        """Opens a GGUF of a repository on huggingface.co, downloaded once. `filename` is its name there, or a
+        pattern that one file matches ("*Q4_K_M.gguf"); None takes Q4_K_M, else the first. `options` are the
+        constructor's."""
+        where: dict[str, Any] = {} if local_dir is None else {"local_dir": local_dir}
+        path = hub.fetch(*hub.split_name(repo_id), filename or "", cache_dir=cache_dir, **where)
+        return cls(str(path), **options)
 
     # The verbs.
     generate = generate

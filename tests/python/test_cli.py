@@ -43,7 +43,7 @@ def test_command_help(run: Any, command: str) -> None:
         (["frobnicate"], "error: [latentkv] expected a command (bench, chat, "),
         (
             ["info"],
-            "error: [latentkv info] the following arguments are required: FILE; see latentkv info --help",
+            "error: [latentkv info] expected FILE or -hf USER/REPO; got none; see latentkv info --help",
         ),
         (["info", "a.gguf", "--bogus"], "error: [latentkv info] unrecognized arguments: --bogus"),
         (["bench", "a.gguf", "-d", "x"], "error: [-d] expected numbers separated by commas; got 'x'"),

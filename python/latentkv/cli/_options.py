@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
-from latentkv import ranges
+from latentkv import hub, ranges
 from latentkv.cli._errors import number, text
+from latentkv.errors import expected
 from latentkv.formats import split_pair
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=text, metavar="FILE", help="GGUF file")
+    """FILE or -hf; read with parse()."""
+    parser.add_argument("model", type=text, nargs="?", metavar="FILE", help="GGUF file")
+    parser.add_argument(
+        "-hf",
+        "--hf-repo",
+        type=text,
+        metavar="USER/REPO[:QUANT]",
+        help=f"instead of FILE: a GGUF from huggingface.co, by default {hub.DEFAULT_QUANT}",
+    )
+    parser.add_argument(
+        "-hff", "--hf-file", type=text, metavar="NAME", help="file of that repository (* and ? are wild)"
+    )
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """The options of a command with a model, whose path is `model` wherever it came from."""
+    args = parser.parse_args(argv)
+    if args.hf_repo is None and args.hf_file is not None:
+        raise expected("--hf-file", "-hf beside it", "none")
+    if (args.model is None) == (args.hf_repo is None):
+        got = "none" if args.model is None else "both"
+        raise expected(parser.prog, "FILE or -hf USER/REPO", got, f"see {parser.prog} --help")
+    if args.hf_repo is not None:
+        repo, quant = hub.split_name(args.hf_repo)
+        args.model = str(hub.fetch(repo, quant, args.hf_file or ""))
+    return args
 
 
 def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:

@@ -23,7 +23,7 @@ _EPILOG = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = options.parse(_parser(), argv)
     depths = numbers(args.depth, "-d")
     formats = [name.strip() for name in args.kv.split(",")]
     if len(formats) > 1 and not all(formats):

@@ -25,7 +25,7 @@ DEFAULT_CONTEXT = 8192
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = options.parse(_parser(), argv)
     prompt = _one_shot_prompt(args)
     if prompt is None and args.raw:
         raise expected("--raw", "a prompt (-p, -f or piped text)", "a conversation")

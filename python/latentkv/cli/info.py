@@ -21,7 +21,7 @@ _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = options.parse(_parser(), argv)
     from latentkv import _core
 
     model = _core.Model(args.model)

@@ -23,7 +23,7 @@ _EPILOG = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = options.parse(_parser(), argv)
     from latentkv import _core
     from latentkv.perplexity import Cache, Progress, perplexity
     from latentkv.version import version

@@ -71,9 +71,14 @@ def build_parser(method: str, prog: str) -> Parser:
     parser.add_argument(
         "source",
         type=Path,
+        nargs="?",
         metavar="SOURCE",
         help="directory with config.json and weights, or a GGUF (of a split one any part)",
     )
+    parser.add_argument(
+        "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="instead of SOURCE: a GGUF from huggingface.co"
+    )
+    parser.add_argument("-hff", "--hf-file", metavar="NAME", help="file of that repository")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
     parser.add_argument(
         "--method",
@@ -172,6 +177,21 @@ def _finetune(chosen: dict[str, Any]) -> Finetune | None:
     return None if text is None else Finetune(text, **given)
 
 
+def _source(chosen: dict[str, Any]) -> Path:
+    """SOURCE, or what -hf names, whose options it takes out of `chosen`."""
+    source: Path | None = chosen["source"]
+    repo, file = chosen.pop("hf_repo"), chosen.pop("hf_file")
+    if repo is None and file is not None:
+        raise ConvertError("--hf-file", "-hf beside it", "none")
+    if (source is None) == (repo is None):
+        raise ConvertError("source", "SOURCE or -hf USER/REPO", "none" if source is None else "both")
+    if source is not None:
+        return source
+    from latentkv import hub
+
+    return hub.fetch(*hub.split_name(repo), file or "")
+
+
 def parse(argv: Sequence[str], prog: str) -> Recipe:
     """Two passes: the method's name decides which options exist."""
     first = Parser(add_help=False, allow_abbrev=False)
@@ -181,6 +201,7 @@ def parse(argv: Sequence[str], prog: str) -> Recipe:
         by_rank = "--kv-budget SIZE, or a method that keeps a share of the dimensions (--method palu)"
         raise ConvertError("--keep", by_rank, f"--method {method}")
     chosen = vars(build_parser(method, prog).parse_args(list(argv)))
+    chosen["source"] = _source(chosen)
     common = {name: chosen.pop(name) for name in _COMMON}
     finetune = _finetune(chosen)
     return Recipe(options=chosen, finetune=finetune, **common)
