@@ -7,6 +7,7 @@ While it is active it takes the place of scaled_dot_product_attention, so a deco
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,16 @@ from torch.overrides import TorchFunctionMode
 from ..errors import ConvertError
 
 _BLOCK = 128  # queries at once: scores of a block stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Body:
+    """Keys that a block of queries reads from the body copy: all of it those of `whole`, and those of `edge`
+    where mask [queries, keys of the edge] says so."""
+
+    whole: slice
+    edge: slice
+    mask: Tensor
 
 
 class TwoCopies(TorchFunctionMode):
@@ -81,13 +92,18 @@ class TwoCopies(TorchFunctionMode):
         output: Tensor = _Attention.apply(query, key, value, self, attn_mask, is_causal, scale)
         return output
 
-    def body(self, begin: int, end: int, n: int, device: torch.device) -> Tensor:
-        """[queries begin … end, n keys]: pairs that meet through the body copy."""
-        query, key = torch.arange(begin, end, device=device)[:, None], torch.arange(n, device=device)
-        oldest = query - self.recent + 1  # of the recent window
-        if self.batch > 1:
-            oldest = self.sink + (query - self.sink - self.recent) // self.batch * self.batch
-        return (key >= self.sink) & (key < oldest)
+    def oldest(self, query: Any) -> Any:
+        """The first key that a query, or each of several, does not read from the body."""
+        if self.batch == 1:
+            return query - self.recent + 1  # the recent window's first
+        return self.sink + (query - self.sink - self.recent) // self.batch * self.batch
+
+    def body(self, rows: slice, n: int, device: torch.device) -> Body:
+        """Of a block of queries with n keys."""
+        low, high = (min(max(self.oldest(query), self.sink), n) for query in (rows.start, rows.stop - 1))
+        query = torch.arange(rows.start, rows.stop, device=device)[:, None]
+        edge = torch.arange(low, high, device=device) < self.oldest(query)
+        return Body(slice(min(self.sink, low), low), slice(low, high), edge)
 
     def per_kv_head(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.n_kv, -1)).sum(2)
@@ -119,13 +135,12 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         ctx.nodes, ctx.mask, ctx.is_causal, ctx.scale = nodes, mask, is_causal, scale
         output = torch.empty_like(query)
-        old = nodes.old(1, key.shape[1])
+        values = _Mixed(value, nodes.old(1, key.shape[1]))
         for rows, weights, body in _blocks(query, key, nodes, mask, is_causal, scale):
-            n = weights.shape[-1]
-            if old is None:
-                mixed = weights @ value[0, :, :n]
-            else:
-                mixed = (weights * ~body) @ value[0, :, :n] + (weights * body) @ old[0, :, :n]
+            mixed = weights @ values.of(body, weights.shape[-1])
+            if values.old is not None:
+                read = weights[:, :, body.edge] * body.mask
+                mixed += read @ (values.old[0, :, body.edge] - value[0, :, body.edge])
             output[0, :, rows] = mixed.unflatten(1, (-1, rows.stop - rows.start)).flatten(0, 1)
         return output
 
@@ -144,13 +159,32 @@ class _Attention(torch.autograd.Function):
             d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
             mixed = (d_scores @ key[0, :, :n]) * ctx.scale
             d_query[0, :, rows] = mixed.unflatten(1, (repeats, -1)).flatten(0, 1)
-            d_key[0, :, :n] += d_scores.mT @ own
-            d_value[0, :, :n] += weights.mT @ above
-            n = max(0, min(n, rows.stop - nodes.recent))  # no later key is old to any query of the block
-            key_slope[0, :, :n] += (d_scores * body)[:, :, :n].mT @ own
-            value_slope[0, :, :n] += (weights * body)[:, :, :n].mT @ above
+            _add(d_key[0], key_slope[0], d_scores, own, body)
+            _add(d_value[0], value_slope[0], weights, above, body)
         nodes.key_slope, nodes.value_slope = nodes.per_kv_head(key_slope), nodes.per_kv_head(value_slope)
         return d_query, d_key, d_value, None, None, None, None
+
+
+def _add(slope: Tensor, of_body: Tensor, pairs: Tensor, rows: Tensor, body: Body) -> None:
+    """Pairs [KV heads, queries, keys] times rows, to the keys' gradients, and to those through the body."""
+    all_keys = pairs.mT @ rows
+    slope[:, : pairs.shape[-1]] += all_keys
+    of_body[:, body.whole] += all_keys[:, body.whole]
+    of_body[:, body.edge] += (pairs[:, :, body.edge] * body.mask).mT @ rows
+
+
+class _Mixed:
+    """k or v [KV heads, keys, head_dim], exact but for keys that a block of queries reads from the body
+    alone. Blocks come in order, so these only become more."""
+
+    def __init__(self, exact: Tensor, old: Tensor | None) -> None:
+        self.old = old
+        self._rows = exact[0] if old is None else exact[0].clone()
+
+    def of(self, body: Body, n: int) -> Tensor:
+        if self.old is not None:
+            self._rows[:, body.whole] = self.old[0, :, body.whole]
+        return self._rows[:, :n]
 
 
 def _grouped(x: Tensor, repeats: int) -> Tensor:
@@ -160,20 +194,22 @@ def _grouped(x: Tensor, repeats: int) -> Tensor:
 
 def _blocks(
     query: Tensor, key: Tensor, nodes: TwoCopies, mask: Tensor | None, is_causal: bool, scale: float
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Per block of queries: its rows; softmax weights [KV heads, repeats·rows, keys]; which pairs are body
-    reads [repeats·rows, keys]."""
+) -> Iterator[tuple[slice, Tensor, Body]]:
+    """Per block of queries: its rows; softmax weights [KV heads, repeats·rows, keys]; which of these are read
+    from the body, with a mask of [repeats·rows, keys of the edge]."""
     n_head, n = query.shape[1:3]
     repeats = n_head // key.shape[1]
-    old = nodes.old(0, key.shape[1])
+    keys = _Mixed(key, nodes.old(0, key.shape[1]))
     for begin in range(0, n, _BLOCK):
         rows = slice(begin, min(begin + _BLOCK, n))
         end = rows.stop if is_causal else n
         own = _grouped(query[:, :, rows], repeats)
-        body = nodes.body(begin, rows.stop, end, query.device).repeat(repeats, 1)
-        scores = own @ key[0, :, :end].mT
-        if old is not None:
-            scores = torch.where(body, own @ old[0, :, :end].mT, scores)
+        body = nodes.body(rows, end, query.device)
+        body = replace(body, mask=body.mask.repeat(repeats, 1))
+        scores = own @ keys.of(body, end).mT
+        if keys.old is not None:
+            edge = own @ keys.old[0, :, body.edge].mT
+            scores[:, :, body.edge] = torch.where(body.mask, edge, scores[:, :, body.edge])
         scores = scores.mul_(scale)
         if is_causal:
             later = torch.ones(rows.stop - begin, end, dtype=torch.bool, device=query.device).triu(begin + 1)
