@@ -55,11 +55,17 @@ def word_array(name: str, words: list[str]) -> str:
     return f"inline constexpr std::array<std::string_view, {len(words)}> {name} = {{{listed}}};"
 
 
+def type_of(field: str, value: Any) -> str:
+    return {bool: "bool", int: "int", float: "float"}.get(type(value)) or type_name(field)
+
+
 def stock_block(arch: str, block: dict[str, Any], enums: dict[str, list[str]]) -> str:
     fields = [json.dumps(arch)]
     for field, value in block.items():
-        if isinstance(value, bool):
-            fields.append("true" if value else "false")
+        if isinstance(value, (bool, int)):
+            fields.append(json.dumps(value))
+        elif isinstance(value, float):
+            fields.append(f"{value!r}F")
         elif value in enums[field]:
             fields.append(f"{type_name(field)}::{value}")
         else:
@@ -70,7 +76,8 @@ def stock_block(arch: str, block: dict[str, Any], enums: dict[str, list[str]]) -
 
 
 def generate(schema: dict[str, Any]) -> str:
-    keys, enums, blocks = schema["keys"], schema["enums"], schema["stock_blocks"]
+    keys, enums, defaults = schema["keys"], schema["enums"], schema["stock_defaults"]
+    blocks = {arch: defaults | block for arch, block in schema["stock_blocks"].items()}
     out = [HEADER, "namespace lkv::key {", ""]
     out += [string_view(name, text) for name, text in keys.items()]
     out += ["", word_array("all", list(keys.values())), "", "}  // namespace lkv::key", ""]
@@ -87,15 +94,12 @@ def generate(schema: dict[str, Any]) -> str:
 
     first = next(iter(blocks.values()))
     out += ["struct StockBlock {", "    std::string_view architecture;"]
-    out += [
-        f"    {'bool' if isinstance(v, bool) else type_name(field)} {field};" for field, v in first.items()
-    ]
+    out += [f"    {type_of(field, value)} {identifier(field)};" for field, value in first.items()]
     out += ["};", "", f"inline constexpr std::array<StockBlock, {len(blocks)}> stock_blocks = {{{{"]
     for arch, block in blocks.items():
-        if list(block) != list(first):
-            raise SystemExit(
-                f"[schema] expected stock_blocks.{arch} to have {list(first)}; got {list(block)}"
-            )
+        types = {field: type_of(field, value) for field, value in block.items()}
+        if types != {field: type_of(field, value) for field, value in first.items()}:
+            raise SystemExit(f"[schema] expected stock_blocks.{arch} to have {list(first)}; got {types}")
         out.append(stock_block(arch, block, enums))
     out += ["}};", "", "}  // namespace lkv::schema", ""]
     return "\n".join(out)

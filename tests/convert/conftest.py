@@ -112,7 +112,7 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
                 elif parameter.ndim == 2:  # wide enough that attention is far from uniform
                     parameter.normal_(std=1.3 / parameter.shape[1] ** 0.5)
                 else:  # norms, per-head ones among them, that a reader must apply
-                    parameter.mul_(torch.empty_like(parameter).uniform_(0.5, 1.5))
+                    parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
         model.save_pretrained(directory, max_shard_size=shard_size)
         (directory / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         bpe_tokenizer.save(str(directory / "tokenizer.json"))

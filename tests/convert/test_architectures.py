@@ -33,6 +33,7 @@ def case(model_type: str, name: str = "", **config: Any) -> Any:
     return pytest.param(model_type, config, id="-".join(filter(None, (model_type, name))))
 
 
+IN_F16 = ("gelu_tanh",)  # ggml's CPU looks it up in a table of f16 numbers
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
 CASES = [
     case("llama", "biases", attention_bias=True, mlp_bias=True),
@@ -48,6 +49,21 @@ CASES = [
     case("qwen3", "biases", attention_bias=True, head_dim=80),
     case("mistral"),
     case("mistral", "no-window", sliding_window=None),
+    case("gemma3_text", "erf", hidden_activation="gelu"),
+    case("gemma3_text"),
+    case("gemma3_text", "query-width", query_pre_attn_scalar=24, final_logit_softcapping=5.0),
+    case(
+        "gemma3_text",
+        "new-fields",
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        },
+        rope_scaling=None,
+        layer_types=None,
+        sliding_window_pattern=3,
+    ),
+    case("gemma3_text", "head-256", head_dim=256, num_attention_heads=2, num_key_value_heads=1),
     case("phi3", "long"),
     case("phi3", "short", original_max_position_embeddings=256),
     case("phi3", "window", sliding_window=40, rope_scaling=None),
@@ -88,10 +104,11 @@ def test_logits_equal_transformers(
     assert distance(streamed, expected) < 1e-5
 
     plain = run(checkpoint, tmp_path / "plain.gguf", "--method", "none")
+    near = 1e-3 if keys(tmp_path / "plain.gguf")["latentkv.block.activation"] in IN_F16 else 1e-4
     got = session(plain).decode(ids, output="all")
-    assert distance(got, expected) < 1e-4
-    assert distance(session(plain, implementation="reference").decode(ids, output="all"), expected) < 1e-4
-    assert distance(step_by_step(plain, ids, N - 20), expected[N - 21 :]) < 1e-4
+    assert distance(got, expected) < near
+    assert distance(session(plain, implementation="reference").decode(ids, output="all"), expected) < near
+    assert distance(step_by_step(plain, ids, N - 20), expected[N - 21 :]) < near
 
     if (config.get("attn_config") or {}).get("clip_qkv"):
         return  # test_clipped_qkv_has_no_latent
@@ -114,10 +131,18 @@ def test_logits_equal_transformers(
     assert distance(session(latent, kv="f16").decode(ids, output="all"), expected) < 1e-2
 
 
+FILES_OF = {"mistral": "llama", "gemma3_text": "gemma3"}
 STOCK = {
     "qwen2": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"},
     "qwen3": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "attn_k_norm.weight"},
     "mistral": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
+    "gemma3_text": {
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_q_norm.weight",
+        "attn_k_norm.weight",
+    },
     "phi3": {"attn_qkv.weight"},
     "falcon": {"attn_qkv.weight"},
     "mpt": {"attn_qkv.weight"},
@@ -130,7 +155,7 @@ def test_plain_files_have_the_stock_layout(model_type: str, tiny: Tiny, tmp_path
     run(tiny(model_type), path, "--method", "none")
     found = {name.removeprefix("blk.0.") for name in tensors(path) if name.startswith("blk.0.attn_")}
     assert found - {"attn_norm.weight", "attn_norm.bias", "attn_output.weight"} == STOCK[model_type]
-    assert keys(path)["general.architecture"] == {"mistral": "llama"}.get(model_type, model_type)
+    assert keys(path)["general.architecture"] == FILES_OF.get(model_type, model_type)
 
 
 def test_packed_qkv_is_q_then_k_then_v(tiny: Tiny, tmp_path: Path) -> None:

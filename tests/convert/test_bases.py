@@ -64,7 +64,7 @@ def test_frequencies_are_those_transformers_scales() -> None:
     }
     for config in (plain, scaled, plain | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}):
         expected = LlamaRotaryEmbedding(LlamaConfig(**config)).inv_freq.double().numpy()
-        got = frequencies(archs.model_spec(config), 512)
+        got = frequencies(archs.model_spec(config), 512, 0)
         assert np.linalg.norm(got - expected) < 1e-6 * np.linalg.norm(expected)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {}),
     ("qwen2", {}),
     ("qwen3", {}),
+    ("gemma3_text", {}),
+    ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
+    ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
     ("phi3", {}),
     (
         "phi3",
@@ -105,9 +109,10 @@ def test_the_same_model_as_its_checkpoint(
         assert getattr(ours.spec, name) == getattr(theirs.spec, name), name
     assert ours.spec.before_scores == theirs.spec.before_scores
     if ours.spec.block.position == "rope":
-        for context in (64, 512):
-            assert np.allclose(frequencies(ours.spec, context), frequencies(theirs.spec, context), rtol=1e-6)
-        assert np.isclose(magnitude(ours.spec), magnitude(theirs.spec), rtol=1e-6)
+        for context, layer in itertools.product((64, 512), range(ours.spec.n_layer)):
+            found, expected = (frequencies(spec, context, layer) for spec in (ours.spec, theirs.spec))
+            assert np.allclose(found, expected, rtol=1e-6)
+            assert np.isclose(magnitude(ours.spec, layer), magnitude(theirs.spec, layer), rtol=1e-6)
     assert distance(logits(ours, token_ids(60)), logits(theirs, token_ids(60))) < 1e-6
 
 

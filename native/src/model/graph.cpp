@@ -23,12 +23,12 @@ bool raw_keys(const LayerCacheSpec& spec) { return spec.k_path == KPath::rebuild
 
 class Builder {
 public:
-    Builder(const Model& model, KvCache& cache, const Rope& rope, const GraphConstants& constants,
+    Builder(const Model& model, KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
             const BatchSlots& batch, const GraphShape& shape, const ExactRows* exact, Graph& graph)
         : model_(model),
           h_(model.hparams()),
           cache_(cache),
-          rope_(rope),
+          ropes_(ropes),
           constants_(constants),
           batch_(batch),
           shape_(shape),
@@ -42,29 +42,37 @@ private:
     ggml_tensor* input(ggml_type type, int64_t ne0, int64_t ne1, const char* name);
     ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias);
     ggml_tensor* linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias);
-    ggml_tensor* rope(ggml_tensor* x);
+    ggml_tensor* rope(ggml_tensor* x, int il);
+    ggml_tensor* rope_factors(int il) const {
+        return constants_.rope_factors[ropes_.of_layer[static_cast<size_t>(il)]];
+    }
     ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard);
     ggml_tensor* clamp(ggml_tensor* x);
     ggml_tensor* held(ggml_tensor* x);
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer);
     ggml_tensor* encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& spec);
-    Heads heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec);
-    ggml_tensor* finished(ggml_tensor* k, const LayerWeights& layer);
+    Heads heads(ggml_tensor* x, int il);
+    ggml_tensor* finished(ggml_tensor* k, int il);
     BatchRows full_rows(const Heads& heads, const LayerCacheSpec& spec);
-    BatchRows exact_rows(const BatchRows& latents, const Heads& heads, const LayerWeights& layer,
-                         const LayerCacheSpec& spec);
+    BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il);
     BatchRows latent_rows(ggml_tensor* x, const Heads& heads, const LayerWeights& layer, const LayerCacheSpec& spec);
+    int first_layer() const { return std::max(0, shape_.layer); }
+    int end_layer() const { return shape_.layer < 0 ? h_.n_layer : shape_.layer + 1; }
+    bool turns() const;
     ggml_tensor* begin();
     ggml_tensor* attention(ggml_tensor* x, int il);
     ggml_tensor* ffn(ggml_tensor* x, const LayerWeights& layer);
+    ggml_tensor* scaled(ggml_tensor* x, float by);
+    ggml_tensor* added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm);
+    ggml_tensor* output(ggml_tensor* x);
     bool expands_keys(int il) const;
-    void describe(LatentAttnParams& p) const;
+    void describe(LatentAttnParams& p, int il) const;
     AttentionNode& attention_node(int il, const Queries& q, bool split);
 
     const Model& model_;
     const HParams& h_;
     KvCache& cache_;
-    const Rope& rope_;
+    const Ropes& ropes_;
     const GraphConstants& constants_;
     const BatchSlots& batch_;
     const GraphShape& shape_;
@@ -91,11 +99,17 @@ ggml_tensor* Builder::linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* b
     return bias == nullptr ? x : ggml_add(ctx_, x, bias);
 }
 
+ggml_tensor* Builder::scaled(ggml_tensor* x, float by) { return by == 1.0F ? x : ggml_scale(ctx_, x, by); }
+
 // x [head_dim, heads, n_tokens]
-ggml_tensor* Builder::rope(ggml_tensor* x) {
+ggml_tensor* Builder::rope(ggml_tensor* x, int il) {
+    const Rope& rope = ropes_.of(il);
+    if (!rope.turns()) return x;
+    // held: a GPU's products with E_q and E_k turn their vectors themselves
+    held(x);
     const int mode = h_.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL;
-    return ggml_rope_ext(ctx_, x, graph_.positions, constants_.rope_factors, h_.n_rot, mode, 0, rope_.base, 1.0F, 0.0F,
-                         rope_.mscale, 32.0F, 1.0F);
+    return ggml_rope_ext(ctx_, x, graph_.positions, rope_factors(il), h_.n_rot, mode, 0, rope.base, 1.0F, 0.0F,
+                         rope.mscale, 32.0F, 1.0F);
 }
 
 ggml_tensor* Builder::rotate(ggml_tensor* x, ggml_tensor* hadamard) {
@@ -141,14 +155,14 @@ bool Builder::expands_keys(int il) const {
            shape_.fused && exact_ == nullptr && shape_.n_tokens >= least_expanded_tokens;
 }
 
-// What every problem of this model has.
-void Builder::describe(LatentAttnParams& p) const {
+// What every problem of a layer has.
+void Builder::describe(LatentAttnParams& p, int il) const {
     p.n_head = h_.n_head;
     p.n_kv = h_.n_kv;
     p.head_dim = h_.head_dim;
     p.k_group = p.v_group = 1;
-    p.scale = 1.0F / std::sqrt(static_cast<float>(h_.head_dim));
-    p.window = h_.window;
+    p.scale = h_.block.attention_scale;
+    p.window = h_.block.layers[static_cast<size_t>(il)].window;
     p.alibi_slopes = constants_.alibi_slopes.empty() ? nullptr : constants_.alibi_slopes.data();
 }
 
@@ -167,14 +181,15 @@ AttentionNode& Builder::attention_node(int il, const Queries& q, bool split) {
         p.k_bias = layer.k_bias.empty() ? nullptr : layer.k_bias.data();
         p.k_norm = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
         p.k_norm_eps = h_.norm_eps;
-        p.rope_freqs = rope_.freqs.empty() ? nullptr : rope_.freqs.data();
-        p.rope_mscale = rope_.mscale;
+        const Rope& rope = ropes_.of(il);
+        p.rope_freqs = rope.turns() ? rope.freqs.data() : nullptr;
+        p.rope_mscale = rope.mscale;
         p.n_rot = h_.n_rot;
         p.rope_neox = h_.block.rope_pairing == RopePairing::neox;
     };
     if (split) {
         LatentAttnParams& p = node.full.emplace();
-        describe(p);
+        describe(p, il);
         p.q_width = h_.head_dim;
         if (spec.k_path == KPath::rebuild) {
             p.k_raw = true;
@@ -187,7 +202,7 @@ AttentionNode& Builder::attention_node(int il, const Queries& q, bool split) {
         return node;
     }
     LatentAttnParams& p = node.latents.emplace();
-    describe(p);
+    describe(p, il);
     p.q_width = static_cast<int32_t>(q.latents->ne[0]);
     p.k_group = spec.k.group;
     p.v_group = spec.v.group;
@@ -206,7 +221,9 @@ AttentionNode& Builder::attention_node(int il, const Queries& q, bool split) {
     return node;
 }
 
-Heads Builder::heads(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) {
+Heads Builder::heads(ggml_tensor* x, int il) {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
     const int64_t n_tokens = x->ne[1];
     const int64_t hd = h_.head_dim;
     const bool raw = raw_keys(spec);
@@ -232,26 +249,20 @@ Heads Builder::heads(ggml_tensor* x, const LayerWeights& layer, const LayerCache
     if (layer.attn_q_norm != nullptr) {
         of.q = norm(of.q, layer.attn_q_norm, nullptr);
     }
-    if (h_.block.position == Position::rope) {
-        // held: a GPU's products with E_q and E_k turn their vectors themselves
-        of.q = rope(held(of.q));
-    }
-    held(of.q);
+    of.q = held(rope(of.q, il));
     if (of.k != nullptr && !raw) {
-        of.k = finished(of.k, layer);
+        of.k = finished(of.k, il);
     }
     return of;
 }
 
 // Keys as their queries meet them: normed and turned.
-ggml_tensor* Builder::finished(ggml_tensor* k, const LayerWeights& layer) {
+ggml_tensor* Builder::finished(ggml_tensor* k, int il) {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     if (layer.attn_k_norm != nullptr) {
         k = norm(k, layer.attn_k_norm, nullptr);
     }
-    if (h_.block.position == Position::rope) {
-        k = rope(held(k));
-    }
-    return held(k);
+    return held(rope(k, il));
 }
 
 // [.., n_tokens] as one row a token.
@@ -270,8 +281,9 @@ BatchRows Builder::full_rows(const Heads& heads, const LayerCacheSpec& spec) {
 }
 
 // What a lazily prefilled prompt attends to: whole K and V where they are at hand, else latents that lose nothing.
-BatchRows Builder::exact_rows(const BatchRows& latents, const Heads& heads, const LayerWeights& layer,
-                              const LayerCacheSpec& spec) {
+BatchRows Builder::exact_rows(const BatchRows& latents, const Heads& heads, int il) {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
     BatchRows rows = latents;
     if (spec.k.encoded) {
         ggml_tensor* k = heads.k;
@@ -279,7 +291,7 @@ BatchRows Builder::exact_rows(const BatchRows& latents, const Heads& heads, cons
             if (layer.attn_k_bias != nullptr) {
                 k = ggml_add(ctx_, k, ggml_reshape_2d(ctx_, layer.attn_k_bias, h_.head_dim, h_.n_kv));
             }
-            k = finished(k, layer);
+            k = finished(k, il);
         }
         rows.k = as_rows(ctx_, k, k->ne[2]);
     }
@@ -313,7 +325,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     const int64_t hd = h_.head_dim;
     const bool split = cache_.is_full(0, il);
     held(x);
-    const Heads of = heads(x, layer, spec);
+    const Heads of = heads(x, il);
     const bool moved = spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed;
     Queries q{nullptr, nullptr};
     std::optional<BatchRows> full;
@@ -336,7 +348,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
         ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, full, latents));
         q.latents = exact_->spec.k_path == KPath::full || !moved ? whole_q : project(whole_q, layer);
         node = &attention_node(il, q, false);
-        stored = store_rows(ctx_, *node, std::nullopt, exact_rows(*latents, of, layer, spec));
+        stored = store_rows(ctx_, *node, std::nullopt, exact_rows(*latents, of, il));
     } else {
         if (split) {
             q.full = whole_q;
@@ -348,8 +360,12 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
         stored = store_rows(ctx_, *node, full, latents);
     }
     ggml_build_forward_expand(graph_.nodes, stored);  // rows are written even where no output follows
-    ggml_tensor* out = shape_.fused ? latent_attn(ctx_, *node, q, stored, shape_.n_threads)
-                                    : latent_attn_reference(ctx_, *node, model_, rope_, graph_.reference, q, stored);
+    ggml_tensor* out = nullptr;
+    if (shape_.fused) {
+        out = latent_attn(ctx_, *node, q, stored, shape_.n_threads);
+    } else {
+        out = latent_attn_reference(ctx_, *node, model_, ropes_.of(il), rope_factors(il), graph_.reference, q, stored);
+    }
     if (spec.v_path == VPath::full) {
         out = rotate(out, constants_.hadamard_v);  // H is its own inverse
     } else if (layer.attn_v_bias != nullptr) {
@@ -402,12 +418,34 @@ ggml_tensor* Builder::ffn(ggml_tensor* x, const LayerWeights& layer) {
     return linear(up, layer.ffn_down, layer.ffn_down_bias);
 }
 
+// The hidden state x and what a branch adds to it.
+ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm) {
+    if (post_norm != nullptr) branch = norm(branch, post_norm, nullptr);
+    return ggml_add(ctx_, x, scaled(branch, h_.block.residual_scale));
+}
+
+// Hidden states to logits.
+ggml_tensor* Builder::output(ggml_tensor* x) {
+    x = norm(x, model_.output_norm(), model_.output_norm_bias());
+    x = scaled(linear(x, model_.output(), model_.output_bias()), h_.block.logit_scale);
+    const float cap = h_.block.logit_softcap;
+    return cap == 0.0F ? x : ggml_scale(ctx_, ggml_tanh(ctx_, ggml_scale(ctx_, x, 1.0F / cap)), cap);
+}
+
+// Whether a layer of this graph turns its queries and keys.
+bool Builder::turns() const {
+    for (int il = first_layer(); il < end_layer(); il++) {
+        if (ropes_.of(il).turns()) return true;
+    }
+    return false;
+}
+
 // The inputs of the graph; returns what its first layer reads.
 ggml_tensor* Builder::begin() {
     const int64_t n_tokens = shape_.n_tokens;
     const bool embeds = shape_.layer <= 0;
     const bool learned = embeds && h_.block.position == Position::learned;
-    if (learned || h_.block.position == Position::rope) {
+    if (learned || turns()) {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
     }
     if (!embeds) {
@@ -422,28 +460,30 @@ ggml_tensor* Builder::begin() {
         graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
         x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
     }
+    x = scaled(x, h_.block.embedding_scale);
     return learned ? ggml_add(ctx_, x, ggml_get_rows(ctx_, model_.position_embd(), graph_.positions)) : x;
 }
 
 void Builder::build() {
     const int64_t n_tokens = shape_.n_tokens;
-    const int first_layer = std::max(0, shape_.layer);
-    const int end_layer = shape_.layer < 0 ? h_.n_layer : shape_.layer + 1;
     ggml_tensor* x = begin();
-    if (end_layer == h_.n_layer && shape_.n_outputs > 0 && shape_.n_outputs < shape_.n_tokens) {
+    if (end_layer() == h_.n_layer && shape_.n_outputs > 0 && shape_.n_outputs < shape_.n_tokens) {
         graph_.out_ids = input(GGML_TYPE_I32, shape_.n_outputs, 1, "out_ids");
     }
     if (!shape_.fused) {
         graph_.reference.n_slots = shape_.n_slots;
         graph_.reference.n_exact = shape_.n_exact;
-        graph_.reference.rope_factors = constants_.rope_factors;
-        graph_.reference.mask = input(GGML_TYPE_F32, shape_.n_slots, n_tokens, "mask");
+        for (int il = first_layer(); il < end_layer(); il++) {
+            const int window = h_.block.layers[static_cast<size_t>(il)].window;
+            ggml_tensor*& mask = graph_.reference.masks[window];
+            if (mask == nullptr) mask = input(GGML_TYPE_F32, shape_.n_slots, n_tokens, "mask");
+        }
         graph_.reference.slot_pos = input(GGML_TYPE_I32, shape_.n_slots, 1, "slot_pos");
     }
 
-    for (int il = first_layer; il < end_layer; il++) {
+    for (int il = first_layer(); il < end_layer(); il++) {
         const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
-        ggml_tensor* normed = norm(x, layer.attn_norm, layer.attn_norm_bias);
+        ggml_tensor* normed = layer.attn_norm == nullptr ? x : norm(x, layer.attn_norm, layer.attn_norm_bias);
         ggml_tensor* const attn_in =
             layer.attn_norm_2 == nullptr ? normed : norm(x, layer.attn_norm_2, layer.attn_norm_2_bias);
         ggml_tensor* attn_out = attention(attn_in, il);
@@ -460,20 +500,20 @@ void Builder::build() {
         if (h_.block.parallel) {
             ggml_tensor* const ffn_in =
                 layer.ffn_norm == nullptr ? normed : norm(x, layer.ffn_norm, layer.ffn_norm_bias);
-            x = ggml_add(ctx_, ggml_add(ctx_, x, attn_out), ffn(ffn_in, layer));
+            x = added(added(x, attn_out, layer.attn_post_norm), ffn(ffn_in, layer), layer.ffn_post_norm);
         } else {
-            x = ggml_add(ctx_, x, attn_out);
-            x = ggml_add(ctx_, x, ffn(norm(x, layer.ffn_norm, layer.ffn_norm_bias), layer));
+            x = added(x, attn_out, layer.attn_post_norm);
+            ggml_tensor* const ffn_in = layer.ffn_norm == nullptr ? x : norm(x, layer.ffn_norm, layer.ffn_norm_bias);
+            x = added(x, ffn(ffn_in, layer), layer.ffn_post_norm);
         }
     }
-    if (end_layer < h_.n_layer) {
+    if (end_layer() < h_.n_layer) {
         graph_.hidden_out = x;
         ggml_set_output(x);
         ggml_build_forward_expand(graph_.nodes, x);
         return;
     }
-    x = norm(x, model_.output_norm(), model_.output_norm_bias());
-    graph_.logits = linear(x, model_.output(), model_.output_bias());
+    graph_.logits = output(x);
     ggml_set_output(graph_.logits);
     ggml_build_forward_expand(graph_.nodes, graph_.logits);
 }
@@ -506,16 +546,17 @@ std::vector<float> alibi_slopes(int n_head, float max_bias) {
 
 }  // namespace
 
-GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rotate_k, bool rotate_v,
+GraphConstants make_graph_constants(const HParams& h, const Ropes& ropes, bool rotate_k, bool rotate_v,
                                     ggml_backend_buffer_type_t memory) {
     GraphConstants constants;
-    constants.context.reset(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
+    constants.context.reset(ggml_init({ggml_tensor_overhead() * (4 + ropes.tables.size()), nullptr, true}));
     ggml_context* const ctx = constants.context.get();
     // K: the largest power of two that divides head_dim; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
     const int block_k = h.head_dim & -h.head_dim;
     const int block_v = std::min(64, block_k);
-    if (!rope.freqs.empty()) {
-        constants.rope_factors = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, static_cast<int64_t>(rope.freqs.size()));
+    for (const Rope& rope : ropes.tables) {
+        const auto n = static_cast<int64_t>(rope.freqs.size());
+        constants.rope_factors.push_back(n == 0 ? nullptr : ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n));
     }
     if (rotate_k) {
         constants.hadamard_k = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, block_k, block_k);
@@ -529,7 +570,7 @@ GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rot
             ggml_backend_tensor_set(t, values.data(), 0, values.size() * sizeof(float));
         }
     };
-    set(constants.rope_factors, rope.ggml_factors);
+    for (size_t i = 0; i < ropes.tables.size(); i++) set(constants.rope_factors[i], ropes.tables[i].ggml_factors);
     set(constants.hadamard_k, hadamard(block_k));
     set(constants.hadamard_v, hadamard(block_v));
     if (h.max_alibi_bias > 0.0F) {
@@ -538,7 +579,7 @@ GraphConstants make_graph_constants(const HParams& h, const Rope& rope, bool rot
     return constants;
 }
 
-std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rope& rope,
+std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Ropes& ropes,
                                    const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape,
                                    const ExactRows* exact) {
     const HParams& h = model.hparams();
@@ -555,7 +596,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
     graph->writers.resize(exact != nullptr ? static_cast<size_t>(h.n_layer) : 0);
-    Builder(model, cache, rope, constants, batch, shape, exact, *graph).build();
+    Builder(model, cache, ropes, constants, batch, shape, exact, *graph).build();
     return graph;
 }
 

@@ -18,14 +18,14 @@ namespace lkv {
 struct GraphConstants {
     ggml_context_ptr context;
     ggml_backend_buffer_ptr buffer;
-    ggml_tensor* rope_factors = nullptr;  // [n_rot/2]
-    ggml_tensor* hadamard_k = nullptr;    // [b, b], orthonormal and symmetric; null = K is not rotated
+    std::vector<ggml_tensor*> rope_factors;  // [n_rot/2] of each of the model's tables; null: nothing is turned
+    ggml_tensor* hadamard_k = nullptr;       // [b, b], orthonormal and symmetric; null = K is not rotated
     ggml_tensor* hadamard_v = nullptr;
     std::vector<float> alibi_slopes;  // [n_head]
 };
 
 // rotate_k/rotate_v: `full` rows are stored Hadamard-rotated (quantized formats), as llama.cpp does for quantized caches.
-GraphConstants make_graph_constants(const HParams& hparams, const Rope& rope, bool rotate_k, bool rotate_v,
+GraphConstants make_graph_constants(const HParams& hparams, const Ropes& ropes, bool rotate_k, bool rotate_v,
                                     ggml_backend_buffer_type_t memory);
 
 struct Graph {
@@ -68,7 +68,7 @@ struct GraphShape {
     bool operator==(const GraphShape&) const = default;
 };
 
-std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rope& rope,
+std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Ropes& ropes,
                                    const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape,
                                    const ExactRows* exact = nullptr);
 

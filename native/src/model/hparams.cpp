@@ -1,47 +1,8 @@
 #include "model/hparams.h"
 
-#include <algorithm>
-#include <array>
-#include <string_view>
-
 #include "base/error.h"
 
 namespace lkv {
-namespace {
-
-template <typename Enum, size_t n>
-Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
-    const std::string_view word = file.get_string(key);
-    const auto found = schema::parse<Enum>(words, word);
-    if (!found) {
-        fail(key, "expected a known word (docs/gguf.md); got ", quoted(word));
-    }
-    return *found;
-}
-
-BlockDescription read_block(const GgufFile& file, const std::string& architecture) {
-    if (file.has(key::block_norm)) {
-        return {
-            .norm = need_word<Norm>(file, key::block_norm, schema::norm_words),
-            .activation = need_word<Activation>(file, key::block_activation, schema::activation_words),
-            .ffn = need_word<Ffn>(file, key::block_ffn, schema::ffn_words),
-            .parallel = file.get_bool(key::block_parallel),
-            .position = need_word<Position>(file, key::block_position, schema::position_words),
-            .rope_pairing = need_word<RopePairing>(file, key::block_rope_pairing, schema::rope_pairing_words),
-        };
-    }
-    std::string known;
-    for (const schema::StockBlock& stock : schema::stock_blocks) {
-        if (architecture == stock.architecture) {
-            return {stock.norm, stock.activation, stock.ffn, stock.parallel, stock.position, stock.rope_pairing};
-        }
-        known += (known.empty() ? "" : ", ") + std::string(stock.architecture);
-    }
-    fail("gguf", "expected latentkv.block.* keys or a general.architecture of ", known, "; got ", quoted(architecture));
-}
-
-}  // namespace
-
 float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent) {
     const auto found = file.find_f32(key);
     if (found && !(*found >= low && *found <= high)) {
@@ -84,7 +45,7 @@ HParams read_hparams(const GgufFile& file) {
         h.head_dim = h.n_embd / h.n_head;
     }
 
-    h.block = read_block(file, h.architecture);
+    h.block = read_block(file, h);
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
@@ -104,8 +65,6 @@ HParams read_hparams(const GgufFile& file) {
     if (h.block.position != Position::alibi) {
         h.max_alibi_bias = 0.0F;
     }
-    h.window =
-        static_cast<int>(std::min<uint32_t>(file.find_u32(dot + "attention.sliding_window").value_or(0), 1U << 30));
 
     const TensorInfo* embedding = file.find_tensor("token_embd.weight");
     if (embedding == nullptr || embedding->n_dims != 2 || embedding->ne[0] != h.n_embd) {

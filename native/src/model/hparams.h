@@ -1,29 +1,13 @@
-// What the file says about the decoder: sizes, the block description, and which positions it uses.
+// What the file says about the decoder: its sizes, and the block description.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "gguf/reader.h"
-#include "gguf_schema.h"
+#include "model/block.h"
 
 namespace lkv {
-
-using schema::Activation;
-using schema::Ffn;
-using schema::Norm;
-using schema::Position;
-using schema::RopePairing;
-
-// docs/gguf.md, "Block description"
-struct BlockDescription {
-    Norm norm = Norm::rms;
-    Activation activation = Activation::silu;
-    Ffn ffn = Ffn::gated;
-    bool parallel = false;
-    Position position = Position::rope;
-    RopePairing rope_pairing = RopePairing::norm;
-};
 
 struct HParams {
     std::string architecture;  // stock name, only used to look up "<architecture>.*" keys
@@ -42,7 +26,6 @@ struct HParams {
     int n_rot = 0;        // rotated dims of a head
     float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
-    int window = 0;  // sliding window, 0 = none
 
     int width_kv() const { return n_kv * head_dim; }
     int width_q() const { return n_head * head_dim; }

@@ -198,7 +198,10 @@ void Model::load_layer(int il) {
     const int64_t wq = h.width_q();
     LayerWeights l;
 
-    l.attn_norm = tensor(blk + "attn_norm.weight", {d});
+    l.attn_post_norm = optional_tensor(blk + "post_attention_norm.weight", {d});
+    l.ffn_post_norm = optional_tensor(blk + "post_ffw_norm.weight", {d});
+    l.attn_norm = l.attn_post_norm == nullptr ? tensor(blk + "attn_norm.weight", {d})
+                                              : optional_tensor(blk + "attn_norm.weight", {d});
     l.attn_norm_bias = optional_tensor(blk + "attn_norm.bias", {d});
     l.attn_norm_2 = optional_tensor(blk + "attn_norm_2.weight", {d});
     l.attn_norm_2_bias = optional_tensor(blk + "attn_norm_2.bias", {d});
@@ -259,7 +262,7 @@ void Model::load_layer(int il) {
 
     l.ffn_norm = optional_tensor(blk + "ffn_norm.weight", {d});
     l.ffn_norm_bias = optional_tensor(blk + "ffn_norm.bias", {d});
-    if (l.ffn_norm == nullptr && !h.block.parallel) {
+    if (l.ffn_norm == nullptr && l.ffn_post_norm == nullptr && !h.block.parallel) {
         fail("gguf", "expected a tensor ", blk, "ffn_norm.weight; got none");
     }
     const bool packed_up = h.block.ffn == Ffn::gated && file_.find_tensor(blk + "ffn_gate.weight") == nullptr;

@@ -17,7 +17,7 @@ namespace lkv {
 
 // Null where the file has no such tensor. Shapes are ne, as in docs/gguf.md.
 struct LayerWeights {
-    ggml_tensor* attn_norm = nullptr;  // [n_embd]
+    ggml_tensor* attn_norm = nullptr;  // [n_embd]; null: the branch reads the hidden state as it is
     ggml_tensor* attn_norm_bias = nullptr;
     ggml_tensor* attn_norm_2 = nullptr;  // second input norm: attention reads it, FFN reads attn_norm
     ggml_tensor* attn_norm_2_bias = nullptr;
@@ -33,6 +33,7 @@ struct LayerWeights {
     ggml_tensor* attn_k_norm = nullptr;
     ggml_tensor* attn_output = nullptr;  // [n_head·head_dim, n_embd]
     ggml_tensor* attn_output_bias = nullptr;
+    ggml_tensor* attn_post_norm = nullptr;  // [n_embd], of what the branch adds
 
     ggml_tensor* attn_k_a = nullptr;  // [n_embd, Σ rank_k]
     ggml_tensor* attn_k_a_bias = nullptr;
@@ -46,7 +47,7 @@ struct LayerWeights {
     ggml_tensor* attn_v_e_bias = nullptr;
     ggml_tensor* attn_v_b = nullptr;  // [rank_v max, w]
 
-    ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks
+    ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm
     ggml_tensor* ffn_norm_bias = nullptr;
     ggml_tensor* ffn_gate = nullptr;  // [n_embd, n_ff]; absent and gated: ffn_up holds [gate | up]
     ggml_tensor* ffn_gate_bias = nullptr;
@@ -54,6 +55,7 @@ struct LayerWeights {
     ggml_tensor* ffn_up_bias = nullptr;
     ggml_tensor* ffn_down = nullptr;
     ggml_tensor* ffn_down_bias = nullptr;
+    ggml_tensor* ffn_post_norm = nullptr;
 
     // What the kernels read (ops/latent_attn.h), f32: up-projections by latent channel, small vectors.
     std::vector<float> k_b;     // [n_kv, rank_k max, head_dim]; rotated and absorbed: E_q, where a GPU expands keys

@@ -39,69 +39,97 @@ double yarn_extrapolation(int i, int n_rot, double base, double n_ctx_orig, doub
     return 1.0 - std::clamp((i - low) / std::max(0.001, high - low), 0.0, 1.0);
 }
 
-}  // namespace
+// What the file says of every layer that does not do without.
+struct Scaling {
+    std::string_view type = "none";
+    double factor = 1.0;
+    double n_ctx_orig = 0;
+    double attn_factor = 1.0;
+    double dynamic = 0.0;
+    double beta_fast = 32.0;
+    double beta_slow = 1.0;
+    std::vector<double> divisors;
+};
 
-Rope read_rope(const GgufFile& file, const HParams& hparams, int n_ctx) {
-    Rope rope;
-    if (hparams.block.position != Position::rope) {
-        return rope;
+Scaling read_scaling(const GgufFile& file, const HParams& hparams, int n_ctx) {
+    const std::string prefix = hparams.architecture + ".rope.scaling.";
+    Scaling s;
+    s.type = file.find_string(prefix + "type").value_or("none");
+    if (s.type != "none" && s.type != "linear" && s.type != "yarn" && s.type != "longrope") {
+        fail("rope", "expected rope.scaling.type none, linear, yarn or longrope", "; got ", quoted(s.type));
     }
-    const std::string prefix = hparams.architecture + ".rope.";
-    const int n_half = hparams.n_rot / 2;
-    const double file_base = read_float(file, prefix + "freq_base", 1.0F, 1e15F, 10000.0F);
-    const std::string_view scaling = file.find_string(prefix + "scaling.type").value_or("none");
     // a factor that no scaling uses may be 0
-    const bool by_factor = scaling == "linear" || scaling == "yarn";
-    const double factor = by_factor ? read_float(file, prefix + "scaling.factor", 1e-3F, 1e6F, 1.0F) : 1.0;
-    const std::string orig_key = prefix + "scaling.original_context_length";
-    const double n_ctx_orig = file.find_u32(orig_key).value_or(static_cast<uint32_t>(hparams.n_ctx_train));
-    if (n_ctx_orig < 1) {
-        fail(orig_key, "expected a number of tokens from 1; got ", n_ctx_orig);
+    const bool by_factor = s.type == "linear" || s.type == "yarn";
+    s.factor = by_factor ? read_float(file, prefix + "factor", 1e-3F, 1e6F, 1.0F) : 1.0;
+    const std::string orig_key = prefix + "original_context_length";
+    s.n_ctx_orig = file.find_u32(orig_key).value_or(static_cast<uint32_t>(hparams.n_ctx_train));
+    if (s.n_ctx_orig < 1) {
+        fail(orig_key, "expected a number of tokens from 1; got ", s.n_ctx_orig);
     }
-    const double attn_factor = read_float(file, prefix + "scaling.attn_factor", 1e-3F, 1e3F, 1.0F);
+    s.attn_factor = read_float(file, prefix + "attn_factor", 1e-3F, 1e3F, 1.0F);
+    s.dynamic = read_float(file, std::string(key::rope_dynamic_factor), 1e-3F, 1e6F, 0.0F);
+    if (s.type == "yarn") {
+        s.beta_fast = read_float(file, prefix + "yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
+        s.beta_slow = read_float(file, prefix + "yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
+    }
+    const int n_half = hparams.n_rot / 2;
+    s.divisors = read_factors(file, "rope_freqs.weight", n_half);
+    if (s.divisors.empty()) {
+        const bool is_long = n_ctx > s.n_ctx_orig;
+        s.divisors = read_factors(file, is_long ? "rope_factors_long.weight" : "rope_factors_short.weight", n_half);
+    }
+    return s;
+}
 
-    double base = file_base;
-    const double dynamic = read_float(file, std::string(key::rope_dynamic_factor), 1e-3F, 1e6F, 0.0F);
-    if (dynamic > 0 && n_ctx > hparams.n_ctx_train) {
+Rope make_rope(double base, const Scaling& s, const HParams& hparams, int n_ctx) {
+    const int n_half = hparams.n_rot / 2;
+    if (s.dynamic > 0 && n_ctx > hparams.n_ctx_train) {
         const double n = hparams.n_rot;
-        base *= std::pow(dynamic * n_ctx / hparams.n_ctx_train - (dynamic - 1.0), n / (n - 2.0));
+        base *= std::pow(s.dynamic * n_ctx / hparams.n_ctx_train - (s.dynamic - 1.0), n / (n - 2.0));
     }
-
-    std::vector<double> divisors = read_factors(file, "rope_freqs.weight", n_half);
-    if (divisors.empty()) {
-        divisors =
-            read_factors(file, n_ctx > n_ctx_orig ? "rope_factors_long.weight" : "rope_factors_short.weight", n_half);
-    }
-    if (divisors.empty()) {
-        divisors.assign(static_cast<size_t>(n_half), 1.0);
-    }
-
+    Rope rope;
     rope.base = static_cast<float>(base);
-    rope.mscale = static_cast<float>(attn_factor);
+    rope.mscale = static_cast<float>(s.attn_factor);
     rope.freqs.resize(static_cast<size_t>(n_half));
     rope.ggml_factors.resize(static_cast<size_t>(n_half));
     for (int i = 0; i < n_half; i++) {
         const size_t at = static_cast<size_t>(i);
         const double plain = std::pow(base, -2.0 * i / hparams.n_rot);
-        double freq = plain / divisors[at];
-        if (scaling == "linear") {
-            freq /= factor;
-        } else if (scaling == "yarn") {
-            const double beta_fast = read_float(file, prefix + "scaling.yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
-            const double beta_slow = read_float(file, prefix + "scaling.yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
-            const double keep = yarn_extrapolation(i, hparams.n_rot, base, n_ctx_orig, beta_fast, beta_slow);
-            freq = freq / factor * (1.0 - keep) + freq * keep;
-        } else if (scaling != "none" && scaling != "longrope") {
-            fail("rope", "expected rope.scaling.type none, linear, yarn or longrope", "; got ", quoted(scaling));
+        double freq = s.divisors.empty() ? plain : plain / s.divisors[at];
+        if (s.type == "linear") {
+            freq /= s.factor;
+        } else if (s.type == "yarn") {
+            const double keep = yarn_extrapolation(i, hparams.n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow);
+            freq = freq / s.factor * (1.0 - keep) + freq * keep;
         }
         rope.freqs[at] = static_cast<float>(freq);
         // ggml divides its own f32 base power; hand it the ratio so that both see the same frequency
         rope.ggml_factors[at] = static_cast<float>(plain / freq);
     }
-    if (scaling == "yarn") {
-        rope.mscale = static_cast<float>(attn_factor * (factor <= 1.0 ? 1.0 : 1.0 + 0.1 * std::log(factor)));
+    if (s.type == "yarn") {
+        rope.mscale = static_cast<float>(s.attn_factor * (s.factor <= 1.0 ? 1.0 : 1.0 + 0.1 * std::log(s.factor)));
     }
     return rope;
+}
+
+}  // namespace
+
+Ropes read_ropes(const GgufFile& file, const HParams& hparams, int n_ctx) {
+    const Scaling scaling = hparams.block.position == Position::rope ? read_scaling(file, hparams, n_ctx) : Scaling{};
+    Ropes ropes;
+    std::vector<LayerAttention> kinds;  // one a table
+    for (const LayerAttention& layer : hparams.block.layers) {
+        const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const LayerAttention& kind) {
+            return kind.rope_base == layer.rope_base && kind.rope_scaled == layer.rope_scaled;
+        });
+        ropes.of_layer.push_back(static_cast<size_t>(found - kinds.begin()));
+        if (found != kinds.end()) continue;
+        kinds.push_back(layer);
+        const bool turns = hparams.block.position == Position::rope && layer.rope_base > 0.0F;
+        ropes.tables.push_back(
+            turns ? make_rope(layer.rope_base, layer.rope_scaled ? scaling : Scaling{}, hparams, n_ctx) : Rope{});
+    }
+    return ropes;
 }
 
 }  // namespace lkv

@@ -19,7 +19,7 @@ public:
     virtual ggml_backend_t backend() = 0;
     // Copies factors, tables and cells of this cache's layers to the device. Call once, before the first graph.
     // Errors: Error for shapes the kernels do not take.
-    virtual void attach(const Model& model, const KvCache& cache, const Rope& rope,
+    virtual void attach(const Model& model, const KvCache& cache, const Ropes& ropes,
                         const GraphConstants& constants) = 0;
     // Copies into an input of the next run, without waiting. Before begin().
     virtual void set(ggml_tensor* tensor, const void* data, size_t bytes) = 0;

@@ -159,17 +159,17 @@ size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options)
 size_t forecast_compute_bytes(const Model& model, const SessionOptions& options) {
     const KvCacheOptions kv = cache_options(model, options);
     KvCache cache(model.hparams(), model.cache_spec(), kv, false);
-    const Rope rope = read_rope(model.file(), model.hparams(), kv.n_ctx);
+    const Ropes ropes = read_ropes(model.file(), model.hparams(), kv.n_ctx);
     const GraphConstants constants =
-        make_graph_constants(model.hparams(), rope, rotates_full(model, cache, false), rotates_full(model, cache, true),
-                             ggml_backend_cpu_buffer_type());
+        make_graph_constants(model.hparams(), ropes, rotates_full(model, cache, false),
+                             rotates_full(model, cache, true), ggml_backend_cpu_buffer_type());
     const BatchSlots batch;
     GraphShape shape;
     shape.n_tokens = kv.n_ubatch;
     shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
     shape.on_gpu = model.gpu_memory() != nullptr;
     const auto reserve = [&](const ExactRows* exact) {
-        const std::unique_ptr<Graph> graph = build_graph(model, cache, rope, constants, batch, shape, exact);
+        const std::unique_ptr<Graph> graph = build_graph(model, cache, ropes, constants, batch, shape, exact);
         const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
         size_t bytes = 0;
         ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);
@@ -203,8 +203,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
                                                     : thread_count("n_threads_batch", options.n_threads_batch)),
       gpu_(model_->gpu_memory() == nullptr ? nullptr : open_gpu()),
       cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options), true, gpu_.get()),
-      rope_(read_rope(model_->file(), model_->hparams(), cache_.options().n_ctx)),
-      constants_(make_graph_constants(model_->hparams(), rope_,
+      ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)),
+      constants_(make_graph_constants(model_->hparams(), ropes_,
                                       options.kv_rotate && rotates_full(*model_, cache_, false),
                                       options.kv_rotate && rotates_full(*model_, cache_, true), memory(*model_))) {
     const CacheSpec& spec = model_->cache_spec();
@@ -244,7 +244,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
                 "prompts are compressed as they come; use -ngl 0 for lazy");
             prefill_ = Prefill::eager;
         }
-        gpu_->attach(*model_, cache_, rope_, constants_);
+        gpu_->attach(*model_, cache_, ropes_, constants_);
     }
 
     const KvBytes bytes = cache_.bytes();
@@ -360,7 +360,7 @@ void Session::prepare_graph(const GraphShape& shape, const ExactRows* exact) {
         return;
     }
     graph_.reset();
-    graph_ = build_graph(*model_, cache_, rope_, constants_, batch_, shape, exact);
+    graph_ = build_graph(*model_, cache_, ropes_, constants_, batch_, shape, exact);
     prepared_shape_ = shape;
     if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_->nodes)) {
         graph_.reset();

@@ -111,7 +111,7 @@ private:
     int n_threads_batch_;
     std::unique_ptr<Gpu> gpu_;  // null: the CPU. Before the cache, whose rows it holds
     KvCache cache_;
-    Rope rope_;
+    Ropes ropes_;
     GraphConstants constants_;
     std::unique_ptr<ggml_threadpool, ThreadpoolDeleter> threadpool_;
     ggml_backend_ptr backend_;

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,28 @@ class BlockSpec:
     parallel: bool
     position: str
     rope_pairing: str
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of scores; None: 1/sqrt(head_dim)
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0  # 0: none
+    windows: tuple[int, ...] | None = None  # per layer, 0: none; None: the stock key's in every layer
+    rope_bases: tuple[float, ...] | None = None  # per layer, 0: no RoPE; None: the stock key's in every layer
+    rope_scaled: tuple[bool, ...] | None = None  # per layer, whether scaling and divisors apply; None: in all
+
+    def said(self) -> dict[str, Any]:
+        """What a file says: the words, and what differs from its default."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        defaults = {item.name: item.default for item in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """RoPE of one layer."""
+
+    base: float  # 0: none
+    is_scaled: bool
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,23 @@ class ModelSpec:
     @property
     def q_width(self) -> int:
         return self.n_head * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        """Of scores."""
+        return self.block.attention_scale or 1 / math.sqrt(self.head_dim)
+
+    def window(self, layer: int) -> int:
+        """Sliding window in tokens, 0: none."""
+        windows = self.block.windows
+        return int(self.keys.get("attention.sliding_window", 0)) if windows is None else windows[layer]
+
+    def turn(self, layer: int) -> Turn:
+        block = self.block
+        base = 0.0
+        if block.position == "rope":
+            base = float(self.keys["rope.freq_base"]) if block.rope_bases is None else block.rope_bases[layer]
+        return Turn(base, block.rope_scaled is None or block.rope_scaled[layer])
 
     @property
     def before_scores(self) -> str:

@@ -20,6 +20,9 @@ ROPE_FACTOR = (1e-3, 1e6)
 ATTENTION_FACTOR = (1e-3, 1e3)
 YARN_BETA = (1e-3, 1e6)
 CLIP = (0.0, 1e6)
+SCALE = (1e-6, 1e6)
+SOFTCAP = (0.0, 1e6)
+WINDOW = (0, 1 << 30)
 
 # Field of config.json, under each name that an architecture here reads it by -> lowest and highest value.
 _WHOLE = {

@@ -86,7 +86,7 @@ def model_keys(recipe: Recipe, source: Source, outtype: str) -> dict[str, Any]:
         KEYS["source_method"]: recipe.method,
         KEYS["source_recipe"]: recipe.text(),
     }
-    keys |= {KEYS[f"block_{name}"]: value for name, value in dataclasses.asdict(source.spec.block).items()}
+    keys |= {KEYS[f"block_{name}"]: value for name, value in source.spec.block.said().items()}
     return keys | {KEYS[name]: value for name, value in source.spec.latentkv_keys.items()}
 
 

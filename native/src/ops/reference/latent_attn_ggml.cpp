@@ -35,7 +35,7 @@ struct Rows {
 
 // k of KV head j as its queries see it: [q_width, n].
 ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights& layer, const Rope& rope,
-                      const ReferenceInputs& inputs, const Rows& rows, int j) {
+                      ggml_tensor* rope_factors, const ReferenceInputs& inputs, const Rows& rows, int j) {
     const HParams& h = model.hparams();
     const GroupLayout& group = rows.k_layout.groups[j / rows.p.k_group];
     ggml_tensor* k = ggml_cont(ctx, group_rows(ctx, rows.k, group));
@@ -53,11 +53,11 @@ ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights&
     if (layer.attn_k_norm != nullptr) {
         k = ggml_mul(ctx, ggml_rms_norm(ctx, k, h.norm_eps), layer.attn_k_norm);
     }
-    if (h.block.position == Position::rope) {
+    if (rope.turns()) {
         ggml_tensor* const positions =
             ggml_view_1d(ctx, inputs.slot_pos, rows.n, static_cast<size_t>(rows.first) * sizeof(int32_t));
         k = ggml_reshape_3d(ctx, k, h.head_dim, 1, rows.n);
-        k = ggml_rope_ext(ctx, k, positions, inputs.rope_factors, h.n_rot,
+        k = ggml_rope_ext(ctx, k, positions, rope_factors, h.n_rot,
                           h.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL, 0,
                           rope.base, 1.0F, 0.0F, rope.mscale, 32.0F, 1.0F);
         k = ggml_reshape_2d(ctx, k, h.head_dim, rows.n);
@@ -81,7 +81,8 @@ ggml_tensor* weighed_values(ggml_context* ctx, const LayerWeights& layer, const 
 }  // namespace
 
 ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope,
-                                   const ReferenceInputs& inputs, const Queries& q, ggml_tensor* stored) {
+                                   ggml_tensor* rope_factors, const ReferenceInputs& inputs, const Queries& q,
+                                   ggml_tensor* stored) {
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
     const int rep = h.n_head / h.n_kv;
@@ -102,7 +103,9 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
     for (int j = 0; j < h.n_kv; j++) {
         std::vector<ggml_tensor*> keys;
-        for (const Rows& rows : problems) keys.push_back(key_rows(ctx, model, layer, rope, inputs, rows, j));
+        for (const Rows& rows : problems) {
+            keys.push_back(key_rows(ctx, model, layer, rope, rope_factors, inputs, rows, j));
+        }
         for (int r = 0; r < rep; r++) {
             const int head = j * rep + r;
             ggml_tensor* p = nullptr;  // [n_slots, n_tokens]
@@ -114,7 +117,7 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                 ggml_mul_mat_set_prec(scores, GGML_PREC_F32);
                 p = p == nullptr ? scores : ggml_concat(ctx, p, scores, 0);
             }
-            ggml_tensor* mask = inputs.mask;
+            ggml_tensor* mask = inputs.masks.at(any.window);
             if (p->ne[0] != inputs.n_slots) {  // no slot but these is in use
                 mask = ggml_cont(ctx, ggml_view_2d(ctx, mask, p->ne[0], n_tokens, mask->nb[1], 0));
             }
@@ -137,29 +140,32 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
 
 void fill_reference_inputs(const KvCache& cache, const BatchSlots& batch, const HParams& hparams,
                            const ReferenceInputs& inputs) {
-    const size_t n_tokens = batch.pos.size();
+    const auto set = [](ggml_tensor* tensor, const void* data, size_t bytes) {
+        if (tensor != nullptr && tensor->buffer != nullptr) ggml_backend_tensor_set(tensor, data, 0, bytes);
+    };
     std::vector<int32_t> slot_pos;
-    std::vector<float> mask(static_cast<size_t>(inputs.n_slots) * n_tokens, -std::numeric_limits<float>::infinity());
+    std::vector<uint64_t> slot_seq;  // 0: free
     for (int r = 0; r < cache.n_regions(); r++) {
         const Cells& cells = cache.cells(r);
         for (int slot = 0; slot < cells.end(); slot++) {
-            const size_t at = slot_pos.size();
             slot_pos.push_back(cells.used(slot) ? cells.pos(slot) : 0);
-            for (size_t t = 0; t < n_tokens; t++) {
-                const int32_t distance = batch.pos[t] - cells.pos(slot);
-                const bool visible = ((cells.seq(slot) >> batch.seq[t]) & 1) != 0 && distance >= 0 &&
-                                     (hparams.window == 0 || distance < hparams.window);
-                if (visible) {
-                    mask[t * static_cast<size_t>(inputs.n_slots) + at] =
-                        hparams.max_alibi_bias > 0.0F ? -static_cast<float>(distance) : 0.0F;
-                }
-            }
+            slot_seq.push_back(cells.seq(slot));
         }
     }
-    ggml_backend_tensor_set(inputs.mask, mask.data(), 0, mask.size() * sizeof(float));
-    if (inputs.slot_pos != nullptr && inputs.slot_pos->buffer != nullptr) {
-        ggml_backend_tensor_set(inputs.slot_pos, slot_pos.data(), 0, slot_pos.size() * sizeof(int32_t));
+    for (const auto& [window, tensor] : inputs.masks) {
+        std::vector<float> mask;
+        for (size_t t = 0; t < batch.pos.size(); t++) {
+            for (size_t slot = 0; slot < slot_pos.size(); slot++) {
+                const int32_t distance = batch.pos[t] - slot_pos[slot];
+                const bool visible =
+                    ((slot_seq[slot] >> batch.seq[t]) & 1) != 0 && distance >= 0 && (window == 0 || distance < window);
+                const float bias = hparams.max_alibi_bias > 0.0F ? -static_cast<float>(distance) : 0.0F;
+                mask.push_back(visible ? bias : -std::numeric_limits<float>::infinity());
+            }
+        }
+        set(tensor, mask.data(), mask.size() * sizeof(float));
     }
+    set(inputs.slot_pos, slot_pos.data(), slot_pos.size() * sizeof(int32_t));
 }
 
 }  // namespace lkv

@@ -2,6 +2,8 @@
 // Slow and context-sized on purpose; the fused implementations are optimisations of this and are tested against it.
 #pragma once
 
+#include <map>
+
 #include "model/model.h"
 #include "model/rope.h"
 #include "ops/ggml_entry.h"
@@ -11,18 +13,18 @@ namespace lkv {
 // Inputs that only this expression needs; the caller fills them before each run. Slots of all regions are concatenated.
 struct ReferenceInputs {
     ggml_tensor* slot_pos = nullptr;  // i32 [n_slots], 0 for free slots
-    ggml_tensor* mask =
-        nullptr;  // f32 [n_slots, n_tokens]: −inf where invisible, −(pos(q) − pos(t)) with ALiBi, else 0
-    ggml_tensor* rope_factors = nullptr;  // f32 [n_rot/2]
+    // By sliding window, f32 [n_slots, n_tokens]: −inf where invisible, −(pos(q) − pos(t)) with ALiBi, else 0
+    std::map<int, ggml_tensor*> masks;
     int n_slots = 0;
     int n_exact = 0;  // of them those of the exact windows, which come first
 };
 
-// Same arguments and result as latent_attn().
+// Same arguments and result as latent_attn(). rope, rope_factors: of the layer, and its table as ggml_rope_ext takes it.
 ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope,
-                                   const ReferenceInputs& inputs, const Queries& q, ggml_tensor* stored);
+                                   ggml_tensor* rope_factors, const ReferenceInputs& inputs, const Queries& q,
+                                   ggml_tensor* stored);
 
-// The mask of the slots in use, for one batch.
+// The masks of the slots in use, for one batch.
 void fill_reference_inputs(const KvCache& cache, const BatchSlots& batch, const HParams& hparams,
                            const ReferenceInputs& inputs);
 

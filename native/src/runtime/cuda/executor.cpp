@@ -61,10 +61,11 @@ public:
     std::unique_ptr<CacheStorage> allocate(size_t bytes) override {
         return std::make_unique<cuda::DeviceStorage>(bytes, main_.stream());
     }
-    void attach(const Model& model, const KvCache& cache, const Rope& rope, const GraphConstants& constants) override {
+    void attach(const Model& model, const KvCache& cache, const Ropes& ropes,
+                const GraphConstants& constants) override {
         inputs_.attach(cache);
         rehearsal_.attach(cache, model.hparams());
-        layers_.attach(model, cache, rope, constants, inputs_, device_);
+        layers_.attach(model, cache, ropes, constants, inputs_, device_);
     }
     void set(ggml_tensor* tensor, const void* data, size_t bytes) override {
         check(cudaMemcpyAsync(tensor->data, data, bytes, cudaMemcpyHostToDevice, main_.stream()), "a copy of an input");

@@ -76,8 +76,25 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
     }
 }
 
+RopeTables rope_tables(const HParams& h, const Rope& rope, const Device& device) {
+    RopeTables tables;
+    std::vector<uint64_t> phases;
+    if (rope.turns()) {
+        phases = pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
+        tables.n_rot = h.n_rot;
+        tables.neox = h.block.rope_pairing == RopePairing::neox;
+        tables.mscale = rope.mscale;
+        tables.phases = DeviceMemory::of(phases);
+    }
+    if (device.specialized) {
+        tables.angles = DeviceMemory::of(pack_angles(phases, all_turned_tiles(h.head_dim, tables.n_rot)));
+        tables.rebuilt_angles = DeviceMemory::of(pack_angles(phases, rebuilt_tiles));
+    }
+    return tables;
+}
+
 // B_k, or E_q where keys are expanded.
-void attach_keys(Layer& layer, const Model& model, const Rope& rope, const Device& device, const Blocks& blocks,
+void attach_keys(Layer& layer, const Model& model, const RopeTables& rope, const Device& device, const Blocks& blocks,
                  int il) {
     const HParams& h = model.hparams();
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
@@ -90,8 +107,7 @@ void attach_keys(Layer& layer, const Model& model, const Rope& rope, const Devic
     a.k_b_rows = layer.keep(pack_rows(weights.k_b.data(), weights.k_b.size()));
     if (spec.k_path != KPath::rebuild) return;
     a.k_b = pack(dims_in_order(h.head_dim));
-    const std::vector<int> by_plane =
-        dims_by_plane(h.head_dim, rope.freqs.empty() ? 0 : h.n_rot, h.block.rope_pairing == RopePairing::neox);
+    const std::vector<int> by_plane = dims_by_plane(h.head_dim, rope.n_rot, rope.neox);
     a.k_b_planes = pack(by_plane);
     if (device.specialized && has_specialized_shape(blocks.k, blocks.v)) {
         a.k_b_cores = layer.keep(
@@ -103,9 +119,9 @@ void attach_keys(Layer& layer, const Model& model, const Rope& rope, const Devic
 
 }  // namespace
 
-void LayerTables::attach(const Model& model, const KvCache& cache, const Rope& rope, const GraphConstants& constants,
+void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
                          const StepInputs& inputs, const Device& device) {
-    attach_shared(model, rope, constants, device);
+    attach_shared(model, ropes, constants, device);
     layers_.resize(static_cast<size_t>(model.hparams().n_layer));
     size_t slots = 0;  // of the exact windows
     for (int r = 0; r + 1 < cache.n_regions(); r++) slots += static_cast<size_t>(cache.cells(r).capacity());
@@ -115,23 +131,17 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Rope& r
                     [](const LayerCacheSpec& spec) { return spec.exact_is_full() && spec.k_path == KPath::rebuild; })) {
         finished_ = DeviceMemory(slots * static_cast<size_t>(whole_.row_bytes()));
     }
-    for (int il = 0; il < size(); il++) attach_layer(model, cache, rope, inputs, device, il);
+    for (int il = 0; il < size(); il++) {
+        attach_layer(model, cache, ropes_[ropes.of_layer[static_cast<size_t>(il)]], inputs, device, il);
+    }
 }
 
-void LayerTables::attach_shared(const Model& model, const Rope& rope, const GraphConstants& constants,
+void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants,
                                 const Device& device) {
     const HParams& h = model.hparams();
     if (!constants.alibi_slopes.empty()) slopes_ = DeviceMemory::of(constants.alibi_slopes);
-    std::vector<uint64_t> phases;
-    if (!rope.freqs.empty()) {
-        phases = pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
-        phases_ = DeviceMemory::of(phases);
-        rope_ = {phases_.as<uint64_t>(), h.n_rot, h.block.rope_pairing == RopePairing::neox, rope.mscale};
-    }
-    if (device.specialized) {
-        angles_ = DeviceMemory::of(pack_angles(phases, all_turned_tiles(h.head_dim, phases.empty() ? 0 : h.n_rot)));
-        rebuilt_angles_ = DeviceMemory::of(pack_angles(phases, rebuilt_tiles));
-    }
+    rope_factors_.assign(constants.rope_factors.begin(), constants.rope_factors.end());
+    for (const Rope& rope : ropes.tables) ropes_.push_back(rope_tables(h, rope, device));
     done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(merge_counters(h.n_head, h.n_kv)), 0));
     expanded_ = expanded_region(h.n_kv, h.head_dim, [this]<class T>(const std::vector<T>& host) {
         expanded_tables_.push_back(DeviceMemory::of(host));
@@ -139,8 +149,8 @@ void LayerTables::attach_shared(const Model& model, const Rope& rope, const Grap
     });
 }
 
-void LayerTables::attach_layer(const Model& model, const KvCache& cache, const Rope& rope, const StepInputs& inputs,
-                               const Device& device, int il) {
+void LayerTables::attach_layer(const Model& model, const KvCache& cache, const RopeTables& rope,
+                               const StepInputs& inputs, const Device& device, int il) {
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[il];
     layer.splits = cache.is_full(0, il);
@@ -166,14 +176,21 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     AttnArgs& a = layer.latents.constant;
     if (!weights.k_b.empty()) {
         attach_keys(layer, model, rope, device, blocks, il);
-        a.phases = phases_.as<uint64_t>();
-        a.angles = angles_.as<uint16_t>();
-        a.rebuilt_angles = rebuilt_angles_.as<uint16_t>();
+        a.phases = rope.phases.as<uint64_t>();
+        a.angles = rope.angles.as<uint16_t>();
+        a.rebuilt_angles = rope.rebuilt_angles.as<uint16_t>();
     }
     if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
     a.n_slots = layer.splits ? inputs.n_middle() : inputs.n_slots();
     attach_common(a, inputs);
-    if (layer.splits) attach_full(model, cache, inputs, il);
+    if (layer.splits) attach_full(model, cache, rope, inputs, il);
+}
+
+const RopeTables* LayerTables::rope_of(const ggml_tensor* factors) const {
+    const auto found = std::find(rope_factors_.begin(), rope_factors_.end(), factors);
+    return factors == nullptr || found == rope_factors_.end()
+               ? nullptr
+               : &ropes_[static_cast<size_t>(found - rope_factors_.begin())];
 }
 
 void LayerTables::attach_common(AttnArgs& a, const StepInputs& inputs) const {
@@ -184,14 +201,15 @@ void LayerTables::attach_common(AttnArgs& a, const StepInputs& inputs) const {
     a.q_seq = inputs.q_seq();
 }
 
-void LayerTables::attach_full(const Model& model, const KvCache& cache, const StepInputs& inputs, int il) {
+void LayerTables::attach_full(const Model& model, const KvCache& cache, const RopeTables& rope,
+                              const StepInputs& inputs, int il) {
     const HParams& h = model.hparams();
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[il];
     AttnArgs& a = layer.full.constant;
     attach_common(a, inputs);
     a.n_slots = inputs.n_full();
-    a.phases = phases_.as<uint64_t>();
+    a.phases = rope.phases.as<uint64_t>();
     a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
     a.k_norm = weights.k_norm.empty() ? nullptr : layer.keep(weights.k_norm);
     layer.full_rows.raw = model.cache_spec().layers[static_cast<size_t>(il)].k_path == KPath::rebuild;

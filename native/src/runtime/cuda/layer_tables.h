@@ -1,4 +1,4 @@
-// What the kernels read of every layer and no batch changes: tables of rows and regions, packed factors, the model's RoPE.
+// What the kernels read of every layer and no batch changes: tables of rows and regions, packed factors, RoPE.
 #pragma once
 
 #include <map>
@@ -40,22 +40,26 @@ struct Layer {
     }
 };
 
-struct ModelRope {
-    const uint64_t* phases = nullptr;  // null: the model has none
-    int32_t n_rot = 0;
+// What layers that turn alike share.
+struct RopeTables {
+    int32_t n_rot = 0;  // 0: nothing is turned
     bool neox = false;
     float mscale = 1.0F;
+    DeviceMemory phases;
+    DeviceMemory angles;  // tables of the specialized kernel, see AttnArgs
+    DeviceMemory rebuilt_angles;
 };
 
 class LayerTables {
 public:
     // Once. Errors: Error for shapes the kernels do not take.
-    void attach(const Model& model, const KvCache& cache, const Rope& rope, const GraphConstants& constants,
+    void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
                 const StepInputs& inputs, const Device& device);
 
     Layer& operator[](int il) { return layers_[static_cast<size_t>(il)]; }
     int size() const { return static_cast<int>(layers_.size()); }
-    const ModelRope& rope() const { return rope_; }
+    // By the table that ggml's RoPE reads, see GraphConstants; null: none of these.
+    const RopeTables* rope_of(const ggml_tensor* factors) const;
     // The regions of `full` as kernels read them: raw keys finished, behind the windows the batch's own rows.
     void describe_full(const Layer& layer, LatentAttnParams& params, bool with_own) const;
     // Memory for the own rows of batches of so many tokens, K and V.
@@ -66,11 +70,12 @@ public:
     bool is_factor(const ggml_tensor* tensor) const { return factors_.contains(tensor); }
 
 private:
-    void attach_shared(const Model& model, const Rope& rope, const GraphConstants& constants, const Device& device);
-    void attach_layer(const Model& model, const KvCache& cache, const Rope& rope, const StepInputs& inputs,
+    void attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants, const Device& device);
+    void attach_layer(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
                       const Device& device, int il);
     void attach_common(AttnArgs& args, const StepInputs& inputs) const;
-    void attach_full(const Model& model, const KvCache& cache, const StepInputs& inputs, int il);
+    void attach_full(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
+                     int il);
 
     std::vector<Layer> layers_;
     RowPlan whole_;          // f16 rows of whole heads
@@ -78,11 +83,9 @@ private:
     DeviceMemory own_[2];    // K, V of a batch
 
     std::set<const ggml_tensor*> factors_;
-    ModelRope rope_;
+    std::vector<RopeTables> ropes_;                 // as Ropes::tables
+    std::vector<const ggml_tensor*> rope_factors_;  // and GraphConstants::rope_factors
     DeviceMemory slopes_;
-    DeviceMemory phases_;
-    DeviceMemory angles_;  // tables of the specialized kernel, see AttnArgs
-    DeviceMemory rebuilt_angles_;
     DeviceMemory done_;
     std::vector<DeviceMemory> expanded_tables_;
     RegionArgs expanded_{};  // of every layer

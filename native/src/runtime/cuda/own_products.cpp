@@ -54,16 +54,16 @@ std::optional<ProductArgs> OwnProducts::product_of(const ggml_tensor* node) cons
 
 std::optional<RopeTurn> OwnProducts::turn_of(const ggml_tensor* rope) const {
     if (rope->op != GGML_OP_ROPE || rope->src[1] != positions_) return std::nullopt;
-    const ModelRope& model = layers_.rope();
+    const RopeTables* const tables = layers_.rope_of(rope->src[2]);
     const ggml_tensor* const from = rope->src[0];
     const int32_t mode = ggml_get_op_params_i32(rope, 2);
-    const bool taken = model.phases != nullptr && rope->ne[2] == 1 && rope->ne[3] == 1 && from->type == GGML_TYPE_F32 &&
+    const bool taken = tables != nullptr && rope->ne[2] == 1 && rope->ne[3] == 1 && from->type == GGML_TYPE_F32 &&
                        ggml_is_contiguous(from) && reinterpret_cast<uintptr_t>(from->data) % 16 == 0 &&
-                       rope->ne[0] % 4 == 0 && rope->ne[0] <= max_turned && model.n_rot <= max_rot &&
-                       mode == (model.neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL);
+                       rope->ne[0] % 4 == 0 && rope->ne[0] <= max_turned && tables->n_rot <= max_rot &&
+                       mode == (tables->neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL);
     if (!taken) return std::nullopt;
-    return RopeTurn{model.phases, inputs_.q_pos(),    static_cast<int32_t>(rope->ne[0]),
-                    model.n_rot,  model.neox ? 1 : 0, model.mscale};
+    return RopeTurn{tables->phases.as<uint64_t>(), inputs_.q_pos(), static_cast<int32_t>(rope->ne[0]), tables->n_rot,
+                    tables->neox ? 1 : 0,          tables->mscale};
 }
 
 const ggml_tensor* OwnProducts::rope_of(const ggml_tensor* product) const {

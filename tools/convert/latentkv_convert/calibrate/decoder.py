@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..ir import ModelSpec
 from ..source.source import Source
-from .positions import Positions
+from .positions import LayerPositions, Positions
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -50,25 +50,24 @@ class Layer(nn.Module):
     attn_output: nn.Module
     ffn_up: nn.Module
     ffn_down: nn.Module
-    attn_norm: nn.Module
 
     def __init__(self, source: Source, index: int) -> None:
         super().__init__()
-        self.spec = source.spec
+        self.spec, self.index = source.spec, index
         roles = {role.target for role in self.spec.layer_tensors}
         stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
         for stem in sorted(stems):
             setattr(self, stem, _module(source, stem, index))
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
-        normed = self.attn_norm(x)
+        normed = self._normed("attn_norm", x)
         own = self._optional("attn_norm_2")  # Falcon's, of the attention alone
-        attended = x + self.attend(normed if own is None else own(x), positions)
-        if self.spec.block.parallel:
-            return attended + self.feed(normed)
-        return attended + self.feed(self._modules["ffn_norm"](attended))  # type: ignore[misc]
+        branch = self.attend(normed if own is None else own(x), positions.of(self.index))
+        attended = x + self._branch(branch, "post_attention_norm")
+        fed = self.feed(normed if self.spec.block.parallel else self._normed("ffn_norm", attended))
+        return attended + self._branch(fed, "post_ffw_norm")
 
-    def attend(self, x: Tensor, positions: Positions) -> Tensor:
+    def attend(self, x: Tensor, positions: LayerPositions) -> Tensor:
         q, k, v = (self._heads(side, x) for side in "qkv")
         q, k = positions.turned(q), positions.turned(k)
         mixed = functional.scaled_dot_product_attention(
@@ -77,6 +76,7 @@ class Layer(nn.Module):
             v,
             attn_mask=positions.mask,
             is_causal=positions.mask is None,
+            scale=self.spec.attention_scale,
             enable_gqa=self.spec.n_kv != self.spec.n_head,
         )
         output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
@@ -104,6 +104,15 @@ class Layer(nn.Module):
         output: Tensor = self.ffn_down(up)
         return output
 
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        """A layer without this norm leaves x as it is."""
+        norm = self._optional(name)
+        return x if norm is None else norm(x)
+
+    def _branch(self, x: Tensor, post_norm: str) -> Tensor:
+        """What is added to the hidden state."""
+        return self._normed(post_norm, x) * self.spec.block.residual_scale
+
     def _optional(self, name: str) -> Any:
         return self._modules.get(name)
 
@@ -125,13 +134,15 @@ class Ends(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[n, T] -> [n, T, d]"""
-        x = functional.embedding(tokens, self.token_embd)
+        x = functional.embedding(tokens, self.token_embd) * self.spec.block.embedding_scale
         return x if self.position_embd is None else x + self.position_embd[: tokens.shape[-1]]
 
     def logits(self, x: Tensor) -> Tensor:
         """[n, T, d] -> [n, T, n_vocab]"""
         head = self.token_embd if self.output is None else self.output
-        return functional.linear(self.output_norm(x), head)
+        logits = functional.linear(self.output_norm(x), head) * self.spec.block.logit_scale
+        cap = self.spec.block.logit_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
 
 class Decoder(nn.Module):

@@ -6,19 +6,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ir import F64, ModelSpec
+from ..ir import F64, ModelSpec, Turn
 from ..source.frequencies import frequencies, magnitude
 
 
 class Positions:
-    """`mask` [1, 1 or n_head, T, T]: None where a query sees all tokens up to its own."""
+    """Of sequences of `n` tokens, for every layer; layers that attend alike share theirs."""
 
     def __init__(self, spec: ModelSpec, n: int, device: torch.device) -> None:
-        self.n_rot = spec.n_rot if spec.block.position == "rope" else 0
-        self.mask = _mask(spec, n, device)
+        self._spec, self._n, self._device = spec, n, device
+        self._known: dict[tuple[int, Turn], LayerPositions] = {}
+
+    def of(self, layer: int) -> LayerPositions:
+        kind = (self._spec.window(layer), self._spec.turn(layer))
+        if kind not in self._known:
+            self._known[kind] = LayerPositions(self._spec, layer, self._n, self._device)
+        return self._known[kind]
+
+
+class LayerPositions:
+    """`mask` [1, 1 or n_head, T, T]: None where a query sees all tokens up to its own."""
+
+    def __init__(self, spec: ModelSpec, layer: int, n: int, device: torch.device) -> None:
+        self.n_rot = spec.n_rot if spec.turn(layer).base else 0
+        self.mask = _mask(spec, spec.window(layer), n, device)
         if self.n_rot:
-            angles = np.arange(n)[:, None] * frequencies(spec, n)[None, :]
-            both, scale = np.concatenate([angles, angles], axis=1), magnitude(spec)
+            angles = np.arange(n)[:, None] * frequencies(spec, n, layer)[None, :]
+            both, scale = np.concatenate([angles, angles], axis=1), magnitude(spec, layer)
             self.cos = _table(np.cos(both) * scale, device)
             self.sin = _table(np.sin(both) * scale, device)
 
@@ -36,8 +50,8 @@ def _table(values: F64, device: torch.device) -> Tensor:
     return torch.from_numpy(values.astype(np.float32)).to(device)
 
 
-def _mask(spec: ModelSpec, n: int, device: torch.device) -> Tensor | None:
-    window = int(spec.keys.get("attention.sliding_window", 0)) or n
+def _mask(spec: ModelSpec, window: int, n: int, device: torch.device) -> Tensor | None:
+    window = window or n
     if window >= n and spec.block.position != "alibi":
         return None
     at = torch.arange(n, device=device)

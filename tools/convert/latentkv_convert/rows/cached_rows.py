@@ -42,7 +42,7 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
     if by is not None:
         found = found.shifted(by.astype(np.float64))
     if path == "rotated" and context is not None:
-        freqs = frequencies(work.spec, context)
+        freqs = frequencies(work.spec, context, layer)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
         found = found.turned(freqs, work.spec.head_dim, context, rng)
     return found.cached()

@@ -11,11 +11,15 @@ import numpy as np
 from ..ir import F64, ModelSpec
 
 
-def frequencies(spec: ModelSpec, context: int) -> F64:
-    """[n_rot/2] radians per position, for a sequence of `context` tokens."""
-    keys = spec.keys
-    base = _base(spec, context)
-    plain = base ** (-np.arange(0, spec.n_rot, 2, dtype=np.float64) / spec.n_rot)
+def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
+    """[n_rot/2] radians per position, for a sequence of `context` tokens; 0 in a layer without RoPE."""
+    keys, turn = spec.keys, spec.turn(layer)
+    if turn.base == 0:
+        return np.zeros(spec.n_rot // 2)
+    base = _base(spec, context, turn.base) if turn.is_scaled else turn.base
+    plain: F64 = base ** (-np.arange(0, spec.n_rot, 2, dtype=np.float64) / spec.n_rot)
+    if not turn.is_scaled:
+        return plain
     freqs: F64 = plain / _divisors(spec, context)
     scaling = keys.get("rope.scaling.type", "none")
     if scaling == "linear":
@@ -26,8 +30,10 @@ def frequencies(spec: ModelSpec, context: int) -> F64:
     return freqs
 
 
-def magnitude(spec: ModelSpec) -> float:
+def magnitude(spec: ModelSpec, layer: int) -> float:
     """What cos and sin are multiplied by."""
+    if not spec.turn(layer).is_scaled:
+        return 1.0
     scale = float(spec.keys.get("rope.scaling.attn_factor", 1.0))
     if spec.keys.get("rope.scaling.type") == "yarn":
         scale *= 1 + 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
@@ -38,9 +44,8 @@ def _original(spec: ModelSpec) -> int:
     return int(spec.keys.get("rope.scaling.original_context_length", spec.n_ctx))
 
 
-def _base(spec: ModelSpec, context: int) -> float:
+def _base(spec: ModelSpec, context: int, base: float) -> float:
     """Dynamic NTK raises it past the trained context."""
-    base = float(spec.keys["rope.freq_base"])
     factor = spec.latentkv_keys.get("rope_dynamic_factor", 0.0)
     if factor > 0 and context > spec.n_ctx:
         base *= (factor * context / spec.n_ctx - (factor - 1)) ** (spec.n_rot / (spec.n_rot - 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from .. import limits
 from ..errors import ConvertError
 from ..ir import F32, BlockSpec, ModelSpec, TensorRole
-from ..schema import ENUMS, KEYS
-from . import archs
+from ..schema import KEYS
+from . import archs, gguf_block
 from .gguf_parts import GgufParts
 from .stock import Stock
 
@@ -63,7 +63,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
     spec = replace(
         spec,
         n_rot=n_rot,
-        block=_block(values, spec.block, where),
+        block=gguf_block.block(values, spec, where),
         keys=_keys(stock, spec),
         extra_tensors=_factors(parts, n_rot),
         latentkv_keys=_dynamic(values, where),
@@ -78,17 +78,6 @@ def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str,
     own = {name.removeprefix(dot): value for name, value in values.items() if name.startswith(dot)}
     roles = {name.removeprefix("blk.0.") for name in parts.names()}
     return Stock(where, own, roles, parts.info("token_embd.weight").shape[0])
-
-
-def _block(values: Mapping[str, Any], own: BlockSpec, where: str) -> BlockSpec:
-    """The architecture's own, with the activation that a file of ours may say."""
-    found = {name: values.get(KEYS[f"block_{name}"], word) for name, word in asdict(own).items()}
-    for name, word in found.items():
-        legal = ENUMS["activation"] if name == "activation" else [asdict(own)[name]]
-        if word not in legal:
-            expected = f"{KEYS[f'block_{name}']} {', '.join(map(str, legal))}"
-            raise ConvertError(where, expected, str(word)[:40])
-    return BlockSpec(**found)
 
 
 def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:

@@ -32,9 +32,17 @@ class Stock:
     def __init__(self, where: str, values: Mapping[str, Any], roles: Collection[str], n_vocab: int) -> None:
         self.where, self.values, self.n_vocab = where, values, n_vocab
         self._roles = roles
+
+    def check(self, read: Collection[str]) -> None:
+        """read: keys that the architecture follows.
+
+        Raises:
+            ConvertError: another that changes what the tensors mean.
+        """
         for name, neutral in _NEUTRAL.items():
-            if values.get(name, neutral[0]) not in neutral:
-                raise ConvertError(where, f"{name} {' or '.join(map(str, neutral))}", str(values[name])[:40])
+            if name not in read and self.values.get(name, neutral[0]) not in neutral:
+                got = str(self.values[name])[:40]
+                raise ConvertError(self.where, f"{name} {' or '.join(map(str, neutral))}", got)
 
     def has(self, role: str) -> bool:
         return role in self._roles

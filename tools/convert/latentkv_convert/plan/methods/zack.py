@@ -114,7 +114,7 @@ class ZACK:
         if self.context is None:
             return center.key_covariance(work, layer), q
         k = np.asarray(stats["k"], dtype=np.float64)
-        freqs = frequencies(spec, self.context)
+        freqs = frequencies(spec, self.context, layer)
         turned = [served.after_rope(head, freqs, spec.head_dim, self.context) for head in q]
         return served.after_rope(k, freqs, spec.head_dim, self.context), np.stack(turned)
 

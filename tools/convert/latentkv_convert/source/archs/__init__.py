@@ -6,6 +6,9 @@ A module `source/archs/<model_type>.py` provides
     def model_spec(config) -> ModelSpec
     def config_of(stock) -> dict     config.json of a GGUF whose general.architecture is this; a module whose
                                      files are another's (mistral: llama) has none
+    ARCHITECTURE: str                that general.architecture, where it is not the model_type
+    STOCK_KEYS: tuple                keys of such a file that config_of reads, of those that change what its
+                                     tensors mean (source/stock.py)
 
 `config` is config.json as it is on disk; a field it may lack has transformers' default. Anything the one
 native block cannot do raises ConvertError here.
@@ -78,14 +81,20 @@ def config_of(architecture: str, stock: Stock) -> dict[str, Any]:
     """config.json that a GGUF of this general.architecture stands for.
 
     Raises:
-        ConvertError: an architecture that has no module here.
+        ConvertError: an architecture that has no module here, or a key that its module cannot follow.
     """
-    readers = {name: importlib.import_module(f"{__name__}.{name}") for name in names()}
-    known = {name: module for name, module in readers.items() if hasattr(module, "config_of")}
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names()}
+    known = {
+        getattr(module, "ARCHITECTURE", name): (name, module)
+        for name, module in modules.items()
+        if hasattr(module, "config_of")
+    }
     if architecture not in known:
         raise ConvertError(stock.where, f"a general.architecture of {', '.join(known)}", architecture)
-    config: dict[str, Any] = known[architecture].config_of(stock)
-    return {"model_type": architecture, **config}
+    model_type, module = known[architecture]
+    stock.check(getattr(module, "STOCK_KEYS", ()))
+    config: dict[str, Any] = module.config_of(stock)
+    return {"model_type": model_type, **config}
 
 
 def tiny(model_type: str) -> dict[str, Any]:

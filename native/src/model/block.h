@@ -1,0 +1,46 @@
+// What the one decoder block must do (docs/gguf.md, "Block description"): latentkv.block.* keys, or what stock files of an
+// architecture mean without saying.
+#pragma once
+
+#include <vector>
+
+#include "gguf/reader.h"
+#include "gguf_schema.h"
+
+namespace lkv {
+
+struct HParams;
+
+using schema::Activation;
+using schema::Ffn;
+using schema::Norm;
+using schema::Position;
+using schema::RopePairing;
+
+// In what a layer's attention may differ from another's.
+struct LayerAttention {
+    int window = 0;           // sliding window in tokens, 0 = none
+    float rope_base = 0.0F;   // 0: queries and keys are not turned
+    bool rope_scaled = true;  // with the file's scaling and divisors
+};
+
+struct BlockDescription {
+    Norm norm = Norm::rms;
+    Activation activation = Activation::silu;
+    Ffn ffn = Ffn::gated;
+    bool parallel = false;
+    Position position = Position::rope;
+    RopePairing rope_pairing = RopePairing::norm;
+    float embedding_scale = 1.0F;  // of token rows
+    float attention_scale = 0.0F;  // of scores
+    float residual_scale = 1.0F;   // of both branches, before they are added
+    float logit_scale = 1.0F;
+    float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
+    std::vector<LayerAttention> layers;  // [n_layer]
+};
+
+// sizes: of the decoder; its block is not read.
+// Errors: Error for an unknown architecture or word, a number out of range, or an array that is not one value a layer.
+BlockDescription read_block(const GgufFile& file, const HParams& sizes);
+
+}  // namespace lkv

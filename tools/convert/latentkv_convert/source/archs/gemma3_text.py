@@ -1,0 +1,168 @@
+"""gemma3_text: Gemma 3 (text, 270M to 27B). Llama's block with RMS norms before and after each branch and on
+queries and keys, scaled embeddings, and in five of six layers a sliding window and a RoPE base of their
+own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ... import limits
+from ...errors import warn
+from ...ir import F32, ModelSpec, TensorRole
+from ..stock import Stock
+from . import llama, require
+
+ARCHITECTURE = "gemma3"
+STOCK_KEYS = ("final_logit_softcapping",)
+TINY: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 320,
+    "hidden_size": 96,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,  # not hidden_size / num_attention_heads, on purpose
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 48,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+_PERIOD = 6  # of every so many layers the last sees all tokens
+_WIDE_LAYERS = 62  # the 27B model's, whose scores are scaled by another width than head_dim
+_NORMS = {  # what each of a layer's norms is called
+    "attn_norm.weight": "input_layernorm",
+    "post_attention_norm.weight": "post_attention_layernorm",
+    "ffn_norm.weight": "pre_feedforward_layernorm",
+    "post_ffw_norm.weight": "post_feedforward_layernorm",
+    "attn_q_norm.weight": "self_attn.q_norm",
+    "attn_k_norm.weight": "self_attn.k_norm",
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    require(config, "attention_bias", False, False)
+    require(config, "attn_logit_softcapping", None, None)
+    require(config, "use_bidirectional_attention", False, False, None)
+    ropes = _ropes(config)
+    stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    ours = {
+        "mlp_bias": False,
+        "hidden_act": config.get("hidden_activation", "gelu_pytorch_tanh"),
+        "rope_scaling": None,
+        "rope_parameters": ropes["full_attention"],
+    }
+    spec = llama.model_spec(stock | dict(config) | ours)
+    is_local = _local_layers(config, spec.n_layer)
+    window = int(config.get("sliding_window") or 4096)
+    base = {
+        kind: limits.number("rope", "rope_theta", of["rope_theta"], *limits.ROPE_BASE)
+        for kind, of in ropes.items()
+    }
+    softcap = float(config.get("final_logit_softcapping") or 0.0)
+    keys: dict[str, Any] = {"final_logit_softcapping": softcap} if softcap else {}
+    if any(is_local):
+        keys |= {"attention.sliding_window": window, "rope.freq_base_swa": base["sliding_attention"]}
+        keys |= _period_keys(is_local)
+    return replace(
+        spec,
+        gguf_arch=ARCHITECTURE,
+        block=replace(
+            spec.block,
+            rope_pairing="neox",
+            embedding_scale=math.sqrt(spec.n_embd),
+            attention_scale=1 / math.sqrt(float(config.get("query_pre_attn_scalar", 256))),
+            logit_softcap=softcap,
+            windows=tuple(window if local else 0 for local in is_local),
+            rope_bases=tuple(base[_kind(local)] for local in is_local),
+            rope_scaled=tuple(not local for local in is_local),
+        ),
+        layer_tensors=(
+            *(role for role in spec.layer_tensors if role.target not in _NORMS),
+            *(_norm(f"{source}.weight", target) for target, source in _NORMS.items()),
+        ),
+        global_tensors=tuple(
+            _norm(role.source, role.target) if role.kind == "vector" else role for role in spec.global_tensors
+        ),
+        keys={**spec.keys, **keys},
+    )
+
+
+def _norm(source: str, target: str) -> TensorRole:
+    return TensorRole(source, target, "vector", transform=_from_zero)
+
+
+def _from_zero(weight: F32) -> F32:
+    """Gemma keeps a norm's weight less 1."""
+    return weight + np.float32(1)
+
+
+def _kind(is_local: bool) -> str:
+    return "sliding_attention" if is_local else "full_attention"
+
+
+def _ropes(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """RoPE by kind of layer: rope_parameters of transformers 5, or the fields of earlier configs."""
+    given: Mapping[str, Any] = config.get("rope_parameters") or {}
+    full = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
+    local = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
+    ropes = {_kind(False): full, _kind(True): local}
+    ropes = {kind: parameters | dict(given.get(kind) or {}) for kind, parameters in ropes.items()}
+    require(ropes[_kind(True)], "rope_type", "default", "default")
+    return ropes
+
+
+def _local_layers(config: Mapping[str, Any], n_layer: int) -> list[bool]:
+    """Which layers have a window."""
+    period = int(config.get("sliding_window_pattern", _PERIOD))
+    kinds = config.get("layer_types") or [_kind((layer + 1) % period != 0) for layer in range(n_layer)]
+    for kind in kinds:
+        require({"layer_types": kind}, "layer_types", None, _kind(True), _kind(False))
+    return [kind == _kind(True) for kind in kinds]
+
+
+def _period_keys(is_local: Sequence[bool]) -> dict[str, Any]:
+    """For stock readers, which know layers by their period."""
+    for period in (_PERIOD, *range(2, len(is_local) + 2)):
+        if all(local == ((layer + 1) % period != 0) for layer, local in enumerate(is_local)):
+            return {} if period == _PERIOD else {"attention.sliding_window_pattern": period}
+    warn(
+        "config.json",
+        "layers without a window at equal distances, for stock readers of the gemma3 architecture",
+        "others",
+        "this runtime follows them; a reader that does not will differ",
+    )
+    return {}
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    sizes, window = stock.sizes(), stock.window()
+    n_layer = sizes["num_hidden_layers"]
+    width = sizes["head_dim"]
+    if n_layer == _WIDE_LAYERS:
+        width = sizes["hidden_size"] // sizes["num_attention_heads"]
+    period = stock.whole("attention.sliding_window_pattern", 1, 1 << 16, _PERIOD)
+    return {
+        **sizes,
+        "rms_norm_eps": stock.number("attention.layer_norm_rms_epsilon", 0, 1),
+        "rope_local_base_freq": stock.number("rope.freq_base_swa", *limits.ROPE_BASE, default=1e4),
+        "query_pre_attn_scalar": width,
+        "sliding_window": window,
+        "layer_types": [_kind(window is not None and (layer + 1) % period != 0) for layer in range(n_layer)],
+        "final_logit_softcapping": stock.number("final_logit_softcapping", 0, 1e6, 0.0),
+    }
