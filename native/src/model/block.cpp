@@ -122,6 +122,18 @@ void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock&
     }
 }
 
+// 0 means none; logit_scale is what logits are divided by.
+void read_stock_scales(const GgufFile& file, const std::string& dot, BlockDescription& block) {
+    const auto read = [&](const char* name, float absent) {
+        const float found = read_float(file, dot + name, 0.0F, largest_scale, 0.0F);
+        return found > 0.0F ? found : absent;
+    };
+    block.embedding_scale = read("embedding_scale", block.embedding_scale);
+    block.attention_scale = read("attention.scale", block.attention_scale);
+    block.residual_scale = read("residual_scale", block.residual_scale);
+    block.logit_scale = 1.0F / read("logit_scale", 1.0F);
+}
+
 BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     const schema::StockBlock& stock = stock_block(file, h.architecture);
     BlockDescription block;
@@ -135,6 +147,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     const int width = h.n_layer == stock.wide_scale_layers ? h.n_embd / h.n_head : h.head_dim;
     block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, width)));
     block.logit_softcap = read_float(file, h.architecture + ".final_logit_softcapping", 0.0F, largest_scale, 0.0F);
+    if (stock.stock_scales) read_stock_scales(file, h.architecture + ".", block);
     block.layers = uniform_layers(file, h, block.position);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
     return block;

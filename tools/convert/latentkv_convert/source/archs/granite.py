@@ -1,0 +1,65 @@
+"""granite: Granite 3.x (dense). Llama's block and row order with scaled embeddings, scores, branches and
+logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ... import limits
+from ...errors import ConvertError
+from ...ir import ModelSpec
+from ..stock import Stock
+from . import llama
+
+# Field of config.json -> stock key. The file's logit_scale is what logits are divided by, too.
+_SCALES = {
+    "embedding_multiplier": "embedding_scale",
+    "attention_multiplier": "attention.scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+STOCK_KEYS = tuple(_SCALES.values())
+TINY: dict[str, Any] = {
+    **llama.TINY,
+    "architectures": ["GraniteForCausalLM"],
+    "model_type": "granite",
+    "hidden_size": 128,
+    "head_dim": 32,  # hidden_size / num_attention_heads: transformers knows no other here
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.15,  # not 1/sqrt(head_dim), on purpose
+    "residual_multiplier": 0.7,
+    "logits_scaling": 4.0,
+    "tie_word_embeddings": True,
+}
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    spec = llama.model_spec({"rms_norm_eps": 1e-6, **config})
+    scales = {
+        field: limits.number("config.json", field, config.get(field, 1.0), *limits.SCALE) for field in _SCALES
+    }
+    return replace(
+        spec,
+        gguf_arch="granite",
+        block=replace(
+            spec.block,
+            embedding_scale=scales["embedding_multiplier"],
+            attention_scale=scales["attention_multiplier"],
+            residual_scale=scales["residual_multiplier"],
+            logit_scale=1 / scales["logits_scaling"],
+        ),
+        keys={**spec.keys, **{_SCALES[field]: scale for field, scale in scales.items()}},
+    )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    if stock.values.get("rope.scaling.finetuned", True) is not True:
+        raise ConvertError(stock.where, "rope.scaling.finetuned true", "false, which means no RoPE here")
+    config = llama.config_of(stock)
+    plain = {"attention_multiplier": config["head_dim"] ** -0.5}
+    for field, key in _SCALES.items():
+        config[field] = stock.number(key, 0, limits.SCALE[1], 0.0) or plain.get(field, 1.0)  # 0 means none
+    return config
