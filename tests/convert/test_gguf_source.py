@@ -36,6 +36,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
     ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
     ("granite", {}),
+    ("smollm3", {}),
     ("phi3", {}),
     (
         "phi3",

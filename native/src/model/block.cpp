@@ -149,6 +149,9 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.logit_softcap = read_float(file, h.architecture + ".final_logit_softcapping", 0.0F, largest_scale, 0.0F);
     if (stock.stock_scales) read_stock_scales(file, h.architecture + ".", block);
     block.layers = uniform_layers(file, h, block.position);
+    for (int il = stock.rope_period - 1; stock.rope_period > 0 && il < h.n_layer; il += stock.rope_period) {
+        block.layers[static_cast<size_t>(il)].rope_base = 0.0F;
+    }
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
     return block;
 }
