@@ -29,7 +29,7 @@ def compressed(model: Any, work: Work, plan: Plan) -> Iterator[Any]:
         for side in SIDES:
             chosen = layer.side(side)
             if chosen.path == "rotated" and work.spec.turn(index).base:
-                after[index] = torch.from_numpy(projector(work, index, chosen.ranks)).float()
+                after[index] = torch.from_numpy(as_stored(work, projector(work, index, chosen.ranks))).float()
             elif chosen.kept:  # a bias of K adds the same to all scores of a query, projected or not
                 added = bias(work, index, side, chosen.kept)
                 replace(model, work, index, side, product(work, index, side, chosen.kept), added)
@@ -39,6 +39,16 @@ def compressed(model: Any, work: Work, plan: Plan) -> Iterator[Any]:
     module = sys.modules[type(model).__module__]
     with patch.object(module, "apply_rotary_pos_emb", projecting(module.apply_rotary_pos_emb, after)):
         yield model
+
+
+def as_stored(work: Work, matrix: F64) -> F64:
+    """Between keys in transformers' usual order of planes -> between those of this checkpoint."""
+    rows = work.spec.projections["k"].rows
+    if rows is None or work.spec.packed_qkv:
+        return matrix
+    stored = np.empty_like(matrix)
+    stored[np.ix_(rows, rows)] = matrix
+    return stored
 
 
 def replace(

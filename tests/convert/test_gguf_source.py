@@ -37,6 +37,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
     ("granite", {}),
     ("smollm3", {}),
+    ("glm4", {}),
     ("phi3", {}),
     (
         "phi3",

@@ -33,6 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"hidden_activation": "gelu"}),  # erf: ggml's table of the tanh form is f16
     "granite": ("granite", {}),
     "smollm3": ("smollm3", {}),
+    "glm4": ("glm4", {}),
     "phi3-partial-head-96": (
         "phi3",
         {

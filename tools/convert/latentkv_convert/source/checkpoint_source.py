@@ -122,7 +122,7 @@ def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
     for side in SIDES:
         projection = spec.projections[side]
-        width = spec.kv_width if projection.rows is None else spec.q_width + 2 * spec.kv_width
+        width = spec.q_width + 2 * spec.kv_width if spec.packed_qkv else spec.kv_width
         expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
     targets = {role.target: role for role in spec.layer_tensors}
     packed = spec.block.ffn == "gated" and "ffn_gate.weight" not in targets
