@@ -41,6 +41,7 @@ struct Shape {
     // Latents are E of K and V, so that exact windows hold full rows. `identity`: E, B and E_q change nothing, and it is the same which
     // tokens are exact.
     enum Encoded { no, random, identity } encoded = no;
+    bool unlike = false;  // layers have windows and RoPE of their own, branches norms behind them
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -57,6 +58,12 @@ constexpr Shape shapes[] = {
     {"rebuild", "full", 64, 1, 64, 4},
     {"full", "latent", 128, 2, 192, 6},
     {"rotated", "latent", 64, 2, 128, 8},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true},
+    {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true},
+    {"rebuild", "latent", 64, 1, 64, 4, Shape::no, true},
+    {"rotated", "latent", 256, 1, 64, 4, Shape::random, true},
+    {"rebuild", "latent", 256, 1, 128, 4, Shape::random, true},
+    {"full", "full", 256, 1, 256, 1, Shape::no, true},
 };
 
 bool is_full(const char* path) { return std::string(path) == "full"; }
@@ -81,6 +88,7 @@ public:
         number("latentkv.version", 1);
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
+        if (shape.unlike) block();
         cache(shape, "k", shape.k_path);
         cache(shape, "v", shape.v_path);
         weights(shape);
@@ -111,6 +119,23 @@ private:
             .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(n_groups, n_segments))
             .array<uint32_t>(key + "segment_widths", GgufType::u32,
                              std::vector<uint32_t>(n_groups * n_segments, rank / n_segments));
+    }
+
+    // What models say whose layers differ.
+    void block() {
+        const std::string key = "latentkv.block.";
+        file_.string(key + "norm", "rms").string(key + "activation", "silu").string(key + "ffn", "gated");
+        file_.string(key + "position", "rope").string(key + "rope_pairing", "neox");
+        file_.value<uint8_t>(key + "parallel", GgufType::boolean, 0);
+        file_.value<float>(key + "embedding_scale", GgufType::f32, 8.0F);
+        file_.value<float>(key + "attention_scale", GgufType::f32, 0.1F);
+        file_.value<float>(key + "residual_scale", GgufType::f32, 0.5F);
+        file_.value<float>(key + "logit_softcap", GgufType::f32, 30.0F);
+        file_.array<uint32_t>(key + "windows", GgufType::u32, {24, 0});
+        file_.array<float>(key + "rope_bases", GgufType::f32, {100.0F, shape_.group == 2 ? 10000.0F : 0.0F});
+        file_.array<uint8_t>(key + "rope_scaled", GgufType::boolean, {0, 1});
+        file_.string("llama.rope.scaling.type", "linear");
+        file_.value<float>("llama.rope.scaling.factor", GgufType::f32, 8.0F);
     }
 
     void tensor(const std::string& name, const std::vector<int64_t>& ne, double deviation, float mean = 0.0F) {
@@ -166,6 +191,8 @@ private:
             const std::string blk = "blk." + std::to_string(il) + ".";
             tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
             tensor(blk + "ffn_norm.weight", {n_embd}, 0.1, 1.0F);
+            if (s.unlike) tensor(blk + "post_attention_norm.weight", {n_embd}, 0.1, 1.0F);
+            if (s.unlike) tensor(blk + "post_ffw_norm.weight", {n_embd}, 0.1, 1.0F);
             product(blk + "attn_q.weight", n_embd, w * rep);
             product(blk + "attn_output.weight", w * rep, n_embd);
             product(blk + "ffn_gate.weight", n_embd, n_ff);
