@@ -60,15 +60,19 @@ class Layer(nn.Module):
             setattr(self, stem, _module(source, stem, index))
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
-        normed = self._normed("attn_norm", x)
-        own = self._optional("attn_norm_2")  # Falcon's, of the attention alone
-        branch = self.attend(normed if own is None else own(x), positions.of(self.index))
+        branch = self.attend(self.attention_input(x), positions.of(self.index))
         attended = x + self._branch(branch, "post_attention_norm")
-        fed = self.feed(normed if self.spec.block.parallel else self._normed("ffn_norm", attended))
+        parallel = self.spec.block.parallel
+        fed = self.feed(self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended))
         return attended + self._branch(fed, "post_ffw_norm")
 
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attn_q, attn_k and attn_v read, of the block's input x."""
+        own = self._optional("attn_norm_2")  # Falcon's, of the attention alone
+        return self._normed("attn_norm", x) if own is None else own(x)
+
     def attend(self, x: Tensor, positions: LayerPositions) -> Tensor:
-        q, k, v = (self._heads(side, x) for side in "qkv")
+        q, k, v = (self.heads(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv")
         q, k = positions.turned(q), positions.turned(k)
         mixed = functional.scaled_dot_product_attention(
             q,
@@ -82,9 +86,8 @@ class Layer(nn.Module):
         output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
         return output
 
-    def _heads(self, side: str, x: Tensor) -> Tensor:
-        """[n, heads, T, head_dim] before RoPE."""
-        rows = self.get_submodule(f"attn_{side}")(x)
+    def heads(self, side: str, rows: Tensor) -> Tensor:
+        """A projection's output [n, T, w] -> [n, heads, T, head_dim] before RoPE."""
         limit = self.spec.keys.get("attention.clamp_kqv")
         if limit is not None:
             rows = rows.clamp(-limit, limit)

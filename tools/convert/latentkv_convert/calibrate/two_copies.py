@@ -132,7 +132,6 @@ class _Attention(torch.autograd.Function):
         is_causal: bool,
         scale: float,
     ) -> Tensor:
-        ctx.save_for_backward(query, key, value)
         ctx.nodes, ctx.mask, ctx.is_causal, ctx.scale = nodes, mask, is_causal, scale
         output = torch.empty_like(query)
         values = _Mixed(value, nodes.old(1, key.shape[1]))
@@ -142,11 +141,12 @@ class _Attention(torch.autograd.Function):
                 read = weights[:, :, body.edge] * body.mask
                 mixed += read @ (values.old[0, :, body.edge] - value[0, :, body.edge])
             output[0, :, rows] = mixed.unflatten(1, (-1, rows.stop - rows.start)).flatten(0, 1)
+        ctx.save_for_backward(query, key, value, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
+        query, key, value, output = ctx.saved_tensors
         nodes: TwoCopies = ctx.nodes
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         key_slope, value_slope = torch.zeros_like(key), torch.zeros_like(value)
@@ -155,8 +155,8 @@ class _Attention(torch.autograd.Function):
             n = weights.shape[-1]
             own = _grouped(query[:, :, rows], repeats) * ctx.scale
             above = _grouped(slopes[0][:, :, rows], repeats)
-            d_weights = above @ value[0, :, :n].mT
-            d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+            whole = (above * _grouped(output[:, :, rows], repeats)).sum(-1, keepdim=True)
+            d_scores = (above @ value[0, :, :n].mT).sub_(whole).mul_(weights)
             mixed = (d_scores @ key[0, :, :n]) * ctx.scale
             d_query[0, :, rows] = mixed.unflatten(1, (repeats, -1)).flatten(0, 1)
             _add(d_key[0], key_slope[0], d_scores, own, body)
@@ -203,17 +203,17 @@ def _blocks(
     for begin in range(0, n, _BLOCK):
         rows = slice(begin, min(begin + _BLOCK, n))
         end = rows.stop if is_causal else n
-        own = _grouped(query[:, :, rows], repeats)
+        own = _grouped(query[:, :, rows], repeats) * scale
         body = nodes.body(rows, end, query.device)
         body = replace(body, mask=body.mask.repeat(repeats, 1))
         scores = own @ keys.of(body, end).mT
         if keys.old is not None:
             edge = own @ keys.old[0, :, body.edge].mT
             scores[:, :, body.edge] = torch.where(body.mask, edge, scores[:, :, body.edge])
-        scores = scores.mul_(scale)
-        if is_causal:
-            later = torch.ones(rows.stop - begin, end, dtype=torch.bool, device=query.device).triu(begin + 1)
-            scores = scores.masked_fill_(later.repeat(repeats, 1), float("-inf"))
+        if is_causal:  # all keys before the block are seen
+            size = rows.stop - begin
+            later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
+            scores[:, :, begin:].masked_fill_(later.repeat(repeats, 1), float("-inf"))
         elif mask is not None:
             part = mask[..., rows, :end].expand(1, n_head, -1, -1)
             part = _grouped(part, repeats)

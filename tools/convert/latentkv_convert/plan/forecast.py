@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from .. import progress
 from ..calibrate.sample import Sample
 from ..errors import warn
-from ..ir import F32, SIDES, Basis, Forecast, LayerPlan, Plan, SidePlan
-from ..rows import quantizer, sizes
+from ..ir import SIDES, Array, Forecast, LayerPlan, Plan, SidePlan
+from ..rows import sizes
 from ..write.fuse import center
 from ..write.fuse.finish import finished
 from .work import Work
@@ -26,7 +26,8 @@ from .work import Work
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..calibrate.stream import LayerStream
+    from ..calibrate.decoder import Layer
+    from ..calibrate.positions import LayerPositions
 
 CHECKED = 8  # windows: they differ, and one or two of them are no forecast
 
@@ -71,13 +72,14 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     first = exact.shape[1] // 2
     with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
         for index, layer in enumerate(plan.layers):
-            body = Copies(work, layer, index, stream)
+            body = Copies(work, layer, index)
             with stream.layer(index) as live:
                 for row in range(len(windows)):
                     exact[row] = stream.run(live, index, exact[row : row + 1])[0].cpu()
-                    copy = body(cached[row : row + 1])
+                    below = cached[row : row + 1].to(stream.device)
+                    copy = body(live, below, stream.positions.of(index))
                     with TwoCopies(spec.n_kv, plan.sink, plan.recent, copy, batch):
-                        cached[row] = stream.run(live, index, cached[row : row + 1])[0].cpu()
+                        cached[row] = stream.run(live, index, below)[0].cpu()
                     bar.update(1)
         result = []
         for row in range(len(windows)):
@@ -90,74 +92,59 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
 
 
 class Copies:
-    """K (after RoPE) and V of a layer's input as a reader of the cache gets them back."""
+    """K (after RoPE) and V of one layer's input as a reader of the cache gets them back."""
 
-    def __init__(self, work: Work, layer: LayerPlan, index: int, stream: LayerStream) -> None:
-        from ..calibrate.copies import Tap
-
-        self.stream, self.index, self.n_kv = stream, index, work.spec.n_kv
+    def __init__(self, work: Work, layer: LayerPlan, index: int) -> None:
         self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
         self.rotated = layer.k.path == "rotated"
-        with stream.layer(index) as self.live:
-            for side in SIDES if not self.rotated else ("v",):
-                Substitute(Tap(stream, self.live, side), self.replaced[side], self.live, f"attn_{side}")
 
-    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Tensor, Tensor]:
         """hidden [1, T, d] -> k, v [1, n_kv, T, head_dim]"""
-        from ..calibrate.two_copies import TwoCopies
+        x = live.attention_input(hidden)
+        value = live.heads("v", self._projected(live.attn_v, x, "v"))
+        if not self.rotated:
+            return positions.turned(live.heads("k", self._projected(live.attn_k, x, "k"))), value
+        key = positions.turned(live.heads("k", live.attn_k(x)))[0].transpose(0, 1)  # [T, n_kv, head_dim]
+        rows = self.replaced["k"](key.flatten(1))
+        return rows.reshape(key.shape).transpose(0, 1)[None], value
 
-        with TwoCopies(self.n_kv, 0, hidden.shape[1]) as seen:
-            self.stream.run(self.live, self.index, hidden)
-        key, value = seen.found()
-        return _rotated(key, self.replaced["k"], self.n_kv) if self.rotated else key, value
+    def _projected(self, module: Any, x: Tensor, side: str) -> Tensor:
+        """The projection's output [1, T, w]; what is cached is without its bias."""
+        rows = module(x)[0]
+        if module.bias is None:
+            return self.replaced[side](rows)[None]
+        return (self.replaced[side](rows - module.bias) + module.bias)[None]
 
 
 class Replaced:
     """Rows of one layer's K or V as a reader of the cache gets them back."""
 
     def __init__(self, work: Work, plan: SidePlan, layer: int, side: str) -> None:
-        self.plan = plan
-        self.factors: tuple[Basis, ...] = finished(work, plan, layer, side)
-        self.mean = center.mean(work, layer, side) if center.centred(work, layer, side, plan.path) else None
-
-    def __call__(self, x: F32) -> F32:
-        """[n, w] -> [n, w]: the projection's output without bias, or a rotated k."""
-        assert self.plan.formats is not None
-        mean = np.float32(0) if self.mean is None else self.mean.astype(np.float32)
-        x = x - mean
-        result = np.empty_like(x)
-        width = x.shape[1] // len(self.factors)
-        for group, basis in enumerate(self.factors):
-            block = slice(group * width, (group + 1) * width)
-            latent = (x[:, block] @ basis.down).astype(np.float32)
-            begin = 0
-            for n, fmt in zip(self.plan.segments[group], self.plan.formats[group], strict=True):
-                latent[:, begin : begin + n] = quantizer.stored(latent[:, begin : begin + n], fmt)
-                begin += n
-            result[:, block] = latent @ basis.up
-        return result + mean
-
-
-class Substitute:
-    """Puts the cache's rows in the place of a projection's output."""
-
-    def __init__(self, tap: Any, replaced: Replaced, live: Any, module: str) -> None:
-        self.tap, self.replaced = tap, replaced
-        live.get_submodule(module).register_forward_hook(self._replace)
-
-    def _replace(self, module: Any, inputs: Any, output: Any) -> Any:
         import torch
 
-        rows = torch.from_numpy(self.replaced(self.tap.values().cpu().numpy())).to(output)
-        if self.tap.bias is not None:
-            rows = rows + self.tap.bias
-        return rows.reshape(output.shape)
+        def moved(array: Array) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(work.device)
 
+        self.plan = plan
+        self.factors = [(moved(b.down), moved(b.up)) for b in finished(work, plan, layer, side)]
+        centred = center.centred(work, layer, side, plan.path)
+        mean = center.mean(work, layer, side) if centred else None
+        self.mean = None if mean is None else moved(mean.astype(np.float32))
 
-def _rotated(key: Any, replaced: Replaced, n_kv: int) -> Any:
-    """key [1, n_kv or n_head, T, head_dim] after RoPE -> [1, n_kv, T, head_dim] as read from the cache."""
-    import torch
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, w] -> [n, w]: the projection's output without bias, or a rotated k."""
+        import torch
 
-    heads = key[0, :: key.shape[1] // n_kv].transpose(0, 1)  # [T, n_kv, head_dim]
-    rows = replaced(heads.flatten(1).cpu().numpy())
-    return torch.from_numpy(rows).to(key).reshape(heads.shape).transpose(0, 1)[None]
+        from ..rows import quantizer
+
+        assert self.plan.formats is not None
+        x = x if self.mean is None else x - self.mean
+        blocks = []
+        for group, (down, up) in enumerate(self.factors):
+            width = len(down)
+            latent = (x[:, group * width : (group + 1) * width].double() @ down).float()
+            pieces = latent.split(self.plan.segments[group], dim=1)
+            kept = [quantizer.stored(*each) for each in zip(pieces, self.plan.formats[group], strict=True)]
+            blocks.append((torch.cat(kept, dim=1).double() @ up).float())
+        result = torch.cat(blocks, dim=1)
+        return result if self.mean is None else result + self.mean

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..errors import ConvertError
 from ..ir import F64, Basis
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SIGMA_FLOOR = 1e-7  # of the largest: below it a singular value is rounding noise and must not be inverted
 ROOT_FLOOR = 1e-4  # of the largest, for roots that are inverted into factors stored in f16
@@ -18,11 +23,20 @@ def eigenbasis(moment: F64, where: str) -> tuple[F64, F64]:
     For M = Wᵀ C W with C the input moment this is SVD-LLM's whitened SVD without its Cholesky factor:
     eigenvalues are the squared singular values, eigenvectors the output directions.
     """
-    if not np.isfinite(moment).all():
+    import torch
+
+    sigma, directions = spectrum(torch.from_numpy(moment), where)
+    return sigma.numpy(), directions.numpy()
+
+
+def spectrum(moment: Tensor, where: str) -> tuple[Tensor, Tensor]:
+    """`eigenbasis` on the moment's own device."""
+    import torch
+
+    if not torch.isfinite(moment).all():
         raise ConvertError(where, "a finite second moment", "NaN or infinity")
-    values, vectors = np.linalg.eigh((moment + moment.T) / 2)
-    sigma = np.sqrt(np.clip(values[::-1], 0.0, None))
-    return sigma, np.ascontiguousarray(vectors[:, ::-1])
+    values, vectors = torch.linalg.eigh((moment + moment.T) / 2)
+    return values.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
 
 
 def balanced(sigma: F64, directions: F64) -> Basis:

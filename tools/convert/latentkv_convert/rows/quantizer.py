@@ -1,11 +1,10 @@
-"""The cache's row formats as NumPy sees them, to measure what a plan costs
+"""The cache's row formats in torch, to measure what a plan costs
 (native/src/cache/formats/{affine,fit}.h)."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from ..ir import F32
+import torch
+from torch import Tensor
 
 # Optimal step of a uniform quantizer with 2^b levels for a Gaussian of standard deviation 1 (Max 1960).
 GAUSSIAN_STEP = {1: 1.5958, 2: 0.9957, 3: 0.5860, 4: 0.3352}
@@ -14,70 +13,77 @@ _N_REFINE = 3
 _F16_MAX = 65504.0
 
 
-def stored(x: F32, fmt: str) -> F32:
-    """What a cache returns for rows x [n, width] of one segment in format f16, q8 … q1 or none.
+def stored(x: Tensor, fmt: str) -> Tensor:
+    """What a cache returns for rows x [..., width] f32 of segments in format f16, q8 … q1 or none.
 
     qB: code · scale + minimum. Both are of least squared error up to 4 bits; above, or where the minimum
     dwarfs the step, they span the row.
     """
     if fmt == "none":
-        return np.zeros_like(x)
+        return torch.zeros_like(x)
     if fmt == "f16":
-        return _half(x)
-    n_steps = np.float32(2 ** int(fmt[1:]) - 1)
-    minimum = _rounded(x.min(axis=1), down=True)
-    scale = _rounded(np.maximum(x.max(axis=1) - minimum, 0) / n_steps, down=False)
-    if int(fmt[1:]) <= MAX_FITTED_BITS:
-        step, centre = fitted(x, int(fmt[1:]))
+        return _half(x).float()
+    bits = int(fmt[1:])
+    n_steps = float(2**bits - 1)
+    minimum = _rounded(x.amin(-1, keepdim=True), down=True)
+    scale = _rounded((x.amax(-1, keepdim=True) - minimum).clamp_min(0) / n_steps, down=False)
+    if bits <= MAX_FITTED_BITS:
+        step, centre = fitted(x, bits)
         low = centre - n_steps / 2 * step
-        fits = (np.abs(low) < 64 * step) & (step > 1e-6)
-        minimum, scale = np.where(fits, _half(low), minimum), np.where(fits, _half(step), scale)
-    code = _codes(x - minimum[:, None], scale, n_steps)
-    return code * scale[:, None] + minimum[:, None]
+        fits = (low.abs() < 64 * step) & (step > 1e-6)
+        minimum = torch.where(fits, _half(low).float(), minimum)
+        scale = torch.where(fits, _half(step).float(), scale)
+    return _codes(x - minimum, scale, n_steps).mul_(scale).add_(minimum)
 
 
-def fitted(x: F32, bits: int) -> tuple[F32, F32]:
-    """Scale and centre [n] of least squared error for levels −z … z, z = (2^bits − 1) / 2.
+def fitted(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Scale and centre [..., 1] of least squared error for levels −z … z, z = (2^bits − 1) / 2.
 
     Levels and parameters alternate three times from each of two starts: what spans the row, and the optimal
     step for a Gaussian.
     """
-    n, n_steps = np.float32(x.shape[1]), np.float32(2**bits - 1)
+    n, n_steps = x.shape[-1], float(2**bits - 1)
     z = n_steps / 2
-    middle = (x.min(axis=1) + x.max(axis=1)) / 2
-    mean = x.mean(axis=1)
-    widest = (x.max(axis=1) - middle) / z
-    spread = np.sqrt(np.square(x - mean[:, None]).mean(axis=1)) * np.float32(GAUSSIAN_STEP[bits])
-    best, best_centre, best_gain = widest, middle, np.full(len(x), -1.0, dtype=np.float32)
+    highest, mean = x.amax(-1, keepdim=True), x.mean(-1, keepdim=True)
+    middle = (x.amin(-1, keepdim=True) + highest) / 2
+    widest = (highest - middle) / z
+    spread = (x - mean).square_().mean(-1, keepdim=True).sqrt() * GAUSSIAN_STEP[bits]
+    best, best_centre, best_gain = widest, middle, torch.full_like(widest, -1.0)
     for scale, centre in ((widest, middle), (spread, mean)):
         for _ in range(_N_REFINE):
-            y = x - centre[:, None]
-            level = _codes(y + (z * scale)[:, None], scale, n_steps) - z
-            y_sum, l_sum = y.sum(axis=1), level.sum(axis=1)
-            xl = np.einsum("ij,ij->i", y, level) - l_sum * y_sum / n
-            ll = np.einsum("ij,ij->i", level, level) - l_sum * l_sum / n
+            y = x - centre
+            level = _codes(y + z * scale, scale, n_steps).sub_(z)
+            y_sum, l_sum = y.sum(-1, keepdim=True), level.sum(-1, keepdim=True)
+            xl = y.mul_(level).sum(-1, keepdim=True) - l_sum * y_sum / n
+            ll = level.square_().sum(-1, keepdim=True) - l_sum * l_sum / n
             good = (xl > 0) & (ll > 0)
-            scale = np.where(good, xl / np.where(good, ll, 1), scale)
-            centre = np.where(good, centre + (y_sum - scale * l_sum) / n, centre)
+            scale = torch.where(good, xl / torch.where(good, ll, 1.0), scale)
+            centre = torch.where(good, centre + (y_sum - scale * l_sum) / n, centre)
             better = good & (xl * scale > best_gain) & (widest > 1e-12)
-            best, best_centre = np.where(better, scale, best), np.where(better, centre, best_centre)
-            best_gain = np.where(better, xl * scale, best_gain)
+            best, best_centre = torch.where(better, scale, best), torch.where(better, centre, best_centre)
+            best_gain = torch.where(better, xl * scale, best_gain)
     return best, best_centre
 
 
-def _codes(x: F32, scale: F32, n_steps: np.float32) -> F32:
+def _codes(x: Tensor, scale: Tensor, n_steps: float) -> Tensor:
     """0 … n_steps: x over scale, to the nearest."""
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    return np.trunc(np.clip(x * inverse[:, None] + np.float32(0.5), 0, n_steps))
+    inverse = torch.where(scale > 0, 1.0 / torch.where(scale > 0, scale, 1.0), 0.0)
+    return (x * inverse).add_(0.5).clamp_(0, n_steps).trunc_()
 
 
-def _half(x: F32) -> F32:
-    return np.clip(x, -_F16_MAX, _F16_MAX).astype(np.float16).astype(np.float32)
+def _half(x: Tensor) -> Tensor:
+    return x.clamp(-_F16_MAX, _F16_MAX).half()
 
 
-def _rounded(x: F32, down: bool) -> F32:
+def _rounded(x: Tensor, down: bool) -> Tensor:
     """To f16, all one way."""
-    nearest = _half(x).astype(np.float16)
+    nearest = _half(x)
     beyond = nearest > x if down else nearest < x
-    away = np.nextafter(nearest, np.float16(-np.inf if down else np.inf))
-    return np.where(beyond, away, nearest).astype(np.float32)
+    return torch.where(beyond, _neighbour(nearest, -1 if down else 1), nearest).float()
+
+
+def _neighbour(x: Tensor, step: int) -> Tensor:
+    """The next f16 above (1) or below (-1): one away in the order of sign and magnitude, where 0 is -0."""
+    bits = x.view(torch.int16).int()
+    order = torch.where(bits < 0, -(bits & 0x7FFF), bits) + step
+    return torch.where(order < 0, -order | 0x8000, order).to(torch.int16).view(torch.float16)

@@ -24,10 +24,14 @@ def after_rope(moment: F64, freqs: F64, head_dim: int, context: int) -> F64:
     second = np.concatenate([half + np.arange(half), 2 * half + rest // 2 + np.arange(rest // 2)])
     heads = np.arange(moment.shape[0] // head_dim)[:, None] * head_dim
     a, b = (heads + first[None, :]).reshape(-1), (heads + second[None, :]).reshape(-1)
-    theta = np.tile(np.concatenate([freqs, np.zeros(rest // 2)]), len(heads))
+    theta = np.concatenate([freqs, np.zeros(rest // 2)])  # of a head's planes: all heads turn alike
+    less, more = (
+        np.tile(mean_turn(angle, context), (len(heads), len(heads)))
+        for angle in (theta[:, None] - theta[None, :], theta[:, None] + theta[None, :])
+    )
     aa, bb, ab, ba = (moment[np.ix_(*rows)] for rows in ((a, a), (b, b), (a, b), (b, a)))
-    cross = (aa + bb + 1j * (ba - ab)) * mean_turn(theta[:, None] - theta[None, :], context)
-    plain = (aa - bb + 1j * (ba + ab)) * mean_turn(theta[:, None] + theta[None, :], context)
+    cross = (aa + bb + 1j * (ba - ab)) * less
+    plain = (aa - bb + 1j * (ba + ab)) * more
     turned = np.empty_like(moment)
     turned[np.ix_(a, a)] = (cross + plain).real / 2
     turned[np.ix_(b, b)] = (cross - plain).real / 2

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from .. import floats
 from ..errors import ConvertError, need
 from ..ir import F32
 from . import fingerprint
@@ -126,8 +125,7 @@ class Checkpoint:
             if not tensor.is_floating_point():
                 raise ConvertError(f"{file}: {name}", "a floating-point tensor", str(tensor.dtype))
             array = tensor.float().numpy()
-        if not np.isfinite(array).all():
-            raise ConvertError(name, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
+        floats.check_finite(array, name)
         return array
 
     def identity(self) -> str:

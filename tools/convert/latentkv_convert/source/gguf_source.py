@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import floats
 from ..errors import ConvertError, need
 from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
@@ -67,8 +68,7 @@ class GgufSource:
         except NotImplementedError:
             raise ConvertError(name, "a type that gguf can dequantize", info.type) from None
         array = np.asarray(array, dtype=np.float32).reshape(self.shape(role, layer))
-        if not np.isfinite(array).all():
-            raise ConvertError(name, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
+        floats.check_finite(array, name)
         order = self._transformers_order(role.partition(".")[0])
         return array if order is None else array[order]
 

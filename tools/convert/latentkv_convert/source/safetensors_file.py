@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import floats
 from ..errors import ConvertError
 from ..ir import F32
 
@@ -52,9 +53,7 @@ class SafetensorsFile:
             raw = np.fromfile(
                 file, dtype=_DTYPES[entry["dtype"]], count=-1 if end == begin else self._count(entry)
             )
-        if entry["dtype"] == "BF16":
-            raw = (raw.astype(np.uint32) << 16).view(np.float32)
-        return raw.astype(np.float32, copy=False).reshape(entry["shape"])
+        return floats.f32(raw, entry["dtype"] == "BF16").reshape(entry["shape"])
 
     def _count(self, entry: dict[str, Any]) -> int:
         begin, end = entry["data_offsets"]

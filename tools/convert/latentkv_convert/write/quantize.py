@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import floats
 from ..errors import ConvertError, need
 from ..ir import F32, Array
 
@@ -46,12 +47,12 @@ def encode(array: F32, kind: str, where: str) -> Array:
     if kind == "f32":
         return np.ascontiguousarray(array, dtype=np.float32)
     if kind == "f16":
-        peak = float(np.abs(array).max(initial=0.0))
+        peak = floats.peak(array)
         if peak > 65504:
             raise ConvertError(
                 where, "values up to 65504 for f16", f"{peak:.6g}", "use --outtype f32 or bf16"
             )
-        return np.ascontiguousarray(array, dtype=np.float16)
+        return floats.f16(array)
     qtype = gguf.GGMLQuantizationType[kind.upper()]
     try:
         return np.asarray(gguf.quants.quantize(np.ascontiguousarray(array, dtype=np.float32), qtype))

@@ -24,7 +24,7 @@ from ...write.fuse.finish import finished
 from ...write.quantize import FILE_TYPES
 from .. import forecast, frontier, kv_budget, latent_plan, master, segments
 from ..frontier import Frontier, Line, Point
-from ..linalg import eigenbasis
+from ..linalg import spectrum
 from ..times import features, gpu_file
 from ..waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
 from ..work import Work
@@ -124,7 +124,9 @@ class Waterfill:
         blocks = [slice(begin, begin + width) for begin in range(0, work.spec.kv_width, width)]
         where = f"layer {layer} {side}"
         return tuple(
-            weighted(cached.moment[block, block], cached.fisher[block, block], where, self.balance)
+            weighted(
+                cached.moment[block, block], cached.fisher[block, block], where, self.balance, work.device
+            )
             for block in blocks
         )
 
@@ -232,7 +234,7 @@ class Waterfill:
             widths = self._cut(work.spec, side, width)
             whole = self._side(work.spec, side, (widths,) * n_groups)
             bases = finished(work, whole, layer, side)
-            tables = segments.tables(cached, bases, whole, work.spec.head_dim)
+            tables = segments.tables(cached, bases, whole, work.spec.head_dim, work.device)
             cuts.append([self.count.table(each, widths, channel, replaced) for each in tables])
         return list(zip(*cuts, strict=True))
 
@@ -298,20 +300,24 @@ class Cut:
     widths: tuple[int, ...]  # of a group's segments
 
 
-def weighted(moment: F64, fisher: F64, where: str, balance: bool = True) -> Basis:
+def weighted(moment: F64, fisher: F64, where: str, balance: bool = True, device: str = "cpu") -> Basis:
     """down = R U Λ^(-1/4), up = Λ^(1/4) Uᵀ R⁻¹, with R = F^(1/2) and R M R = U Λ Uᵀ; sigma = Λ^(1/2).
     Without balance Λ^(1/4) is left out.
 
     Raises:
         ConvertError: no query read a cached copy, or a moment is not finite.
     """
-    root, axes = eigenbasis(fisher, where)
+    import torch
+
+    rows, costs = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (moment, fisher))
+    root, axes = spectrum(costs, where)
     if not root[0] > 0:
         raise ConvertError(
             where, "cached copies that matter to the prediction", "no gradient", "raise --calib-window"
         )
-    root = np.maximum(root, np.sqrt(FISHER_FLOOR) * root[0])
+    root = root.clamp_min(FISHER_FLOOR**0.5 * float(root[0]))
     forward, backward = (axes * root) @ axes.T, (axes / root) @ axes.T
-    sigma, directions = eigenbasis(forward @ moment @ forward, where)
-    scale = np.sqrt(np.maximum(sigma, 1e-6 * sigma[0])) if balance else np.ones_like(sigma)
-    return Basis(sigma, forward @ directions / scale, scale[:, None] * (directions.T @ backward))
+    sigma, directions = spectrum(forward @ rows @ forward, where)
+    scale = sigma.clamp_min(1e-6 * float(sigma[0])).sqrt() if balance else torch.ones_like(sigma)
+    down, up = forward @ directions / scale, scale[:, None] * (directions.T @ backward)
+    return Basis(sigma.cpu().numpy(), down.cpu().numpy(), up.cpu().numpy())
