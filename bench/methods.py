@@ -125,7 +125,7 @@ def measure(path: Path, kv: str, reference: Reference, args: argparse.Namespace)
         "tokens": result["tokens"],
     }
     if args.needles:
-        how = argparse.Namespace(ctx=0, sink=-1, recent=-1, threads=args.threads, generate=False)
+        how = argparse.Namespace(ctx=0, sink=-1, recent=-1, threads=args.threads, forced=True)
         row["found"] = needles.run_gguf(str(path), kv, questions(args), how)["accuracy"]
     return row
 

@@ -128,7 +128,7 @@ def found(path: Path, row: Row, args: argparse.Namespace) -> str | None:
     if not args.needles or row.rows not in (*args.stock.split(","), args.budgets.split(",")[0]):
         return None
     samples = [json.loads(line) for line in args.needles.read_text(encoding="utf-8").splitlines()]
-    how = argparse.Namespace(ctx=0, sink=-1, recent=-1, threads=args.threads, generate=False)
+    how = argparse.Namespace(ctx=0, sink=-1, recent=-1, threads=args.threads, forced=True)
     result = needles.run_gguf(str(path), row.cache()["kv"], samples, how)
     return f"{result['hits']} of {result['samples']}"
 

@@ -25,7 +25,7 @@ def test_numbers_are_found(plain_gguf: Path, tmp_path: Path) -> None:
         samples.append({"prompt": prompt, "answer": number, "length": 300, "needles": 1})
     samples.append(samples[0] | {"answer": "1111111"})  # and one that is not there
     data.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
-    for way in ([], ["--generate"]):
+    for way in ([], ["--forced"]):
         command = [
             sys.executable,
             str(ROOT / "bench/needles.py"),
