@@ -46,13 +46,14 @@ class Chat:
         self._template = template_of(model) if model.chat_template else None
 
     def prompt(self, question: str, lead: str = "") -> list[int]:
-        """Tokens that wait for an answer. lead: how an answer begins, for a model that only goes on."""
+        """Tokens that wait for an answer. lead: how it begins, for a model that only goes on."""
         if self._template is None:
             return list(self.model.tokenize(f"{question}\n\n{lead}".encode(), True, False))
         return self._tokens(self._template.render([{"role": "user", "content": question}]))
 
     def again(self, question: str, lead: str = "") -> list[int]:
-        """The tokens of a further question, after an answer without its end token."""
+        """The tokens of a further question, after an answer without its end token, and of how the answer to
+        it begins."""
         if self._template is None:
             return list(self.model.tokenize(f"\n\n{question}\n\n{lead}".encode(), False, False))
         first = {"role": "user", "content": "?"}
@@ -61,7 +62,7 @@ class Chat:
         whole = self._template.render([first, answer, {"role": "user", "content": question}])
         if not whole.startswith(begun):
             raise SystemExit("error: [chat] expected a template that repeats earlier turns; got another")
-        return self._tokens(whole[len(begun) :])
+        return self._tokens(whole[len(begun) :] + lead)
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self.model.detokenize(list(tokens), False).decode("utf-8", errors="replace"))
