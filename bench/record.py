@@ -57,16 +57,23 @@ def environment() -> dict[str, Any]:
 
 
 def save(
-    path: Path, *, command: str, columns: list[Column], rows: list[dict[str, Any]], note: str = ""
+    path: Path,
+    *,
+    command: str,
+    columns: list[Column],
+    rows: list[dict[str, Any]],
+    note: str = "",
+    **more: Any,
 ) -> None:
-    """Writes the file atomically; `command` is what a reader types in the root to get it again."""
+    """Writes the file atomically; `command` is what a reader types in the root to get it again, `more` is
+    kept beside the table."""
     result = {
         "command": command,
         "note": note,
         "environment": environment(),
         "columns": [asdict(column) for column in columns],
         "rows": rows,
-    }
+    } | more
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

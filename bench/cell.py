@@ -1,0 +1,151 @@
+"""One cell of bench/ladder.py in a process of its own: a cache's bytes, then what it costs.
+
+    python bench/cell.py JOB.json        prints the row as JSON
+
+Bytes come first: what the runtime allocates has to be what it forecasts, and within the budget, or nothing is
+measured. The first job of a ladder is the f16 cache itself: its logits and answers are kept for the others.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import answers
+import decoded
+import drift
+import hide
+import needles
+
+SERVED = 32768  # tokens at which whole caches are compared
+ROOM = 1.005  # a published method's ranks are multiples of 16: it may miss its rung by this much
+DEPTHS = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class Job:
+    file: str
+    plain: str  # the reference's file
+    folder: str  # where the reference's logits and answers are
+    text: str
+    options: dict[str, Any] = field(default_factory=dict)  # Session's keywords, and kv_budget
+    budget: float | None = None  # share of f16
+    n_ctx: int = 4096
+    chunks: int = 4
+    samples: int = 8  # passages with a hidden number, 0: none
+    chars: int = 6000
+    answers: int = 64  # 0: none
+    tokens: int = 700
+    parallel: int = 64  # answers at a time
+    threads: int = 0
+    gpu_layers: int = 0
+
+    @property
+    def is_reference(self) -> bool:
+        return self.file == self.plain and self.options == {"kv": "f16"}
+
+    def threaded(self) -> dict[str, Any]:
+        return self.options | {"n_threads": self.threads, "n_threads_batch": self.threads}
+
+
+def run(job: Job) -> dict[str, Any]:
+    from latentkv import _core
+
+    model = _core.Model(job.file, n_gpu_layers=job.gpu_layers)
+    plain = model if job.file == job.plain else _core.Model(job.plain, n_gpu_layers=job.gpu_layers)
+    row = sizes(model, plain, job)
+    text = Path(job.text).read_text(encoding="utf-8")
+    cache = answers.Cache(model, job.threaded())
+    return row | divergence(cache, plain, text, job) | found(cache, text, job) | drifted(cache, text, job)
+
+
+def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
+    """True bytes, checked."""
+    from latentkv import _core
+    from latentkv.master import planned
+
+    options = planned(model, job.options)
+    session = _core.Session(model, n_ctx=job.n_ctx, n_threads=job.threads, **options)
+    allocated, forecast = (
+        each["total"] for each in (session.kv_bytes(), model.forecast(job.n_ctx, **options))
+    )
+    if allocated != forecast:
+        raise SystemExit(f"error: [bytes] expected {forecast} allocated, as forecast; got {allocated}")
+    full = plain.forecast(SERVED, kv="f16", sink=0, recent=0)
+    total = model.forecast(SERVED, **options)["total"]
+    share = total / (SERVED * full["f16_per_token"] + full["cells"])
+    if job.budget is not None and share > ROOM * job.budget:
+        raise SystemExit(f"error: [bytes] expected at most {job.budget:.2%} of f16; got {share:.2%}")
+    factors = (model.size_bytes - plain.size_bytes) / (1 << 20)
+    return {"bytes": total / SERVED, "share": share, "factors": factors}
+
+
+def divergence(cache: answers.Cache, plain: Any, text: str, job: Job) -> dict[str, Any]:
+    """Against the reference's logits, which the first job records."""
+    windows = decoded.windows_of(plain, text, job.n_ctx, job.chunks)
+    reference = Path(job.folder) / "reference.logits"
+    if job.is_reference and not reference.exists():
+        decoded.record(cache, windows, reference)
+    result = decoded.compared(cache, windows, reference)
+    kld = result["kld"]
+    return {
+        "kld": kld["mean"],
+        "kld_se": kld["mean_se"],
+        "kld_median": kld["median"],
+        "kld_p999": kld["p999"],
+        "same_top": result["same_top"],
+        "ppl": result["ppl"],
+        "scored": result["tokens"],
+    }
+
+
+def found(cache: answers.Cache, text: str, job: Job) -> dict[str, Any]:
+    """Share of numbers found at each depth."""
+    if not job.samples:
+        return {}
+    samples = hide.questions(text, job.samples, job.chars, depths=DEPTHS)
+    hits = needles.asked(cache, samples, min(job.parallel, len(samples)))
+    by_depth = needles.accuracy(samples, hits)["by_depth"]
+    return {f"found_{float(depth):.0%}": share for depth, share in by_depth.items()}
+
+
+def drifted(cache: answers.Cache, text: str, job: Job) -> dict[str, Any]:
+    """Long answers beside the reference's; its own second ones come in groups of half the size."""
+    if not job.answers:
+        return {}
+    asked = drift.questions(text, job.answers)
+    kept = Path(job.folder) / "reference.answers.json"
+    parallel = min(job.parallel, len(asked))
+    if job.is_reference:
+        if not kept.exists():
+            first = drift.answered(cache, asked, job.tokens, parallel)
+            write(kept, [asdict(answer) for answer in first])
+        parallel = max(1, parallel // 2)
+    reference = [drift.Answer(**each) for each in json.loads(kept.read_text(encoding="utf-8"))]
+    return drift.compared(reference, drift.answered(cache, asked, job.tokens, parallel), job.tokens)
+
+
+def write(path: Path, value: Any) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value), encoding="utf-8")
+    partial.replace(path)
+
+
+def main(argv: Sequence[str]) -> int:
+    from latentkv.errors import LatentKVError
+
+    job = Job(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    try:
+        print(json.dumps(run(job)))
+    except (LatentKVError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

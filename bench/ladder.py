@@ -1,0 +1,304 @@
+"""One table of a real model: what every cache costs at every rung of bytes.
+
+    python bench/ladder.py MODEL [--device cuda] [--plot] [--only REGEX]
+
+MODEL is a name of bench/real_models.py, a GGUF or a checkpoint. Rungs are 28, 17.5, 14, 11 and 8.5 % of the
+f16 cache for `waterfill` and the published methods; beside them stock caches, caches of few bits with exact
+windows, and OSCAR. Per cell: true bytes, divergence from f16 rows, perplexity, hidden numbers found at three
+depths, and how soon long answers part from those of f16. Every cell is a process of its own and is written to
+bench/results/ladder-NAME.json when it ends; the same command goes on where it was stopped. Texts are the
+Python reference (bench/texts.py) unless --calib and --text name others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import curves
+import methods
+import real_models
+import record
+import rungs
+import texts
+from cell import DEPTHS, SERVED, Job
+from record import RESULTS, Column
+from rungs import File, Rung
+from workers import run_all
+
+COLUMNS = [
+    Column("family", "cache"),
+    Column("setting", "setting"),
+    Column("share", "of f16", ".2%"),
+    Column("bytes", "bytes per token", ",.0f"),
+    Column("factors", "factors, MiB", ".1f"),
+    Column("kld", "mean KLD", ".5f"),
+    Column("kld_se", "±", ".5f"),
+    Column("kld_median", "median", ".5f"),
+    Column("kld_p999", "99.9 %", ".3f"),
+    Column("same_top", "same top", ".1%"),
+    Column("ppl", "perplexity", ".3f"),
+]
+FOUND = [Column(f"found_{depth:.0%}", f"found at {depth:.0%}", ".0%") for depth in DEPTHS]
+DRIFT = [
+    Column("first_difference", "answers part after", ".0f"),
+    Column("equal", "same tokens", ".0%"),
+    Column("length", "length", ".0f"),
+    Column("quoted", "quoted"),
+]
+
+
+class Ladder:
+    """The work of one command: files are made and cells measured as workers are free."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.model = model_path(args.model)
+        self.calib, self.text = args.calib, args.text
+        if self.calib is None or self.text is None:
+            own = texts.write(args.work / "texts")
+            self.calib, self.text = self.calib or own[0], self.text or own[1]
+        self.texts = texts.digest(*(path.read_text(encoding="utf-8") for path in (self.calib, self.text)))
+        self.command = command_line(args)
+        self.folder: Path = args.work / f"{args.name}-{self.key(args.calib_tokens, args.fisher_tokens)}"
+        self.reference = self.folder / f"reference-{self.key(self.command)}"
+        if args.restart:
+            shutil.rmtree(self.reference, ignore_errors=True)
+        self.reference.mkdir(parents=True, exist_ok=True)
+        rows = finished(args.out, self.command, self.texts, args.restart)
+        self.rows = [row for row in rows if row["kld"] is not None]  # others are tried again
+        self.begin = time.monotonic()
+
+    def key(self, *settings: object) -> str:
+        """What files depend on beside their name."""
+        return texts.digest(str(self.model.resolve()), self.texts, *map(str, settings))
+
+    def path(self, file: File) -> Path:
+        if file == rungs.PLAIN and self.model.is_file():
+            return self.model
+        return self.folder / f"{file.name}.gguf"
+
+    def make(self, file: File) -> str:
+        """Converts; why it could not be, or ""."""
+        path, args = self.path(file), self.args
+        if path.exists():
+            return ""
+        begin = time.monotonic()
+        tokens = {"calib": args.calib_tokens, "fisher": args.fisher_tokens}
+        command = rungs.command(file, self.model, path, self.calib, tokens, args.device)
+        environment = os.environ | ({"OMP_NUM_THREADS": str(args.threads)} if args.threads else {})
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+        print(f"{file.name}: converted in {time.monotonic() - begin:.0f} s", flush=True)
+        return last_line(done.stderr) if done.returncode else ""
+
+    def measure(self, rung: Rung) -> dict[str, Any]:
+        """The row; without numbers where there is a reason."""
+        begin = time.monotonic()
+        path = self.folder / f"job-{re.sub(r'[^a-z0-9.]+', '-', rung.name.lower())}.json"
+        path.write_text(json.dumps(asdict(self.job(rung))), encoding="utf-8")
+        cell = str(Path(__file__).with_name("cell.py"))
+        done = subprocess.run([sys.executable, cell, str(path)], capture_output=True, text=True)
+        if done.returncode:
+            return self.row(rung, {"why": last_line(done.stderr)})
+        path.unlink()
+        return self.row(rung, json.loads(done.stdout) | {"seconds": round(time.monotonic() - begin, 1)})
+
+    def job(self, rung: Rung) -> Job:
+        args = self.args
+        return Job(
+            file=str(self.path(rung.file)),
+            plain=str(self.path(rungs.PLAIN)),
+            folder=str(self.reference),
+            text=str(self.text),
+            options=rung.options,
+            budget=rung.budget,
+            n_ctx=args.ctx_size,
+            chunks=args.chunks,
+            samples=args.samples,
+            chars=args.chars,
+            answers=args.answers,
+            tokens=args.tokens,
+            parallel=args.parallel,
+            threads=args.threads,
+            gpu_layers=99 if args.device == "cuda" else 0,
+        )
+
+    def row(self, rung: Rung, numbers: dict[str, Any]) -> dict[str, Any]:
+        empty = dict.fromkeys(column.key for column in self.columns)
+        return empty | {"family": rung.family, "setting": rung.setting} | numbers
+
+    @property
+    def columns(self) -> list[Column]:
+        return COLUMNS + (FOUND if self.args.samples else []) + (DRIFT if self.args.answers else [])
+
+    def keep(self, row: dict[str, Any], left: int) -> None:
+        """Writes the result with one row more, in the ladder's order."""
+        self.rows.append(row)
+        order = {rung.name: at for at, rung in enumerate(self.all)}
+        self.rows.sort(key=lambda each: order.get(f"{each['family']} {each['setting']}", len(order)))
+        record.save(
+            self.args.out,
+            command=self.command,
+            columns=self.columns,
+            rows=self.rows,
+            note=self.note(),
+            texts=self.texts,
+        )
+        numbers = ("share", "kld", "kld_median", "kld_p999", "ppl", "first_difference")
+        shown = [f"{c.label} {methods.cell(row[c.key], c.format)}" for c in self.columns if c.key in numbers]
+        what = row["why"] if row["kld"] is None else ", ".join(shown)
+        clock = time.monotonic() - self.begin
+        print(f"{row['family']} {row['setting']}: {what} ({clock:.0f} s, {left} cells left)", flush=True)
+
+    def run(self) -> int:
+        if why := self.make(rungs.PLAIN):
+            raise SystemExit(why)
+        self.all = rungs.rungs(shape(self.path(rungs.PLAIN)))
+        done = {f"{row['family']} {row['setting']}" for row in self.rows}
+        reference, *others = [rung for rung in self.all if rung.name not in done or rung == self.all[0]]
+        wanted = [rung for rung in others if re.search(self.args.only, rung.name)]
+        if reference.name not in done or not self.has_reference():
+            row = self.measure(reference)
+            self.rows = [
+                each
+                for each in self.rows
+                if each["setting"] != reference.setting or each["family"] != reference.family
+            ]
+            self.keep(row, len(wanted))
+            if row["kld"] is None:
+                return 2
+        return self.climb(wanted)
+
+    def climb(self, wanted: list[Rung]) -> int:
+        left, failed = len(wanted), 0
+        last = {rung.file: rung for rung in wanted}
+        for rung, row in run_all(wanted, lambda rung: rung.file, self.make, self.measure, self.args.jobs):
+            left -= 1
+            result = self.row(rung, {"why": row}) if isinstance(row, str) else row
+            failed += result["kld"] is None
+            self.keep(result, left)
+            published = rung.file not in (rungs.PLAIN, rungs.OSCAR) and "--master" not in rung.file.words
+            if published and not self.args.keep_files and last[rung.file] == rung:
+                self.path(rung.file).unlink(missing_ok=True)
+        if self.args.plot:
+            title = f"{self.args.name}, decoded at {self.args.ctx_size} tokens"
+            rows = [row | {"method": row["family"]} for row in self.rows if row["kld"] is not None]
+            curves.draw(rows, self.args.out.with_suffix(".png"), title)
+        return 1 if failed else 0
+
+    def has_reference(self) -> bool:
+        needed = ["reference.logits"] + (["reference.answers.json"] if self.args.answers else [])
+        return all((self.reference / name).exists() for name in needed)
+
+    def note(self) -> str:
+        args = self.args
+        said = (
+            f"`{self.model.name}`, `{self.text.name}` in {args.chunks} windows of {args.ctx_size} tokens: "
+            "first halves read as a prompt, second ones decoded token by token and scored. KLD in nats per token "
+            f"against f16 rows of the same weights. Bytes: all that is allocated for {SERVED} tokens, over as "
+            "many; factors are weights on top. `+ window`: the first 4 and the last 128 tokens exact."
+        )
+        if args.samples:
+            said += f" Found: of {args.samples} numbers, each at three depths of {args.chars} characters."
+        if args.answers:
+            said += (
+                f" {args.answers} answers of up to {args.tokens} tokens: how many (median) come before the "
+                "first that differs from f16's, share of equal tokens, mean length, sentences of the prompt "
+                "that are quoted after them. f16 beside itself: in batches of another size."
+            )
+        return said
+
+
+def shape(plain: Path) -> rungs.Shape:
+    from latentkv import _core
+
+    model = _core.Model(str(plain))
+    return rungs.Shape(model.n_layer, model.n_head_kv, model.head_dim, model.n_head)
+
+
+def model_path(text: str) -> Path:
+    if text in real_models.MODELS:
+        try:
+            return real_models.fetch(text)
+        except real_models.FetchError as error:
+            raise SystemExit(f"error: {error}") from None
+    if not Path(text).exists():
+        known = ", ".join(real_models.MODELS)
+        raise SystemExit(f"error: [model] expected a GGUF, a checkpoint or one of {known}; got {text}")
+    return Path(text)
+
+
+def finished(path: Path, command: str, digest: str, restart: bool) -> list[dict[str, Any]]:
+    """Rows of an earlier run of the same command on the same texts."""
+    rows = methods.finished(path, command, restart)
+    if rows and json.loads(path.read_text(encoding="utf-8")).get("texts") != digest:
+        raise SystemExit(f"error: [texts] expected those of {path.name}; got others; pass --restart")
+    return rows
+
+
+def last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].split("\r")[-1] if lines else "no message"
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """What a reader types in the root for the whole table; what lies outside it by name."""
+    model = args.model if args.model in real_models.MODELS else methods.shown(Path(args.model))
+    words = ["python", "bench/ladder.py", model, "--device", args.device]
+    for name in ("calib", "text"):
+        path = getattr(args, name)
+        words += [f"--{name}", methods.shown(path)] if path else []
+    words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
+    words += ["--answers", str(args.answers)] + (["--tokens", str(args.tokens)] if args.answers else [])
+    words += ["--calib-tokens", str(args.calib_tokens)] if args.calib_tokens else []
+    words += ["--fisher-tokens", str(args.fisher_tokens)] if args.fisher_tokens else []
+    return shlex.join(words)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help=f"{', '.join(real_models.MODELS)}, a GGUF or a checkpoint")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--name", help="of the result (default: the model's)")
+    parser.add_argument("--out", type=Path, help="default: bench/results/ladder-NAME.json")
+    parser.add_argument("--work", type=Path, default=Path("build/ladder"), help="where GGUF files go")
+    parser.add_argument("--calib", type=Path, help="text to calibrate on")
+    parser.add_argument("--text", type=Path, help="text to measure on")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cells whose name it finds; f16 always")
+    parser.add_argument("-c", "--ctx-size", type=int, default=4096)
+    parser.add_argument("--chunks", type=int, default=4, help="windows, decoded together (default 4)")
+    parser.add_argument("--samples", type=int, default=8, help="hidden numbers per depth (default 8)")
+    parser.add_argument("--chars", type=int, default=6000, help="of a text with a number (default 6000)")
+    parser.add_argument("--answers", type=int, default=64, help="long answers (default 64)")
+    parser.add_argument("--tokens", type=int, default=700, help="of a long answer (default 700)")
+    parser.add_argument("--parallel", type=int, default=64, help="answers at a time (default 64)")
+    parser.add_argument("--calib-tokens", type=int, default=0, help="of every conversion")
+    parser.add_argument("--fisher-tokens", type=int, default=0, help="of every conversion")
+    parser.add_argument("--jobs", type=int, default=0, help="processes (default: 4 with cuda, else 1)")
+    parser.add_argument("-t", "--threads", type=int, default=0, help="of a process")
+    parser.add_argument("--plot", action="store_true", help="also draw divergence over bytes")
+    parser.add_argument("--keep-files", action="store_true", help="of published methods too")
+    parser.add_argument("--restart", action="store_true", help="forget finished cells")
+    args = parser.parse_args()
+    args.name = args.name or (
+        args.model if args.model in real_models.MODELS else Path(args.model).stem.lower()
+    )
+    args.out = args.out or RESULTS / f"ladder-{args.name}.json"
+    args.jobs = args.jobs or (4 if args.device == "cuda" else 1)
+    return Ladder(args).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What bench/ladder.py measures: caches by rungs of bytes, and the files they need."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cell import SERVED
+
+BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
+WINDOW = {"sink": 4, "recent": 128}  # exact tokens, as `--kv-budget` keeps them
+EXACT_SLOTS = 384  # what the runtime allocates for WINDOW
+CELL_BYTES = 12  # of a slot, beside its rows
+# Segments of a file read at other budgets than its own: from 14 to 28 % that is 34 % more divergence with
+# `size` and 3 % with `speed` (docs/results.md), so `size` has two files.
+MASTERS = {"speed": ("14%",), "size": ("14%", "28%")}
+
+
+@dataclass(frozen=True)
+class File:
+    """A GGUF to make: options of `latentkv convert`; "oscar" stands for bench/oscar.py, "" for the model."""
+
+    name: str
+    words: tuple[str, ...] = ()
+
+
+PLAIN = File("plain", ("--method", "none"))
+OSCAR = File("oscar", ("oscar",))
+
+
+@dataclass(frozen=True)
+class Rung:
+    family: str
+    setting: str
+    file: File
+    options: dict[str, Any] = field(default_factory=dict)  # Session's keywords, and kv_budget
+    budget: float | None = None  # share of f16 that it must not exceed
+
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.setting}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a model's full K and V."""
+
+    n_layer: int
+    n_kv: int
+    head_dim: int
+    n_head: int
+
+    @property
+    def dims(self) -> int:
+        return 2 * self.n_layer * self.n_kv * self.head_dim
+
+
+@dataclass(frozen=True)
+class Published:
+    """A method with its best options, and the bits of its rows at each of BUDGETS.
+
+    Fewer dimensions cost more than fewer bits down to 3 (`zack`, `lorc`, `eigen`) or 4 (`palu`), by
+    docs/results.md.
+    """
+
+    name: str
+    options: str
+    joint: bool  # one latent for all KV heads of a layer
+    bits: tuple[int, ...]
+
+    def rungs(self, shape: Shape) -> Iterator[Rung]:
+        for budget, bits in zip(BUDGETS, self.bits, strict=True):
+            keep = self.keep(shape, share(budget), bits)
+            if keep > 0:
+                words = ("--method", self.name, *shlex.split(self.options), "--keep", f"{keep:g}")
+                file = File(f"{self.name}-{keep:g}", words)
+                setting = f"{self.options} --keep {keep:g}, q{bits} + window".strip()
+                yield Rung(self.name, setting, file, {"kv": f"q{bits}", **WINDOW}, share(budget))
+
+    def keep(self, shape: Shape, budget: float, bits: int) -> float:
+        """The largest in hundredths that fits: rows of all slots, exact ones in f16, cells."""
+        latents = 2 * shape.n_layer * (1 if self.joint else shape.n_kv)
+        total = 0.995 * budget * SERVED * (2 * shape.dims + CELL_BYTES)
+        fixed = SERVED * (CELL_BYTES + 5 * latents) + EXACT_SLOTS * CELL_BYTES  # 4 for scale and minimum
+        a_dimension = shape.dims * (SERVED * bits / 8 + EXACT_SLOTS * 2)
+        return min(1.0, int(100 * (total - fixed) / a_dimension) / 100)
+
+
+PUBLISHED = (
+    Published("palu", "--group all", True, (6, 4, 4, 4, 4)),
+    Published("zack", "--group all --basis kq-svd", True, (5, 4, 3, 3, 3)),
+    Published("lorc", "", True, (5, 4, 3, 3, 3)),
+    Published("eigen", "", False, (5, 4, 3, 3, 3)),
+)
+# K stays whole: two bits of it and a sixteenth of V are 11.8 %, so there is nothing below 14 %.
+TALE = (("28%", 4, "q8"), ("17.5%", 2, "q8"), ("14%", 2, "q4"))
+TALE_RATIO = 0.1
+
+
+def tale(shape: Shape) -> Iterator[Rung]:
+    groups = 1 if shape.n_head > shape.n_kv else min(4, shape.n_kv)
+    heads = shape.n_layer * shape.n_kv
+    for budget, bits, recent in TALE:
+        row = 2 * shape.dims
+        latest = (TALE_RATIO + EXACT_SLOTS / SERVED) * row * {"q8": 0.54, "q4": 0.29}[recent]
+        k = heads * (4 + shape.head_dim * bits / 8)
+        v = 0.99 * share(budget) * (row + CELL_BYTES) - 1.15 * CELL_BYTES - latest - k
+        kept = (v - 5 * heads / groups) / (heads * shape.head_dim * bits / 8)
+        keep = int(100 * (0.5 + min(1.0, kept) / 2)) / 100
+        if keep >= 0.5 + 8 / (groups * shape.head_dim):
+            words = f"--method tale --keep {keep:g} --kv-middle q{bits} --kv-recent {recent}"
+            setting = words.removeprefix("--method tale ")
+            file = File(f"tale-{bits}-{recent}-{keep:g}", tuple(words.split()))
+            yield Rung("tale", setting, file, {}, share(budget))
+
+
+def share(budget: str) -> float:
+    """Of f16.
+
+    >>> share("28%")
+    0.28
+    """
+    return float(budget.removesuffix("%")) / 100
+
+
+def rungs(shape: Shape) -> list[Rung]:
+    """Everything, the cheapest first."""
+    found = [Rung("full K and V", kv, PLAIN, {"kv": kv}) for kv in ("f16", "q8_0", "q4_0")]
+    windowed = ("q8_0", "q4_0", "q4", "q3", "q2")
+    found += [Rung("full K and V, window", f"{kv} + window", PLAIN, {"kv": kv, **WINDOW}) for kv in windowed]
+    wide = {"kv": "q2", "sink": 64, "recent": 256}
+    found.append(Rung("full K and V, window", "q2, 64 + 256 exact", PLAIN, wide))
+    for prefer, masters in MASTERS.items():
+        for budget in BUDGETS:
+            own = min(masters, key=lambda each: abs(share(each) / share(budget) - 1))
+            words = ("--method", "waterfill", "--master", "--prefer", prefer, "--kv-budget", own)
+            file = File(f"{prefer}-{own.removesuffix('%')}", words)
+            options = {"kv_budget": budget}
+            found.append(Rung(f"waterfill, {prefer}", budget, file, options, share(budget)))
+    found.append(Rung("OSCAR", "q2, 64 + 256 exact", OSCAR))
+    for published in PUBLISHED:
+        found += published.rungs(shape)
+    return [*found, *tale(shape)]
+
+
+def files(wanted: Sequence[Rung]) -> list[File]:
+    """Each once, in order."""
+    return list(dict.fromkeys(rung.file for rung in wanted))
+
+
+def command(
+    file: File, model: Path, output: Path, calib: Path, tokens: dict[str, int], device: str
+) -> list[str]:
+    """Arguments of Python. tokens: --calib-tokens and --fisher-tokens where they differ from the default."""
+    words = [str(model), "-o", str(output)]
+    if file != PLAIN:
+        words += ["--calib", str(calib), "--device", device]
+        words += ["--calib-tokens", str(tokens["calib"])] if tokens["calib"] else []
+    if file == OSCAR:
+        return [str(Path(__file__).with_name("oscar.py")), *words]
+    if file != PLAIN and tokens["fisher"]:
+        words += ["--fisher-tokens", str(tokens["fisher"])]
+    return ["-m", "latentkv", "convert", *words, *file.words, "--no-plot"]
