@@ -1,4 +1,4 @@
-# make demo   convert models/demo, measure it, ask it something
+# make demo   convert models/demo, measure it, ask it something      make demo-real   the same with SmolLM2-135M
 # make test   Python and native tests
 # make lint   formatting and type checks      make format   rewrite what can be rewritten
 # Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
@@ -23,13 +23,16 @@ TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-python test-native lint format clean
+.PHONY: help demo demo-real test test-python test-native lint format clean
 
 help:
 	@sed -n '1,4s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
+
+demo-real: $(VENV)/.installed
+	$(BIN)/python bench/demo_real.py --out build/demo-real
 
 test: test-python test-native
 

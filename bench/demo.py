@@ -30,10 +30,11 @@ COLUMNS = [
 ]
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    cells = [[c.label for c in COLUMNS]]
-    cells += [["-" if row[c.key] is None else format(row[c.key], c.format) for c in COLUMNS] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+def print_table(rows: list[dict[str, Any]], columns: list[Column]) -> None:
+    """Names to the left, numbers to the right."""
+    cells = [[c.label for c in columns]]
+    cells += [["-" if row[c.key] is None else format(row[c.key], c.format) for c in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         texts = [
             text.ljust(w) if i < 2 else text.rjust(w)
@@ -81,7 +82,7 @@ def main() -> None:
         f"\n{plain.stem}: the checkpoint as it is. {small.stem}: a cache of 14 % of f16 at 32768 tokens, "
         "its first and latest tokens exact. KLD in nats per token against the first row.\n"
     )
-    print_table(rows)
+    print_table(rows, COLUMNS)
     print(
         f"\n{time.monotonic() - start:.0f} s; the files are in {options.out}. "
         f"Try: {Path(sys.executable).parent / 'latentkv'} chat {small}"

@@ -204,9 +204,9 @@ class Ladder:
         args = self.args
         said = (
             f"`{self.model.name}`, `{self.text.name}` in {args.chunks} windows of {args.ctx_size} tokens: "
-            "first halves read as a prompt, second ones decoded token by token and scored. KLD in nats per token "
-            f"against f16 rows of the same weights. Bytes: all that is allocated for {SERVED} tokens, over as "
-            "many; factors are weights on top. `+ window`: the first 4 and the last 128 tokens exact."
+            "first halves read as a prompt, second ones decoded token by token and scored. KLD in nats per "
+            f"token against f16 rows of the same weights. Bytes: all that is allocated for {SERVED} tokens, "
+            "over as many; factors are weights on top. `+ window`: the first 4 and the last 128 tokens exact."
         )
         if args.samples:
             said += f" Found: of {args.samples} numbers, each at three depths of {args.chars} characters."

