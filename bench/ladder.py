@@ -180,6 +180,8 @@ class Ladder:
         return self.climb(wanted)
 
     def climb(self, wanted: list[Rung]) -> int:
+        # Conversions that need the same statistics should not start together; `size` finds those of `speed`.
+        wanted = sorted(wanted, key=lambda rung: rung.family == "waterfill, size")
         left, failed = len(wanted), 0
         last = {rung.file: rung for rung in wanted}
         for rung, row in run_all(wanted, lambda rung: rung.file, self.make, self.measure, self.args.jobs):
