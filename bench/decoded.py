@@ -28,48 +28,48 @@ def windows_of(model: Any, text: str, n_ctx: int, chunks: int) -> Any:
     return Windows(windows.tokens[:chunks], windows.first)
 
 
-def slices(cache: Cache, windows: Any) -> Iterator[tuple[Logits, NDArray[np.int32]]]:
-    """Logits [rows, n_vocab] of STEPS steps of all windows, step by step, and the tokens that came [rows]."""
-    n_windows, n_ctx = windows.tokens.shape
+def slices(cache: Cache, tokens: NDArray[np.int32], first: int) -> Iterator[Logits]:
+    """Logits [steps, windows, n_vocab] of all tokens [windows, n_ctx] from `first` to the last but one, which
+    go together."""
+    n_windows, n_ctx = tokens.shape
     session = cache.session(n_windows, n_windows * n_ctx)
-    for seq, tokens in enumerate(windows.tokens):
-        session.decode(tokens[: windows.first].tolist(), seq=[seq] * windows.first, output="none")
+    for seq, window in enumerate(tokens):
+        session.decode(window[:first].tolist(), seq=[seq] * first, output="none")
     every = list(range(n_windows))
-    for begin in range(windows.first, n_ctx - 1, STEPS):
-        end = min(begin + STEPS, n_ctx - 1)
-        steps = [
-            session.decode(windows.tokens[:, at].tolist(), seq=every, output="all")
-            for at in range(begin, end)
-        ]
-        yield np.concatenate(steps), windows.tokens[:, begin + 1 : end + 1].T.ravel()
+    for begin in range(first, n_ctx - 1, STEPS):
+        steps = range(begin, min(begin + STEPS, n_ctx - 1))
+        yield np.stack([session.decode(tokens[:, at].tolist(), seq=every, output="all") for at in steps])
 
 
 def record(cache: Cache, windows: Any, path: Path) -> None:
-    """Writes the logits of a reference, f32 [rows, n_vocab], whole or not at all."""
+    """Writes the logits of a reference, f32 [steps, windows, n_vocab], whole or not at all."""
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        for logits, _ in slices(cache, windows):
+        for logits in slices(cache, windows.tokens, windows.first):
             logits.tofile(file)
     partial.replace(path)
 
 
-def compared(cache: Cache, windows: Any, reference: Path) -> dict[str, Any]:
-    """latentkv.divergence.summary() of a cache against recorded logits of the same windows."""
+def compared(cache: Cache, windows: Any, reference: Path, together: int) -> dict[str, Any]:
+    """latentkv.divergence.summary() of a cache against recorded logits of the same windows, `together` of
+    which are decoded at a time."""
     from latentkv.divergence import concatenate, score, summary
 
-    wanted = np.memmap(reference, dtype=np.float32, mode="r").reshape(-1, cache.model.n_vocab)
-    if len(wanted) != len(windows.tokens) * windows.scored:
-        raise ValueError(
-            f"[decoded] expected {len(windows.tokens) * windows.scored} rows in {reference.name}; "
-            f"got {len(wanted)}; pass --restart"
-        )
-    parts, at = [], 0
+    n_windows = len(windows.tokens)
+    shape = (windows.scored, n_windows, cache.model.n_vocab)
+    wanted = np.memmap(reference, dtype=np.float32, mode="r", shape=shape)
+    parts: list[Any] = []
     waiting: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(1) as pool:
-        for logits, targets in slices(cache, windows):
-            waiting.append(pool.submit(score, logits, targets, wanted[at : at + len(logits)]))
-            at += len(logits)
-            if len(waiting) > PENDING:
-                parts.append(waiting.popleft().result())
+        for low in range(0, n_windows, together):
+            tokens, at = windows.tokens[low : low + together], 0
+            for logits in slices(cache, tokens, windows.first):
+                steps = slice(at, at + len(logits))
+                at = steps.stop
+                targets = tokens[:, windows.first + 1 :][:, steps].T.ravel()
+                other = wanted[steps, low : low + together].reshape(-1, shape[2])
+                waiting.append(pool.submit(score, logits.reshape(other.shape), targets, other))
+                if len(waiting) > PENDING:
+                    parts.append(waiting.popleft().result())
         parts += [each.result() for each in waiting]
     return summary(concatenate(parts))

@@ -35,6 +35,7 @@ from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import served
 from latentkv_convert.source.frequencies import frequencies
 from latentkv_convert.write.fuse import rotation
+from latentkv_convert.write.quantize import OUTTYPES
 
 SINK, RECENT, FORMAT = 64, 256, "q2"
 
@@ -102,6 +103,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf")
     parser.add_argument("--calib", type=Path, required=True, help="text to calibrate on")
     parser.add_argument("--calib-tokens", type=int, default=65536)
+    parser.add_argument("--outtype", choices=OUTTYPES, help="of the weights (default: the source's own)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     args = parser.parse_args()
     register()
@@ -109,6 +111,7 @@ def main() -> int:
         args.source,
         args.output,
         "oscar",
+        outtype=args.outtype,
         rotate=False,  # H is in the basis already
         calib=args.calib,
         calib_tokens=args.calib_tokens,

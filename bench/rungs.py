@@ -150,16 +150,25 @@ def files(wanted: Sequence[Rung]) -> list[File]:
     return list(dict.fromkeys(rung.file for rung in wanted))
 
 
-def command(
-    file: File, model: Path, output: Path, calib: Path, tokens: dict[str, int], device: str
-) -> list[str]:
-    """Arguments of Python. tokens: --calib-tokens and --fisher-tokens where they differ from the default."""
-    words = [str(model), "-o", str(output)]
-    if file != PLAIN:
-        words += ["--calib", str(calib), "--device", device]
-        words += ["--calib-tokens", str(tokens["calib"])] if tokens["calib"] else []
-    if file == OSCAR:
-        return [str(Path(__file__).with_name("oscar.py")), *words]
-    if file != PLAIN and tokens["fisher"]:
-        words += ["--fisher-tokens", str(tokens["fisher"])]
-    return ["-m", "latentkv", "convert", *words, *file.words, "--no-plot"]
+@dataclass(frozen=True)
+class Conversions:
+    """What all files have in common. 0 or "": as the converter has it."""
+
+    calib: Path
+    device: str
+    outtype: str = ""
+    calib_tokens: int = 0
+    fisher_tokens: int = 0
+
+    def command(self, file: File, model: Path, output: Path) -> list[str]:
+        """Arguments of Python."""
+        words = [str(model), "-o", str(output)]
+        words += ["--outtype", self.outtype] if self.outtype else []
+        if file != PLAIN:
+            words += ["--calib", str(self.calib), "--device", self.device]
+            words += ["--calib-tokens", str(self.calib_tokens)] if self.calib_tokens else []
+        if file == OSCAR:
+            return [str(Path(__file__).with_name("oscar.py")), *words]
+        if file != PLAIN and self.fisher_tokens:
+            words += ["--fisher-tokens", str(self.fisher_tokens)]
+        return ["-m", "latentkv", "convert", *words, *file.words, "--no-plot"]

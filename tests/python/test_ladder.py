@@ -135,7 +135,7 @@ def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_p
     assert done.stdout.count("cells left") == 2  # q8_0 + window, q2 + window
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert [row["setting"] for row in rows] == ["f16", "q8_0", "q8_0 + window", "q2 + window"]
-    assert rows[0]["kld"] == 0
+    assert rows[0]["kld"] < 1e-4  # rounding, in batches of another size
     assert rows[1]["kld"] < rows[3]["kld"]
     assert rows[1]["share"] > rows[3]["share"]
     assert all(row["found_10%"] in (0.0, 1.0) for row in rows)
