@@ -266,6 +266,7 @@ def command_line(args: argparse.Namespace) -> str:
         path = getattr(args, name)
         words += [f"--{name}", methods.shown(path)] if path else []
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
+    words += ["--chars", str(args.chars)] if args.samples else []
     words += ["--answers", str(args.answers)] + (["--tokens", str(args.tokens)] if args.answers else [])
     words += ["--outtype", args.outtype] if args.outtype != "f16" else []
     words += ["--calib-tokens", str(args.calib_tokens)] if args.calib_tokens else []
