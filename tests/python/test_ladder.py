@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import answers
+import decoded
 import needles
 import real_models
 import rungs
@@ -115,6 +117,35 @@ def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path, monkeypatch:
     assert real_models.fetch("smollm2").read_bytes() == b"GGUF"  # nothing is asked for what is there
     with pytest.raises(real_models.FetchError, match="expected one of smollm2, gemma3-270m; got x"):
         real_models.fetch("x")
+
+
+def test_a_prompt_and_its_decoded_half_diverge_as_if_all_was_decoded(
+    converted: Any, demo: Path, tmp_path: Path
+) -> None:
+    from latentkv import _core
+    from latentkv.perplexity import Cache as Scored
+    from latentkv.perplexity import perplexity
+
+    model = _core.Model(str(converted("--method", "none")))
+    text = (demo / "sample-val.txt").read_text(encoding="utf-8")
+    windows = decoded.windows_of(model, text, 256, 3)
+    threads = {"n_threads": 1, "n_threads_batch": 1}
+    decoded.record(answers.Cache(model, {"kv": "f16"} | threads), windows, tmp_path / "x.logits")
+    found = {
+        together: decoded.compared(
+            answers.Cache(model, {"kv": "q3"} | threads), windows, tmp_path / "x.logits", together
+        )
+        for together in (3, 2)
+    }
+    f16 = Scored(model, {"kv": "f16", "n_threads": 1})
+    q3 = Scored(model, {"kv": "q3", "n_threads": 1})
+    whole = perplexity(q3, text, n_ctx=256, chunks=3, decode=True, against=f16)
+    assert whole["kld"]["mean"] > 0.01
+    for result in found.values():
+        assert result["tokens"] == whole["tokens"]
+        assert result["ppl_ref"] == pytest.approx(whole["ppl_ref"], rel=1e-4)
+        # rounding in another order moves rows to the next code: 5 %
+        assert result["kld"]["mean"] == pytest.approx(whole["kld"]["mean"], rel=0.1)
 
 
 def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_path: Path) -> None:
