@@ -209,8 +209,10 @@ class Ladder:
 
     def note(self) -> str:
         args = self.args
+        weights = f", weights in {args.outtype}" if args.outtype else ""
+        text = f"`{args.text.name}`" if args.text else "the held-out text of `bench/texts.py`"
         said = (
-            f"`{self.model.name}`, `{self.text.name}` in {args.chunks} windows of {args.ctx_size} tokens: "
+            f"`{self.model.name}`{weights}; {text} in {args.chunks} windows of {args.ctx_size} tokens: "
             "first halves read as a prompt, second ones decoded token by token and scored. KLD in nats per "
             f"token against f16 rows of the same weights. Bytes: all that is allocated for {SERVED} tokens, "
             "over as many; factors are weights on top. `+ window`: the first 4 and the last 128 tokens exact."
