@@ -75,7 +75,9 @@ def main() -> None:
     latentkv("chat", str(small), "-c", "2048", "--temp", "0", "-n", "80", "-p", QUESTION)
     print(
         f"\nBytes: of a cache of {cell.SERVED} tokens. KLD in nats per token against the first row: two "
-        "windows of 1024\ntokens, first halves read as a prompt, second ones decoded one by one and scored.\n"
+        "windows of 1024\ntokens, first halves read as a prompt, second ones decoded one by one and scored. "
+        "That row beside itself,\n"
+        "one window at a time: what products with 4-bit weights round, with any cache.\n"
     )
     print_table(rows, COLUMNS)
     print(
