@@ -64,12 +64,15 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
-    """True bytes, checked."""
+    """True bytes, checked; and that the device is the one that was asked for."""
     from latentkv import _core
     from latentkv.master import planned
 
     options = planned(model, job.options)
     session = _core.Session(model, n_ctx=job.n_ctx, n_threads=job.threads, **options)
+    where = session.implementations["latent_attn"]
+    if job.gpu_layers and "fused cuda" not in where:
+        raise SystemExit(f"error: [--device] expected attention on a GPU; got {where}")
     allocated, forecast = (
         each["total"] for each in (session.kv_bytes(), model.forecast(job.n_ctx, **options))
     )

@@ -149,6 +149,8 @@ def test_a_prompt_and_its_decoded_half_diverge_as_if_all_was_decoded(
 
 
 def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_path: Path) -> None:
+    from latentkv import _core
+
     model = converted("--method", "none")
     out = tmp_path / "ladder.json"
     words = ["--out", str(out), "--work", str(tmp_path / "work"), "--text", str(demo / "sample-val.txt")]
@@ -170,6 +172,10 @@ def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_p
     assert rows[1]["kld"] < rows[3]["kld"]
     assert rows[1]["share"] > rows[3]["share"]
     assert all(row["found_10%"] in (0.0, 1.0) for row in rows)
+    if not _core.build_info()["cuda"]:
+        elsewhere = climb("q8_0$", "--device", "cuda", "--out", str(tmp_path / "cuda.json"))
+        assert elsewhere.returncode == 2
+        assert "expected attention on a GPU; got fused cpu" in elsewhere.stdout
     other = climb("q8_0$", "--fisher-tokens", "4096")
     assert other.returncode == 1
     assert "expected results of" in other.stderr
