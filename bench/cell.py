@@ -84,7 +84,7 @@ def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
     if job.budget is not None and share > ROOM * job.budget:
         raise SystemExit(f"error: [bytes] expected at most {job.budget:.2%} of f16; got {share:.2%}")
     factors = (model.size_bytes - plain.size_bytes) / (1 << 20)
-    return {"bytes": total / SERVED, "share": share, "factors": factors}
+    return {"bytes": total / SERVED, "share": share, "factors": factors, "ran": where}
 
 
 def divergence(cache: answers.Cache, plain: Any, text: str, job: Job) -> dict[str, Any]:

@@ -225,7 +225,8 @@ class Ladder:
                 "first that differs from f16's, share of equal tokens, mean length, sentences of the prompt "
                 "that are quoted after them. f16 beside itself: in batches of another size."
             )
-        return said
+        ran = next((row["ran"] for row in self.rows if row.get("ran")), "")
+        return f"{said} Attention: {ran}." if "cuda" in ran.partition("(")[0] else said
 
 
 def shape(plain: Path) -> rungs.Shape:
