@@ -70,7 +70,7 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     with progress.bar(2 * n_layer * len(windows), f"calibrate {stream.label}", "window") as bar:
         for index in range(n_layer):
             inputs[index] = hidden
-            with torch.no_grad(), stream.layer(index) as live:
+            with torch.no_grad(), stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
                     hidden[row] = stream.run(live, index, hidden[row : row + 1])[0].cpu()
                     bar.update(1)
@@ -179,7 +179,7 @@ def _backward(
 ) -> dict[str, Array]:
     """Measures one layer and replaces `gradient` by that of its input."""
     n_kv, norm = stream.spec.n_kv, norm_module(stream.spec, "k")
-    with stream.layer(index) as live:
+    with stream.layer(index, index - 1) as live:
         taps = {side: Tap(stream, live, side) for side in SIDES}
         if norm is not None:
             taps["normed"] = Tap(stream, live, "k", norm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class LayerStream:
         self.device = _device(device)
         if self.device.type != "cpu":  # what is left here are copies, and idle threads spin
             torch.set_num_threads(min(torch.get_num_threads(), HOST_THREADS))
+        self._reader = ThreadPoolExecutor(1)
+        self._ahead: dict[int, Future[Layer]] = {}
         self.tokens = torch.from_numpy(tokens)
         self.ends = Ends(source).to(self.device)
         self.positions = Positions(self.spec, int(self.tokens.shape[1]), self.device)
@@ -48,9 +51,14 @@ class LayerStream:
             return torch.cat([self.ends.embed(window[None].to(self.device)).cpu() for window in self.tokens])
 
     @contextlib.contextmanager
-    def layer(self, index: int) -> Iterator[Layer]:
-        """A decoder layer with its weights, without gradients, on the device; dropped on exit."""
-        live = Layer(self.source, index).to(self.device)
+    def layer(self, index: int, after: int | None = None) -> Iterator[Layer]:
+        """A decoder layer with its weights, without gradients, on the device; dropped on exit. after: the
+        layer asked for next, whose weights are read while a GPU is at work on this one."""
+        read = self._ahead.pop(index, None)
+        live = (Layer(self.source, index) if read is None else read.result()).to(self.device)
+        if after in range(self.spec.n_layer) and self.device.type != "cpu":
+            assert after is not None
+            self._ahead = {after: self._reader.submit(Layer, self.source, after)}
         yield live
         del live
 

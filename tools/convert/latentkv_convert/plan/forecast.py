@@ -73,7 +73,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
         for index, layer in enumerate(plan.layers):
             body = Copies(work, layer, index)
-            with stream.layer(index) as live:
+            with stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
                     exact[row] = stream.run(live, index, exact[row : row + 1])[0].cpu()
                     below = cached[row : row + 1].to(stream.device)
