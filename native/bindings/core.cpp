@@ -8,6 +8,7 @@
 #include "cache/formats.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "gguf/content_hash.h"
 
 namespace py = pybind11;
 
@@ -88,6 +89,9 @@ PYBIND11_MODULE(_core, module) {
     module.def("build_info", &build_info);
     module.def(
         "set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
+    module.def(
+        "content_hash", [](const std::string& path) { return lkv::content_hash(lkv::GgufFile::open(path)); },
+        py::arg("path"));
     module.def("quantize", &quantize, py::arg("data"), py::arg("type"));
     bind_model(module);
     bind_session(module);

@@ -192,12 +192,14 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
 
 void bind_model(py::module_& module) {
     py::class_<Model, std::shared_ptr<Model>>(module, "Model")
-        .def(py::init([](const std::string& path, int n_gpu_layers, bool use_mmap, bool vocab_only) {
+        .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers, bool use_mmap,
+                         bool vocab_only) {
                  const py::gil_scoped_release release;
-                 return std::make_shared<Model>(path, lkv::ModelOptions{use_mmap, vocab_only, n_gpu_layers});
+                 return std::make_shared<Model>(path,
+                                                lkv::ModelOptions{latent_path, use_mmap, vocab_only, n_gpu_layers});
              }),
-             py::arg("path"), py::kw_only(), py::arg("n_gpu_layers") = 0, py::arg("use_mmap") = true,
-             py::arg("vocab_only") = false)
+             py::arg("path"), py::kw_only(), py::arg("latent_path") = "", py::arg("n_gpu_layers") = 0,
+             py::arg("use_mmap") = true, py::arg("vocab_only") = false)
         .def_property_readonly("metadata", &metadata)
         .def_property_readonly("n_vocab",
                                [](const Model& m) {

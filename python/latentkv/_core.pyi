@@ -20,11 +20,21 @@ def set_log_level(level: int) -> None:
 def quantize(data: NDArray[np.float32], type: str) -> NDArray[np.uint8]:
     """Rows [n_rows, n] to ggml blocks of `type` (q4_0, q4_k, ...): types that gguf-py cannot write."""
 
+def content_hash(path: str) -> str:
+    """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
+
 class Model:
-    """Weights and vocabulary of one GGUF, memory-mapped; shared by any number of sessions."""
+    """Weights and vocabulary of one GGUF, memory-mapped; shared by any number of sessions. latent_path: a
+    sidecar of it."""
 
     def __init__(
-        self, path: str, *, n_gpu_layers: int = 0, use_mmap: bool = True, vocab_only: bool = False
+        self,
+        path: str,
+        *,
+        latent_path: str = "",
+        n_gpu_layers: int = 0,
+        use_mmap: bool = True,
+        vocab_only: bool = False,
     ) -> None: ...
     @property
     def metadata(self) -> Mapping[str, Any]:

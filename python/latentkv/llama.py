@@ -30,6 +30,7 @@ from latentkv.turns import in_turn
 class Llama(Evaluator):
     """A GGUF model and its cache.
 
+    `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
     `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to native
     code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V ("" =
     the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are llama-cpp-python's names
@@ -51,6 +52,7 @@ class Llama(Evaluator):
         self,
         model_path: str,
         *,
+        latent_path: str | None = None,
         n_gpu_layers: int = 0,
         vocab_only: bool = False,
         use_mmap: bool = True,
@@ -91,12 +93,15 @@ class Llama(Evaluator):
         _core.set_log_level(2 if verbose else 1)
         self.model_path = str(model_path)
         utf8(self.model_path, "model_path")
+        self.latent_path = None if latent_path is None else str(latent_path)
+        utf8(self.latent_path or "", "latent_path")
         self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
         self.timings = Timings()
         self._seed = RANDOM_SEED if seed == -1 else seed
         self._model: _core.Model | None = _core.Model(
             self.model_path,
+            latent_path=self.latent_path or "",
             n_gpu_layers=ranges.N_GPU_LAYERS.check("n_gpu_layers", n_gpu_layers),
             use_mmap=use_mmap,
             vocab_only=vocab_only,

@@ -291,6 +291,50 @@ void GgufFile::parse() {
         }
     }
     place_tensors(cursor, tensors_, alignment, bytes_);
+    spans_.push_back(bytes_);
+}
+
+size_t GgufFile::size_bytes() const {
+    size_t total = 0;
+    for (const auto& span : spans_) {
+        total += span.size();
+    }
+    return total;
+}
+
+void GgufFile::join(GgufFile other, std::string_view prefix) {
+    for (GgufValue& value : other.values_) {
+        if (!value.key.starts_with(prefix)) {
+            continue;
+        }
+        const auto [found, is_new] = value_index_.emplace(value.key, values_.size());
+        if (is_new) {
+            values_.push_back(std::move(value));
+        } else {
+            values_[found->second] = std::move(value);
+        }
+    }
+    for (TensorInfo& tensor : other.tensors_) {
+        const auto [found, is_new] = tensor_index_.emplace(tensor.name, tensors_.size());
+        if (is_new) {
+            tensors_.push_back(std::move(tensor));
+        } else {
+            tensors_[found->second] = std::move(tensor);
+        }
+    }
+    spans_.insert(spans_.end(), other.spans_.begin(), other.spans_.end());
+    joined_.push_back(std::move(other.file_));
+    for (MappedFile& file : other.joined_) {
+        joined_.push_back(std::move(file));
+    }
+}
+
+void GgufFile::set_tensors(std::vector<TensorInfo> tensors) {
+    tensors_ = std::move(tensors);
+    tensor_index_.clear();
+    for (size_t i = 0; i < tensors_.size(); i++) {
+        tensor_index_.emplace(tensors_[i].name, i);
+    }
 }
 
 }  // namespace lkv

@@ -60,7 +60,7 @@ public:
     explicit GgufFile(std::span<const uint8_t> bytes, std::string name = {});
 
     const std::string& name() const { return name_; }
-    size_t size_bytes() const { return bytes_.size(); }
+    size_t size_bytes() const;  // with what is joined
     uint32_t version() const { return version_; }
     bool mapped() const { return file_.mapped(); }
 
@@ -102,6 +102,13 @@ public:
     const TensorInfo* find_tensor(std::string_view name) const;  // null when absent
     const TensorInfo& tensor(std::string_view name) const;       // Error when absent
 
+    // Takes over every tensor of another file and its keys that begin with `prefix`, in place of those of the same name.
+    void join(GgufFile other, std::string_view prefix);
+    // Another list of tensors over the same bytes.
+    void set_tensors(std::vector<TensorInfo> tensors);
+    // The bytes that tensors lie in: this file's, and those of every joined one.
+    const std::vector<std::span<const uint8_t>>& spans() const { return spans_; }
+
 private:
     GgufFile(MappedFile file, std::string name);
     void parse();
@@ -115,6 +122,8 @@ private:
 
     MappedFile file_;  // empty when the caller keeps the bytes
     std::span<const uint8_t> bytes_;
+    std::vector<MappedFile> joined_;
+    std::vector<std::span<const uint8_t>> spans_;
     std::string name_;
     std::string where_;  // " in 'name'", or empty
     uint32_t version_ = 0;

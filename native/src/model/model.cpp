@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <initializer_list>
@@ -8,6 +9,7 @@
 #include "base/log.h"
 #include "ggml-alloc.h"
 #include "ggml-cpu.h"
+#include "model/sidecar.h"
 #include "runtime/gpu.h"
 
 namespace lkv {
@@ -81,7 +83,7 @@ std::vector<float> to_floats(const ggml_tensor* tensor) {
 }
 
 Model::Model(const std::string& path, const ModelOptions& options)
-    : path_(path), file_(GgufFile::open(path, options.use_mmap)) {
+    : path_(path), file_(open_model_file(path, options.latent_path, options.use_mmap)) {
     vocab_ = Vocab::from(file_);
     if (options.vocab_only) {
         return;
@@ -91,6 +93,9 @@ Model::Model(const std::string& path, const ModelOptions& options)
     if (vocab_ && vocab_->n_tokens() > hparams_.n_vocab) {
         fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ",
              vocab_->n_tokens());
+    }
+    if (!options.latent_path.empty()) {
+        fit_base_tensors(file_, hparams_, cache_spec_);
     }
     load_tensors(options);
 }
@@ -127,19 +132,18 @@ ggml_tensor* Model::tensor(const std::string& name, std::initializer_list<int64_
 void Model::load_tensors(const ModelOptions& options) {
     context_.reset(ggml_init({ggml_tensor_overhead() * (file_.tensors().size() + 1), nullptr, true}));
     // ggml wants the whole span that its tensors point into; it never writes to weights
-    const TensorInfo& first = file_.tensors().front();
-    const uint8_t* low = first.data - first.offset;
-    size_t span = 0;
-    for (const TensorInfo& info : file_.tensors()) {
-        span = std::max(span, static_cast<size_t>(info.offset) + info.bytes);
+    for (const auto& span : file_.spans()) {
+        mapped_buffers_.emplace_back(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t*>(span.data()), span.size()));
+        ggml_backend_buffer_set_usage(mapped_buffers_.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     }
-    mapped_buffer_.reset(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t*>(low), span));
-    ggml_backend_buffer_set_usage(mapped_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     for (const TensorInfo& info : file_.tensors()) {
         ggml_tensor* const weight = ggml_new_tensor(context_.get(), info.type, info.n_dims, info.ne);
         ggml_set_name(weight, info.name.c_str());
-        if (ggml_backend_tensor_alloc(mapped_buffer_.get(), weight, const_cast<uint8_t*>(info.data)) !=
-            GGML_STATUS_SUCCESS) {
+        const auto place = std::find_if(file_.spans().begin(), file_.spans().end(), [&](const auto& span) {
+            return info.data >= span.data() && info.data < span.data() + span.size();
+        });
+        ggml_backend_buffer_t const buffer = mapped_buffers_[static_cast<size_t>(place - file_.spans().begin())].get();
+        if (ggml_backend_tensor_alloc(buffer, weight, const_cast<uint8_t*>(info.data)) != GGML_STATUS_SUCCESS) {
             fail("gguf", "expected room for ", info.name, "; got a tensor past the data of ", path_);
         }
         size_bytes_ += info.bytes;

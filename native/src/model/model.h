@@ -68,6 +68,7 @@ struct LayerWeights {
 std::vector<float> to_floats(const ggml_tensor* tensor);
 
 struct ModelOptions {
+    std::string latent_path = {};  // a sidecar of the file (model/sidecar.h), or empty
     bool use_mmap = true;
     bool vocab_only = false;
     int n_gpu_layers = 0;  // 0: CPU; every layer and the output, or more: GPU
@@ -75,7 +76,7 @@ struct ModelOptions {
 
 class Model {
 public:
-    // Errors: Error for a file that cannot be read, is refused (docs/gguf.md), or lacks a tensor.
+    // Errors: Error for a file that cannot be read, is refused (docs/gguf.md), or lacks a tensor; a sidecar of another one.
     Model(const std::string& path, const ModelOptions& options);
 
     const std::string& path() const { return path_; }
@@ -116,7 +117,7 @@ private:
     HParams hparams_;
     CacheSpec cache_spec_;
     std::optional<Vocab> vocab_;
-    ggml_backend_buffer_ptr mapped_buffer_;
+    std::vector<ggml_backend_buffer_ptr> mapped_buffers_;  // one for every span of the file
     ggml_context_ptr context_;
     std::vector<ggml_backend_buffer_ptr> repacked_;
     ggml_backend_buffer_type_t gpu_memory_ = nullptr;

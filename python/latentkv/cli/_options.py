@@ -25,6 +25,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-hff", "--hf-file", type=text, metavar="NAME", help="file of that repository (* and ? are wild)"
     )
+    parser.add_argument(
+        "--latent", type=text, default="", metavar="FILE", help="a sidecar of the model (convert --sidecar)"
+    )
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

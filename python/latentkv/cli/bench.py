@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     from latentkv.bench import Measurement, measure
     from latentkv.version import version
 
-    model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)
+    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
     session_options = options.cache_options(args) | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
     with ProgressLine() as line:
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
     if args.output == "json":
         result = {
             "model": args.model,
+            "latent": args.latent or None,
             "name": model.metadata.get("general.name"),
             "size_bytes": model.size_bytes,
             "n_params": model.n_params,

@@ -36,10 +36,12 @@ def main(argv: Sequence[str]) -> int:
 
     n_ctx = args.ctx_size
     if n_ctx is None:
-        n_ctx = min(DEFAULT_CONTEXT, _core.Model(args.model, vocab_only=True).n_ctx_train)
+        vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
+        n_ctx = min(DEFAULT_CONTEXT, vocabulary.n_ctx_train)
     cache = options.cache_options(args)
     llama = Llama(
         args.model,
+        latent_path=args.latent or None,
         n_ctx=n_ctx,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ubatch=args.ubatch_size,

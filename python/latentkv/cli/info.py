@@ -24,11 +24,11 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
 
-    model = _core.Model(args.model)
+    model = _core.Model(args.model, latent_path=args.latent)
     n_ctx = args.ctx_size or model.n_ctx_train
     warn_of_window(model, args, n_ctx)
     report = {
-        "file": summary(model, args.model, _core.build_info()["formats"]),
+        "file": summary(model, args.model, args.latent, _core.build_info()["formats"]),
         "layers": planned_layers(model, args),
         "forecast": forecasts(model, args, n_ctx),
         "budgets": budgets(model, args),
@@ -53,11 +53,12 @@ def warn_of_window(model: Any, args: argparse.Namespace, n_ctx: int) -> None:
         )
 
 
-def summary(model: Any, path: str, formats: list[str]) -> dict[str, Any]:
+def summary(model: Any, path: str, latent_path: str, formats: list[str]) -> dict[str, Any]:
     """The file in a dozen facts."""
     metadata: Mapping[str, Any] = model.metadata
     return {
         "path": path,
+        "sidecar": latent_path or None,
         "name": metadata.get("general.name"),
         "architecture": metadata.get("general.architecture"),
         "n_params": model.n_params,
@@ -179,6 +180,7 @@ def text(report: dict[str, Any], model: Any, n_ctx: int) -> str:
 def _facts(file: dict[str, Any]) -> str:
     facts = [
         ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
+        *([("sidecar", file["sidecar"])] if file["sidecar"] else []),
         (
             "model",
             f"{file['name'] or 'no name'}, {file['architecture']}, {count_text(file['n_params'])} parameters",

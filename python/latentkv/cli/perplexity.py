@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
     text = Path(args.file).read_text(encoding="utf-8")
     cache_options = options.cache_options(args)
-    model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)
+    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
     against = None
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
         )
     result |= {
         "model": args.model,
+        "latent": args.latent or None,
         "text": args.file,
         "kv": args.kv or "/".join(filter(None, (args.kv_k, args.kv_v))) or args.kv_budget or "file",
         "kld_against": args.kld_against,
