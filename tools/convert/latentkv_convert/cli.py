@@ -92,6 +92,11 @@ def build_parser(method: str, prog: str) -> Parser:
         help="type of the weights (default f16; those of a GGUF stay as they are, byte for byte)",
     )
     parser.add_argument(
+        "--sidecar",
+        action="store_true",
+        help="of a GGUF: write the factors and the plan alone; open both, MODEL.gguf --latent OUT.gguf",
+    )
+    parser.add_argument(
         "--rotate",
         action=argparse.BooleanOptionalAction,
         default=True,

@@ -16,7 +16,7 @@ from .plan.work import Work
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .source.source import Source, open_source
-from .write import gguf_write, packed, paths
+from .write import gguf_write, packed, paths, sidecar
 from .write.check import check_linear, check_plan
 from .write.fuse.finish import finished
 from .write.gguf_write import OutTensor
@@ -40,6 +40,7 @@ def convert(recipe: Recipe) -> report.Report:
     if recipe.draws:
         report.check_plot()
     source = open_source(recipe.source, recipe.pre)
+    base = sidecar.base_keys(recipe) if recipe.sidecar else None
     spec, outtype = source.spec, recipe.outtype or source.outtype
     if recipe.method != "none":
         check_linear(spec, recipe.method)
@@ -68,6 +69,8 @@ def convert(recipe: Recipe) -> report.Report:
     tensors = [*model_tensors(source), *cache_tensors(recipe, work, plan, trained)]
     if recipe.outtype is not None:
         tensors = [dataclasses.replace(tensor, stored=None) for tensor in tensors]
+    if base is not None:
+        keys, tensors = sidecar.keys(base, keys), sidecar.tensors(source, tensors, outtype)
     with progress.bar(len(tensors), "write", "tensor") as bar:
         size = gguf_write.write(
             recipe.output, spec.gguf_arch, keys, tensors, outtype, lambda tensor: bar.update(1)

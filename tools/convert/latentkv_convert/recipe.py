@@ -30,6 +30,7 @@ class Recipe:
     center: bool = True
     seed: int = 0
     outtype: str | None = None  # of the weights; None: the source's own
+    sidecar: bool = False  # only what a latent cache adds to the source, a GGUF
     calib: Path | None = None
     calib_tokens: int = 65536
     calib_window: int = 2048

@@ -1,0 +1,74 @@
+"""A sidecar: what a latent cache adds to a GGUF, in a file of its own beside it (docs/gguf.md, Sidecars)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConvertError
+from ..recipe import Recipe
+from ..schema import KEYS
+from ..source import gguf_parts
+from ..source.source import Source
+from . import quantize
+from .gguf_write import OutTensor
+
+
+def base_keys(recipe: Recipe) -> dict[str, str]:
+    """What the base, the recipe's source, is known by.
+
+    Raises:
+        ConvertError: a source that cannot be a base, or options that would change its weights.
+    """
+    source = recipe.source
+    if source.is_dir():
+        expected = "a GGUF, whose weights the runtime opens beside the sidecar"
+        hint = "write one first: --method none -o base.gguf"
+        raise ConvertError("--sidecar", expected, f"the checkpoint directory {source.name}", hint)
+    if recipe.method == "none":
+        raise ConvertError("--sidecar", "a method that makes factors", "--method none")
+    if recipe.outtype is not None:
+        raise ConvertError("--sidecar", "weights that stay in the GGUF", f"--outtype {recipe.outtype}")
+    parts = gguf_parts.paths(source)
+    if len(parts) > 1:
+        expected = "a GGUF in one file, as the runtime opens it"
+        hint = "merge the parts with llama-gguf-split --merge"
+        raise ConvertError("--sidecar", expected, f"one of {len(parts)} parts, {source.name}", hint)
+    try:
+        core: Any = importlib.import_module("latentkv._core")
+    except ImportError:
+        raise ConvertError("--sidecar", "the runtime's hash of a GGUF", "no native latentkv module") from None
+    try:
+        return {KEYS["base_hash"]: core.content_hash(str(source)), KEYS["base_name"]: source.name}
+    except core.Error as error:
+        raise ConvertError("--sidecar", "a GGUF that the runtime opens", str(error)) from None
+
+
+def keys(base: Mapping[str, str], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours of those that a file in one piece has, beside the base's."""
+    ours = {key: value for key, value in written.items() if key.startswith("latentkv.")}
+    name = {key: written[key] for key in ("general.name",) if key in written}
+    return {"general.type": "adapter", **name, **base, **ours}
+
+
+def tensors(source: Source, written: Sequence[OutTensor], outtype: str) -> list[OutTensor]:
+    """Those of a file in one piece that are not in the source as they are."""
+    return [tensor for tensor in written if not _is_held(source, tensor, outtype)]
+
+
+def _is_held(source: Source, tensor: OutTensor, outtype: str) -> bool:
+    if tensor.stored is not None:
+        return True
+    layer, role = None, tensor.name
+    if role.startswith("blk."):
+        _, number, role = tensor.name.split(".", 2)
+        layer = int(number)
+    held = source.stored(role, layer)
+    kind = quantize.choose(outtype, tensor.kind, tensor.shape)
+    if held is None or held.type != kind:
+        return False
+    made = quantize.encode(tensor.load(), kind, tensor.name)
+    return bool(np.array_equal(made.view(np.uint8).ravel(), held.data().view(np.uint8).ravel()))
