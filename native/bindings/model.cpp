@@ -214,6 +214,7 @@ void bind_model(py::module_& module) {
         .def_property_readonly("head_dim", [](const Model& m) { return m.hparams().head_dim; })
         .def_property_readonly("n_params", &Model::n_params)
         .def_property_readonly("size_bytes", &Model::size_bytes)
+        .def_property_readonly("factor_bytes", &Model::factor_bytes)
         .def_property_readonly("is_plain", [](const Model& m) { return m.cache_spec().plain; })
         .def_property_readonly("layers", &layers)
         .def_property_readonly("master", &master)

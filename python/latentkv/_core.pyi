@@ -17,8 +17,11 @@ def build_info() -> dict[str, Any]:
 def set_log_level(level: int) -> None:
     """0 errors only, 1 warnings (default), 2 info, 3 debug. Messages go to standard error."""
 
-def quantize(data: NDArray[np.float32], type: str) -> NDArray[np.uint8]:
-    """Rows [n_rows, n] to ggml blocks of `type` (q4_0, q4_k, ...): types that gguf-py cannot write."""
+def quantize(
+    data: NDArray[np.float32], type: str, importance: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
+    """Rows [n_rows, n] to ggml blocks of `type` (q4_0, q4_k, ...) by ggml's own quantizers. importance [n]:
+    weights of the columns' errors."""
 
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
@@ -57,6 +60,9 @@ class Model:
     def n_params(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def factor_bytes(self) -> int:
+        """Of the tensors of latents, which a plain file does not have (docs/gguf.md, Tensors)."""
     @property
     def is_plain(self) -> bool:
         """Every layer is full/full: stock and our row formats, no latent."""

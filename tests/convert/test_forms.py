@@ -14,7 +14,6 @@ import pytest
 from test_matrix import planned
 
 from conftest import keys, tensors
-from latentkv import factors
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import FULL, SIDES, LayerPlan, Plan, SidePlan
@@ -23,6 +22,7 @@ from latentkv_convert.recover import lora
 from latentkv_convert.rows import sizes
 from latentkv_convert.source import archs
 from latentkv_convert.write import paths
+from latentkv_convert.write.encoding import Encoding
 from latentkv_convert.write.fuse.finish import finished
 
 Tiny = Callable[..., Path]
@@ -234,16 +234,11 @@ def test_an_exact_token_is_a_row_of_latents_beside_a_side_of_form_a(k: SidePlan)
     assert sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * (width + 48)
 
 
-def test_forms_that_a_reader_does_not_name_follow_the_path() -> None:
-    sides = {"path": "rebuild", "group": 2, "ranks": [48]}, {"path": "rotated", "group": 2, "ranks": [48]}
-    full = {"path": "full", "group": 1, "ranks": [32, 32]}
-    e = 2 * 48 * (64 + 64)
-    a = 2 * (48 * (96 + 64) - 64 * 96)
-    for side, form, expected in (
-        (sides[0], "", a),
-        (sides[1], "", e),
-        (sides[0], "e", e),
-        (sides[0], "a", a),
-    ):
-        named = side | ({"form": form} if form else {})
-        assert factors.added_bytes([{"k": named, "v": full}], 2, 32, 96, 1) == expected
+@pytest.mark.parametrize(
+    ("outtype", "row"), [("f32", 4 * 96), ("f16", 2 * 96), ("q8_0", 34 * 3), ("q4_k_m", 34 * 3)]
+)
+def test_a_channel_weighs_its_row_and_its_column(outtype: str, row: int) -> None:
+    """Of A [1, 96] in the weights' precision, or E [1, 64], and of B [64, 1]."""
+    encoding, element = Encoding.of(SPEC, outtype), 4 if outtype == "f32" else 2
+    assert encoding.channel_bytes("a", 64, 96) == row + 64 * element
+    assert encoding.channel_bytes("e", 64, 96) == 2 * 64 * element

@@ -21,6 +21,7 @@ from latentkv_convert.ir import SIDES, Plan
 from latentkv_convert.plan import methods
 from latentkv_convert.plan.work import Work
 from latentkv_convert.source.checkpoint_source import CheckpointSource
+from latentkv_convert.write.encoding import Encoding
 
 N = 120  # tokens: longer than every sliding window below
 
@@ -264,6 +265,7 @@ def planned(directory: Path, options: list[str]) -> tuple[Work, Plan]:
     source = CheckpointSource(directory)
     method = methods.module(recipe.method).create(recipe.options, source.spec)
     stats, sample = calibrate.collect(method.needs, recipe, source)
-    given = {"outtype": recipe.outtype or source.outtype, "trains": recipe.finetune is not None}
-    work = Work(source, stats, recipe.seed, method.decompose, sample, **given)
+    encoding = Encoding.of(source.spec, recipe.outtype or source.outtype)
+    trains = recipe.finetune is not None
+    work = Work(source, stats, recipe.seed, method.decompose, sample, encoding=encoding, trains=trains)
     return work, methods.planned(method, work)

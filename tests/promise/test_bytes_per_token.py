@@ -133,6 +133,5 @@ def test_converter_foresees_the_bytes_of_a_plan(converted: Any, n_ctx: int) -> N
     assert sizes.cache_bytes(spec, plan, n_ctx) == got
     if n_ctx == 32768:
         budget = 0.14 * n_ctx * (m.forecast(n_ctx, kv="f16")["f16_per_token"] + CELL)
-        file_type = m.metadata["general.file_type"]
-        added = factors.added_bytes(m.layers, m.n_head_kv, m.head_dim, m.n_embd, file_type)
+        added = factors.added_bytes(m)
         assert 0.995 * budget < got + max(0, added) <= budget

@@ -279,6 +279,10 @@ void Model::load_layer(int il) {
     l.ffn_up_bias = optional_tensor(blk + "ffn_up.bias", {up});
     l.ffn_down = tensor(blk + "ffn_down.weight", {h.n_ff, d});
     l.ffn_down_bias = optional_tensor(blk + "ffn_down.bias", {d});
+    for (const ggml_tensor* factor : {l.attn_k_a, l.attn_k_a_bias, l.attn_k_b, l.attn_k_e, l.attn_k_e_bias, l.attn_q_e,
+                                      l.attn_v_a, l.attn_v_a_bias, l.attn_v_b, l.attn_v_e, l.attn_v_e_bias}) {
+        factor_bytes_ += factor == nullptr ? 0 : ggml_nbytes(factor);
+    }
     layers_.push_back(std::move(l));
 }
 

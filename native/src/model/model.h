@@ -102,6 +102,7 @@ public:
     const std::vector<LayerWeights>& layers() const { return layers_; }
 
     size_t size_bytes() const { return size_bytes_; }
+    size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
     int64_t n_params() const { return n_params_; }
 
 private:
@@ -132,6 +133,7 @@ private:
     ggml_tensor* output_ = nullptr;
     ggml_tensor* output_bias_ = nullptr;
     size_t size_bytes_ = 0;
+    size_t factor_bytes_ = 0;
     int64_t n_params_ = 0;
 };
 

@@ -76,13 +76,8 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str]) -> dict
         "master": model.master is not None,
         "formats": formats,
         "regions": dict(model.regions),
-        "added_weight_bytes": factors.added_bytes(
-            model.layers,
-            model.n_head_kv,
-            model.head_dim,
-            model.n_embd,
-            metadata.get("general.file_type", 1),
-        ),
+        "factor_bytes": model.factor_bytes,
+        "added_weight_bytes": factors.added_bytes(model),
     }
 
 
@@ -196,7 +191,7 @@ def _facts(file: dict[str, Any]) -> str:
             "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
         ),
         ("cache", _cache_text(file)),
-        *([("factors", _factors(file["added_weight_bytes"]))] if file["latent"] else []),
+        *([("factors", _factors(file))] if file["latent"] else []),
         ("formats", " ".join(file["formats"])),
         ("regions", _regions(file["regions"])),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
@@ -209,9 +204,13 @@ def _cache_text(file: dict[str, Any]) -> str:
     return f"{kind}, a master file: --kv-budget plans it anew" if file["master"] else kind
 
 
-def _factors(n_bytes: int) -> str:
-    """`1.2 MiB more weights than full K and V`"""
-    return f"{bytes_text(abs(n_bytes))} {'more' if n_bytes >= 0 else 'fewer'} weights than full K and V"
+def _factors(file: dict[str, Any]) -> str:
+    """`3.4 MiB, 1.2 MiB more weights than full K and V`"""
+    size, added = bytes_text(file["factor_bytes"]), file["added_weight_bytes"]
+    if added is None:
+        return f"{size}, in place of projections whose size the file does not say"
+    more = f"{bytes_text(abs(added))} {'more' if added >= 0 else 'fewer'}"
+    return f"{size}, {more} weights than full K and V"
 
 
 def _regions(regions: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from .errors import ConvertError
 from .files import Progress
 from .plan import methods
 from .recipe import Finetune, Recipe
-from .write.quantize import OUTTYPES
+from .write.quantize import FACTOR_TYPES, OUTTYPES
 
 DEFAULT_METHOD = "waterfill"
 _COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "finetune"}
@@ -92,6 +92,12 @@ def build_parser(method: str, prog: str) -> Parser:
         help="type of the weights (default f16; those of a GGUF stay as they are, byte for byte)",
     )
     parser.add_argument(
+        "--factor-type",
+        choices=FACTOR_TYPES,
+        help="of factors that replace a projection (default: the weights' own, q8_0 beside K-quants); others "
+        "are f16, or f32",
+    )
+    parser.add_argument(
         "--sidecar",
         action="store_true",
         help="of a GGUF: write the factors and the plan alone; open both, MODEL.gguf --latent OUT.gguf",
@@ -123,6 +129,11 @@ def build_parser(method: str, prog: str) -> Parser:
         default=32768,
         metavar="N",
         help="tokens to take gradients on (default 32768)",
+    )
+    text.add_argument(
+        "--imatrix",
+        action=argparse.BooleanOptionalAction,
+        help="K-quants: weigh errors of columns by what the text multiplies them by (default: with --calib)",
     )
     text.add_argument(
         "--device", type=_device, default="cpu", help="where the model runs: cpu (default) or cuda"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import calibrate, files, progress, report
+from .errors import ConvertError, warn
 from .ir import SIDES, Master, Plan, TensorRole
 from .plan import methods
 from .plan.work import Work
 from .recipe import Recipe
 from .schema import KEYS, VERSION
 from .source.source import Source, open_source
-from .write import gguf_write, packed, paths, sidecar
+from .write import full_bytes, gguf_write, mixes, packed, paths, sidecar
 from .write.check import check_linear, check_plan
+from .write.encoding import Encoding
 from .write.fuse.finish import finished
 from .write.gguf_write import OutTensor
 from .write.quantize import FILE_TYPES
@@ -46,7 +47,11 @@ def convert(recipe: Recipe) -> report.Report:
         check_linear(spec, recipe.method)
     method = methods.module(recipe.method).create(recipe.options, spec)
     keys = model_keys(recipe, source, outtype)
-    stats, sample = calibrate.collect(method.needs, recipe, source)
+    important = measures_importance(recipe, outtype)
+    stats, sample = calibrate.collect(method.needs, recipe, source, important)
+    encoding = Encoding.of(
+        spec, outtype, recipe.factor_type, recipe.outtype is None, stats.pop("activations", None)
+    )
     work = Work(
         source,
         stats,
@@ -56,7 +61,7 @@ def convert(recipe: Recipe) -> report.Report:
         recipe.device,
         recipe.rotate,
         recipe.center,
-        outtype,
+        encoding,
         recipe.finetune is not None,
     )
     plan = methods.planned(method, work)
@@ -66,17 +71,38 @@ def convert(recipe: Recipe) -> report.Report:
     if sample is not None:
         keys[KEYS["calibration_hash"]] = sample.digest
         keys[KEYS["calibration_tokens"]] = int(sample.tokens.size)
-    tensors = [*model_tensors(source), *cache_tensors(recipe, work, plan, trained)]
-    if recipe.outtype is not None:
-        tensors = [dataclasses.replace(tensor, stored=None) for tensor in tensors]
+    others = model_tensors(source)
+    tensors = [encoding.settled(each) for each in (*others, *cache_tensors(recipe, work, plan, trained))]
+    full = full_bytes.total(source, encoding, others)
+    added = sum(map(encoding.n_bytes, tensors)) - full
+    if not plan.is_full:
+        keys[KEYS["full_bytes"]] = full
     if base is not None:
-        keys, tensors = sidecar.keys(base, keys), sidecar.tensors(source, tensors, outtype)
+        keys, tensors = sidecar.keys(base, keys), sidecar.tensors(source, tensors, encoding)
     with progress.bar(len(tensors), "write", "tensor") as bar:
         size = gguf_write.write(
-            recipe.output, spec.gguf_arch, keys, tensors, outtype, lambda tensor: bar.update(1)
+            recipe.output, spec.gguf_arch, keys, tensors, encoding, lambda tensor: bar.update(1)
         )
     n_tokens = 0 if sample is None else int(sample.tokens.size)
-    return report.finish(recipe, work, plan, size, n_tokens, recovery)
+    return report.finish(recipe, work, plan, size, added, n_tokens, recovery)
+
+
+def measures_importance(recipe: Recipe, outtype: str) -> bool:
+    """Whether K-quants are searched for with an importance matrix of the calibration text.
+
+    Raises:
+        ConvertError: --imatrix or --no-imatrix where it would change nothing.
+    """
+    if outtype not in mixes.BASE:
+        if recipe.imatrix is not None:
+            option = "--imatrix" if recipe.imatrix else "--no-imatrix"
+            raise ConvertError(option, f"--outtype {', '.join(mixes.BASE)} beside it", f"--outtype {outtype}")
+        return False
+    if recipe.imatrix is not False and recipe.calib is None:
+        if recipe.imatrix:
+            raise ConvertError("--imatrix", "a text to measure it on, --calib FILE", "none")
+        warn("--calib", f"a text for the importance matrix of {outtype}", "none", "quantized without one")
+    return recipe.imatrix is not False and recipe.calib is not None
 
 
 def model_keys(recipe: Recipe, source: Source, outtype: str) -> dict[str, Any]:

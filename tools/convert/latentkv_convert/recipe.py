@@ -30,6 +30,8 @@ class Recipe:
     center: bool = True
     seed: int = 0
     outtype: str | None = None  # of the weights; None: the source's own
+    factor_type: str | None = None  # of A; None: that of the weights
+    imatrix: bool | None = None  # for K-quants; None: where there is a text
     sidecar: bool = False  # only what a latent cache adds to the source, a GGUF
     calib: Path | None = None
     calib_tokens: int = 65536

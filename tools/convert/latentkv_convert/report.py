@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import ConvertError, need
 from .ir import SIDES, ModelSpec, Plan, SidePlan
-from .plan import frontier_picture, kv_budget
+from .plan import frontier_picture
 from .plan.work import Work
 from .recipe import Recipe
 from .rows import sizes
@@ -37,6 +37,8 @@ class Report:
     file_bytes: int
     files: tuple[Path, ...]
     outtype: str  # of weights that were computed
+    factor_type: str  # of A
+    added_weight_bytes: int  # tensors beyond those with full K and V; below 0 where weights shrink
     recovery: Recovery | None = None
     centred: Mapping[str, Sequence[int]] = field(default_factory=dict)  # side -> layers
 
@@ -56,11 +58,6 @@ class Report:
     def planned(self) -> bool:
         """The file chooses a row format for every segment."""
         return any(layer.side(side).formats for layer in self.plan.layers for side in SIDES)
-
-    @property
-    def added_weight_bytes(self) -> int:
-        """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
-        return kv_budget.added(self.spec, self.plan, self.outtype)
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
@@ -104,6 +101,7 @@ class Report:
             "source": self.recipe.source.name,
             "recipe": json.loads(self.recipe.text()),
             "outtype": self.outtype,
+            "factor_type": self.factor_type,
             "architecture": self.spec.gguf_arch,
             "keep": self.keep,
             "calibration_tokens": self.calibration_tokens,
@@ -184,6 +182,7 @@ def finish(
     work: Work,
     plan: Plan,
     file_bytes: int,
+    added: int,
     calibration_tokens: int,
     recovery: Recovery | None = None,
 ) -> Report:
@@ -201,7 +200,9 @@ def finish(
         calibration_tokens,
         file_bytes,
         files,
-        work.outtype,
+        work.stored_as.outtype,
+        work.stored_as.factor_type,
+        added,
         recovery,
         centred,
     )

@@ -12,46 +12,106 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConvertError
 from ..recipe import Recipe
 from ..source.source import Source
-from .sample import Sample, encode, read_text
+from .sample import Encoded, Sample, encode, read_text
 from .store import Layers, Store
 
+if TYPE_CHECKING:
+    from .stream import LayerStream
 
-def collect(needs: Sequence[str], recipe: Recipe, source: Source) -> tuple[dict[str, Layers], Sample | None]:
-    """Every needed statistic, from the store or by running the model; and the largest sample that was read.
+
+def collect(
+    needs: Sequence[str], recipe: Recipe, source: Source, activations: bool = False
+) -> tuple[dict[str, Layers], Sample | None]:
+    """Every needed statistic, from the store or by running the model; and the largest sample that was read
+    for `needs`. activations: that statistic too, from the first of the passes.
 
     Raises:
         ConvertError: no --calib, a text that is too short, or activations that are not finite.
     """
-    if not needs:
+    if not needs and not activations:
         return {}, None
     if recipe.calib is None:
         raise ConvertError(
             "--calib", f"a text file (--method {recipe.method} needs {', '.join(needs)})", "none"
         )
-    store = Store(recipe.cache)
     text = encode(read_text(recipe.calib), source)
-    identity = source.identity()
+    run = _Run(recipe, source, text, Store(recipe.cache), source.identity())
+    watched = _Watched(run, needs[0] if needs else "activations") if activations else None
     stats: dict[str, Layers] = {}
     largest: Sample | None = None
     for name in needs:
-        module: Any = importlib.import_module(f"{__name__}.{name}")
-        n_tokens, window = module.sample(recipe)
-        sample = Sample.draw(text, n_tokens, min(window, source.spec.n_ctx), recipe.seed)
+        sample = run.sample(name)
         if largest is None or sample.tokens.size > largest.tokens.size:
             largest = sample
-        settings = module.settings(recipe) if hasattr(module, "settings") else {}
-        key = store.key(identity, sample.digest, name, module.VERSION, *settings.items())
-        found = store.load(key, source.spec.n_layer)
-        if found is None:
-            from .stream import LayerStream
-
-            stream = LayerStream(source, sample.tokens, recipe.device, name)
-            stats[name] = store.save(key, source.spec.n_layer, module.collect(stream, **settings))
-        else:
-            stats[name] = found
+        stats[name] = run.statistic(name, sample, watched)
+    if watched is not None:
+        stats["activations"] = watched.layers()
     return stats, largest
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One model on one text."""
+
+    recipe: Recipe
+    source: Source
+    text: Encoded
+    store: Store
+    identity: str
+
+    @staticmethod
+    def module(name: str) -> Any:
+        return importlib.import_module(f"{__name__}.{name}")
+
+    def sample(self, name: str) -> Sample:
+        n_tokens, window = self.module(name).sample(self.recipe)
+        return Sample.draw(self.text, n_tokens, min(window, self.source.spec.n_ctx), self.recipe.seed)
+
+    def stream(self, name: str, sample: Sample) -> LayerStream:
+        from .stream import LayerStream  # imports torch
+
+        return LayerStream(self.source, sample.tokens, self.recipe.device, name)
+
+    def statistic(self, name: str, sample: Sample, watched: _Watched | None) -> Layers:
+        module, n_layer = self.module(name), self.source.spec.n_layer
+        settings = module.settings(self.recipe) if hasattr(module, "settings") else {}
+        key = self.store.key(self.identity, sample.digest, name, module.VERSION, *settings.items())
+        found = self.store.load(key, n_layer)
+        if found is not None:
+            return found
+        stream = self.stream(name, sample)
+        if watched is not None:
+            watched.join(stream)
+        return self.store.save(key, n_layer, module.collect(stream, **settings))
+
+
+class _Watched:
+    """Activations of the pass for the statistic `of`, or of one of their own."""
+
+    def __init__(self, run: _Run, of: str) -> None:
+        from . import activations
+
+        self.run, self.of, self.meter = run, of, activations.Activations()
+        self.sample, self.n_layer = run.sample(of), run.source.spec.n_layer
+        self.key = run.store.key(run.identity, self.sample.digest, "activations", activations.VERSION, of)
+        self.found: Layers | None = run.store.load(self.key, self.n_layer)
+
+    def join(self, stream: LayerStream) -> None:
+        if self.found is None and not len(self.meter):
+            stream.watchers.append(self.meter.watch)
+
+    def layers(self) -> Layers:
+        if self.found is None:
+            if not len(self.meter):
+                stream = self.run.stream("activations", self.sample)
+                self.join(stream)
+                self.run.module("activations").run(stream)
+            measured = ((index, self.meter.layer(index)) for index in range(self.n_layer))
+            self.found = self.run.store.save(self.key, self.n_layer, measured)
+        return self.found

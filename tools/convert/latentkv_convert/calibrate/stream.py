@@ -4,7 +4,7 @@ states."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -40,6 +40,7 @@ class LayerStream:
         self.tokens = torch.from_numpy(tokens)
         self.ends = Ends(source).to(self.device)
         self.positions = Positions(self.spec, int(self.tokens.shape[1]), self.device)
+        self.watchers: list[Callable[[int, nn.Module], None]] = []  # are shown every layer that is run
 
     @property
     def n_windows(self) -> int:
@@ -59,6 +60,8 @@ class LayerStream:
         if after in range(self.spec.n_layer) and self.device.type != "cpu":
             assert after is not None
             self._ahead = {after: self._reader.submit(Layer, self.source, after)}
+        for watch in self.watchers:
+            watch(index, live)
         yield live
         del live
 

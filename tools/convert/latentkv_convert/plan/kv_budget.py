@@ -4,18 +4,17 @@ when it is opened."""
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latentkv import kv_budget
 from latentkv.allocation import Choice, Group, Table, Units, allocate, least, total
-from latentkv.factors import added_bytes, channel_bytes, replaced_bytes
 from latentkv.kv_budget import KvBudget
 
 from ..ir import SIDES, ModelSpec, Plan
 from ..rows import sizes
-from ..write.quantize import FILE_TYPES
+from .work import Work
 
 __all__ = [
     "Choice",
@@ -25,11 +24,9 @@ __all__ = [
     "Table",
     "added",
     "allocate",
-    "channel_bytes",
     "count",
     "least",
     "parse",
-    "replaced_bytes",
     "total",
 ]
 
@@ -78,10 +75,18 @@ def count(
     return Count(room, n_slots, pays_factors)
 
 
-def added(spec: ModelSpec, plan: Plan, outtype: str) -> int:
-    """Bytes of factors beyond the projections they replace; below 0 where weights shrink."""
-    layers = [
-        {side: asdict(layer.side(side)) | {"form": plan.form(layer.side(side))} for side in SIDES}
-        for layer in plan.layers
-    ]
-    return added_bytes(layers, spec.n_kv, spec.head_dim, spec.n_embd, FILE_TYPES[outtype])
+def added(work: Work, plan: Plan) -> int:
+    """Bytes of factors beyond the projections they replace, without vectors; below 0 where weights shrink.
+    Ragged groups are padded to the layer's largest."""
+    total, spec, stored_as = 0.0, work.spec, work.stored_as
+    for index, layer in enumerate(plan.layers):
+        for side in SIDES:
+            chosen = layer.side(side)
+            if chosen.path == "full":
+                continue
+            form, width = plan.form(chosen), chosen.group * spec.head_dim
+            row = stored_as.row_bytes(form, width, spec.n_embd)
+            back = stored_as.channel_bytes(form, width, spec.n_embd) - row
+            total += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back
+            total -= work.projection_bytes(index, side) if form == "a" else 0
+    return round(total)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..calibrate.sample import Sample
 from ..ir import F32, F64, Array, Basis, ModelSpec
 from ..source.source import Source
+from ..write.encoding import Encoding
 
 _KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
 
@@ -23,7 +24,7 @@ class Work:
     device: str = "cpu"
     rotate: bool = True
     center: bool = True
-    outtype: str = "f16"  # of the file's weights
+    encoding: Encoding | None = None  # of the file's tensors
     trains: bool = False  # the factors, after the plan
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
@@ -32,6 +33,15 @@ class Work:
     @property
     def spec(self) -> ModelSpec:
         return self.source.spec
+
+    @property
+    def stored_as(self) -> Encoding:
+        return self.encoding or Encoding.of(self.spec, "f16")
+
+    def projection_bytes(self, layer: int, side: str) -> int:
+        """Of W of k or v as the file would hold it."""
+        stored = self.source.stored(f"attn_{side}.weight", layer)
+        return self.stored_as.projection_bytes(self.spec, layer, side, stored)
 
     def weight(self, layer: int, side: str) -> F32:
         """W of q, k or v, [out, n_embd] in transformers' row order."""

@@ -8,15 +8,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConvertError, need, warn
+from ..errors import ConvertError, need
 from ..ir import F32, Array
 from ..source.gguf_file import Value
 from ..source.source import Stored
 from . import quantize
+
+if TYPE_CHECKING:
+    from .encoding import Encoding
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class OutTensor:
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # weight · table · vector · factor
+    kind: str  # weight · table · vector · down (A) · factor (B, E)
     load: Callable[[], F32]
     stored: Stored | None = None  # to be copied, byte for byte, in place of what `load` computes
 
@@ -36,7 +39,7 @@ def write(
     gguf_arch: str,
     keys: Mapping[str, Any],
     tensors: Sequence[OutTensor],
-    outtype: str,
+    encoding: Encoding,
     each: Callable[[OutTensor], None],
 ) -> int:
     """Writes the file and returns its size in bytes. `each` is called after every tensor (progress).
@@ -49,15 +52,8 @@ def write(
         writer = gguf.GGUFWriter(None, gguf_arch)
         for key, value in keys.items():
             add_key(writer, key, value)
-        kinds = {t.name: _type(t, outtype) for t in tensors}
-        wide = [t for t in tensors if t.kind == "weight" and not t.stored and kinds[t.name] != outtype]
-        if wide:
-            warn(
-                wide[0].name,
-                f"rows of a multiple of {quantize.BLOCK} for {outtype}",
-                f"{wide[0].shape[-1]}",
-                f"{len(wide)} such tensors are f16",
-            )
+        kinds = {t.name: encoding.type_of(t) for t in tensors}
+        encoding.warn_of_widths(tensors)
         for tensor in tensors:
             qtype = gguf.GGMLQuantizationType[kinds[tensor.name].upper()]
             size = quantize.n_bytes(qtype, tensor.shape)
@@ -68,7 +64,7 @@ def write(
             writer.write_ti_data_to_file()
             file = writer.fout[0]
             for tensor in tensors:
-                data = _data(tensor, kinds[tensor.name])
+                data = _data(tensor, kinds[tensor.name], encoding)
                 writer.write_padding(file, file.tell())
                 file.write(data.data.cast("B"))
                 writer.write_padding(file, data.nbytes)
@@ -83,19 +79,13 @@ def write(
     return path.stat().st_size
 
 
-def _type(tensor: OutTensor, outtype: str) -> str:
-    if tensor.stored is not None:
-        return tensor.stored.type
-    return quantize.choose(outtype, tensor.kind, tensor.shape)
-
-
-def _data(tensor: OutTensor, kind: str) -> Array:
+def _data(tensor: OutTensor, kind: str, encoding: Encoding) -> Array:
     if tensor.stored is not None:
         return np.ascontiguousarray(tensor.stored.data())
     array = tensor.load()
     if tuple(array.shape) != tensor.shape:
         raise ConvertError(tensor.name, f"shape {list(tensor.shape)}", f"{list(array.shape)}")
-    return quantize.encode(array, kind, tensor.name)
+    return quantize.encode(array, kind, tensor.name, encoding.importance_of(tensor))
 
 
 def partial_of(path: Path) -> Path:

@@ -1,4 +1,5 @@
-"""Weight types of the written file: which type a tensor gets, its bytes, and the encoding."""
+"""Weight types of the written file: which type a tensor gets where types are not mixed (mixes.py), its bytes,
+and the encoding."""
 
 from __future__ import annotations
 
@@ -11,15 +12,17 @@ from .. import floats
 from ..errors import ConvertError, need
 from ..ir import F32, Array
 
-FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}  # general.file_type
-OUTTYPES = tuple(FILE_TYPES)
+PLAIN = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}
+# general.file_type
+FILE_TYPES = {**PLAIN, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_xs": 30}
+OUTTYPES, FACTOR_TYPES = tuple(FILE_TYPES), tuple(PLAIN)
 BLOCK = 32  # elements that share a scale in q8_0 and q4_0
 
 
 def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
-    """Type of one tensor: vectors are f32; factors f32 or f16; tables of a q4_0 file are q8_0 (4 bits there
-    cost more quality than they save); a row that is not a multiple of 32 cannot be quantized and stays
-    f16."""
+    """Type of one tensor, `outtype` where it can be: vectors are f32; factors f32 or f16; tables of a q4_0
+    file are q8_0 (4 bits there cost more quality than they save); a row that is not a multiple of 32 cannot
+    be quantized and stays f16."""
     if kind == "vector":
         return "f32"
     if kind == "factor":
@@ -37,8 +40,9 @@ def n_bytes(qtype: Any, shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64)) // block * size
 
 
-def encode(array: F32, kind: str, where: str) -> Array:
-    """`array` in type `kind`: float arrays in their shape, blocks as bytes [..., row bytes].
+def encode(array: F32, kind: str, where: str, importance: F32 | None = None) -> Array:
+    """`array` in type `kind`: float arrays in their shape, blocks as bytes [..., row bytes]. importance: of
+    the columns' errors, for types with a search for scales.
 
     Raises:
         ConvertError: a value that f16 cannot hold, or no code that can write the type.
@@ -53,19 +57,16 @@ def encode(array: F32, kind: str, where: str) -> Array:
                 where, "values up to 65504 for f16", f"{peak:.6g}", "use --outtype f32 or bf16"
             )
         return floats.f16(array)
+    if kind not in PLAIN:
+        return _native_quantize(array, kind, where, importance)
     qtype = gguf.GGMLQuantizationType[kind.upper()]
-    try:
-        return np.asarray(gguf.quants.quantize(np.ascontiguousarray(array, dtype=np.float32), qtype))
-    except NotImplementedError:
-        return _native_quantize(array, kind, where)
+    return np.asarray(gguf.quants.quantize(np.ascontiguousarray(array, dtype=np.float32), qtype))
 
 
-def _native_quantize(array: F32, kind: str, where: str) -> Array:
+def _native_quantize(array: F32, kind: str, where: str, importance: F32 | None) -> Array:
     try:
         core: Any = importlib.import_module("latentkv._core")
     except ImportError:
-        raise ConvertError(
-            where, f"a quantizer for {kind}", "none in the gguf package, and no native latentkv module"
-        ) from None
+        raise ConvertError(where, f"ggml's quantizer for {kind}", "no native latentkv module") from None
     rows = np.ascontiguousarray(array.reshape(-1, array.shape[-1]), dtype=np.float32)
-    return np.asarray(core.quantize(rows, kind))
+    return np.asarray(core.quantize(rows, kind, importance))

@@ -14,6 +14,7 @@ from ..schema import KEYS
 from ..source import gguf_parts
 from ..source.source import Source
 from . import quantize
+from .encoding import Encoding, split
 from .gguf_write import OutTensor
 
 
@@ -54,20 +55,16 @@ def keys(base: Mapping[str, str], written: Mapping[str, Any]) -> dict[str, Any]:
     return {"general.type": "adapter", **name, **base, **ours}
 
 
-def tensors(source: Source, written: Sequence[OutTensor], outtype: str) -> list[OutTensor]:
+def tensors(source: Source, written: Sequence[OutTensor], encoding: Encoding) -> list[OutTensor]:
     """Those of a file in one piece that are not in the source as they are."""
-    return [tensor for tensor in written if not _is_held(source, tensor, outtype)]
+    return [tensor for tensor in written if not _is_held(source, tensor, encoding)]
 
 
-def _is_held(source: Source, tensor: OutTensor, outtype: str) -> bool:
+def _is_held(source: Source, tensor: OutTensor, encoding: Encoding) -> bool:
     if tensor.stored is not None:
         return True
-    layer, role = None, tensor.name
-    if role.startswith("blk."):
-        _, number, role = tensor.name.split(".", 2)
-        layer = int(number)
-    held = source.stored(role, layer)
-    kind = quantize.choose(outtype, tensor.kind, tensor.shape)
+    layer, role = split(tensor.name)
+    held, kind = source.stored(role, layer), encoding.type_of(tensor)
     if held is None or held.type != kind:
         return False
     made = quantize.encode(tensor.load(), kind, tensor.name)

@@ -21,7 +21,6 @@ from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePla
 from ...rows import cached_rows, sizes
 from ...schema import RANK_PAD
 from ...write.fuse.finish import finished
-from ...write.quantize import FILE_TYPES
 from .. import forecast, frontier, kv_budget, latent_plan, master, segments
 from ..frontier import Frontier, Line, Point
 from ..linalg import spectrum
@@ -221,13 +220,13 @@ class Waterfill:
     def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
         """Per group, one table for every width that segments may have."""
         cached = self.cached(work, layer, side)
-        of_factors = (
+        made, group_width = (
             form(self.paths[side], self.sink > 0 or self.recent > 0, work.trains),
             self.groups[side] * work.spec.head_dim,
-            work.spec.n_embd,
-            FILE_TYPES[work.outtype],
         )
-        channel, replaced = kv_budget.channel_bytes(*of_factors), kv_budget.replaced_bytes(*of_factors)
+        channel = work.stored_as.channel_bytes(made, group_width, work.spec.n_embd)
+        share = group_width / work.spec.kv_width
+        replaced = share * work.projection_bytes(layer, side) if made == "a" else 0.0
         cuts = []
         for width in self.widths:
             n_groups = work.spec.n_kv // self.groups[side]
@@ -287,7 +286,7 @@ class Grouped:
             plan = replace(plan, trained=work.trains).cut()
         size = sizes.cache_bytes(self.spec, plan, method.count.n_slots)
         if method.count.pays_factors:
-            size += kv_budget.added(self.spec, plan, work.outtype)
+            size += kv_budget.added(work, plan)
         us = method.us(features.mean(self.spec, plan.layers))
         return Point(share, size, kv_budget.total(cut.groups, chosen, DROP_PENALTY), us)
 

@@ -120,7 +120,7 @@ def _a(job: SideJob) -> OutTensor:
             begin += width
         return np.concatenate(parts).astype(np.float32)
 
-    return OutTensor(job.name("attn_{side}_a"), (rank, job.spec.n_embd), "weight", load)
+    return OutTensor(job.name("attn_{side}_a"), (rank, job.spec.n_embd), "down", load)
 
 
 def _less_latent_mean(job: SideJob) -> list[OutTensor]:

@@ -1,0 +1,37 @@
+"""What the model would weigh with full K and V, in the types of the written file: the key
+latentkv.full_bytes, from which a reader knows what a latent cache adds to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..ir import F32, SIDES
+from ..source.source import Source
+from .encoding import Encoding
+from .gguf_write import OutTensor
+
+
+def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> int:
+    """others: all tensors but those of K and V, and of packed Q."""
+    tensors = [*others, *_projections(source)]
+    return sum(encoding.n_bytes(encoding.settled(tensor)) for tensor in tensors)
+
+
+def _projections(source: Source) -> Iterator[OutTensor]:
+    spec = source.spec
+    sides = ("q", *SIDES) if spec.packed_qkv else SIDES
+    for layer in range(spec.n_layer):
+        stem = f"blk.{layer}.attn_"
+        rows = {side: spec.q_width if side == "q" else spec.kv_width for side in sides}
+        biases = {side: n for side, n in rows.items() if source.has(f"attn_{side}.bias", layer)}
+        if spec.packed_qkv:
+            rows, biases = {"qkv": sum(rows.values())}, {"qkv": sum(rows.values())} if biases else {}
+        for side, n in rows.items():
+            stored = source.stored(f"attn_{side}.weight", layer)
+            yield OutTensor(f"{stem}{side}.weight", (n, spec.n_embd), "weight", _unread, stored)
+        for side, n in biases.items():
+            yield OutTensor(f"{stem}{side}.bias", (n,), "vector", _unread)
+
+
+def _unread() -> F32:
+    raise AssertionError("a tensor that is only weighed")
