@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from both import core, distance, session, token_ids
 from gguf_files import plain, rewritten
 
 from conftest import Tiny, keys
+from latentkv import factors
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import main
 from latentkv_convert.recover import lora
@@ -208,6 +210,17 @@ def test_packed_query_rows_are_copied(tiny: Tiny, calib: Path, tmp_path: Path) -
     assert len(packed[2]) == len(query[2]) // query[1][0] * packed[1][0]
 
 
+def test_the_same_tokens_of_a_chat(tiny: Tiny, tmp_path: Path) -> None:
+    """Special tokens that a text spells out are tokens, of a checkpoint and of its GGUF; none is added."""
+    directory = tiny()
+    ours, theirs = GgufSource(plain(directory, tmp_path / "plain.gguf")), CheckpointSource(directory)
+    text = "<|begin|>What is the sea?<|end|>\nThe sea is water.<|end|>\n"
+    ids = list(ours.encode(text))
+    assert ids == list(theirs.encode(text))
+    assert [ids.count(special) for special in (0, 1)] == [1, 2]
+    assert 0 not in ours.encode("the sea")
+
+
 def test_outtype_encodes_the_rest_anew(tiny: Tiny, tmp_path: Path) -> None:
     source = rewritten(plain(tiny(**WIDE), tmp_path / "plain.gguf"), tmp_path / "mixed.gguf", K_QUANTS)
     out = tmp_path / "out.gguf"
@@ -226,3 +239,38 @@ def test_the_calibration_runs_what_the_runtime_reads(tiny: Tiny, tmp_path: Path)
     assert distance(session(core.Model(str(whole))).decode(ids, output="all"), expected) < 1e-4
     got = session(core.Model(str(source))).decode(ids, output="all")
     assert distance(got, expected) < 0.1  # ggml quantizes activations beside quantized weights
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "types"),
+    [
+        ("llama", WIDE, K_QUANTS),
+        ("qwen2", {}, {"attn_k.weight": "q8_0"}),
+        ("phi3", {"rope_scaling": None}, {"attn_qkv.weight": "q8_0"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", [["--method", "palu"], ["--kv-budget", "40%", "--recent", "32"]], ids=str)
+def test_a_file_says_exactly_what_its_factors_add(
+    method: list[str],
+    model_type: str,
+    config: dict[str, Any],
+    types: dict[str, str],
+    tiny: Tiny,
+    calib: Path,
+    tmp_path: Path,
+) -> None:
+    """By the types that projections have in the source, form A and form E."""
+    stock = plain(tiny(model_type, **config), tmp_path / "plain.gguf")
+    source = rewritten(stock, tmp_path / "source.gguf", types)
+    out = converted(source, tmp_path / "out.gguf", calib, *method, *CALIBRATED)
+    before, after = (
+        {name: len(data) for name, (_, _, data) in tensor_bytes(path).items()} for path in (source, out)
+    )
+    model = core.Model(str(out))
+    made = {name for name in after if name not in before and "attn_q." not in name}
+    if model_type != "phi3":  # whose Q, K and V are apart beside a latent
+        assert model.factor_bytes == sum(after[name] for name in made)
+    added = sum(after.values()) - sum(before.values())
+    assert factors.added_bytes(model) == added
+    assert json.loads(out.with_suffix(".report.json").read_text())["added_weight_bytes"] == added

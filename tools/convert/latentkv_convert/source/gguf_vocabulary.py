@@ -42,8 +42,8 @@ class GgufVocabulary:
                 raise ConvertError(where, "a vocabulary that libllama reads", str(error)) from None
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens."""
-        ids: list[int] = self._model.tokenize(text.encode(), add_special=False, parse_special=False)
+        """No special token is added; those that the text spells out are tokens."""
+        ids: list[int] = self._model.tokenize(text.encode(), add_special=False, parse_special=True)
         return ids
 
     def bos(self) -> int | None:

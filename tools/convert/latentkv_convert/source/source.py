@@ -48,7 +48,8 @@ class Source(Protocol):
         ...
 
     def encode(self, text: str) -> Sequence[int]:
-        """Token ids without special tokens."""
+        """Token ids. No special token is added; those that the text spells out, as a chat template writes
+        them, are tokens."""
         ...
 
     def bos(self) -> int | None:
