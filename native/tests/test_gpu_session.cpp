@@ -42,6 +42,8 @@ struct Shape {
     // tokens are exact.
     enum Encoded { no, random, identity } encoded = no;
     bool unlike = false;  // layers have windows and RoPE of their own, branches norms behind them
+    // Of the FFN; each token has all of them: which it has may hang on a rounding
+    int n_expert = 0;
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -64,6 +66,8 @@ constexpr Shape shapes[] = {
     {"rotated", "latent", 256, 1, 64, 4, Shape::random, true},
     {"rebuild", "latent", 256, 1, 128, 4, Shape::random, true},
     {"full", "full", 256, 1, 256, 1, Shape::no, true},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, false, 3},
+    {"rebuild", "full", 64, 1, 64, 4, Shape::no, true, 2},
 };
 
 bool is_full(const char* path) { return std::string(path) == "full"; }
@@ -88,7 +92,12 @@ public:
         number("latentkv.version", 1);
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
-        if (shape.unlike) block();
+        if (shape.unlike || shape.n_expert > 0) block();
+        if (shape.n_expert > 0) {
+            number(arch + "expert_count", shape.n_expert);
+            number(arch + "expert_used_count", shape.n_expert);
+            number(arch + "expert_feed_forward_length", n_ff);
+        }
         cache(shape, "k", shape.k_path);
         cache(shape, "v", shape.v_path);
         weights(shape);
@@ -124,9 +133,12 @@ private:
     // What models say whose layers differ.
     void block() {
         const std::string key = "latentkv.block.";
-        file_.string(key + "norm", "rms").string(key + "activation", "silu").string(key + "ffn", "gated");
+        file_.string(key + "norm", "rms")
+            .string(key + "activation", "silu")
+            .string(key + "ffn", shape_.n_expert > 0 ? "experts" : "gated");
         file_.string(key + "position", "rope").string(key + "rope_pairing", "neox");
         file_.value<uint8_t>(key + "parallel", GgufType::boolean, 0);
+        if (!shape_.unlike) return;
         file_.value<float>(key + "embedding_scale", GgufType::f32, 8.0F);
         file_.value<float>(key + "attention_scale", GgufType::f32, 0.1F);
         file_.value<float>(key + "residual_scale", GgufType::f32, 0.5F);
@@ -182,6 +194,23 @@ private:
         tensor(name, {n_in, n_out}, 1.0 / std::sqrt(n_in));
     }
 
+    void ffn(const std::string& blk, int n_expert) {
+        if (n_expert == 0) {
+            product(blk + "ffn_gate.weight", n_embd, n_ff);
+            product(blk + "ffn_up.weight", n_embd, n_ff);
+            product(blk + "ffn_down.weight", n_ff, n_embd);
+            return;
+        }
+        product(blk + "ffn_gate_inp.weight", n_embd, n_expert);
+        tensor(blk + "ffn_gate_inp.bias", {n_expert}, 0.3);
+        for (const std::string name : {"gate", "up", "down"}) {
+            const int64_t n_in = name == "down" ? n_ff : n_embd;
+            const int64_t n_out = name == "down" ? n_embd : n_ff;
+            tensor(blk + "ffn_" + name + "_exps.weight", {n_in, n_out, n_expert}, 1.0 / std::sqrt(n_in));
+            tensor(blk + "ffn_" + name + "_exps.bias", {n_out, n_expert}, 0.3);
+        }
+    }
+
     void weights(const Shape& s) {
         const int64_t w = n_kv * s.head_dim;
         const int64_t all_ranks = int64_t{n_kv / s.group} * s.rank;
@@ -195,9 +224,7 @@ private:
             if (s.unlike) tensor(blk + "post_ffw_norm.weight", {n_embd}, 0.1, 1.0F);
             product(blk + "attn_q.weight", n_embd, w * rep);
             product(blk + "attn_output.weight", w * rep, n_embd);
-            product(blk + "ffn_gate.weight", n_embd, n_ff);
-            product(blk + "ffn_up.weight", n_embd, n_ff);
-            product(blk + "ffn_down.weight", n_ff, n_embd);
+            ffn(blk, s.n_expert);
             const std::string k_path = s.k_path;
             const bool encoded = s.encoded != Shape::no;
             if (k_path == "rebuild" && !encoded) {

@@ -47,6 +47,8 @@ CASES = [
     case("qwen2", "window", use_sliding_window=True, sliding_window=40, max_window_layers=0),
     case("qwen3"),
     case("qwen3", "biases", attention_bias=True, head_dim=80),
+    case("qwen3_moe"),
+    case("qwen3_moe", "one-of-two", num_experts=2, num_experts_per_tok=1, norm_topk_prob=False),
     case("mistral"),
     case("mistral", "no-window", sliding_window=None),
     case("gemma3_text", "erf", hidden_activation="gelu"),
@@ -137,10 +139,17 @@ def test_logits_equal_transformers(
     assert distance(session(latent, kv="f16").decode(ids, output="all"), expected) < 1e-2
 
 
-FILES_OF = {"mistral": "llama", "gemma3_text": "gemma3"}
+FILES_OF = {"qwen3_moe": "qwen3moe", "mistral": "llama", "gemma3_text": "gemma3"}
 STOCK = {
     "qwen2": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"},
     "qwen3": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "attn_k_norm.weight"},
+    "qwen3_moe": {
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_q_norm.weight",
+        "attn_k_norm.weight",
+    },
     "mistral": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "gemma3_text": {
         "attn_q.weight",

@@ -29,8 +29,8 @@ def stock(random_checkpoint: Tiny, tmp_path_factory: pytest.TempPathFactory) -> 
     ("change", "message"),
     [
         (
-            {"keys": {"general.architecture": "gemma2"}},
-            "falcon, gemma3, glm4, granite, llama, mpt, opt, phi3, qwen2, qwen3, smollm3; got gemma2",
+            {"keys": {"general.architecture": "plamo"}},
+            "glm4, granite, llama, mpt, opt, phi3, qwen2, qwen3, qwen3moe, smollm3; got plamo",
         ),
         ({"without": ("tokenizer.ggml.model",)}, "expected a vocabulary (tokenizer.ggml.model); got none"),
         ({"without": ("llama.block_count",)}, "[x.gguf] expected block_count from 1 to 4096; got none"),

@@ -18,6 +18,7 @@ from conftest import Tiny, keys
 from latentkv import factors
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import main
+from latentkv_convert.errors import ConvertError
 from latentkv_convert.recover import lora
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.frequencies import frequencies, magnitude
@@ -34,6 +35,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {}),
     ("qwen2", {}),
     ("qwen3", {}),
+    ("qwen3_moe", {}),
     ("gemma3_text", {}),
     ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
     ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
@@ -164,6 +166,43 @@ def test_weights_that_stay_are_copied_byte_for_byte(
     assert all(key.startswith("latentkv.") for key in now.keys() - kept.keys())
     model = core.Model(str(out))
     assert np.isfinite(session(model, kv="").decode(token_ids(40), output="all")).all()
+
+
+def test_experts_are_copied_byte_for_byte(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """Stacked, in a type that is never written anew; and calibration runs them."""
+    directory = tiny("qwen3_moe", **WIDE, moe_intermediate_size=256)
+    kinds = {"ffn_gate_exps.weight": "q4_k", "ffn_up_exps.weight": "q4_k", "ffn_down_exps.weight": "q6_k"}
+    source = rewritten(plain(directory, tmp_path / "plain.gguf"), tmp_path / "mixed.gguf", kinds)
+    out = converted(source, tmp_path / "out.gguf", calib, *WATERFILL)
+    before, after = tensor_bytes(source), tensor_bytes(out)
+    assert before["blk.1.ffn_down_exps.weight"][:2] == ("q6_k", (6, 256, 256))
+    assert before.items() <= after.items()
+    whole, ids = tmp_path / "whole.gguf", token_ids(60)
+    assert main([str(source), "-o", str(whole), "--method", "none", "--outtype", "f32"]) == 0
+    expected = logits(GgufSource(source), ids)
+    assert distance(session(core.Model(str(whole))).decode(ids, output="all"), expected) < 1e-4
+
+
+def test_experts_that_are_missing(tiny: Tiny, tmp_path: Path) -> None:
+    """One line, of the converter and of the runtime."""
+    whole = plain(tiny("qwen3_moe"), tmp_path / "plain.gguf")
+    for name in ("ffn_gate_inp", "ffn_up_exps", "ffn_down_exps"):
+        path = rewritten(whole, tmp_path / "cut.gguf", without=(f"blk.1.{name}.weight",))
+        with pytest.raises(ConvertError, match=rf"expected a tensor blk\.1\.{name}\.weight; got none"):
+            GgufSource(path)
+        with pytest.raises(core.Error, match=rf"expected a tensor blk\.1\.{name}\.weight; got none$"):
+            core.Model(str(path))
+    for key, value, message in [
+        ("expert_count", 0, "expected a value from 2 to 4096; got 0"),
+        ("expert_used_count", 7, "expected a value from 1 to 6; got 7"),
+    ]:
+        path = rewritten(whole, tmp_path / "cut.gguf", keys={f"qwen3moe.{key}": value})
+        with pytest.raises(core.Error, match=message):
+            core.Model(str(path))
+        with pytest.raises(
+            ConvertError, match=r"expert_count from 2 to 4096; got 0|up to 6, all experts; got 7"
+        ):
+            GgufSource(path)
 
 
 def test_factors_in_place_of_projections(tiny: Tiny, calib: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-head-80": ("llama", {"head_dim": 80, "attention_bias": True}),
     "qwen2": ("qwen2", {"hidden_size": 192}),
     "qwen3": ("qwen3", {}),
+    "qwen3-moe": ("qwen3_moe", {}),
     "mistral": ("mistral", {}),
     "gemma3": ("gemma3_text", {"hidden_activation": "gelu"}),  # erf: ggml's table of the tanh form is f16
     "granite": ("granite", {}),

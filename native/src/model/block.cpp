@@ -17,8 +17,8 @@ constexpr float largest_base = 1e15F;
 constexpr float largest_scale = 1e6F;
 
 constexpr std::array optional_keys = {key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale,
-                                      key::block_logit_scale,     key::block_logit_softcap,   key::block_windows,
-                                      key::block_rope_bases,      key::block_rope_scaled};
+                                      key::block_logit_scale,     key::block_logit_softcap,   key::block_expert_norm,
+                                      key::block_windows,         key::block_rope_bases,      key::block_rope_scaled};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -100,6 +100,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     block.residual_scale = scale(key::block_residual_scale, 1.0F);
     block.logit_scale = scale(key::block_logit_scale, 1.0F);
     block.logit_softcap = read_float(file, std::string(key::block_logit_softcap), 0.0F, largest_scale, 0.0F);
+    block.expert_norm = file.find_bool(key::block_expert_norm).value_or(true);
     read_layers(file, h, block);
     return block;
 }

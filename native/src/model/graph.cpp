@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "model/encode.h"
+#include "model/ffn.h"
 
 namespace lkv {
 namespace {
@@ -61,7 +62,7 @@ private:
     bool turns() const;
     ggml_tensor* begin();
     ggml_tensor* attention(ggml_tensor* x, int il);
-    ggml_tensor* ffn(ggml_tensor* x, const LayerWeights& layer);
+    ggml_tensor* fed(ggml_tensor* x, const LayerWeights& layer) { return ffn(ctx_, graph_.nodes, h_, layer, x); }
     ggml_tensor* scaled(ggml_tensor* x, float by);
     ggml_tensor* added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm);
     ggml_tensor* output(ggml_tensor* x);
@@ -376,48 +377,6 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     return linear(out, layer.attn_output, layer.attn_output_bias);
 }
 
-ggml_tensor* Builder::ffn(ggml_tensor* x, const LayerWeights& layer) {
-    ggml_tensor* up = linear(x, layer.ffn_up, layer.ffn_up_bias);
-    if (h_.block.ffn == Ffn::gated) {
-        ggml_glu_op op = GGML_GLU_OP_SWIGLU;
-        switch (h_.block.activation) {
-            case Activation::silu:
-                op = GGML_GLU_OP_SWIGLU;
-                break;
-            case Activation::gelu:
-                op = GGML_GLU_OP_GEGLU_ERF;
-                break;
-            case Activation::gelu_tanh:
-                op = GGML_GLU_OP_GEGLU;
-                break;
-            case Activation::relu:
-                op = GGML_GLU_OP_REGLU;
-                break;
-        }
-        if (layer.ffn_gate != nullptr) {
-            up = ggml_glu_split(ctx_, linear(x, layer.ffn_gate, layer.ffn_gate_bias), up, op);
-        } else {
-            up = ggml_glu(ctx_, up, op, false);
-        }
-    } else {
-        switch (h_.block.activation) {
-            case Activation::silu:
-                up = ggml_silu(ctx_, up);
-                break;
-            case Activation::gelu:
-                up = ggml_gelu_erf(ctx_, up);
-                break;
-            case Activation::gelu_tanh:
-                up = ggml_gelu(ctx_, up);
-                break;
-            case Activation::relu:
-                up = ggml_relu(ctx_, up);
-                break;
-        }
-    }
-    return linear(up, layer.ffn_down, layer.ffn_down_bias);
-}
-
 // The hidden state x and what a branch adds to it.
 ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm) {
     if (post_norm != nullptr) branch = norm(branch, post_norm, nullptr);
@@ -500,11 +459,11 @@ void Builder::build() {
         if (h_.block.parallel) {
             ggml_tensor* const ffn_in =
                 layer.ffn_norm == nullptr ? normed : norm(x, layer.ffn_norm, layer.ffn_norm_bias);
-            x = added(added(x, attn_out, layer.attn_post_norm), ffn(ffn_in, layer), layer.ffn_post_norm);
+            x = added(added(x, attn_out, layer.attn_post_norm), fed(ffn_in, layer), layer.ffn_post_norm);
         } else {
             x = added(x, attn_out, layer.attn_post_norm);
             ggml_tensor* const ffn_in = layer.ffn_norm == nullptr ? x : norm(x, layer.ffn_norm, layer.ffn_norm_bias);
-            x = added(x, ffn(ffn_in, layer), layer.ffn_post_norm);
+            x = added(x, fed(ffn_in, layer), layer.ffn_post_norm);
         }
     }
     if (end_layer() < h_.n_layer) {
@@ -585,8 +544,8 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     const HParams& h = model.hparams();
     auto graph = std::make_unique<Graph>();
     // the reference expression spends up to ~20 nodes a head, latents of unequal ranks four a group
-    size_t n_nodes = static_cast<size_t>(h.n_layer) *
-                         (max_nodes_per_layer + (shape.fused ? 0 : 48 * static_cast<size_t>(h.n_head))) +
+    size_t n_nodes = static_cast<size_t>(h.n_layer) * (max_nodes_per_layer + static_cast<size_t>(ffn_nodes(h)) +
+                                                       (shape.fused ? 0 : 48 * static_cast<size_t>(h.n_head))) +
                      64;
     for (const LayerCacheSpec& layer : model.cache_spec().layers) {
         n_nodes += 4 * (layer.k.ranks.size() + layer.v.ranks.size());

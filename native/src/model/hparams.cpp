@@ -1,5 +1,7 @@
 #include "model/hparams.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace lkv {
@@ -46,6 +48,14 @@ HParams read_hparams(const GgufFile& file) {
     }
 
     h.block = read_block(file, h);
+    if (h.block.ffn == Ffn::experts) {
+        h.n_expert = need("expert_count", 2, 4096);
+        h.n_expert_used = need("expert_used_count", 1, h.n_expert);
+        const char* const own = "expert_feed_forward_length";
+        h.n_ff = file.find_u32(dot + own) ? need(own, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
+    } else if (const uint32_t n = file.find_u32(dot + "expert_count").value_or(0); n > 0) {
+        fail(dot + "expert_count", "expected 0 beside an FFN without experts; got ", n);
+    }
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);

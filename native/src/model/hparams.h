@@ -15,7 +15,9 @@ struct HParams {
 
     int n_layer = 0;
     int n_embd = 0;
-    int n_ff = 0;
+    int n_ff = 0;           // of one expert, where there are some
+    int n_expert = 0;       // 0: the FFN has none
+    int n_expert_used = 0;  // for a token
     int n_head = 0;
     int n_kv = 0;
     int head_dim = 0;

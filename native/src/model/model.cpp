@@ -49,11 +49,17 @@ ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t device, const ggml_t
     }
     for (ggml_backend_buffer_type_t* type = get_types(device); type != nullptr && *type != nullptr; type++) {
         const ggml_context_ptr scratch(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
-        ggml_tensor* const copy = ggml_new_tensor_2d(scratch.get(), weight->type, weight->ne[0], weight->ne[1]);
+        ggml_tensor* const copy = ggml_new_tensor(scratch.get(), weight->type, ggml_n_dims(weight), weight->ne);
         const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(*type, 0));
         copy->buffer = empty.get();
-        ggml_tensor* const column = ggml_new_tensor_2d(scratch.get(), GGML_TYPE_F32, weight->ne[0], 512);
-        ggml_tensor* const op = ggml_mul_mat(scratch.get(), copy, column);
+        ggml_tensor* op = nullptr;
+        if (ggml_n_dims(weight) == 3) {
+            ggml_tensor* const column = ggml_new_tensor_3d(scratch.get(), GGML_TYPE_F32, weight->ne[0], 1, 512);
+            op = ggml_mul_mat_id(scratch.get(), copy, column, ggml_new_tensor_2d(scratch.get(), GGML_TYPE_I32, 1, 512));
+        } else {
+            op =
+                ggml_mul_mat(scratch.get(), copy, ggml_new_tensor_2d(scratch.get(), GGML_TYPE_F32, weight->ne[0], 512));
+        }
         const bool fits = ggml_backend_dev_supports_op(device, op);
         copy->buffer = nullptr;
         if (fits) {
@@ -269,21 +275,40 @@ void Model::load_layer(int il) {
     if (l.ffn_norm == nullptr && l.ffn_post_norm == nullptr && !h.block.parallel) {
         fail("gguf", "expected a tensor ", blk, "ffn_norm.weight; got none");
     }
-    const bool packed_up = h.block.ffn == Ffn::gated && file_.find_tensor(blk + "ffn_gate.weight") == nullptr;
-    const int64_t up = packed_up ? 2 * int64_t{h.n_ff} : h.n_ff;
-    if (h.block.ffn == Ffn::gated && !packed_up) {
-        l.ffn_gate = tensor(blk + "ffn_gate.weight", {d, h.n_ff});
-        l.ffn_gate_bias = optional_tensor(blk + "ffn_gate.bias", {h.n_ff});
-    }
-    l.ffn_up = tensor(blk + "ffn_up.weight", {d, up});
-    l.ffn_up_bias = optional_tensor(blk + "ffn_up.bias", {up});
-    l.ffn_down = tensor(blk + "ffn_down.weight", {h.n_ff, d});
-    l.ffn_down_bias = optional_tensor(blk + "ffn_down.bias", {d});
+    load_ffn(l, blk);
     for (const ggml_tensor* factor : {l.attn_k_a, l.attn_k_a_bias, l.attn_k_b, l.attn_k_e, l.attn_k_e_bias, l.attn_q_e,
                                       l.attn_v_a, l.attn_v_a_bias, l.attn_v_b, l.attn_v_e, l.attn_v_e_bias}) {
         factor_bytes_ += factor == nullptr ? 0 : ggml_nbytes(factor);
     }
     layers_.push_back(std::move(l));
+}
+
+void Model::load_ffn(LayerWeights& l, const std::string& blk) {
+    const HParams& h = hparams_;
+    const int64_t d = h.n_embd;
+    const int64_t ff = h.n_ff;
+    if (h.block.ffn == Ffn::experts) {
+        const int64_t n = h.n_expert;
+        l.ffn_gate_inp = tensor(blk + "ffn_gate_inp.weight", {d, n});
+        l.ffn_gate_inp_bias = optional_tensor(blk + "ffn_gate_inp.bias", {n});
+        l.ffn_gate = tensor(blk + "ffn_gate_exps.weight", {d, ff, n});
+        l.ffn_gate_bias = optional_tensor(blk + "ffn_gate_exps.bias", {ff, n});
+        l.ffn_up = tensor(blk + "ffn_up_exps.weight", {d, ff, n});
+        l.ffn_up_bias = optional_tensor(blk + "ffn_up_exps.bias", {ff, n});
+        l.ffn_down = tensor(blk + "ffn_down_exps.weight", {ff, d, n});
+        l.ffn_down_bias = optional_tensor(blk + "ffn_down_exps.bias", {d, n});
+        return;
+    }
+    const bool packed_up = h.block.ffn == Ffn::gated && file_.find_tensor(blk + "ffn_gate.weight") == nullptr;
+    const int64_t up = packed_up ? 2 * ff : ff;
+    if (h.block.ffn == Ffn::gated && !packed_up) {
+        l.ffn_gate = tensor(blk + "ffn_gate.weight", {d, ff});
+        l.ffn_gate_bias = optional_tensor(blk + "ffn_gate.bias", {ff});
+    }
+    l.ffn_up = tensor(blk + "ffn_up.weight", {d, up});
+    l.ffn_up_bias = optional_tensor(blk + "ffn_up.bias", {up});
+    l.ffn_down = tensor(blk + "ffn_down.weight", {ff, d});
+    l.ffn_down_bias = optional_tensor(blk + "ffn_down.bias", {d});
 }
 
 // Some weight types multiply faster in an interleaved layout; those few are copied once, the rest stay in the mapped file.

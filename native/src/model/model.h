@@ -49,7 +49,10 @@ struct LayerWeights {
 
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm
     ggml_tensor* ffn_norm_bias = nullptr;
-    ggml_tensor* ffn_gate = nullptr;  // [n_embd, n_ff]; absent and gated: ffn_up holds [gate | up]
+    ggml_tensor* ffn_gate_inp = nullptr;  // [n_embd, n_expert], the router of experts
+    ggml_tensor* ffn_gate_inp_bias = nullptr;
+    // [n_embd, n_ff], of experts [n_embd, n_ff, n_expert]; absent and gated: ffn_up holds [gate | up]
+    ggml_tensor* ffn_gate = nullptr;
     ggml_tensor* ffn_gate_bias = nullptr;
     ggml_tensor* ffn_up = nullptr;
     ggml_tensor* ffn_up_bias = nullptr;
@@ -110,6 +113,7 @@ private:
     ggml_tensor* optional_tensor(const std::string& name, std::initializer_list<int64_t> ne);
     ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);
     void load_layer(int il);
+    void load_ffn(LayerWeights& layer, const std::string& blk);
     void repack_weights();
     void move_weights_to_gpu();
 

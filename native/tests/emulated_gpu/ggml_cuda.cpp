@@ -13,5 +13,6 @@ namespace lkv::cuda {
 
 cudaStream_t stream_of(ggml_backend_t) { return nullptr; }
 cudaError_t give_priority(ggml_backend_t) { return cudaSuccess; }
+bool waits(const ggml_tensor*) { return false; }
 
 }  // namespace lkv::cuda

@@ -32,6 +32,7 @@ class BlockSpec:
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: 1/sqrt(head_dim)
     residual_scale: float = 1.0
+    expert_norm: bool = True  # weights of the chosen experts are divided by their sum
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # 0: none
     windows: tuple[int, ...] | None = None  # per layer, 0: none; None: the stock key's in every layer
@@ -69,10 +70,11 @@ class TensorRole:
 
     source: str
     target: str
-    kind: str = "weight"  # weight · table (embedding, output) · vector (norms, biases: always f32)
+    kind: str = "weight"  # weight · table (embedding, output) · vector (norms, biases, routers: always f32)
     rope_heads: int = 0  # > 0: rows are this many heads whose RoPE planes need the file's pairing
     rows: NDArray[np.int64] | None = None
     transform: Callable[[F32], F32] | None = None
+    n_expert: int = 0  # > 0: as many tensors, whose names have their number for the {} of `source`, stacked
 
 
 @dataclass(frozen=True)

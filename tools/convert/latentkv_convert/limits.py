@@ -28,7 +28,9 @@ WINDOW = (0, 1 << 30)
 _WHOLE = {
     ("num_hidden_layers", "n_layers"): (1, 4096),
     ("hidden_size", "d_model"): (1, 1 << 20),
-    ("intermediate_size", "ffn_dim", "ffn_hidden_size"): (1, 1 << 22),
+    ("intermediate_size", "ffn_dim", "ffn_hidden_size", "moe_intermediate_size"): (1, 1 << 22),
+    ("num_experts", "num_local_experts"): (2, 4096),
+    ("num_experts_per_tok",): (1, 4096),
     ("num_attention_heads", "n_heads", "num_key_value_heads", "num_kv_heads", "head_dim"): (1, 4096),
     ("max_position_embeddings", "max_seq_len", "original_max_position_embeddings"): (1, 1 << 30),
     ("vocab_size",): (1, (1 << 31) - 1),

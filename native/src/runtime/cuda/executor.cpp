@@ -17,6 +17,7 @@
 #include "ops/cuda/launch.h"
 #include "runtime/branches.h"
 #include "runtime/cuda/attention.h"
+#include "runtime/cuda/ggml_stream.h"
 #include "runtime/cuda/lane.h"
 #include "runtime/cuda/own_products.h"
 #include "runtime/cuda/recording.h"
@@ -155,6 +156,7 @@ void CudaGpu::finish(const ggml_tensor* tensor, void* data, size_t bytes) {
 
 void CudaGpu::prepare(const Graph& graph) {
     recording_.drop();
+    bool one_waits = false;
     const ggml_backend_dev_t device = ggml_backend_get_device(main_.backend());
     for (int i = 0; i < ggml_graph_n_nodes(graph.nodes); i++) {
         const ggml_tensor* const node = ggml_graph_node(graph.nodes, i);
@@ -162,10 +164,11 @@ void CudaGpu::prepare(const Graph& graph) {
             fail("gpu", "expected ", ggml_op_name(node->op), " of ", node->name,
                  " on the GPU; got ggml-cuda without it", "; use -ngl 0");
         }
+        one_waits = one_waits || cuda::waits(node);
     }
     const cuda::PartBytes parts = attention_.prepare(graph, main_.stream());
     // a prefill graph runs once or twice, and its launches hide behind its work
-    recordable_ = !graph.attention.empty() && n_tokens_of(graph) <= small_batch;
+    recordable_ = !graph.attention.empty() && n_tokens_of(graph) <= small_batch && !one_waits;
     branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
     products_.prepare(graph, recordable_);
     if (!branches_.empty()) rehearsal_.prepare(graph, parts);

@@ -12,4 +12,7 @@ cudaStream_t stream_of(ggml_backend_t backend);
 // Before the backend's first work: its stream becomes one of the highest priority.
 cudaError_t give_priority(ggml_backend_t backend);
 
+// Whether ggml-cuda waits for the GPU while it enqueues this product of experts: a graph with such a node cannot be recorded.
+bool waits(const ggml_tensor* node);
+
 }  // namespace lkv::cuda

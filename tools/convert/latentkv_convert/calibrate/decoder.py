@@ -41,6 +41,18 @@ class Norm(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+class Stacked(nn.Module):
+    """A linear map of every expert: weight [n_expert, out, in], bias [n_expert, out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        return functional.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+
+
 class Layer(nn.Module):
     """One block with the weights of a source: [n, T, d] -> [n, T, d]."""
 
@@ -50,6 +62,10 @@ class Layer(nn.Module):
     attn_output: nn.Module
     ffn_up: nn.Module
     ffn_down: nn.Module
+    ffn_gate_inp: nn.Module  # the router of experts, and these
+    ffn_gate_exps: nn.Module
+    ffn_up_exps: nn.Module
+    ffn_down_exps: nn.Module
 
     def __init__(self, source: Source, index: int) -> None:
         super().__init__()
@@ -96,6 +112,8 @@ class Layer(nn.Module):
         return (heads if norm is None else norm(heads)).transpose(1, 2)
 
     def feed(self, x: Tensor) -> Tensor:
+        if self.spec.block.ffn == "experts":
+            return self._experts(x.flatten(0, -2)).view_as(x)
         activation = _ACTIVATIONS[self.spec.block.activation]
         up = self.ffn_up(x)
         if self.spec.block.ffn == "gated":
@@ -106,6 +124,22 @@ class Layer(nn.Module):
             up = activation(up)
         output: Tensor = self.ffn_down(up)
         return output
+
+    def _experts(self, x: Tensor) -> Tensor:
+        """[tokens, d]: of each the weighed sum of the experts that the router chooses."""
+        scores = self.ffn_gate_inp(x)
+        n_used, is_normed = int(self.spec.keys["expert_used_count"]), self.spec.block.expert_norm
+        top, chosen = scores.topk(n_used, dim=-1)
+        weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
+        activation = _ACTIVATIONS[self.spec.block.activation]
+        total = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
+            own = x[tokens]
+            y = activation(self.ffn_gate_exps(own, expert)) * self.ffn_up_exps(own, expert)
+            y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
+            total = total.index_add(0, tokens, y)
+        return total
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         """A layer without this norm leaves x as it is."""
@@ -166,13 +200,15 @@ class Decoder(nn.Module):
 
 
 def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
-    """A norm or a linear map with its bias, if there is one."""
+    """A norm, or a linear map or one of every expert, with its bias if there is one."""
     weight = _tensor(source, f"{stem}.weight", layer)
     bias = _tensor(source, f"{stem}.bias", layer) if source.has(f"{stem}.bias", layer) else None
     if "norm" in stem:
         kind = source.spec.block.norm
         name = "attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon"
         return Norm(weight, bias, kind, float(source.spec.keys.get(name, 1e-5)))
+    if stem.endswith("_exps"):
+        return Stacked(weight, bias)
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

@@ -28,6 +28,13 @@ class _Place:
     rows: NDArray[np.int64] | None = None
     role: TensorRole | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """One, or those of all experts."""
+        if self.role is None or not self.role.n_expert:
+            return [self.name]
+        return [self.name.format(expert) for expert in range(self.role.n_expert)]
+
 
 class CheckpointSource:
     outtype = "f16"
@@ -37,6 +44,7 @@ class CheckpointSource:
         self.spec: ModelSpec = archs.model_spec(self.checkpoint.config)
         self._pre = pre
         check_shapes(self.checkpoint, self.spec)
+        self._check_up()
 
     @cached_property
     def _global(self) -> Mapping[str, TensorRole]:
@@ -67,11 +75,11 @@ class CheckpointSource:
 
     def has(self, role: str, layer: int | None = None) -> bool:
         place = self._place(role, layer)
-        return place is not None and place.name in self.checkpoint
+        return place is not None and place.names[0] in self.checkpoint
 
     def tensor(self, role: str, layer: int | None = None) -> F32:
         place = self._found(role, layer)
-        array = self.checkpoint.read(place.name)
+        array = self._stack(place.names) if len(place.names) > 1 else self.checkpoint.read(place.name)
         if place.rows is not None:
             array = array[place.rows]
         transform = None if place.role is None else place.role.transform
@@ -79,8 +87,34 @@ class CheckpointSource:
 
     def shape(self, role: str, layer: int | None = None) -> tuple[int, ...]:
         place = self._found(role, layer)
-        shape = self.checkpoint.shape(place.name)
+        shape = self.checkpoint.shape(place.names[0])
+        if len(place.names) > 1:
+            shape = (len(place.names), *shape)
         return shape if place.rows is None else (len(place.rows), *shape[1:])
+
+    def _stack(self, names: Sequence[str]) -> F32:
+        first = self.checkpoint.shape(names[0])
+        stacked = np.empty((len(names), *first), dtype=np.float32)
+        for index, name in enumerate(names):
+            shape = self.checkpoint.shape(name)
+            if shape != first:
+                raise ConvertError(name, f"shape {list(first)} of {names[0]}", f"{list(shape)}")
+            stacked[index] = self.checkpoint.read(name)
+        return stacked
+
+    def _check_up(self) -> None:
+        """The FFN has the width that the config promises."""
+        keys, n_embd = self.spec.keys, self.spec.n_embd
+        role, expected = "ffn_up.weight", [keys["feed_forward_length"], n_embd]
+        if self.spec.block.ffn == "experts":
+            role = "ffn_up_exps.weight"
+            expected = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
+        elif self.spec.block.ffn == "gated" and "ffn_gate.weight" not in self._layer:
+            expected[0] *= 2
+        got = list(self.shape(role, 0))
+        if got != expected:
+            name = self._found(role, 0).names[0]
+            raise ConvertError(name, f"shape {expected} from config.json", f"{got}")
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
         return None
@@ -117,17 +151,12 @@ class CheckpointSource:
 
 
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
-    """The K and V projections, the FFN, the embedding and a table of positions have the shapes the config
-    promises."""
+    """The K and V projections, the embedding and a table of positions have the shapes the config promises."""
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
     for side in SIDES:
         projection = spec.projections[side]
         width = spec.q_width + 2 * spec.kv_width if spec.packed_qkv else spec.kv_width
         expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
-    targets = {role.target: role for role in spec.layer_tensors}
-    packed = spec.block.ffn == "gated" and "ffn_gate.weight" not in targets
-    n_ff = spec.keys["feed_forward_length"] * (2 if packed else 1)
-    expected[f"{spec.layers}.0.{targets['ffn_up.weight'].source}"] = (n_ff, spec.n_embd)
     for role in spec.global_tensors:
         if role.rows is not None and checkpoint.shape(role.source)[0] <= role.rows[-1]:
             got = f"{checkpoint.shape(role.source)[0]}"

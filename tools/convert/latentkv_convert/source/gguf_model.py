@@ -152,6 +152,8 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
 
 def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     stem, _, leaf = role.partition(".")
+    if stem.startswith("ffn_") and spec.block.ffn == "experts" and "norm" not in stem:
+        return _expert_shape(spec, stem, leaf)
     n_ff = int(spec.keys["feed_forward_length"])
     is_packed = spec.block.ffn == "gated" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
     rows = {
@@ -170,3 +172,11 @@ def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     if leaf == "bias" or "norm" in stem:
         return (rows,)
     return (rows, {"attn_output": spec.q_width, "ffn_down": n_ff}.get(stem, spec.n_embd))
+
+
+def _expert_shape(spec: ModelSpec, stem: str, leaf: str) -> tuple[int, ...]:
+    n_expert, n_ff = int(spec.keys["expert_count"]), int(spec.keys["expert_feed_forward_length"])
+    if stem == "ffn_gate_inp":
+        return (n_expert, spec.n_embd)[: 2 if leaf == "weight" else 1]
+    rows, columns = (spec.n_embd, n_ff) if stem == "ffn_down_exps" else (n_ff, spec.n_embd)
+    return (n_expert, rows, columns)[: 3 if leaf == "weight" else 2]

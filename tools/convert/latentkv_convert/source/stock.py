@@ -12,6 +12,12 @@ from ..errors import ConvertError
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_gating_func": (0, 1),  # softmax
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "leading_dense_block_count": (0,),
     "logit_scale": (0.0, 1.0),
     "embedding_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),

@@ -114,6 +114,17 @@ def window_keys(window: int | None) -> dict[str, Any]:
     return {"attention.sliding_window": int(window)} if window else {}
 
 
+def expert_keys(n_expert: int, n_used: int, n_ff: int) -> dict[str, Any]:
+    """Stock keys of an FFN with experts, n_ff wide each."""
+    if n_used > n_expert:
+        raise ConvertError("config.json", f"num_experts_per_tok up to {n_expert}, all experts", str(n_used))
+    return {
+        "expert_count": n_expert,
+        "expert_used_count": n_used,
+        "expert_feed_forward_length": n_ff,
+    }
+
+
 def packed_rows(n_head: int, n_kv: int, head_dim: int, interleaved: bool) -> dict[str, NDArray[np.int64]]:
     """Rows of Q, K and V in one packed projection: all of Q, of K, of V; or, `interleaved`, for each KV head
     its query heads, its K, its V."""
