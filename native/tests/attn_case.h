@@ -39,6 +39,7 @@ struct AttnShape {
     bool permute = false;  // slots in any order, with holes that hold garbage
     int window = 0;
     bool alibi = false;
+    bool sinks = false;
     bool bias = false;
     bool norm = false;
     bool rope = true;
@@ -141,6 +142,12 @@ private:
         if (shape_.alibi) {
             for (int h = 0; h < p.n_head; h++) slopes_.push_back(0.05f * static_cast<float>(h + 1));
             p.alibi_slopes = slopes_.data();
+        }
+        if (shape_.sinks) {
+            for (int h = 0; h < p.n_head; h++) sinks_.push_back(2.0f * static_cast<float>(h % 4));
+            p.sinks = sinks_.data();
+            sink_values_ = normals(int64_t{p.n_kv} * p.head_dim, 1.0);
+            p.sink_values = sink_values_.data();
         }
         p.k_rank_max = largest(shape_.k_ranks, shape_.head_dim);
         p.v_rank_max = largest(shape_.v_ranks, shape_.head_dim);
@@ -397,6 +404,12 @@ private:
             max = std::max(max, score[i]);
         }
         double sum = 0.0;
+        if (p.sinks != nullptr) {
+            max = std::max(max, double{p.sinks[h]});
+            sum = std::exp(double{p.sinks[h]} - max);
+            const float* const value = p.sink_values + int64_t{h / (p.n_head / p.n_kv)} * p.head_dim;
+            for (int d = 0; d < p.head_dim; d++) out[d] += sum * double{value[d]};
+        }
         for (size_t i = 0; i < slots.size(); i++) {
             if (score[i] == -INFINITY) continue;
             const double weight = std::exp(score[i] - max);
@@ -412,7 +425,7 @@ private:
     AttnShape shape_;
     std::mt19937 random_;
     std::normal_distribution<float> normal_;
-    std::vector<float> q_, k_b_, v_b_, k_bias_, k_norm_, freqs_, slopes_;
+    std::vector<float> q_, k_b_, v_b_, k_bias_, k_norm_, freqs_, slopes_, sinks_, sink_values_;
     std::vector<int32_t> q_pos_, q_seq_, token_pos_, token_seq_;
     std::vector<std::unique_ptr<Region>> regions_;
 };

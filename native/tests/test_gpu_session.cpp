@@ -44,6 +44,7 @@ struct Shape {
     bool unlike = false;  // layers have windows and RoPE of their own, branches norms behind them
     // Of the FFN; each token has all of them: which it has may hang on a rounding
     int n_expert = 0;
+    bool sinks = false;
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -68,6 +69,12 @@ constexpr Shape shapes[] = {
     {"full", "full", 256, 1, 256, 1, Shape::no, true},
     {"rotated", "latent", 64, 2, 96, 6, Shape::random, false, 3},
     {"rebuild", "full", 64, 1, 64, 4, Shape::no, true, 2},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, false, 0, true},
+    {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, true},
+    {"rebuild", "full", 64, 1, 64, 4, Shape::no, false, 0, true},
+    {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, true},
+    {"full", "latent", 128, 2, 192, 6, Shape::no, false, 0, true},
+    {"rotated", "latent", 128, 2, 256, 4, Shape::no, false, 0, true},
 };
 
 bool is_full(const char* path) { return std::string(path) == "full"; }
@@ -225,6 +232,7 @@ private:
             product(blk + "attn_q.weight", n_embd, w * rep);
             product(blk + "attn_output.weight", w * rep, n_embd);
             ffn(blk, s.n_expert);
+            if (s.sinks) tensor(blk + "attn_sinks.weight", {n_kv * rep}, 1.0, 3.0F);
             const std::string k_path = s.k_path;
             const bool encoded = s.encoded != Shape::no;
             if (k_path == "rebuild" && !encoded) {

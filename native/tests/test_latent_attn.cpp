@@ -68,6 +68,19 @@ void beside() {
     }
 }
 
+// A logit without a value, of a problem alone and of two with one softmax: as if the latter had a token more.
+void sinks() {
+    lkv::test::masks([](AttnShape s) {
+        s.name += ", sinks";
+        s.sinks = true;
+        compare(s);
+        AttnCase c(s);
+        AttnShape without = s;
+        without.sinks = false;
+        CHECK_MSG(relative_error(run(c, 2, 2), AttnCase(without).oracle()) > tolerance, s.name);
+    });
+}
+
 // A query that sees nothing gets zeros, whatever the cache holds.
 void nothing_visible() {
     for (const int n_tokens : {1, 140}) {
@@ -116,6 +129,7 @@ int main() {
     lkv::test::regions(compare);
     lkv::test::masks(compare);
     lkv::test::blocks(compare);
+    sinks();
     beside();
     nothing_visible();
     extreme_scores();

@@ -109,6 +109,8 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
             for key, parameter in model.named_parameters():
                 if key.endswith("bias"):
                     parameter.normal_(std=0.3)
+                elif key.endswith("sinks"):
+                    parameter.uniform_(0, 5)
                 elif parameter.ndim > 1:  # wide enough that attention is far from uniform
                     parameter.normal_(std=1.3 / parameter.shape[-1] ** 0.5)
                 else:  # norms, per-head ones among them, that a reader must apply

@@ -21,6 +21,7 @@ from latentkv_convert.source.checkpoint_source import CheckpointSource
 LONGROPE = archs.tiny("phi3")["rope_scaling"]
 
 
+YARN = archs.tiny("gpt_oss")["rope_scaling"] | {"truncate": True}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -49,6 +50,8 @@ CASES = [
     case("qwen3", "biases", attention_bias=True, head_dim=80),
     case("qwen3_moe"),
     case("qwen3_moe", "one-of-two", num_experts=2, num_experts_per_tok=1, norm_topk_prob=False),
+    case("gpt_oss"),
+    case("gpt_oss", "whole-planes", rope_scaling=YARN, layer_types=None, num_hidden_layers=2),
     case("mistral"),
     case("mistral", "no-window", sliding_window=None),
     case("gemma3_text", "erf", hidden_activation="gelu"),
@@ -139,7 +142,7 @@ def test_logits_equal_transformers(
     assert distance(session(latent, kv="f16").decode(ids, output="all"), expected) < 1e-2
 
 
-FILES_OF = {"qwen3_moe": "qwen3moe", "mistral": "llama", "gemma3_text": "gemma3"}
+FILES_OF = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "mistral": "llama", "gemma3_text": "gemma3"}
 STOCK = {
     "qwen2": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"},
     "qwen3": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "attn_k_norm.weight"},
@@ -150,6 +153,15 @@ STOCK = {
         "attn_q_norm.weight",
         "attn_k_norm.weight",
     },
+    "gpt_oss": {
+        "attn_q.weight",
+        "attn_k.weight",
+        "attn_v.weight",
+        "attn_q.bias",
+        "attn_k.bias",
+        "attn_v.bias",
+    }
+    | {"attn_output.bias", "attn_sinks.weight"},
     "mistral": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "gemma3_text": {
         "attn_q.weight",

@@ -26,6 +26,7 @@ SAID = "latentkv.block."
         ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
         ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
         ("qwen3_moe", {}),
+        ("gpt_oss", {}),
         ("granite", {}),
         ("smollm3", {}),
         ("glm4", {}),

@@ -36,6 +36,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {}),
     ("qwen3", {}),
     ("qwen3_moe", {}),
+    ("gpt_oss", {}),
     ("gemma3_text", {}),
     ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
     ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
@@ -168,15 +169,23 @@ def test_weights_that_stay_are_copied_byte_for_byte(
     assert np.isfinite(session(model, kv="").decode(token_ids(40), output="all")).all()
 
 
-def test_experts_are_copied_byte_for_byte(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "gate", "down"), [("qwen3_moe", "q4_k", "q6_k"), ("gpt_oss", "mxfp4", "mxfp4")]
+)
+def test_experts_are_copied_byte_for_byte(
+    model_type: str, gate: str, down: str, tiny: Tiny, calib: Path, tmp_path: Path
+) -> None:
     """Stacked, in a type that is never written anew; and calibration runs them."""
-    directory = tiny("qwen3_moe", **WIDE, moe_intermediate_size=256)
-    kinds = {"ffn_gate_exps.weight": "q4_k", "ffn_up_exps.weight": "q4_k", "ffn_down_exps.weight": "q6_k"}
+    size = {"intermediate_size": 256} if model_type == "gpt_oss" else {"moe_intermediate_size": 256}
+    directory = tiny(model_type, **{**WIDE, **size})
+    kinds = {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": gate, "ffn_down_exps.weight": down}
     source = rewritten(plain(directory, tmp_path / "plain.gguf"), tmp_path / "mixed.gguf", kinds)
     out = converted(source, tmp_path / "out.gguf", calib, *WATERFILL)
     before, after = tensor_bytes(source), tensor_bytes(out)
-    assert before["blk.1.ffn_down_exps.weight"][:2] == ("q6_k", (6, 256, 256))
-    assert before.items() <= after.items()
+    n_expert = 6 if model_type == "qwen3_moe" else 4
+    assert before["blk.1.ffn_down_exps.weight"][:2] == (down, (n_expert, 256, 256))
+    biases = {f"blk.{layer}.attn_{side}.bias" for layer in range(3) for side in "kv"}  # take in rows' means
+    assert {name: before[name] for name in before.keys() - biases}.items() <= after.items()
     whole, ids = tmp_path / "whole.gguf", token_ids(60)
     assert main([str(source), "-o", str(whole), "--method", "none", "--outtype", "f32"]) == 0
     expected = logits(GgufSource(source), ids)

@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"hidden_size": 192}),
     "qwen3": ("qwen3", {}),
     "qwen3-moe": ("qwen3_moe", {}),
+    "gpt-oss": ("gpt_oss", {}),
     "mistral": ("mistral", {}),
     "gemma3": ("gemma3_text", {"hidden_activation": "gelu"}),  # erf: ggml's table of the tanh form is f16
     "granite": ("granite", {}),

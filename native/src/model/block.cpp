@@ -18,7 +18,8 @@ constexpr float largest_scale = 1e6F;
 
 constexpr std::array optional_keys = {key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale,
                                       key::block_logit_scale,     key::block_logit_softcap,   key::block_expert_norm,
-                                      key::block_windows,         key::block_rope_bases,      key::block_rope_scaled};
+                                      key::block_yarn_truncate,   key::block_windows,         key::block_rope_bases,
+                                      key::block_rope_scaled};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -101,6 +102,10 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     block.logit_scale = scale(key::block_logit_scale, 1.0F);
     block.logit_softcap = read_float(file, std::string(key::block_logit_softcap), 0.0F, largest_scale, 0.0F);
     block.expert_norm = file.find_bool(key::block_expert_norm).value_or(true);
+    block.yarn_truncate = file.find_bool(key::block_yarn_truncate).value_or(true);
+    if (block.activation == Activation::swiglu_oai && block.ffn == Ffn::plain) {
+        fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
+    }
     read_layers(file, h, block);
     return block;
 }
@@ -116,7 +121,7 @@ void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock&
         LayerAttention& layer = block.layers[static_cast<size_t>(il)];
         if ((il + 1) % period == 0) {
             layer.window = 0;
-        } else {
+        } else if (base > 0.0F) {
             layer.rope_base = base;
             layer.rope_scaled = false;
         }
@@ -144,6 +149,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.parallel = stock.parallel;
     block.position = stock.position;
     block.rope_pairing = stock.rope_pairing;
+    block.yarn_truncate = stock.yarn_truncate;
     if (stock.root_embedding) block.embedding_scale = std::sqrt(static_cast<float>(h.n_embd));
     const int width = h.n_layer == stock.wide_scale_layers ? h.n_embd / h.n_head : h.head_dim;
     block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, width)));

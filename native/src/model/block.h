@@ -34,6 +34,7 @@ struct BlockDescription {
     float embedding_scale = 1.0F;  // of token rows
     float attention_scale = 0.0F;  // of scores
     float residual_scale = 1.0F;   // of both branches, before they are added
+    bool yarn_truncate = true;     // YaRN's ramp begins and ends at whole planes
     bool expert_norm = true;       // weights of the chosen experts are divided by their sum
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none

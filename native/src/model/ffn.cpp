@@ -3,6 +3,8 @@
 namespace lkv {
 namespace {
 
+constexpr float oai_alpha = 1.702F;
+constexpr float oai_limit = 7.0F;
 constexpr int own_nodes = 24;  // without those that add experts up
 
 ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x) {
@@ -15,6 +17,8 @@ ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x)
             return ggml_gelu(ctx, x);
         case Activation::relu:
             return ggml_relu(ctx, x);
+        case Activation::swiglu_oai:
+            break;  // no plain FFN has it, see block.cpp
     }
     return x;
 }
@@ -29,6 +33,8 @@ ggml_glu_op gate_of(Activation activation) {
             return GGML_GLU_OP_GEGLU;
         case Activation::relu:
             return GGML_GLU_OP_REGLU;
+        case Activation::swiglu_oai:
+            return GGML_GLU_OP_SWIGLU_OAI;
     }
     return GGML_GLU_OP_SWIGLU;
 }
@@ -36,6 +42,7 @@ ggml_glu_op gate_of(Activation activation) {
 // act(gate) · up; without a gate `up` holds [gate | up].
 ggml_tensor* gated(ggml_context* ctx, Activation activation, ggml_tensor* gate, ggml_tensor* up) {
     const ggml_glu_op op = gate_of(activation);
+    if (op == GGML_GLU_OP_SWIGLU_OAI) return ggml_swiglu_oai(ctx, gate, up, oai_alpha, oai_limit);
     return gate == nullptr ? ggml_glu(ctx, up, op, false) : ggml_glu_split(ctx, gate, up, op);
 }
 

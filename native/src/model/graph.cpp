@@ -164,6 +164,9 @@ void Builder::describe(LatentAttnParams& p, int il) const {
     p.k_group = p.v_group = 1;
     p.scale = h_.block.attention_scale;
     p.window = h_.block.layers[static_cast<size_t>(il)].window;
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    p.sinks = layer.sinks.empty() ? nullptr : layer.sinks.data();
+    p.sink_values = layer.sink_values.empty() ? nullptr : layer.sink_values.data();
     p.alibi_slopes = constants_.alibi_slopes.empty() ? nullptr : constants_.alibi_slopes.data();
 }
 

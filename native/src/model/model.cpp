@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -234,6 +235,18 @@ void Model::load_layer(int il) {
     l.attn_output = tensor(blk + "attn_output.weight", {wq, d});
     l.attn_output_bias = optional_tensor(blk + "attn_output.bias", {d});
 
+    l.attn_sinks = optional_tensor(blk + "attn_sinks.weight", {h.n_head});
+    if (l.attn_sinks != nullptr) {
+        if (l.attn_sinks->type != GGML_TYPE_F32) {
+            fail("gguf", "expected ", blk, "attn_sinks.weight in f32; got ", ggml_type_name(l.attn_sinks->type));
+        }
+        l.sinks = to_floats(l.attn_sinks);
+        if (spec.v_path == VPath::latent && l.attn_v_bias != nullptr) {
+            l.sink_values = to_floats(l.attn_v_bias);
+            for (float& x : l.sink_values) x = -x;
+        }
+    }
+
     const int64_t rank_k = spec.k.rank_max();
     const int64_t rank_v = spec.v.rank_max();
     if (spec.k_path == KPath::rotated || spec.k.encoded) {
@@ -272,6 +285,10 @@ void Model::load_layer(int il) {
 
     l.ffn_norm = optional_tensor(blk + "ffn_norm.weight", {d});
     l.ffn_norm_bias = optional_tensor(blk + "ffn_norm.bias", {d});
+    // a branch has a norm: this one is the FFN's under another name
+    if (l.ffn_norm == nullptr && l.ffn_post_norm == nullptr && l.attn_norm != nullptr) {
+        std::swap(l.ffn_norm, l.attn_post_norm);
+    }
     if (l.ffn_norm == nullptr && l.ffn_post_norm == nullptr && !h.block.parallel) {
         fail("gguf", "expected a tensor ", blk, "ffn_norm.weight; got none");
     }
@@ -300,6 +317,9 @@ void Model::load_ffn(LayerWeights& l, const std::string& blk) {
         return;
     }
     const bool packed_up = h.block.ffn == Ffn::gated && file_.find_tensor(blk + "ffn_gate.weight") == nullptr;
+    if (packed_up && h.block.activation == Activation::swiglu_oai) {
+        fail("gguf", "expected a tensor ", blk, "ffn_gate.weight; got none");
+    }
     const int64_t up = packed_up ? 2 * ff : ff;
     if (h.block.ffn == Ffn::gated && !packed_up) {
         l.ffn_gate = tensor(blk + "ffn_gate.weight", {d, ff});

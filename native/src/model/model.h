@@ -31,6 +31,7 @@ struct LayerWeights {
     ggml_tensor* attn_qkv_bias = nullptr;
     ggml_tensor* attn_q_norm = nullptr;  // [head_dim]
     ggml_tensor* attn_k_norm = nullptr;
+    ggml_tensor* attn_sinks = nullptr;   // [n_head], logits that take part in the softmax
     ggml_tensor* attn_output = nullptr;  // [n_head·head_dim, n_embd]
     ggml_tensor* attn_output_bias = nullptr;
     ggml_tensor* attn_post_norm = nullptr;  // [n_embd], of what the branch adds
@@ -65,6 +66,9 @@ struct LayerWeights {
     std::vector<float> v_b;     // [n_kv, rank_v max, head_dim]
     std::vector<float> k_bias;  // [n_kv, head_dim], rebuild only
     std::vector<float> k_norm;  // [head_dim], rebuild only
+    std::vector<float> sinks;   // [n_head], where the file has them
+    // [n_kv, head_dim], less the bias that is added to all attention to latents of V: sinks have none. Else empty.
+    std::vector<float> sink_values;
 };
 
 // A tensor's values, wherever it lies.

@@ -30,12 +30,15 @@ std::vector<double> read_factors(const GgufFile& file, const char* name, int n) 
 }
 
 // YaRN, Peng et al. 2023, eq. 17-23: below `low` rotations interpolate, above `high` extrapolate, a ramp between.
-double yarn_extrapolation(int i, int n_rot, double base, double n_ctx_orig, double beta_fast, double beta_slow) {
+double yarn_extrapolation(int i, int n_rot, double base, double n_ctx_orig, double beta_fast, double beta_slow,
+                          bool truncate) {
     const auto dim = [&](double rotations) {
         return n_rot * std::log(n_ctx_orig / (rotations * 2 * std::numbers::pi)) / (2 * std::log(base));
     };
-    const double low = std::max(0.0, std::floor(dim(beta_fast)));
-    const double high = std::min(n_rot - 1.0, std::ceil(dim(beta_slow)));
+    const double first = dim(beta_fast);
+    const double last = dim(beta_slow);
+    const double low = std::max(0.0, truncate ? std::floor(first) : first);
+    const double high = std::min(n_rot - 1.0, truncate ? std::ceil(last) : last);
     return 1.0 - std::clamp((i - low) / std::max(0.001, high - low), 0.0, 1.0);
 }
 
@@ -99,7 +102,8 @@ Rope make_rope(double base, const Scaling& s, const HParams& hparams, int n_ctx)
         if (s.type == "linear") {
             freq /= s.factor;
         } else if (s.type == "yarn") {
-            const double keep = yarn_extrapolation(i, hparams.n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow);
+            const double keep = yarn_extrapolation(i, hparams.n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow,
+                                                   hparams.block.yarn_truncate);
             freq = freq / s.factor * (1.0 - keep) + freq * keep;
         }
         rope.freqs[at] = static_cast<float>(freq);

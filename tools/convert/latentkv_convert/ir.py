@@ -32,6 +32,7 @@ class BlockSpec:
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: 1/sqrt(head_dim)
     residual_scale: float = 1.0
+    yarn_truncate: bool = True  # YaRN's ramp begins and ends at whole planes
     expert_norm: bool = True  # weights of the chosen experts are divided by their sum
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # 0: none

@@ -1,6 +1,7 @@
 #include "ops/cpu/latent_attn.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "ops/cpu/direct.h"
 #include "ops/cpu/gemm.h"
@@ -274,6 +275,12 @@ public:
         for (const Summed& of : problems_) {
             add(of, n, head, &of != problems_.data());
         }
+        if (p_.sinks == nullptr || p_.sink_values == nullptr) return;
+        const float* const value = p_.sink_values + ptrdiff_t{head} * p_.head_dim;
+        for (int i = 0; i < n; i++) {
+            const float weight = std::exp(p_.sinks[row_[i] % p_.n_head] - max_[i]) * inverse_[i];
+            for (int d = 0; d < p_.head_dim; d++) out_[i][d] += weight * value[d];
+        }
     }
 
 private:
@@ -281,6 +288,7 @@ private:
 
     void merge_row(int i) {
         SoftmaxState total;
+        if (p_.sinks != nullptr) total = {p_.sinks[row_[i] % p_.n_head], 1.0f};
         for (const Summed& of : problems_) {
             for (int s = 0; s < of.plan.n_split; s++) total = merge(total, of.partial.state(s, row_[i]));
         }

@@ -19,7 +19,17 @@ cudaError_t attend(const AttnArgs& args, cudaStream_t stream);
 cudaError_t begin_beside(const AttnArgs& latents, cudaStream_t stream);
 cudaError_t end_beside(const AttnArgs& latents, const AttnArgs& full, cudaStream_t stream);
 
-// The same in a few thread blocks, before the real one of a decode step: a layer's weights displace the kernels' instructions from the
+// Logits [n_head] and values [n_kv, head_dim], or null: zeros; on the device.
+struct Sinks {
+    const float* logits;
+    const float* values;
+};
+// Sinks join the first part of what `args` left. fresh: nothing is there, and the sinks are all of it.
+cudaError_t add_sinks(const AttnArgs& args, const Sinks& sinks, bool fresh, cudaStream_t stream);
+// A problem of one part, of the queries of `of`, that has no rows: of sinks alone.
+AttnArgs only_sinks(const AttnArgs& of);
+
+// Attention in a few thread blocks, before the real one of a decode step: a layer's weights displace the kernels' instructions from the
 // caches. Some work items (rehearsed_items) in rehearsed_parts.
 // Behind the specialized kernel and MLA nothing merges them: that would be set up while it runs, and keep multiprocessors from the real one (8B,
 // 256 channels of four heads: 276 tokens/s at depth 4096 with it, 283 without; joint latents 330 and 320 at depth 0).

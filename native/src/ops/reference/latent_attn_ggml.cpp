@@ -126,10 +126,22 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                 mask = ggml_scale(ctx, mask, any.alibi_slopes[head]);
             }
             p = ggml_soft_max_ext(ctx, p, mask, any.scale, 0.0F);
+            if (layer.attn_sinks != nullptr) {
+                ggml_soft_max_add_sinks(
+                    p, ggml_view_1d(ctx, layer.attn_sinks, 1, static_cast<size_t>(head) * sizeof(float)));
+            }
             ggml_tensor* o = nullptr;
             for (const Rows& rows : problems) {
                 ggml_tensor* const of_rows = weighed_values(ctx, layer, rows, p, j);
                 o = o == nullptr ? of_rows : ggml_add(ctx, o, of_rows);
+            }
+            if (any.sink_values != nullptr) {
+                // less the bias times the sink's weight, which is 1 - that of all slots
+                ggml_tensor* const weight = ggml_scale_bias(ctx, ggml_sum_rows(ctx, p), 1.0F, -1.0F);
+                ggml_tensor* const bias =
+                    ggml_view_1d(ctx, layer.attn_v_bias, h.head_dim,
+                                 static_cast<size_t>(j) * static_cast<size_t>(h.head_dim) * sizeof(float));
+                o = ggml_add(ctx, o, ggml_mul(ctx, ggml_repeat(ctx, bias, o), weight));
             }
             o = ggml_reshape_3d(ctx, o, h.head_dim, 1, n_tokens);
             out = out == nullptr ? o : ggml_concat(ctx, out, o, 1);

@@ -26,6 +26,7 @@ void PartBytes::hold(const AttnArgs& args) {
 PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     PartBytes of[2];      // latents, full rows
     PartBytes rehearsed;  // expanding layers are not
+    PartBytes sinks;
     expand_ = 0;
     splits_ = true;
     int own_tokens = 0;  // of a batch that may attend to its own rows
@@ -35,6 +36,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             const AttnArgs* const args = plan(node, full);
             if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
             of[full ? 1 : 0].hold(*args);
+            if (layers_[node.layer].sinks.logits != nullptr) sinks.hold(only_sinks(*args));
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
             if (args->expand == 0) {
                 rehearsed.hold(*args);
@@ -44,6 +46,11 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         }
     }
     if (own_tokens > 0) layers_.hold_own(own_tokens);
+    if (sinks.sums > sink_parts_.sums.bytes()) {
+        check(cudaStreamSynchronize(stream), "the stream");
+        sink_parts_.sums = DeviceMemory(sinks.sums);
+        sink_parts_.maxima = DeviceMemory(sinks.maxima);
+    }
     for (const bool full : {false, true}) {
         PartMemory& memory = full ? full_parts_ : parts_;
         const PartBytes& bytes = of[full ? 1 : 0];
@@ -157,7 +164,19 @@ cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& 
         const cudaError_t error = make_full_rows(rows, finishing, stream);
         if (error != cudaSuccess) return error;
     }
-    return cuda::attend(args, stream);
+    if (!node.latents) return attend_alone(args, layer.sinks, stream);
+    const cudaError_t error = cuda::attend(args, stream);
+    if (error != cudaSuccess || layer.sinks.logits == nullptr) return error;
+    return add_sinks(args, layer.sinks, false, stream);
+}
+
+cudaError_t Attention::attend_alone(const AttnArgs& args, const Sinks& sinks, cudaStream_t stream) {
+    if (sinks.logits == nullptr) return cuda::attend(args, stream);
+    AttnArgs beside = only_sinks(args);
+    sink_parts_.lend(beside);
+    cudaError_t error = add_sinks(beside, sinks, true, stream);
+    if (error == cudaSuccess) error = begin_beside(args, stream);
+    return error == cudaSuccess ? end_beside(args, beside, stream) : error;
 }
 
 AttnArgs Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
@@ -173,7 +192,7 @@ cudaError_t Attention::begin_latents(const ggml_tensor* dst, const AttentionNode
 
 cudaError_t Attention::end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
     if (!node.latents) return cudaSuccess;
-    if (!node.full) return cuda::attend(latent_args(dst, node), stream);
+    if (!node.full) return attend_alone(latent_args(dst, node), layers_[node.layer].sinks, stream);
     return end_beside(latent_args(dst, node), run_args(dst, node, true), stream);
 }
 

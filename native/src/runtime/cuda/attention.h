@@ -55,6 +55,8 @@ public:
 
 private:
     AttnArgs run_args(const ggml_tensor* dst, const AttentionNode& node, bool full);
+    // A whole softmax over one problem and the layer's sinks.
+    cudaError_t attend_alone(const AttnArgs& args, const Sinks& sinks, cudaStream_t stream);
     AttnArgs latent_args(const ggml_tensor* dst, const AttentionNode& node);
 
     LayerTables& layers_;
@@ -62,6 +64,7 @@ private:
     const Device& device_;
     PartMemory full_parts_;
     PartMemory parts_;
+    PartMemory sink_parts_;
     int expand_ = 0;       // the fewest slots that a layer of the prepared graph expands at once; 0: none does
     bool splits_ = false;  // whether layers keep exact windows of full rows
 };

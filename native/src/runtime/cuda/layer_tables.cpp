@@ -182,6 +182,8 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     }
     if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
     a.n_slots = layer.splits ? inputs.n_middle() : inputs.n_slots();
+    if (!weights.sinks.empty()) layer.sinks.logits = layer.keep(weights.sinks);
+    if (!weights.sink_values.empty()) layer.sinks.values = layer.keep(weights.sink_values);
     attach_common(a, inputs);
     if (layer.splits) attach_full(model, cache, rope, inputs, il);
 }

@@ -11,6 +11,7 @@
 #include "ops/cuda/full/encode.h"
 #include "ops/cuda/full/full_rows.h"
 #include "ops/cuda/gpu/device_memory.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/plan.h"
 #include "runtime/cuda/step_inputs.h"
 
@@ -31,6 +32,7 @@ struct Layer {
     EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
     bool splits = false;          // whether there is `full`
     std::vector<DeviceMemory> memory;
+    Sinks sinks{};        // no logits: none
     bool fitted = false;  // whether storing a decoded token's rows takes long
 
     template <class T>

@@ -15,14 +15,23 @@ from torch.nn import functional
 
 from ..ir import ModelSpec
 from ..source.source import Source
+from .attention import with_sinks
 from .positions import LayerPositions, Positions
 
+_OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
 }
+
+
+def _gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    if activation != "swiglu_oai":
+        return _ACTIVATIONS[activation](gate) * up
+    gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
+    return gate * torch.sigmoid(_OAI_ALPHA * gate) * (up + 1)
 
 
 class Norm(nn.Module):
@@ -39,6 +48,14 @@ class Norm(nn.Module):
             return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         y = functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return y if self.bias is None else y + self.bias
+
+
+class Sinks(nn.Module):
+    """[n_head] logits that take part in the softmax."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
 
 
 class Stacked(nn.Module):
@@ -74,6 +91,8 @@ class Layer(nn.Module):
         stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
         for stem in sorted(stems):
             setattr(self, stem, _module(source, stem, index))
+        if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
+            self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         branch = self.attend(self.attention_input(x), positions.of(self.index))
@@ -90,15 +109,20 @@ class Layer(nn.Module):
     def attend(self, x: Tensor, positions: LayerPositions) -> Tensor:
         q, k, v = (self.heads(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv")
         q, k = positions.turned(q), positions.turned(k)
-        mixed = functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=positions.mask,
-            is_causal=positions.mask is None,
-            scale=self.spec.attention_scale,
-            enable_gqa=self.spec.n_kv != self.spec.n_head,
-        )
+        sinks = self._optional("attn_sinks")
+        is_causal, scale = positions.mask is None, self.spec.attention_scale
+        if sinks is not None:
+            mixed = with_sinks(q, k, v, sinks.weight, positions.mask, is_causal, scale)
+        else:
+            mixed = functional.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=positions.mask,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=self.spec.n_kv != self.spec.n_head,
+            )
         output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -114,14 +138,14 @@ class Layer(nn.Module):
     def feed(self, x: Tensor) -> Tensor:
         if self.spec.block.ffn == "experts":
             return self._experts(x.flatten(0, -2)).view_as(x)
-        activation = _ACTIVATIONS[self.spec.block.activation]
+        activation = self.spec.block.activation
         up = self.ffn_up(x)
         if self.spec.block.ffn == "gated":
             gate = self._optional("ffn_gate")
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
-            up = activation(first) * up
+            up = _gated(activation, first, up)
         else:
-            up = activation(up)
+            up = _ACTIVATIONS[activation](up)
         output: Tensor = self.ffn_down(up)
         return output
 
@@ -131,12 +155,12 @@ class Layer(nn.Module):
         n_used, is_normed = int(self.spec.keys["expert_used_count"]), self.spec.block.expert_norm
         top, chosen = scores.topk(n_used, dim=-1)
         weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
-        activation = _ACTIVATIONS[self.spec.block.activation]
         total = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             tokens, slots = (chosen == expert).nonzero(as_tuple=True)
             own = x[tokens]
-            y = activation(self.ffn_gate_exps(own, expert)) * self.ffn_up_exps(own, expert)
+            gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
+            y = _gated(self.spec.block.activation, gate, up)
             y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
             total = total.index_add(0, tokens, y)
         return total
@@ -207,6 +231,8 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
         kind = source.spec.block.norm
         name = "attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon"
         return Norm(weight, bias, kind, float(source.spec.keys.get(name, 1e-5)))
+    if stem == "attn_sinks":
+        return Sinks(weight)
     if stem.endswith("_exps"):
         return Stacked(weight, bias)
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConvertError
+from .attention import softmax, with_sinks
 
 _BLOCK = 128  # queries at once: scores of a block stay in the processor's cache
 
@@ -58,6 +59,9 @@ class TwoCopies(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
+        if func is with_sinks:
+            query, key, value, sinks, mask, is_causal, scale = args
+            return self.attend(query, key, value, mask, is_causal=is_causal, scale=scale, sinks=sinks)
         return func(*args, **(kwargs or {}))
 
     def found(self) -> tuple[Tensor, Tensor]:
@@ -86,10 +90,11 @@ class TwoCopies(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        sinks: Tensor | None = None,  # [n_head]
     ) -> Tensor:
         self.key, self.value = key, value
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        output: Tensor = _Attention.apply(query, key, value, self, attn_mask, is_causal, scale)
+        output: Tensor = _Attention.apply(query, key, value, self, attn_mask, is_causal, scale, sinks)
         return output
 
     def oldest(self, query: Any) -> Any:
@@ -131,11 +136,12 @@ class _Attention(torch.autograd.Function):
         mask: Tensor | None,
         is_causal: bool,
         scale: float,
+        sinks: Tensor | None,
     ) -> Tensor:
-        ctx.nodes, ctx.mask, ctx.is_causal, ctx.scale = nodes, mask, is_causal, scale
+        ctx.nodes, ctx.mask, ctx.is_causal, ctx.scale, ctx.sinks = nodes, mask, is_causal, scale, sinks
         output = torch.empty_like(query)
         values = _Mixed(value, nodes.old(1, key.shape[1]))
-        for rows, weights, body in _blocks(query, key, nodes, mask, is_causal, scale):
+        for rows, weights, body in _blocks(query, key, nodes, mask, is_causal, scale, sinks):
             mixed = weights @ values.of(body, weights.shape[-1])
             if values.old is not None:
                 read = weights[:, :, body.edge] * body.mask
@@ -151,7 +157,7 @@ class _Attention(torch.autograd.Function):
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         key_slope, value_slope = torch.zeros_like(key), torch.zeros_like(value)
         repeats = query.shape[1] // key.shape[1]
-        for rows, weights, body in _blocks(query, key, nodes, ctx.mask, ctx.is_causal, ctx.scale):
+        for rows, weights, body in _blocks(query, key, nodes, ctx.mask, ctx.is_causal, ctx.scale, ctx.sinks):
             n = weights.shape[-1]
             own = _grouped(query[:, :, rows], repeats) * ctx.scale
             above = _grouped(slopes[0][:, :, rows], repeats)
@@ -162,7 +168,7 @@ class _Attention(torch.autograd.Function):
             _add(d_key[0], key_slope[0], d_scores, own, body)
             _add(d_value[0], value_slope[0], weights, above, body)
         nodes.key_slope, nodes.value_slope = nodes.per_kv_head(key_slope), nodes.per_kv_head(value_slope)
-        return d_query, d_key, d_value, None, None, None, None
+        return d_query, d_key, d_value, None, None, None, None, None
 
 
 def _add(slope: Tensor, of_body: Tensor, pairs: Tensor, rows: Tensor, body: Body) -> None:
@@ -193,7 +199,13 @@ def _grouped(x: Tensor, repeats: int) -> Tensor:
 
 
 def _blocks(
-    query: Tensor, key: Tensor, nodes: TwoCopies, mask: Tensor | None, is_causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    nodes: TwoCopies,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    sinks: Tensor | None,
 ) -> Iterator[tuple[slice, Tensor, Body]]:
     """Per block of queries: its rows; softmax weights [KV heads, repeats·rows, keys]; which of these are read
     from the body, with a mask of [repeats·rows, keys of the edge]."""
@@ -218,4 +230,7 @@ def _blocks(
             part = mask[..., rows, :end].expand(1, n_head, -1, -1)
             part = _grouped(part, repeats)
             scores = scores.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else scores + part
-        yield rows, scores.softmax(-1), body
+        own_sinks = None
+        if sinks is not None:  # [KV heads, repeats·rows, 1]
+            own_sinks = sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
+        yield rows, softmax(scores, own_sinks), body

@@ -90,7 +90,10 @@ class CheckpointSource:
         shape = self.checkpoint.shape(place.names[0])
         if len(place.names) > 1:
             shape = (len(place.names), *shape)
-        return shape if place.rows is None else (len(place.rows), *shape[1:])
+        if place.rows is not None:
+            shape = (len(place.rows), *shape[1:])
+        transform = None if place.role is None else place.role.transform
+        return shape if transform is None else transform(np.broadcast_to(np.float32(0), shape)).shape
 
     def _stack(self, names: Sequence[str]) -> F32:
         first = self.checkpoint.shape(names[0])

@@ -25,7 +25,7 @@ def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
     if scaling == "linear":
         return freqs / keys["rope.scaling.factor"]
     if scaling == "yarn":
-        keep = _extrapolated(keys, base, spec.n_rot, _original(spec))
+        keep = _extrapolated(keys, base, spec, _original(spec))
         return freqs / keys["rope.scaling.factor"] * (1 - keep) + freqs * keep
     return freqs
 
@@ -60,13 +60,18 @@ def _divisors(spec: ModelSpec, context: int) -> F64:
     return np.ones(spec.n_rot // 2)
 
 
-def _extrapolated(keys: Mapping[str, Any], base: float, n_rot: int, original: int) -> F64:
+def _extrapolated(keys: Mapping[str, Any], base: float, spec: ModelSpec, original: int) -> F64:
     """YaRN (Peng et al. 2023, eq. 17-23): 1 where a plane keeps its frequency, 0 where it is divided, a ramp
     between."""
+
+    n_rot = spec.n_rot
 
     def dimension(rotations: float) -> float:
         return n_rot * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(0, math.floor(dimension(keys.get("rope.scaling.yarn_beta_fast", 32.0))))
-    high = min(n_rot - 1, math.ceil(dimension(keys.get("rope.scaling.yarn_beta_slow", 1.0))))
+    first = dimension(keys.get("rope.scaling.yarn_beta_fast", 32.0))
+    last = dimension(keys.get("rope.scaling.yarn_beta_slow", 1.0))
+    if spec.block.yarn_truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(0, first), min(n_rot - 1, last)
     return 1 - np.clip((np.arange(n_rot // 2) - low) / max(0.001, high - low), 0, 1)

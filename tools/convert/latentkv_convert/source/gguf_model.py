@@ -168,8 +168,9 @@ def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "position_embd": spec.n_ctx,
         "attn_q_norm": spec.head_dim,
         "attn_k_norm": spec.head_dim,
+        "attn_sinks": spec.n_head,
     }.get(stem, spec.n_embd)
-    if leaf == "bias" or "norm" in stem:
+    if leaf == "bias" or "norm" in stem or stem == "attn_sinks":
         return (rows,)
     return (rows, {"attn_output": spec.q_width, "ffn_down": n_ff}.get(stem, spec.n_embd))
 
