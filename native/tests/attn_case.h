@@ -40,6 +40,7 @@ struct AttnShape {
     int window = 0;
     bool alibi = false;
     bool sinks = false;
+    float softcap = 0.0f;
     bool bias = false;
     bool norm = false;
     bool rope = true;
@@ -139,6 +140,7 @@ private:
         p.v_group = shape_.v_group;
         p.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
         p.window = shape_.window;
+        p.softcap = shape_.softcap;
         if (shape_.alibi) {
             for (int h = 0; h < p.n_head; h++) slopes_.push_back(0.05f * static_cast<float>(h + 1));
             p.alibi_slopes = slopes_.data();
@@ -400,6 +402,7 @@ private:
             double product = 0.0;
             for (size_t c = 0; c < slot.k.size(); c++) product += double{q[c]} * slot.k[c];
             score[i] = double{p.scale} * product * (perturb == Perturb::score ? 1.01 : 1.0);
+            if (p.softcap > 0.0f) score[i] = p.softcap * std::tanh(score[i] / double{p.softcap});
             if (p.alibi_slopes != nullptr) score[i] -= double{p.alibi_slopes[h]} * static_cast<double>(distance);
             max = std::max(max, score[i]);
         }

@@ -144,6 +144,10 @@ void masks(Compare&& compare) {
             s.alibi = true;
             compare(s);
             s.alibi = false;
+            s.name = "soft cap, " + name;
+            s.softcap = 4.0f;
+            compare(s);
+            s.softcap = 0.0f;
             s.name = "three sequences, " + name;
             s.n_seq = 3;
             compare(s);

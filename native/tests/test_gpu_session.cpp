@@ -45,6 +45,7 @@ struct Shape {
     // Of the FFN; each token has all of them: which it has may hang on a rounding
     int n_expert = 0;
     bool sinks = false;
+    float softcap = 0.0F;  // of scores
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -73,6 +74,8 @@ constexpr Shape shapes[] = {
     {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, true},
     {"rebuild", "full", 64, 1, 64, 4, Shape::no, false, 0, true},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, true},
+    {"rotated", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 2.0F},
+    {"rebuild", "latent", 64, 1, 48, 3, Shape::random, true, 0, true, 2.0F},
     {"full", "latent", 128, 2, 192, 6, Shape::no, false, 0, true},
     {"rotated", "latent", 128, 2, 256, 4, Shape::no, false, 0, true},
 };
@@ -148,6 +151,7 @@ private:
         if (!shape_.unlike) return;
         file_.value<float>(key + "embedding_scale", GgufType::f32, 8.0F);
         file_.value<float>(key + "attention_scale", GgufType::f32, 0.1F);
+        if (shape_.softcap > 0.0F) file_.value<float>(key + "attention_softcap", GgufType::f32, shape_.softcap);
         file_.value<float>(key + "residual_scale", GgufType::f32, 0.5F);
         file_.value<float>(key + "logit_softcap", GgufType::f32, 30.0F);
         file_.array<uint32_t>(key + "windows", GgufType::u32, {24, 0});

@@ -27,6 +27,7 @@ SAID = "latentkv.block."
         ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
         ("qwen3_moe", {}),
         ("gpt_oss", {}),
+        ("gemma2", {}),
         ("granite", {}),
         ("smollm3", {}),
         ("glm4", {}),

@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from latentkv_convert.calibrate import copies
+from latentkv_convert.calibrate.attention import attention
 from latentkv_convert.calibrate.two_copies import TwoCopies
 from latentkv_convert.errors import ConvertError
 
@@ -172,3 +173,24 @@ def test_tokens_leave_the_window_in_the_caches_batches(recent: int, batch: int) 
         found[:, body.whole] = True
         found[:, body.edge] = body.mask
         assert torch.equal(found, expected[rows])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("has_sinks", "softcap"), [(True, 0.0), (False, 2.0), (True, 2.0)])
+def test_sinks_and_soft_caps(has_sinks: bool, softcap: float, is_causal: bool) -> None:
+    """With exact copies alone: the values and gradients of attention without the mode."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = [torch.randn(1, heads, 150, 16, generator=generator) for heads in (4, 2, 2)]
+    mask = None if is_causal else torch.ones(1, 1, 150, 150, dtype=torch.bool).tril().triu(-40)
+    sinks = torch.tensor([0.0, 1.0, 3.0, -2.0]) if has_sinks else None
+
+    def run() -> list[torch.Tensor]:
+        of = [x.clone().requires_grad_() for x in drawn]
+        out = attention(*of, sinks, softcap, mask, is_causal, 0.7)
+        return [out.detach(), *torch.autograd.grad((out * out.detach().sin()).sum(), of)]
+
+    expected = run()
+    with TwoCopies(n_kv=2, sink=4, recent=32):
+        found = run()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -40,6 +40,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {}),
     ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
     ("gemma3_text", {"layer_types": None, "num_hidden_layers": 7, "final_logit_softcapping": 5.0}),
+    ("gemma2", {}),
     ("granite", {}),
     ("smollm3", {}),
     ("glm4", {}),

@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {}),
     "mistral": ("mistral", {}),
     "gemma3": ("gemma3_text", {"hidden_activation": "gelu"}),  # erf: ggml's table of the tanh form is f16
+    "gemma2": ("gemma2", {"hidden_activation": "gelu"}),
     "granite": ("granite", {}),
     "smollm3": ("smollm3", {}),
     "glm4": ("glm4", {}),

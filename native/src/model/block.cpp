@@ -16,10 +16,10 @@ constexpr uint32_t widest_window = 1U << 30;
 constexpr float largest_base = 1e15F;
 constexpr float largest_scale = 1e6F;
 
-constexpr std::array optional_keys = {key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale,
-                                      key::block_logit_scale,     key::block_logit_softcap,   key::block_expert_norm,
-                                      key::block_yarn_truncate,   key::block_windows,         key::block_rope_bases,
-                                      key::block_rope_scaled};
+constexpr std::array optional_keys = {
+    key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
+    key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
+    key::block_windows,         key::block_rope_bases,      key::block_rope_scaled};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -101,6 +101,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     block.residual_scale = scale(key::block_residual_scale, 1.0F);
     block.logit_scale = scale(key::block_logit_scale, 1.0F);
     block.logit_softcap = read_float(file, std::string(key::block_logit_softcap), 0.0F, largest_scale, 0.0F);
+    block.attention_softcap = read_float(file, std::string(key::block_attention_softcap), 0.0F, largest_scale, 0.0F);
     block.expert_norm = file.find_bool(key::block_expert_norm).value_or(true);
     block.yarn_truncate = file.find_bool(key::block_yarn_truncate).value_or(true);
     if (block.activation == Activation::swiglu_oai && block.ffn == Ffn::plain) {
@@ -153,6 +154,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     if (stock.root_embedding) block.embedding_scale = std::sqrt(static_cast<float>(h.n_embd));
     const int width = h.n_layer == stock.wide_scale_layers ? h.n_embd / h.n_head : h.head_dim;
     block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, width)));
+    block.attention_softcap = read_float(file, h.architecture + ".attn_logit_softcapping", 0.0F, largest_scale, 0.0F);
     block.logit_softcap = read_float(file, h.architecture + ".final_logit_softcapping", 0.0F, largest_scale, 0.0F);
     if (stock.stock_scales) read_stock_scales(file, h.architecture + ".", block);
     block.layers = uniform_layers(file, h, block.position);

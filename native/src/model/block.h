@@ -31,11 +31,12 @@ struct BlockDescription {
     bool parallel = false;
     Position position = Position::rope;
     RopePairing rope_pairing = RopePairing::norm;
-    float embedding_scale = 1.0F;  // of token rows
-    float attention_scale = 0.0F;  // of scores
-    float residual_scale = 1.0F;   // of both branches, before they are added
-    bool yarn_truncate = true;     // YaRN's ramp begins and ends at whole planes
-    bool expert_norm = true;       // weights of the chosen experts are divided by their sum
+    float embedding_scale = 1.0F;    // of token rows
+    float attention_scale = 0.0F;    // of scores
+    float attention_softcap = 0.0F;  // c: scores become c · tanh(scores / c), 0 = none
+    float residual_scale = 1.0F;     // of both branches, before they are added
+    bool yarn_truncate = true;       // YaRN's ramp begins and ends at whole planes
+    bool expert_norm = true;         // weights of the chosen experts are divided by their sum
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
     std::vector<LayerAttention> layers;  // [n_layer]

@@ -163,6 +163,7 @@ void Builder::describe(LatentAttnParams& p, int il) const {
     p.head_dim = h_.head_dim;
     p.k_group = p.v_group = 1;
     p.scale = h_.block.attention_scale;
+    p.softcap = h_.block.attention_softcap;
     p.window = h_.block.layers[static_cast<size_t>(il)].window;
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     p.sinks = layer.sinks.empty() ? nullptr : layer.sinks.data();

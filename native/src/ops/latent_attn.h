@@ -4,7 +4,7 @@
 //   z(t)   = read_slot(rows, t)                                   the stored vector of slot t, group g of KV head j
 //   k(t)   = z                                        direct      (full, rotated, absorbed: q already lives in z's space)
 //          = rope(norm(B_k[j]ᵀ z + b_k[j]), pos(t))   rebuild; without B_k of rows that are whole keys before bias, norm and RoPE
-//   p(t)   = softmax over visible t of (scale · q·k(t) − slope · (pos(q) − pos(t)))     all regions in one softmax; with sinks also over
+//   p(t)   = softmax over visible t of (cap(scale · q·k(t)) − slope · (pos(q) − pos(t)))     all regions in one softmax; with sinks also over
 //          the logit sinks[h], whose value (of dimensions) is sink_values[j]
 //   out[h] = Σ_t p(t) z_v(t)                                      V full   (per KV head)
 //          = B_v[j]ᵀ Σ_t p(t) z_v(t)                              V latent (any order of the two sums is legal)
@@ -56,6 +56,7 @@ struct LatentAttnParams {
     int32_t k_group;  // KV heads that share one K latent
     int32_t v_group;
     float scale;                // 1/sqrt(head_dim) of the original head
+    float softcap;              // c: scaled products become c · tanh(products / c); 0: they stay
     int32_t window;             // sliding window in tokens, 0 = none
     const float* alibi_slopes;  // [n_head] or null
     const float* sinks;         // [n_head] or null

@@ -31,6 +31,7 @@ class BlockSpec:
     rope_pairing: str
     embedding_scale: float = 1.0
     attention_scale: float | None = None  # of scores; None: 1/sqrt(head_dim)
+    attention_softcap: float = 0.0  # of scores, 0: none
     residual_scale: float = 1.0
     yarn_truncate: bool = True  # YaRN's ramp begins and ends at whole planes
     expert_norm: bool = True  # weights of the chosen experts are divided by their sum

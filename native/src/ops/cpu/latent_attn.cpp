@@ -173,11 +173,17 @@ private:
     }
 
     float weigh(SoftmaxState& state, float* s, uint64_t mask, int head, int32_t pos) const {
+        float scale = p_.scale;
+        if (p_.softcap > 0.0f) {
+            const f32x8 in = splat(scale / p_.softcap);
+            for (int v = 0; v < tile_slots; v += lanes) store8(s + v, splat(p_.softcap) * tanh8(load8(s + v) * in));
+            scale = 1.0f;
+        }
         if (p_.alibi_slopes == nullptr) {
-            return absorb(state, s, mask, p_.scale, [](int) { return f32x8{}; });
+            return absorb(state, s, mask, scale, [](int) { return f32x8{}; });
         }
         const f32x8 slope = splat(p_.alibi_slopes[head]);
-        return absorb(state, s, mask, p_.scale, [&](int v) {
+        return absorb(state, s, mask, scale, [&](int v) {
             i32x8 position;
             memcpy(&position, positions_ + v * lanes, sizeof position);
             return to_f32(position - pos) * slope;

@@ -30,6 +30,14 @@ LKV_INLINE f32x8 exp8(f32x8 x) {
     return x < splat(lowest) ? f32x8{} : y;
 }
 
+// Absolute error below 2e-7.
+LKV_INLINE f32x8 tanh8(f32x8 x) {
+    constexpr float most = 10.0f;  // from where on it is 1
+    const f32x8 bounded = -max8(-max8(x, splat(-most)), splat(-most));
+    const f32x8 e = exp8(bounded + bounded);
+    return (e - splat(1.0f)) / (e + splat(1.0f));
+}
+
 struct SinCos {
     f32x8 sin;
     f32x8 cos;

@@ -75,6 +75,7 @@ struct AttnArgs {
     int32_t v_group;
     int32_t window;
     float scale;
+    float softcap;  // of scaled products, 0: none
 
     // rebuild; k_b null: direct
     const uint32_t* k_b;             // f16 pairs in the order of mma fragments, see pack_k_b; dimensions in their order

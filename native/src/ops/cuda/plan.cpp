@@ -15,13 +15,19 @@ namespace {
 struct Kernel {
     const char* name;
     bool (*takes)(const LatentAttnParams&, int capacity, const Device&, AttnArgs&);
+    bool caps = false;  // its scores, where there is a soft cap
 };
 
 // The first that takes a shape runs it.
 constexpr Kernel kernels[] = {
-    {"specialized", plan_specialized}, {"mla", plan_mla},       {"decode", plan_decode},
-    {"expand keys", plan_expand_keys}, {"wide", plan_wide},     {"expand", plan_expand},
-    {"prefill", plan_prefill},         {"direct", plan_direct},
+    {"specialized", plan_specialized},
+    {"mla", plan_mla},
+    {"decode", plan_decode},
+    {"expand keys", plan_expand_keys},
+    {"wide", plan_wide},
+    {"expand", plan_expand},
+    {"prefill", plan_prefill},
+    {"direct", plan_direct, true},
 };
 
 }  // namespace
@@ -38,6 +44,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.v_group = p.v_group;
     a.window = p.window;
     a.scale = p.scale;
+    a.softcap = p.softcap;
     a.k_norm_eps = p.k_norm_eps;
     a.rope_mscale = p.rope_mscale;
     a.n_rot = p.rope_freqs != nullptr ? p.n_rot : 0;
@@ -70,6 +77,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.kind = common_kind(p, a);
     for (const Kernel& kernel : kernels) {
         AttnArgs plan = a;
+        if (p.softcap > 0.0f && !kernel.caps) continue;
         if (!kernel.takes(p, capacity, device, plan)) continue;
         a = plan;
         a.kernel = kernel.name;

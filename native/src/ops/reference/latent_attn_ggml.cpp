@@ -125,7 +125,12 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                 // slope · (−distance); −inf stays −inf as slopes are positive
                 mask = ggml_scale(ctx, mask, any.alibi_slopes[head]);
             }
-            p = ggml_soft_max_ext(ctx, p, mask, any.scale, 0.0F);
+            float scale = any.scale;
+            if (any.softcap > 0.0F) {
+                p = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, p, scale / any.softcap)), any.softcap);
+                scale = 1.0F;
+            }
+            p = ggml_soft_max_ext(ctx, p, mask, scale, 0.0F);
             if (layer.attn_sinks != nullptr) {
                 ggml_soft_max_add_sinks(
                     p, ggml_view_1d(ctx, layer.attn_sinks, 1, static_cast<size_t>(head) * sizeof(float)));

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..ir import ModelSpec
 from ..source.source import Source
-from .attention import with_sinks
+from .attention import attention
 from .positions import LayerPositions, Positions
 
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
@@ -109,10 +109,11 @@ class Layer(nn.Module):
     def attend(self, x: Tensor, positions: LayerPositions) -> Tensor:
         q, k, v = (self.heads(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv")
         q, k = positions.turned(q), positions.turned(k)
-        sinks = self._optional("attn_sinks")
+        sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
         is_causal, scale = positions.mask is None, self.spec.attention_scale
-        if sinks is not None:
-            mixed = with_sinks(q, k, v, sinks.weight, positions.mask, is_causal, scale)
+        if sinks is not None or softcap:
+            own = None if sinks is None else sinks.weight
+            mixed = attention(q, k, v, own, softcap, positions.mask, is_causal, scale)
         else:
             mixed = functional.scaled_dot_product_attention(
                 q,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConvertError
-from .attention import softmax, with_sinks
+from .attention import attention, capped, softmax
 
 _BLOCK = 128  # queries at once: scores of a block stay in the processor's cache
 
@@ -59,9 +59,10 @@ class TwoCopies(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
-        if func is with_sinks:
-            query, key, value, sinks, mask, is_causal, scale = args
-            return self.attend(query, key, value, mask, is_causal=is_causal, scale=scale, sinks=sinks)
+        if func is attention:
+            query, key, value, sinks, softcap, mask, is_causal, scale = args
+            scores = {"is_causal": is_causal, "scale": scale, "sinks": sinks, "softcap": softcap}
+            return self.attend(query, key, value, mask, **scores)
         return func(*args, **(kwargs or {}))
 
     def found(self) -> tuple[Tensor, Tensor]:
@@ -91,10 +92,13 @@ class TwoCopies(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
         sinks: Tensor | None = None,  # [n_head]
+        softcap: float = 0.0,  # of scores, 0: none
     ) -> Tensor:
         self.key, self.value = key, value
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        output: Tensor = _Attention.apply(query, key, value, self, attn_mask, is_causal, scale, sinks)
+        output: Tensor = _Attention.apply(
+            query, key, value, self, attn_mask, is_causal, scale, sinks, softcap
+        )
         return output
 
     def oldest(self, query: Any) -> Any:
@@ -137,11 +141,13 @@ class _Attention(torch.autograd.Function):
         is_causal: bool,
         scale: float,
         sinks: Tensor | None,
+        softcap: float,
     ) -> Tensor:
         ctx.nodes, ctx.mask, ctx.is_causal, ctx.scale, ctx.sinks = nodes, mask, is_causal, scale, sinks
+        ctx.softcap = softcap
         output = torch.empty_like(query)
         values = _Mixed(value, nodes.old(1, key.shape[1]))
-        for rows, weights, body in _blocks(query, key, nodes, mask, is_causal, scale, sinks):
+        for rows, weights, body, _ in _blocks(query, key, nodes, mask, is_causal, scale, sinks, softcap):
             mixed = weights @ values.of(body, weights.shape[-1])
             if values.old is not None:
                 read = weights[:, :, body.edge] * body.mask
@@ -157,18 +163,22 @@ class _Attention(torch.autograd.Function):
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         key_slope, value_slope = torch.zeros_like(key), torch.zeros_like(value)
         repeats = query.shape[1] // key.shape[1]
-        for rows, weights, body in _blocks(query, key, nodes, ctx.mask, ctx.is_causal, ctx.scale, ctx.sinks):
+        for rows, weights, body, steepness in _blocks(
+            query, key, nodes, ctx.mask, ctx.is_causal, ctx.scale, ctx.sinks, ctx.softcap
+        ):
             n = weights.shape[-1]
             own = _grouped(query[:, :, rows], repeats) * ctx.scale
             above = _grouped(slopes[0][:, :, rows], repeats)
             whole = (above * _grouped(output[:, :, rows], repeats)).sum(-1, keepdim=True)
             d_scores = (above @ value[0, :, :n].mT).sub_(whole).mul_(weights)
+            if steepness is not None:
+                d_scores = d_scores.mul_(steepness)
             mixed = (d_scores @ key[0, :, :n]) * ctx.scale
             d_query[0, :, rows] = mixed.unflatten(1, (repeats, -1)).flatten(0, 1)
             _add(d_key[0], key_slope[0], d_scores, own, body)
             _add(d_value[0], value_slope[0], weights, above, body)
         nodes.key_slope, nodes.value_slope = nodes.per_kv_head(key_slope), nodes.per_kv_head(value_slope)
-        return d_query, d_key, d_value, None, None, None, None, None
+        return d_query, d_key, d_value, None, None, None, None, None, None
 
 
 def _add(slope: Tensor, of_body: Tensor, pairs: Tensor, rows: Tensor, body: Body) -> None:
@@ -206,7 +216,8 @@ def _blocks(
     is_causal: bool,
     scale: float,
     sinks: Tensor | None,
-) -> Iterator[tuple[slice, Tensor, Body]]:
+    softcap: float,
+) -> Iterator[tuple[slice, Tensor, Body, Tensor | None]]:
     """Per block of queries: its rows; softmax weights [KV heads, repeats·rows, keys]; which of these are read
     from the body, with a mask of [repeats·rows, keys of the edge]."""
     n_head, n = query.shape[1:3]
@@ -222,6 +233,10 @@ def _blocks(
         if keys.old is not None:
             edge = own @ keys.old[0, :, body.edge].mT
             scores[:, :, body.edge] = torch.where(body.mask, edge, scores[:, :, body.edge])
+        steepness = None
+        if softcap:
+            scores = capped(scores, softcap)
+            steepness = 1 - (scores / softcap).square()  # the cap's derivative
         if is_causal:  # all keys before the block are seen
             size = rows.stop - begin
             later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
@@ -233,4 +248,4 @@ def _blocks(
         own_sinks = None
         if sinks is not None:  # [KV heads, repeats·rows, 1]
             own_sinks = sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
-        yield rows, softmax(scores, own_sinks), body
+        yield rows, softmax(scores, own_sinks), body, steepness

@@ -214,6 +214,7 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     const uint64_t my_seq = row_exists ? uint64_t{1} << p.q_seq[my_token] : 0;
     constexpr float log2_e = 1.4426950408889634f;
     const float scale = p.scale * log2_e;
+    const float cap = p.softcap * log2_e;
     const float slope = row_exists && p.alibi_slopes != nullptr ? p.alibi_slopes[my_head] * log2_e : 0.0f;
     float row_max = -INFINITY;
     float row_sum = 0.0f;
@@ -318,7 +319,9 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
                     for (int w = 0; w < k_side; w++) score += planes[(w * R + my_row) * plane_pitch + s];
                     const int distance = my_pos - pos[s];
                     if ((seq[s] & my_seq) != 0 && distance >= 0 && (p.window == 0 || distance < p.window)) {
-                        x[i] = score * scale - slope * static_cast<float>(distance);
+                        score *= scale;
+                        if (cap > 0.0f) score = cap * tanhf(score / cap);
+                        x[i] = score - slope * static_cast<float>(distance);
                     }
                     tile_max = fmaxf(tile_max, x[i]);
                 }

@@ -44,7 +44,7 @@ TINY: dict[str, Any] = {
 }
 _PERIOD = 6  # of every so many layers the last sees all tokens
 _WIDE_LAYERS = 62  # the 27B model's, whose scores are scaled by another width than head_dim
-_NORMS = {  # what each of a layer's norms is called
+NORMS = {  # what each of a layer's norms is called
     "attn_norm.weight": "input_layernorm",
     "post_attention_norm.weight": "post_attention_layernorm",
     "ffn_norm.weight": "pre_feedforward_layernorm",
@@ -92,17 +92,17 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             rope_scaled=tuple(not local for local in is_local),
         ),
         layer_tensors=(
-            *(role for role in spec.layer_tensors if role.target not in _NORMS),
-            *(_norm(f"{source}.weight", target) for target, source in _NORMS.items()),
+            *(role for role in spec.layer_tensors if role.target not in NORMS),
+            *(norm(f"{source}.weight", target) for target, source in NORMS.items()),
         ),
         global_tensors=tuple(
-            _norm(role.source, role.target) if role.kind == "vector" else role for role in spec.global_tensors
+            norm(role.source, role.target) if role.kind == "vector" else role for role in spec.global_tensors
         ),
         keys={**spec.keys, **keys},
     )
 
 
-def _norm(source: str, target: str) -> TensorRole:
+def norm(source: str, target: str) -> TensorRole:
     return TensorRole(source, target, "vector", transform=_from_zero)
 
 

@@ -1,0 +1,93 @@
+"""gemma2: Gemma 2 (2B, 9B, 27B). Llama's block with RMS norms before and after each branch, scaled
+embeddings, soft caps of scores and logits, and a sliding window in every second layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ... import limits
+from ...errors import warn
+from ...ir import ModelSpec
+from ..stock import Stock
+from . import gemma3_text, llama, require
+
+STOCK_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
+_THEIRS = ("rope_scaling", "rope_local_base_freq", "layer_types")
+TINY: dict[str, Any] = {
+    **{field: value for field, value in gemma3_text.TINY.items() if field not in _THEIRS},
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "rope_theta": 10000.0,
+    "attn_logit_softcapping": 3.0,  # low enough that scores reach it
+    "final_logit_softcapping": 5.0,
+}
+_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_WIDE_LAYERS = 46  # the 27B model's, whose scores are scaled by another width than head_dim
+_KINDS = ("sliding_attention", "full_attention")
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    require(config, "attention_bias", False, False)
+    require(config, "use_bidirectional_attention", False, False, None)
+    stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    activation = config.get("hidden_activation", "gelu_pytorch_tanh")
+    spec = llama.model_spec(stock | dict(config) | {"mlp_bias": False, "hidden_act": activation})
+    usual = [_KINDS[layer % 2] for layer in range(spec.n_layer)]
+    kinds = config.get("layer_types") or usual
+    for kind in kinds:
+        require({"layer_types": kind}, "layer_types", None, *_KINDS)
+    if list(kinds) != usual:
+        expected = "a window in every second layer, for stock readers of the gemma2 architecture"
+        warn(
+            "config.json", expected, "others", "this runtime follows them; a reader that does not will differ"
+        )
+    window = int(config.get("sliding_window") or 4096)
+    caps = {
+        field: limits.number("config.json", field, config.get(field, usual_cap) or 0.0, *limits.SOFTCAP)
+        for field, usual_cap in _CAPS.items()
+    }
+    width = float(config.get("query_pre_attn_scalar", 256))
+    norms = {target: source for target, source in gemma3_text.NORMS.items() if "attn_q" not in target}
+    norms.pop("attn_k_norm.weight")
+    return replace(
+        spec,
+        gguf_arch="gemma2",
+        block=replace(
+            spec.block,
+            rope_pairing="neox",
+            embedding_scale=math.sqrt(spec.n_embd),
+            attention_scale=1 / math.sqrt(width),
+            attention_softcap=caps["attn_logit_softcapping"],
+            logit_softcap=caps["final_logit_softcapping"],
+            windows=tuple(window if kind == _KINDS[0] else 0 for kind in kinds),
+        ),
+        layer_tensors=(
+            *(role for role in spec.layer_tensors if role.target not in norms),
+            *(gemma3_text.norm(f"{source}.weight", target) for target, source in norms.items()),
+        ),
+        global_tensors=tuple(
+            gemma3_text.norm(role.source, role.target) if role.kind == "vector" else role
+            for role in spec.global_tensors
+        ),
+        keys={**spec.keys, "attention.sliding_window": window, **caps},
+    )
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    sizes, window = stock.sizes(), stock.window()
+    n_layer = sizes["num_hidden_layers"]
+    width = sizes["head_dim"]
+    if n_layer == _WIDE_LAYERS:
+        width = sizes["hidden_size"] // sizes["num_attention_heads"]
+    return {
+        **sizes,
+        "rms_norm_eps": stock.number("attention.layer_norm_rms_epsilon", 0, 1),
+        "query_pre_attn_scalar": width,
+        "sliding_window": window,
+        "layer_types": [_KINDS[layer % 2 if window else 1] for layer in range(n_layer)],
+        **{field: stock.number(field, 0, limits.SOFTCAP[1], 0.0) for field in _CAPS},
+    }
