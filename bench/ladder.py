@@ -257,8 +257,10 @@ def finished(path: Path, command: str, digest: str, restart: bool) -> list[dict[
 
 
 def last_line(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1].split("\r")[-1] if lines else "no message"
+    """Why a program failed: its last line, or before a trace of frames the last that speaks of an error."""
+    lines = [line.split("\r")[-1] for line in text.strip().splitlines() if line.strip()]
+    spoken = [line for line in lines if re.search(r"error|assert|abort|out of memory", line, re.IGNORECASE)]
+    return (spoken or lines or ["no message"])[-1]
 
 
 def command_line(args: argparse.Namespace) -> str:
