@@ -21,6 +21,8 @@ from latentkv_convert import cli, report
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
 from latentkv_convert.write import gguf_write
+from latentkv_convert.write.encoding import Encoding
+from latentkv_convert.write.mixes import Mix
 
 Tiny = Callable[..., Path]
 SCRIPT = ROOT / "tools" / "convert" / "convert_lowrank.py"
@@ -461,8 +463,10 @@ def test_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     tensor = gguf_write.OutTensor("a", (4, 32), "weight", interrupted)
+    mix = Mix("f32", "llama", n_layer=1, n_group=1, tied=True, important=False)
+    encoding = Encoding("f32", "f32", copies=False, mix=mix)
     with pytest.raises(KeyboardInterrupt):
-        gguf_write.write(tmp_path / "out.gguf", "llama", {}, [tensor], "f32", lambda tensor: None)
+        gguf_write.write(tmp_path / "out.gguf", "llama", {}, [tensor], encoding, lambda tensor: None)
     assert not list(tmp_path.iterdir())
 
 

@@ -247,3 +247,21 @@ def test_without_a_text_one_line_says_so(
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
         assert len(lines) == n_lines
         assert all("[--calib] expected a text for the importance matrix of q5_k_m" in line for line in lines)
+
+
+def test_experts_are_quantized_by_what_they_read(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """All of a layer's with one importance, of the tokens that were sent to any of them."""
+    directory = tiny("qwen3_moe", **WIDE, moe_intermediate_size=256)
+    options = ["--outtype", "q4_k_m", "--kv-budget", "40%", "--recent", "32", *CALIBRATED]
+    out = converted(directory, tmp_path / "out.gguf", calib, *options)
+    kinds = {name: kind for name, (kind, *_) in tensor_bytes(out).items()}
+    assert {kinds[f"blk.{layer}.ffn_up_exps.weight"] for layer in range(2)} == {"q4_k"}
+    assert {kinds[f"blk.{layer}.ffn_gate_exps.weight"] for layer in range(2)} == {"q4_k"}
+    assert {kinds[f"blk.{layer}.ffn_down_exps.weight"] for layer in range(2)} == {"q4_k", "q6_k"}
+    assert kinds["blk.0.ffn_gate_inp.weight"] == "f32"
+    blind = converted(directory, tmp_path / "blind.gguf", calib, *options, "--no-imatrix")
+    name = "blk.1.ffn_up_exps.weight"
+    assert tensor_bytes(out)[name] != tensor_bytes(blind)[name]
+    ids = token_ids(60)
+    got = session(core.Model(str(out)), kv="f16").decode(ids, output="all")
+    assert distance(got, logits(CheckpointSource(directory), ids)) < 0.7

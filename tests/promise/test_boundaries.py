@@ -39,9 +39,16 @@ RULES = [
         ["tools/convert"],
         {
             f"tools/convert/latentkv_convert/{name}.py"
-            for name in ("write/quantize", "plan/kv_budget", "source/gguf_vocabulary", "limits", "cli")
+            for name in [
+                "write/quantize",
+                "write/sidecar",
+                "plan/kv_budget",
+                "source/gguf_vocabulary",
+                "limits",
+                "cli",
+            ]
         },
-        "the converter needs no runtime but to quantize and tokenize as it does, for budgets and limits",
+        "the converter needs no runtime but to quantize, tokenize and hash alike, for budgets and limits",
     ),
     (
         re.compile(r"\b(checkpoint|gguf)_source\b"),

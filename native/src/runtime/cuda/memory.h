@@ -15,6 +15,7 @@ class DeviceStorage : public CacheStorage {
 public:
     DeviceStorage(size_t bytes, cudaStream_t stream) : memory_(bytes), stream_(stream) {
         check(cudaMemset(memory_.as<void>(), 0, bytes), "clearing the cache");
+        settle("clearing the cache");
     }
     uint8_t* data() const override { return memory_.as<uint8_t>(); }
     uint8_t* load(std::vector<uint8_t>& copy) const override {
@@ -26,6 +27,7 @@ public:
     void store(const std::vector<uint8_t>& copy) override {
         check(cudaStreamSynchronize(stream_), "the stream");
         check(cudaMemcpy(data(), copy.data(), copy.size(), cudaMemcpyHostToDevice), "a copy to the cache");
+        settle("a copy to the cache");
     }
 
 private:

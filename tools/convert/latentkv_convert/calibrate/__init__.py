@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConvertError
 from ..recipe import Recipe
 from ..source.source import Source
+from .denormals import flushed
 from .sample import Encoded, Sample, encode, read_text
 from .store import Layers, Store
 
@@ -88,7 +89,8 @@ class _Run:
         stream = self.stream(name, sample)
         if watched is not None:
             watched.join(stream)
-        return self.store.save(key, n_layer, module.collect(stream, **settings))
+        with flushed():
+            return self.store.save(key, n_layer, module.collect(stream, **settings))
 
 
 class _Watched:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ..ir import Array
 from ..recipe import Recipe
+from .decoder import Stacked
 from .stream import LayerStream
 
 VERSION = 1
-_SAME = ("attn_k", "attn_v", "ffn_gate")  # read what attn_q and ffn_up read
+_SAME = ("attn_k", "attn_v", "ffn_gate", "ffn_gate_exps")  # read what attn_q, ffn_up and ffn_up_exps read
 
 
 def sample(recipe: Recipe) -> tuple[int, int]:
@@ -36,18 +37,19 @@ class Activations:
     def watch(self, index: int, live: nn.Module) -> None:
         if index in self._meters:
             return
-        linears = {name: module for name, module in live.named_children() if isinstance(module, nn.Linear)}
-        self._meters[index] = {name: _Meter(module) for name, module in linears.items() if name not in _SAME}
+        read = {name: each for name, each in live.named_children() if isinstance(each, (nn.Linear, Stacked))}
+        self._meters[index] = {name: _Meter(module) for name, module in read.items() if name not in _SAME}
 
     def layer(self, index: int) -> dict[str, Array]:
-        """attn_q, attn_output, ffn_up, ffn_down: [inputs] float64."""
+        """attn_q, attn_output, ffn_up, ffn_down: [inputs] float64; of experts together, by who read more."""
         return {name: meter.result() for name, meter in self._meters[index].items()}
 
 
 class _Meter:
-    def __init__(self, module: nn.Linear) -> None:
+    def __init__(self, module: nn.Linear | Stacked) -> None:
         self.count = 0
-        self.squares = torch.zeros(module.in_features, dtype=torch.float64, device=module.weight.device)
+        weight = module.weight
+        self.squares = torch.zeros(weight.shape[-1], dtype=torch.float64, device=weight.device)
         module.register_forward_pre_hook(self.add)
 
     def add(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -27,9 +27,6 @@ class LayerStream:
     """Runs `tokens` [windows, window] through the model of a source, layer by layer, in float32."""
 
     def __init__(self, source: Source, tokens: NDArray[np.int64], device: str, label: str) -> None:
-        # Softmax weights and their gradients underflow by the million: with them a window takes up to five
-        # times as long.
-        torch.set_flush_denormal(True)
         self.source, self.label = source, label
         self.spec: ModelSpec = source.spec
         self.device = _device(device)

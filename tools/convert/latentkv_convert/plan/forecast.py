@@ -61,16 +61,18 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     """Mean KL divergence in nats per token of each window, over its second half."""
     import torch
 
+    from ..calibrate.denormals import flushed
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
 
     spec = work.spec
-    stream = LayerStream(work.source, windows, work.device, "check plan")
+    label = "check plan"
+    stream = LayerStream(work.source, windows, work.device, label)
     exact = stream.embed()
     cached = exact.clone()
     batch = sizes.DEMOTION_BATCH if plan.recent else 1
     first = exact.shape[1] // 2
-    with torch.no_grad(), progress.bar(spec.n_layer * len(windows), "check plan", "window") as bar:
+    with flushed(), torch.no_grad(), progress.bar(spec.n_layer * len(windows), label, "window") as bar:
         for index, layer in enumerate(plan.layers):
             body = Copies(work, layer, index)
             with stream.layer(index, index + 1) as live:

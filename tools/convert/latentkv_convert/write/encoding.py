@@ -16,7 +16,8 @@ from .gguf_write import OutTensor
 from .mixes import BASE, Mix
 
 # Roles that read the same activations as another (calibrate/activations.py).
-_READS = {"attn_k": "attn_q", "attn_v": "attn_q", "attn_qkv": "attn_q", "ffn_gate": "ffn_up"}
+_READS = {"attn_k": "attn_q", "attn_v": "attn_q", "attn_qkv": "attn_q"}
+_READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps"}
 _LEAST = 1e-6  # of the mean importance: a channel that the text never used is still a channel
 
 

@@ -39,7 +39,7 @@ class Mix:
             return self._values(layer, base)
         if role == "attn_qkv":
             return {"q4_k_m": "q5_k", "q5_k_m": "q6_k"}.get(self.outtype, base)
-        if role == "ffn_down":
+        if role in ("ffn_down", "ffn_down_exps"):
             return self._ffn_down(layer, base)
         return base
 

@@ -16,6 +16,10 @@ inline void check(cudaError_t error, const char* what) {
     }
 }
 
+// What was copied or set without a stream is in place. cudaMemcpy of pageable memory returns when it is staged and cudaMemset at once;
+// streams of ggml-cuda do not wait for either. Without this, beside another program on the GPU, rows were moved by lists that had not arrived.
+inline void settle(const char* what) { check(cudaStreamSynchronize(nullptr), what); }
+
 class DeviceMemory {
 public:
     DeviceMemory() = default;
@@ -41,6 +45,7 @@ public:
     static DeviceMemory of(const std::vector<T>& host) {
         DeviceMemory memory(host.size() * sizeof(T));
         check(cudaMemcpy(memory.data_, host.data(), memory.bytes_, cudaMemcpyHostToDevice), "a copy to the GPU");
+        settle("a copy to the GPU");
         return memory;
     }
 
