@@ -23,6 +23,9 @@ def quantize(
     """Rows [n_rows, n] to ggml blocks of `type` (q4_0, q4_k, ...) by ggml's own quantizers. importance [n]:
     weights of the columns' errors."""
 
+def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
+    """Rows [n_rows, row bytes] of ggml's blocks (or f16, bf16) to [n_rows, n]."""
+
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
 

@@ -43,12 +43,13 @@ RULES = [
                 "write/quantize",
                 "write/sidecar",
                 "plan/kv_budget",
+                "source/gguf_blocks",
                 "source/gguf_vocabulary",
                 "limits",
                 "cli",
             ]
         },
-        "the converter needs no runtime but to quantize, tokenize and hash alike, for budgets and limits",
+        "the converter needs no runtime but to code weights, tokenize and hash alike, for budgets and limits",
     ),
     (
         re.compile(r"\b(checkpoint|gguf)_source\b"),

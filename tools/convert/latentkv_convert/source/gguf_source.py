@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import floats
-from ..errors import ConvertError, need
 from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
+from .gguf_blocks import dequantized
 from .gguf_parts import GgufParts
 from .rope_rows import paired_rows
 from .source import Stored
@@ -60,14 +60,8 @@ class GgufSource:
 
     def tensor(self, role: str, layer: int | None = None) -> F32:
         name, rows = self._place(role, layer)
-        gguf, info = need("gguf"), self._parts.info(name)
-        try:
-            array = gguf.quants.dequantize(
-                self._raw(name, rows), gguf.GGMLQuantizationType[info.type.upper()]
-            )
-        except NotImplementedError:
-            raise ConvertError(name, "a type that gguf can dequantize", info.type) from None
-        array = np.asarray(array, dtype=np.float32).reshape(self.shape(role, layer))
+        found = dequantized(self._raw(name, rows), self._parts.info(name).type, name)
+        array = found.reshape(self.shape(role, layer))
         floats.check_finite(array, name)
         order = self._transformers_order(role.partition(".")[0])
         return array if order is None else array[order]
