@@ -30,6 +30,17 @@ class Body:
     mask: Tensor
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What products of queries and keys become before the softmax, and what takes part in it."""
+
+    mask: Tensor | None  # [1, 1 or n_head, T, T]
+    is_causal: bool
+    scale: float
+    sinks: Tensor | None = None  # [n_head]
+    softcap: float = 0.0  # of scores, 0: none
+
+
 class TwoCopies(TorchFunctionMode):
     """`copy`: what the body copies hold (k after RoPE, v), each [1, n_kv, T, head_dim]; None: the exact
     values. `batch`: how many tokens leave the recent window at once. With more than one the window is the
@@ -58,11 +69,10 @@ class TwoCopies(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
-            return self.attend(*args, **(kwargs or {}))
+            return self.attend(*_of_torch(*args, **(kwargs or {})))
         if func is attention:
             query, key, value, sinks, softcap, mask, is_causal, scale = args
-            scores = {"is_causal": is_causal, "scale": scale, "sinks": sinks, "softcap": softcap}
-            return self.attend(query, key, value, mask, **scores)
+            return self.attend(query, key, value, Scores(mask, is_causal, scale, sinks, softcap))
         return func(*args, **(kwargs or {}))
 
     def found(self) -> tuple[Tensor, Tensor]:
@@ -81,24 +91,10 @@ class TwoCopies(TorchFunctionMode):
         assert self.value_slope is not None
         return self.key_slope, self.value_slope
 
-    def attend(
-        self,
-        query: Tensor,  # [1, n_head, T, head_dim]
-        key: Tensor,  # [1, n_kv or n_head, T, head_dim]
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        sinks: Tensor | None = None,  # [n_head]
-        softcap: float = 0.0,  # of scores, 0: none
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """query [1, n_head, T, head_dim], key and value [1, n_kv or n_head, T, head_dim]."""
         self.key, self.value = key, value
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        output: Tensor = _Attention.apply(
-            query, key, value, self, attn_mask, is_causal, scale, sinks, softcap
-        )
+        output: Tensor = _Attention.apply(query, key, value, self, scores)
         return output
 
     def oldest(self, query: Any) -> Any:
@@ -122,6 +118,21 @@ class TwoCopies(TorchFunctionMode):
         return None if self.copy is None else _repeated(self.copy[side], heads)
 
 
+def _of_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Scores]:
+    """Of scaled_dot_product_attention's arguments."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return query, key, value, Scores(attn_mask, is_causal, scale)
+
+
 def _repeated(x: Tensor, heads: int) -> Tensor:
     """[1, n_kv, T, head_dim] -> [1, heads, T, head_dim]"""
     return x.repeat_interleave(heads // x.shape[1], dim=1)
@@ -137,17 +148,12 @@ class _Attention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         nodes: TwoCopies,
-        mask: Tensor | None,
-        is_causal: bool,
-        scale: float,
-        sinks: Tensor | None,
-        softcap: float,
+        scores: Scores,
     ) -> Tensor:
-        ctx.nodes, ctx.mask, ctx.is_causal, ctx.scale, ctx.sinks = nodes, mask, is_causal, scale, sinks
-        ctx.softcap = softcap
+        ctx.nodes, ctx.scores = nodes, scores
         output = torch.empty_like(query)
         values = _Mixed(value, nodes.old(1, key.shape[1]))
-        for rows, weights, body, _ in _blocks(query, key, nodes, mask, is_causal, scale, sinks, softcap):
+        for rows, weights, body, _ in _blocks(query, key, nodes, scores):
             mixed = weights @ values.of(body, weights.shape[-1])
             if values.old is not None:
                 read = weights[:, :, body.edge] * body.mask
@@ -160,25 +166,24 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output = ctx.saved_tensors
         nodes: TwoCopies = ctx.nodes
+        scale = ctx.scores.scale
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         key_slope, value_slope = torch.zeros_like(key), torch.zeros_like(value)
         repeats = query.shape[1] // key.shape[1]
-        for rows, weights, body, steepness in _blocks(
-            query, key, nodes, ctx.mask, ctx.is_causal, ctx.scale, ctx.sinks, ctx.softcap
-        ):
+        for rows, weights, body, steepness in _blocks(query, key, nodes, ctx.scores):
             n = weights.shape[-1]
-            own = _grouped(query[:, :, rows], repeats) * ctx.scale
+            own = _grouped(query[:, :, rows], repeats) * scale
             above = _grouped(slopes[0][:, :, rows], repeats)
             whole = (above * _grouped(output[:, :, rows], repeats)).sum(-1, keepdim=True)
             d_scores = (above @ value[0, :, :n].mT).sub_(whole).mul_(weights)
             if steepness is not None:
                 d_scores = d_scores.mul_(steepness)
-            mixed = (d_scores @ key[0, :, :n]) * ctx.scale
+            mixed = (d_scores @ key[0, :, :n]) * scale
             d_query[0, :, rows] = mixed.unflatten(1, (repeats, -1)).flatten(0, 1)
             _add(d_key[0], key_slope[0], d_scores, own, body)
             _add(d_value[0], value_slope[0], weights, above, body)
         nodes.key_slope, nodes.value_slope = nodes.per_kv_head(key_slope), nodes.per_kv_head(value_slope)
-        return d_query, d_key, d_value, None, None, None, None, None, None
+        return d_query, d_key, d_value, None, None
 
 
 def _add(slope: Tensor, of_body: Tensor, pairs: Tensor, rows: Tensor, body: Body) -> None:
@@ -209,24 +214,17 @@ def _grouped(x: Tensor, repeats: int) -> Tensor:
 
 
 def _blocks(
-    query: Tensor,
-    key: Tensor,
-    nodes: TwoCopies,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    sinks: Tensor | None,
-    softcap: float,
+    query: Tensor, key: Tensor, nodes: TwoCopies, of: Scores
 ) -> Iterator[tuple[slice, Tensor, Body, Tensor | None]]:
     """Per block of queries: its rows; softmax weights [KV heads, repeats·rows, keys]; which of these are read
-    from the body, with a mask of [repeats·rows, keys of the edge]."""
+    from the body, with a mask of [repeats·rows, keys of the edge]; and the derivative of the soft cap."""
     n_head, n = query.shape[1:3]
     repeats = n_head // key.shape[1]
     keys = _Mixed(key, nodes.old(0, key.shape[1]))
     for begin in range(0, n, _BLOCK):
         rows = slice(begin, min(begin + _BLOCK, n))
-        end = rows.stop if is_causal else n
-        own = _grouped(query[:, :, rows], repeats) * scale
+        end = rows.stop if of.is_causal else n
+        own = _grouped(query[:, :, rows], repeats) * of.scale
         body = nodes.body(rows, end, query.device)
         body = replace(body, mask=body.mask.repeat(repeats, 1))
         scores = own @ keys.of(body, end).mT
@@ -234,18 +232,18 @@ def _blocks(
             edge = own @ keys.old[0, :, body.edge].mT
             scores[:, :, body.edge] = torch.where(body.mask, edge, scores[:, :, body.edge])
         steepness = None
-        if softcap:
-            scores = capped(scores, softcap)
-            steepness = 1 - (scores / softcap).square()  # the cap's derivative
-        if is_causal:  # all keys before the block are seen
+        if of.softcap:
+            scores = capped(scores, of.softcap)
+            steepness = 1 - (scores / of.softcap).square()
+        if of.is_causal:  # all keys before the block are seen
             size = rows.stop - begin
             later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
             scores[:, :, begin:].masked_fill_(later.repeat(repeats, 1), float("-inf"))
-        elif mask is not None:
-            part = mask[..., rows, :end].expand(1, n_head, -1, -1)
+        elif of.mask is not None:
+            part = of.mask[..., rows, :end].expand(1, n_head, -1, -1)
             part = _grouped(part, repeats)
             scores = scores.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else scores + part
         own_sinks = None
-        if sinks is not None:  # [KV heads, repeats·rows, 1]
-            own_sinks = sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
+        if of.sinks is not None:  # [KV heads, repeats·rows, 1]
+            own_sinks = of.sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
         yield rows, softmax(scores, own_sinks), body, steepness
