@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import limits
-from ...errors import ConvertError
+from ...errors import ConvertError, warn
 from ...ir import ModelSpec
 from ..stock import Stock
 
@@ -107,6 +107,35 @@ def require(config: Mapping[str, Any], name: str, default: Any, *allowed: Any) -
     value = config.get(name, default)
     if value not in allowed:
         raise ConvertError("config.json", f"{name} {' or '.join(map(str, allowed))}", str(value))
+
+
+LOCAL, FULL = "sliding_attention", "full_attention"  # kinds of layers, by whether they have a window
+
+
+def local_layers(config: Mapping[str, Any], usual: Sequence[bool]) -> list[bool]:
+    """Which layers have a window. usual: those of the architecture."""
+    kinds = config.get("layer_types") or layer_types(usual)
+    for kind in kinds:
+        require({"layer_types": kind}, "layer_types", None, LOCAL, FULL)
+    return [kind == LOCAL for kind in kinds]
+
+
+def layer_types(is_local: Iterable[bool]) -> list[str]:
+    return [LOCAL if local else FULL for local in is_local]
+
+
+def every_second(config: Mapping[str, Any], n_layer: int, gguf_arch: str) -> list[bool]:
+    """Which layers have a window, where it is the even ones for stock readers."""
+    usual = [layer % 2 == 0 for layer in range(n_layer)]
+    is_local = local_layers(config, usual)
+    if is_local != usual:
+        warn_of_readers(f"a window in every second layer, for stock readers of the {gguf_arch} architecture")
+    return is_local
+
+
+def warn_of_readers(expected: str, got: str = "others") -> None:
+    """Of layers that a stock reader takes for others."""
+    warn("config.json", expected, got, "this runtime follows them; a reader that does not will differ")
 
 
 def window_keys(window: int | None) -> dict[str, Any]:

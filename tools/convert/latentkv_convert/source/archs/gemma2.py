@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from ... import limits
-from ...errors import warn
 from ...ir import ModelSpec
 from ..stock import Stock
-from . import gemma3_text, llama, require
+from . import every_second, gemma3_text, layer_types, llama, require
 
 STOCK_KEYS = ("attn_logit_softcapping", "final_logit_softcapping")
 _THEIRS = ("rope_scaling", "rope_local_base_freq", "layer_types")
@@ -26,7 +25,6 @@ TINY: dict[str, Any] = {
 }
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _WIDE_LAYERS = 46  # the 27B model's, whose scores are scaled by another width than head_dim
-_KINDS = ("sliding_attention", "full_attention")
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -35,15 +33,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     stock = {"head_dim": 256, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
     activation = config.get("hidden_activation", "gelu_pytorch_tanh")
     spec = llama.model_spec(stock | dict(config) | {"mlp_bias": False, "hidden_act": activation})
-    usual = [_KINDS[layer % 2] for layer in range(spec.n_layer)]
-    kinds = config.get("layer_types") or usual
-    for kind in kinds:
-        require({"layer_types": kind}, "layer_types", None, *_KINDS)
-    if list(kinds) != usual:
-        expected = "a window in every second layer, for stock readers of the gemma2 architecture"
-        warn(
-            "config.json", expected, "others", "this runtime follows them; a reader that does not will differ"
-        )
+    is_local = every_second(config, spec.n_layer, "gemma2")
     window = int(config.get("sliding_window") or 4096)
     caps = {
         field: limits.number("config.json", field, config.get(field, usual_cap) or 0.0, *limits.SOFTCAP)
@@ -62,7 +52,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             attention_scale=1 / math.sqrt(width),
             attention_softcap=caps["attn_logit_softcapping"],
             logit_softcap=caps["final_logit_softcapping"],
-            windows=tuple(window if kind == _KINDS[0] else 0 for kind in kinds),
+            windows=tuple(window if local else 0 for local in is_local),
         ),
         layer_tensors=(
             *(role for role in spec.layer_tensors if role.target not in norms),
@@ -88,6 +78,6 @@ def config_of(stock: Stock) -> dict[str, Any]:
         "rms_norm_eps": stock.number("attention.layer_norm_rms_epsilon", 0, 1),
         "query_pre_attn_scalar": width,
         "sliding_window": window,
-        "layer_types": [_KINDS[layer % 2 if window else 1] for layer in range(n_layer)],
+        "layer_types": layer_types(bool(window) and layer % 2 == 0 for layer in range(n_layer)),
         **{field: stock.number(field, 0, limits.SOFTCAP[1], 0.0) for field in _CAPS},
     }

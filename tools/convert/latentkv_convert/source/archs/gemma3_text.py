@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from ... import limits
-from ...errors import warn
 from ...ir import F32, ModelSpec, TensorRole
 from ..stock import Stock
-from . import llama, require
+from . import FULL, LOCAL, layer_types, llama, local_layers, require, warn_of_readers
 
 ARCHITECTURE = "gemma3"
 STOCK_KEYS = ("final_logit_softcapping",)
@@ -64,7 +63,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         "mlp_bias": False,
         "hidden_act": config.get("hidden_activation", "gelu_pytorch_tanh"),
         "rope_scaling": None,
-        "rope_parameters": ropes["full_attention"],
+        "rope_parameters": ropes[FULL],
     }
     spec = llama.model_spec(stock | dict(config) | ours)
     is_local = _local_layers(config, spec.n_layer)
@@ -76,7 +75,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     softcap = float(config.get("final_logit_softcapping") or 0.0)
     keys: dict[str, Any] = {"final_logit_softcapping": softcap} if softcap else {}
     if any(is_local):
-        keys |= {"attention.sliding_window": window, "rope.freq_base_swa": base["sliding_attention"]}
+        keys |= {"attention.sliding_window": window, "rope.freq_base_swa": base[LOCAL]}
         keys |= _period_keys(is_local)
     return replace(
         spec,
@@ -88,7 +87,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             attention_scale=1 / math.sqrt(float(config.get("query_pre_attn_scalar", 256))),
             logit_softcap=softcap,
             windows=tuple(window if local else 0 for local in is_local),
-            rope_bases=tuple(base[_kind(local)] for local in is_local),
+            rope_bases=tuple(base[kind] for kind in layer_types(is_local)),
             rope_scaled=tuple(not local for local in is_local),
         ),
         layer_tensors=(
@@ -111,28 +110,21 @@ def _from_zero(weight: F32) -> F32:
     return weight + np.float32(1)
 
 
-def _kind(is_local: bool) -> str:
-    return "sliding_attention" if is_local else "full_attention"
-
-
 def _ropes(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """RoPE by kind of layer: rope_parameters of transformers 5, or the fields of earlier configs."""
     given: Mapping[str, Any] = config.get("rope_parameters") or {}
     full = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
     local = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
-    ropes = {_kind(False): full, _kind(True): local}
+    ropes = {FULL: full, LOCAL: local}
     ropes = {kind: parameters | dict(given.get(kind) or {}) for kind, parameters in ropes.items()}
-    require(ropes[_kind(True)], "rope_type", "default", "default")
+    require(ropes[LOCAL], "rope_type", "default", "default")
     return ropes
 
 
 def _local_layers(config: Mapping[str, Any], n_layer: int) -> list[bool]:
     """Which layers have a window."""
     period = int(config.get("sliding_window_pattern", _PERIOD))
-    kinds = config.get("layer_types") or [_kind((layer + 1) % period != 0) for layer in range(n_layer)]
-    for kind in kinds:
-        require({"layer_types": kind}, "layer_types", None, _kind(True), _kind(False))
-    return [kind == _kind(True) for kind in kinds]
+    return local_layers(config, [(layer + 1) % period != 0 for layer in range(n_layer)])
 
 
 def _period_keys(is_local: Sequence[bool]) -> dict[str, Any]:
@@ -140,12 +132,8 @@ def _period_keys(is_local: Sequence[bool]) -> dict[str, Any]:
     for period in (_PERIOD, *range(2, len(is_local) + 2)):
         if all(local == ((layer + 1) % period != 0) for layer, local in enumerate(is_local)):
             return {} if period == _PERIOD else {"attention.sliding_window_pattern": period}
-    warn(
-        "config.json",
-        "layers without a window at equal distances, for stock readers of the gemma3 architecture",
-        "others",
-        "this runtime follows them; a reader that does not will differ",
-    )
+    equal = "layers without a window at equal distances"
+    warn_of_readers(f"{equal}, for stock readers of the {ARCHITECTURE} architecture")
     return {}
 
 
@@ -163,6 +151,6 @@ def config_of(stock: Stock) -> dict[str, Any]:
         "rope_local_base_freq": stock.number("rope.freq_base_swa", *limits.ROPE_BASE, default=1e4),
         "query_pre_attn_scalar": width,
         "sliding_window": window,
-        "layer_types": [_kind(window is not None and (layer + 1) % period != 0) for layer in range(n_layer)],
+        "layer_types": layer_types(bool(window) and (layer + 1) % period != 0 for layer in range(n_layer)),
         "final_logit_softcapping": stock.number("final_logit_softcapping", 0, 1e6, 0.0),
     }

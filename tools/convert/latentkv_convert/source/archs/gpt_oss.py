@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ... import limits
-from ...errors import ConvertError, warn
+from ...errors import ConvertError
 from ...ir import F32, ModelSpec, TensorRole
 from .. import rope
 from ..stock import Stock
-from . import expert_keys, llama, require
+from . import every_second, expert_keys, layer_types, llama, require
 
 ARCHITECTURE = "gpt-oss"
 STOCK_KEYS = ("expert_count", "expert_used_count")
@@ -47,7 +47,6 @@ TINY: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-_KINDS = ("sliding_attention", "full_attention")
 _YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -76,7 +75,7 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     n_expert = int(config.get("num_local_experts", 128))
     n_used = int(config.get("num_experts_per_tok", 4))
     window = limits.number("config.json", "sliding_window", config.get("sliding_window") or 0, *limits.WINDOW)
-    is_local = _local_layers(config, spec.n_layer)
+    is_local = every_second(config, spec.n_layer, ARCHITECTURE)
     kept = [role for role in spec.layer_tensors if role.target.startswith("attn_")]
     return replace(
         spec,
@@ -129,26 +128,12 @@ def _outputs(begin: int | None, axis: int) -> Callable[[F32], F32]:
     return pick
 
 
-def _local_layers(config: Mapping[str, Any], n_layer: int) -> list[bool]:
-    """Which layers have a window."""
-    usual = [_KINDS[layer % 2] for layer in range(n_layer)]
-    kinds = config.get("layer_types") or usual
-    for kind in kinds:
-        require({"layer_types": kind}, "layer_types", None, *_KINDS)
-    if list(kinds) != usual:
-        expected = "a window in every second layer, for stock readers of the gpt-oss architecture"
-        warn(
-            "config.json", expected, "others", "this runtime follows them; a reader that does not will differ"
-        )
-    return [kind == _KINDS[0] for kind in kinds]
-
-
 def config_of(stock: Stock) -> dict[str, Any]:
     """config.json, as far as the file's tensors depend on it."""
     config = llama.config_of(stock)
     n_used = stock.whole("expert_used_count", 1, 4096)
     window = stock.window()
-    kinds = [_KINDS[layer % 2 if window else 1] for layer in range(config["num_hidden_layers"])]
+    is_local = [bool(window) and layer % 2 == 0 for layer in range(config["num_hidden_layers"])]
     return {
         **config,
         "attention_bias": True,
@@ -156,6 +141,6 @@ def config_of(stock: Stock) -> dict[str, Any]:
         "num_local_experts": stock.whole("expert_count", 2, 4096),
         "num_experts_per_tok": n_used,
         "sliding_window": window,
-        "layer_types": kinds,
+        "layer_types": layer_types(is_local),
         "rope_parameters": {"rope_type": "default", "truncate": False},
     }

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ConvertError, warn
+from ...errors import ConvertError
 from ...ir import ModelSpec
 from ..stock import Stock
-from . import llama, require
+from . import llama, require, warn_of_readers
 
 TINY: dict[str, Any] = {
     **llama.TINY,
@@ -36,12 +36,8 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     if [bool(turn) for turn in turned[: spec.n_layer]] != [
         (i + 1) % _PERIOD != 0 for i in range(spec.n_layer)
     ]:
-        warn(
-            "config.json",
-            f"no RoPE in every layer {_PERIOD}, for stock readers of the smollm3 architecture",
-            "other layers without",
-            "this runtime follows them; a reader that does not will differ",
-        )
+        expected = f"no RoPE in every layer {_PERIOD}, for stock readers of the smollm3 architecture"
+        warn_of_readers(expected, "other layers without")
     base = float(spec.keys["rope.freq_base"])
     bases = tuple(base if turn else 0.0 for turn in turned[: spec.n_layer])
     return replace(spec, gguf_arch="smollm3", block=replace(spec.block, rope_bases=bases))
