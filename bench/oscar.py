@@ -76,9 +76,7 @@ class Oscar:
 def turn(moment: F64, where: str) -> Basis:
     """down = U·H, up = its transpose."""
     sigma, directions = eigenbasis(moment, where)
-    n = len(sigma)
-    base = rotation.hadamard(n)
-    turned = directions @ (rotation.dct(n) if base is None else base / np.sqrt(n))
+    turned = directions @ rotation.spread(len(sigma))
     return Basis(sigma, turned, turned.T)
 
 

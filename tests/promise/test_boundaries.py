@@ -35,11 +35,12 @@ RULES = [
     (re.compile(r'#include [<"]ggml'), ["native/src/cache"], set(), "the cache knows no graph"),
     (re.compile(r"^\s*(import|from) torch", re.MULTILINE), ["python"], set(), "the runtime needs no torch"),
     (
-        re.compile(r"\blatentkv\._core\b|from latentkv\b"),
+        re.compile(r"\blatentkv\._core\b|from latentkv\b|^\s*from \.+ import .*\bnative\b", re.MULTILINE),
         ["tools/convert"],
         {
             f"tools/convert/latentkv_convert/{name}.py"
             for name in [
+                "native",
                 "write/quantize",
                 "write/sidecar",
                 "plan/kv_budget",

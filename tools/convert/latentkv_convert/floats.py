@@ -1,5 +1,5 @@
-"""Whole weights from one float type to another, and looked over, by torch: a model is read three times, and
-NumPy does each of these on one core."""
+"""NumPy's arrays in torch: what is measured on a device; whole weights from one float type to another, and
+looked over: a model is read three times, and NumPy does each of these on one core."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def f32(raw: Array, is_bf16: bool) -> F32:
     """is_bf16: raw are the bits of such numbers."""
     import torch
 
-    found = _tensor(raw.view(np.int16)).view(torch.bfloat16) if is_bf16 else _tensor(raw)
+    found = tensor(raw.view(np.int16)).view(torch.bfloat16) if is_bf16 else tensor(raw)
     return np.asarray(found.float().numpy())
 
 
 def f16(array: F32) -> Array:
-    return np.asarray(_tensor(array).half().numpy())
+    return np.asarray(tensor(array).half().numpy())
 
 
 def peak(array: F32) -> float:
@@ -32,7 +32,7 @@ def peak(array: F32) -> float:
 
     if not array.size:
         return 0.0
-    low, high = torch.aminmax(_tensor(array))
+    low, high = torch.aminmax(tensor(array))
     return max(abs(float(low)), abs(float(high))) if float(low) == float(low) else float("nan")
 
 
@@ -44,8 +44,9 @@ def check_finite(array: F32, where: str) -> None:
         raise ConvertError(where, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
 
 
-def _tensor(array: Array) -> Tensor:
+def tensor(array: Array, device: str = "cpu") -> Tensor:
+    """Over the array's own memory if that may be written to and the device is the CPU."""
     import torch
 
     safe: Any = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")
-    return torch.from_numpy(safe)
+    return torch.from_numpy(safe).to(device)

@@ -18,6 +18,10 @@ F64 = NDArray[np.float64]
 
 SIDES = ("k", "v")
 
+# Weights that read what another one reads.
+READS = {"attn_k": "attn_q", "attn_v": "attn_q", "attn_qkv": "attn_q"}
+READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps"}
+
 
 @dataclass(frozen=True)
 class BlockSpec:

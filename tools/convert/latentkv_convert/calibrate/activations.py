@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ir import Array
+from ..ir import READS, Array
 from ..recipe import Recipe
 from .decoder import Stacked
 from .stream import LayerStream
 
 VERSION = 1
-_SAME = ("attn_k", "attn_v", "ffn_gate", "ffn_gate_exps")  # read what attn_q, ffn_up and ffn_up_exps read
 
 
 def sample(recipe: Recipe) -> tuple[int, int]:
@@ -38,7 +37,7 @@ class Activations:
         if index in self._meters:
             return
         read = {name: each for name, each in live.named_children() if isinstance(each, (nn.Linear, Stacked))}
-        self._meters[index] = {name: _Meter(module) for name, module in read.items() if name not in _SAME}
+        self._meters[index] = {name: _Meter(module) for name, module in read.items() if name not in READS}
 
     def layer(self, index: int) -> dict[str, Array]:
         """attn_q, attn_output, ffn_up, ffn_down: [inputs] float64; of experts together, by who read more."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .. import floats
 from ..ir import ModelSpec
 from ..source.source import Source
 from .attention import attention
@@ -244,5 +245,4 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
 
 
 def _tensor(source: Source, role: str, layer: int | None = None) -> Tensor:
-    array = source.tensor(role, layer)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return floats.tensor(source.tensor(role, layer))

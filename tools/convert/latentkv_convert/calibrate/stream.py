@@ -20,7 +20,7 @@ from ..source.source import Source
 from .decoder import Ends, Layer
 from .positions import Positions
 
-HOST_THREADS = 4  # beside a GPU: 16 took 1.7 times the processor's time and no second less
+HOST_THREADS = 4  # beside a GPU
 
 
 class LayerStream:

@@ -9,15 +9,16 @@ cache's batches.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import progress
+from .. import floats, progress
 from ..calibrate.sample import Sample
 from ..errors import warn
-from ..ir import SIDES, Array, Forecast, LayerPlan, Plan, SidePlan
+from ..ir import SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
 from ..write.fuse import center
 from ..write.fuse.finish import finished
@@ -122,11 +123,7 @@ class Replaced:
     """Rows of one layer's K or V as a reader of the cache gets them back."""
 
     def __init__(self, work: Work, plan: SidePlan, layer: int, side: str) -> None:
-        import torch
-
-        def moved(array: Array) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(work.device)
-
+        moved = partial(floats.tensor, device=work.device)
         self.plan = plan
         self.factors = [(moved(b.down), moved(b.up)) for b in finished(work, plan, layer, side)]
         centred = center.centred(work, layer, side, plan.path)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import floats
 from ..errors import ConvertError
 from ..ir import F64, Basis
 
@@ -23,9 +24,7 @@ def eigenbasis(moment: F64, where: str) -> tuple[F64, F64]:
     For M = Wᵀ C W with C the input moment this is SVD-LLM's whitened SVD without its Cholesky factor:
     eigenvalues are the squared singular values, eigenvectors the output directions.
     """
-    import torch
-
-    sigma, directions = spectrum(torch.from_numpy(moment), where)
+    sigma, directions = spectrum(floats.tensor(moment), where)
     return sigma.numpy(), directions.numpy()
 
 

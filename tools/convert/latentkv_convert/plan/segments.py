@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import floats
 from ..ir import F64, Basis, SidePlan
 from ..rows import sizes
 from ..rows.cached_rows import CachedRows
@@ -39,9 +41,7 @@ def tables(
     """
     import torch
 
-    def moved(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
+    moved = partial(floats.tensor, device=device)
     found = []
     for index, basis in enumerate(bases):
         width = basis.down.shape[0]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from .. import native
 from ..errors import ConvertError, need
 from .gguf_file import Value
 
@@ -29,10 +28,7 @@ class GgufVocabulary:
     """
 
     def __init__(self, values: Mapping[str, Value], where: str) -> None:
-        try:
-            core: Any = importlib.import_module("latentkv._core")
-        except ImportError:
-            raise ConvertError("--calib", "libllama's tokenizer", "no native latentkv module") from None
+        core = native.core("--calib", "libllama's tokenizer")
         with tempfile.TemporaryDirectory(prefix="latentkv-") as directory:
             path = Path(directory) / "vocabulary.gguf"
             _write(values, path)

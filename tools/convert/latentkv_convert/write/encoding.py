@@ -9,15 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import need, warn
-from ..ir import F32, Array, ModelSpec
+from ..ir import F32, READS, Array, ModelSpec
 from ..source.source import Stored
 from . import quantize
-from .gguf_write import OutTensor
+from .gguf_write import OutTensor, unread
 from .mixes import BASE, Mix
 
-# Roles that read the same activations as another (calibrate/activations.py).
-_READS = {"attn_k": "attn_q", "attn_v": "attn_q", "attn_qkv": "attn_q"}
-_READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps"}
 _LEAST = 1e-6  # of the mean importance: a channel that the text never used is still a channel
 
 
@@ -77,14 +74,14 @@ class Encoding:
         stem = role.partition(".")[0]
         if self.importance is None or layer is None or tensor.kind != "weight":
             return None
-        found = np.asarray(self.importance[layer][_READS.get(stem, stem)], dtype=np.float64)
+        found = np.asarray(self.importance[layer][READS.get(stem, stem)], dtype=np.float64)
         mean = max(float(found.mean()), np.finfo(np.float64).tiny)
         return np.maximum(found / mean, _LEAST).astype(np.float32)
 
     def projection_bytes(self, spec: ModelSpec, layer: int, side: str, stored: Stored | None) -> int:
         """Of W_k or W_v as this file would hold it."""
         name, shape = f"blk.{layer}.attn_{side}.weight", (spec.kv_width, spec.n_embd)
-        return self.n_bytes(self.settled(OutTensor(name, shape, "weight", _unread, stored)))
+        return self.n_bytes(self.settled(OutTensor(name, shape, "weight", unread, stored)))
 
     def channel_bytes(self, form: str, width: int, n_embd: int) -> float:
         """Of one channel of a latent whose group is `width` wide: its row of A or E, and its column of B (or
@@ -127,7 +124,3 @@ def split(name: str) -> tuple[int | None, str]:
         return None, name
     _, layer, role = name.split(".", 2)
     return int(layer), role
-
-
-def _unread() -> F32:
-    raise AssertionError("a tensor that is only weighed")

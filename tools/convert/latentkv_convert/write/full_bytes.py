@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..ir import F32, SIDES
+from ..ir import SIDES
 from ..source.source import Source
 from .encoding import Encoding
-from .gguf_write import OutTensor
+from .gguf_write import OutTensor, unread
 
 
 def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> int:
@@ -28,10 +28,6 @@ def _projections(source: Source) -> Iterator[OutTensor]:
             rows, biases = {"qkv": sum(rows.values())}, {"qkv": sum(rows.values())} if biases else {}
         for side, n in rows.items():
             stored = source.stored(f"attn_{side}.weight", layer)
-            yield OutTensor(f"{stem}{side}.weight", (n, spec.n_embd), "weight", _unread, stored)
+            yield OutTensor(f"{stem}{side}.weight", (n, spec.n_embd), "weight", unread, stored)
         for side, n in biases.items():
-            yield OutTensor(f"{stem}{side}.bias", (n,), "vector", _unread)
-
-
-def _unread() -> F32:
-    raise AssertionError("a tensor that is only weighed")
+            yield OutTensor(f"{stem}{side}.bias", (n,), "vector", unread)

@@ -34,6 +34,11 @@ class OutTensor:
     stored: Stored | None = None  # to be copied, byte for byte, in place of what `load` computes
 
 
+def unread() -> F32:
+    """`load` of a tensor that is only weighed."""
+    raise AssertionError("a tensor that is only weighed")
+
+
 def write(
     path: Path,
     gguf_arch: str,

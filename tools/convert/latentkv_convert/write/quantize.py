@@ -3,17 +3,16 @@ and the encoding."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 
-from .. import floats
+from .. import floats, native
 from ..errors import ConvertError, need
 from ..ir import F32, Array
 
+# general.file_type of each
 PLAIN = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}
-# general.file_type
 FILE_TYPES = {**PLAIN, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_xs": 30}
 OUTTYPES, FACTOR_TYPES = tuple(FILE_TYPES), tuple(PLAIN)
 BLOCK = 32  # elements that share a scale in q8_0 and q4_0
@@ -64,9 +63,6 @@ def encode(array: F32, kind: str, where: str, importance: F32 | None = None) -> 
 
 
 def _native_quantize(array: F32, kind: str, where: str, importance: F32 | None) -> Array:
-    try:
-        core: Any = importlib.import_module("latentkv._core")
-    except ImportError:
-        raise ConvertError(where, f"ggml's quantizer for {kind}", "no native latentkv module") from None
+    core = native.core(where, f"ggml's quantizer for {kind}")
     rows = np.ascontiguousarray(array.reshape(-1, array.shape[-1]), dtype=np.float32)
     return np.asarray(core.quantize(rows, kind, importance))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .. import native
 from ..errors import ConvertError
 from ..recipe import Recipe
 from ..schema import KEYS
@@ -38,10 +38,7 @@ def base_keys(recipe: Recipe) -> dict[str, str]:
         expected = "a GGUF in one file, as the runtime opens it"
         hint = "merge the parts with llama-gguf-split --merge"
         raise ConvertError("--sidecar", expected, f"one of {len(parts)} parts, {source.name}", hint)
-    try:
-        core: Any = importlib.import_module("latentkv._core")
-    except ImportError:
-        raise ConvertError("--sidecar", "the runtime's hash of a GGUF", "no native latentkv module") from None
+    core = native.core("--sidecar", "the runtime's hash of a GGUF")
     try:
         return {KEYS["base_hash"]: core.content_hash(str(source)), KEYS["base_name"]: source.name}
     except core.Error as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import progress
+from ... import floats, progress
 from ...errors import ConvertError
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ...rows import cached_rows, sizes
@@ -220,10 +220,8 @@ class Waterfill:
     def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
         """Per group, one table for every width that segments may have."""
         cached = self.cached(work, layer, side)
-        made, group_width = (
-            form(self.paths[side], self.sink > 0 or self.recent > 0, work.trains),
-            self.groups[side] * work.spec.head_dim,
-        )
+        made = form(self.paths[side], self.sink > 0 or self.recent > 0, work.trains)
+        group_width = self.groups[side] * work.spec.head_dim
         channel = work.stored_as.channel_bytes(made, group_width, work.spec.n_embd)
         share = group_width / work.spec.kv_width
         replaced = share * work.projection_bytes(layer, side) if made == "a" else 0.0
@@ -308,7 +306,7 @@ def weighted(moment: F64, fisher: F64, where: str, balance: bool = True, device:
     """
     import torch
 
-    rows, costs = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (moment, fisher))
+    rows, costs = (floats.tensor(each, device) for each in (moment, fisher))
     root, axes = spectrum(costs, where)
     if not root[0] > 0:
         raise ConvertError(

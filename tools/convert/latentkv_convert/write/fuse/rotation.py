@@ -36,9 +36,13 @@ def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Bas
 def rotation(n: int, rng: np.random.Generator) -> F64:
     """[n, n] orthogonal: a randomly signed Hadamard matrix over sqrt(n), else a randomly signed DCT-II."""
     signs = rng.choice(np.array([-1.0, 1.0]), size=n)
+    return signs[:, None] * spread(n)
+
+
+def spread(n: int) -> F64:
+    """[n, n] orthogonal: Hadamard's over sqrt(n), else the DCT-II."""
     base = hadamard(n)
-    matrix = dct(n) if base is None else base / np.sqrt(n)
-    return signs[:, None] * matrix
+    return dct(n) if base is None else base / np.sqrt(n)
 
 
 @cache
