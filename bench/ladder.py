@@ -27,6 +27,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import curves
@@ -83,6 +84,7 @@ class Ladder:
         self.reference.mkdir(parents=True, exist_ok=True)
         rows = finished(args.out, self.command, self.texts, args.restart)
         self.rows = [row for row in rows if row["kld"] is not None]  # others are tried again
+        self.processors = processors(args.device, args.jobs)
         self.begin = time.monotonic()
 
     def key(self, *settings: object) -> str:
@@ -101,10 +103,18 @@ class Ladder:
             return ""
         begin = time.monotonic()
         command = self.conversions.command(file, self.model, path)
-        environment = os.environ | ({"OMP_NUM_THREADS": str(args.threads)} if args.threads else {})
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+        done = self.process(command, {"OMP_NUM_THREADS": str(args.threads)} if args.threads else {})
         print(f"{file.name}: converted in {time.monotonic() - begin:.0f} s", flush=True)
         return last_line(done.stderr) if done.returncode else ""
+
+    def process(self, words: list[str], environment: dict[str, str] | None = None) -> Any:
+        """Python with these words, on the GPU that has waited longest."""
+        own = self.processors.get()
+        try:
+            environment = os.environ | own | (environment or {})
+            return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+        finally:
+            self.processors.put(own)
 
     def measure(self, rung: Rung) -> dict[str, Any]:
         """The row; without numbers where there is a reason."""
@@ -112,7 +122,7 @@ class Ladder:
         path = self.folder / f"job-{re.sub(r'[^a-z0-9.]+', '-', rung.name.lower())}.json"
         path.write_text(json.dumps(asdict(self.job(rung))), encoding="utf-8")
         cell = str(Path(__file__).with_name("cell.py"))
-        done = subprocess.run([sys.executable, cell, str(path)], capture_output=True, text=True)
+        done = self.process([cell, str(path)])
         if done.returncode:
             return self.row(rung, {"why": last_line(done.stderr)})
         path.unlink()
@@ -229,6 +239,22 @@ class Ladder:
         return f"{said} Attention: {ran}." if "cuda" in ran.partition("(")[0] else said
 
 
+def processors(device: str, jobs: int) -> SimpleQueue[dict[str, str]]:
+    """The environments of processes that run beside each other: one GPU each, in turns."""
+    queue: SimpleQueue[dict[str, str]] = SimpleQueue()
+    names = gpus() if device == "cuda" else []
+    for at in range(jobs):
+        queue.put({"CUDA_VISIBLE_DEVICES": names[at % len(names)]} if names else {})
+    return queue
+
+
+def gpus() -> list[str]:
+    import torch
+
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return seen.split(",") if seen else [str(index) for index in range(torch.cuda.device_count())]
+
+
 def shape(plain: Path) -> rungs.Shape:
     from latentkv import _core
 
@@ -303,7 +329,7 @@ def main() -> int:
     )
     parser.add_argument("--calib-tokens", type=int, default=0, help="of every conversion")
     parser.add_argument("--fisher-tokens", type=int, default=0, help="of every conversion")
-    parser.add_argument("--jobs", type=int, default=0, help="processes (default: 4 with cuda, else 1)")
+    parser.add_argument("--jobs", type=int, default=0, help="processes (default: 4 a GPU, else 1)")
     parser.add_argument("-t", "--threads", type=int, default=0, help="of a process")
     parser.add_argument("--plot", action="store_true", help="also draw divergence over bytes")
     parser.add_argument("--keep-files", action="store_true", help="of published methods too")
@@ -313,7 +339,7 @@ def main() -> int:
         args.model if args.model in real_models.MODELS else Path(args.model).stem.lower()
     )
     args.out = args.out or RESULTS / f"ladder-{args.name}.json"
-    args.jobs = args.jobs or (4 if args.device == "cuda" else 1)
+    args.jobs = args.jobs or (4 * max(1, len(gpus())) if args.device == "cuda" else 1)
     return Ladder(args).run()
 
 

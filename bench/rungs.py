@@ -14,6 +14,7 @@ BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 WINDOW = {"sink": 4, "recent": 128}  # exact tokens, as `--kv-budget` keeps them
 EXACT_SLOTS = 384  # what the runtime allocates for WINDOW
 CELL_BYTES = 12  # of a slot, beside its rows
+RANK_STEP = 16  # ranks are multiples of it
 # Segments of a file read at other budgets than its own: from 14 to 28 % that is 34 % more divergence with
 # `size` and 3 % with `speed` (docs/results.md), so `size` has two files.
 MASTERS = {"speed": ("14%",), "size": ("14%", "28%")}
@@ -70,11 +71,12 @@ class Published:
     options: str
     joint: bool  # one latent for all KV heads of a layer
     bits: tuple[int, ...]
+    spared: tuple[float, ...] = (0.005,) * len(BUDGETS)  # of each budget, for what the estimate leaves out
 
     def rungs(self, shape: Shape) -> Iterator[Rung]:
-        for budget, bits in zip(BUDGETS, self.bits, strict=True):
-            keep = self.keep(shape, share(budget), bits)
-            if keep > 0:
+        for budget, bits, spared in zip(BUDGETS, self.bits, self.spared, strict=True):
+            keep = self.keep(shape, (1 - spared) * share(budget), bits)
+            if keep > (0 if self.joint else RANK_STEP / shape.head_dim):
                 words = ("--method", self.name, *shlex.split(self.options), "--keep", f"{keep:g}")
                 file = File(f"{self.name}-{keep:g}", words)
                 setting = f"{self.options} --keep {keep:g}, q{bits} + window".strip()
@@ -83,7 +85,7 @@ class Published:
     def keep(self, shape: Shape, budget: float, bits: int) -> float:
         """The largest in hundredths that fits: rows of all slots, exact ones in f16, cells."""
         latents = 2 * shape.n_layer * (1 if self.joint else shape.n_kv)
-        total = 0.995 * budget * SERVED * (2 * shape.dims + CELL_BYTES)
+        total = budget * SERVED * (2 * shape.dims + CELL_BYTES)
         fixed = SERVED * (CELL_BYTES + 5 * latents) + EXACT_SLOTS * CELL_BYTES  # 4 for scale and minimum
         a_dimension = shape.dims * (SERVED * bits / 8 + EXACT_SLOTS * 2)
         return min(1.0, int(100 * (total - fixed) / a_dimension) / 100)
@@ -93,7 +95,8 @@ PUBLISHED = (
     Published("palu", "--group all", True, (6, 4, 4, 4, 4)),
     Published("zack", "--group all --basis kq-svd", True, (5, 4, 3, 3, 3)),
     Published("lorc", "", True, (5, 4, 3, 3, 3)),
-    Published("eigen", "", False, (5, 4, 3, 3, 3)),
+    # Every head of a layer has the largest rank that any of them needs: more is kept than asked.
+    Published("eigen", "", False, (5, 4, 3, 3, 2), (0.005, 0.005, 0.03, 0.06, 0.03)),
 )
 # K stays whole: two bits of it and a quarter of V are 11.8 % with heads of 64, so nothing is below 14 %.
 TALE = (("28%", 4, "q8", 0.1), ("17.5%", 2, "q4", 0.1), ("14%", 2, "q4", 0.05))
