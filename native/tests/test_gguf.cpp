@@ -1,6 +1,7 @@
 // The GGUF reader: what it reads, what it refuses, and that no byte of a hostile file leads it astray.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -133,7 +134,8 @@ void test_refusals() {
     refused("booleans stored as 0 or 1 in 'k'; got 2",
             [](auto& f) { f.template value<uint8_t>("k", GgufType::boolean, 2); });
     refused("0 or 1 in 'k'", [](auto& f) { f.template array<uint8_t>("k", GgufType::boolean, {1, 0, 255}); });
-    refused("got one of 3 parts", [](auto& f) { f.template value<uint16_t>("split.count", GgufType::u16, 3); });
+    refused("expected 3 parts, as split.count says, NAME-00001-of-00003.gguf and so on; got 1",
+            [](auto& f) { f.template value<uint16_t>("split.count", GgufType::u16, 3); });
 
     for (const uint32_t bad : {0u, 1u, 4u, 24u, 33u}) {
         GgufBytes file;
@@ -192,6 +194,65 @@ void test_files() {
     CHECK_REFUSED("is a directory", GgufFile::open(fs::temp_directory_path().string()));
 }
 
+// One tensor a part, in three of them; `no` and `count` are what the part says of itself.
+Bytes part_bytes(const std::string& tensor, float number, int no, int count, int total = 3) {
+    GgufBytes file;
+    if (no == 0) file.string("general.name", "parts").value("split.tensors.count", GgufType::i32, total);
+    file.value("split.no", GgufType::u16, static_cast<uint16_t>(no));
+    file.value("split.count", GgufType::u16, static_cast<uint16_t>(count));
+    file.tensor(tensor, {2}, GGML_TYPE_F32);
+    std::memcpy(file.data.data(), &number, sizeof number);
+    return file.bytes();
+}
+
+void test_parts() {
+    namespace fs = std::filesystem;
+    const fs::path folder = fs::temp_directory_path() / ("lkv_test_parts_" + std::to_string(::getpid()));
+    fs::create_directories(folder);
+    const auto path = [&](int number) {
+        return (folder / ("m-0000" + std::to_string(number) + "-of-00003.gguf")).string();
+    };
+    const auto write = [&](int number, const Bytes& bytes) {
+        std::ofstream(path(number), std::ios::binary)
+            .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    };
+    const auto all = [&](int total) {
+        write(1, part_bytes("a", 1, 0, 3, total));
+        write(2, part_bytes("b", 2, 1, 3));
+        write(3, part_bytes("c", 3, 2, 3));
+    };
+    all(3);
+    for (const int named : {1, 2, 3}) {
+        const GgufFile file = GgufFile::open(path(named));
+        CHECK(file.spans().size() == 3 && file.tensors().size() == 3 && file.get_string("general.name") == "parts");
+        CHECK(file.size_bytes() == fs::file_size(path(1)) + fs::file_size(path(2)) + fs::file_size(path(3)));
+        for (int i = 0; i < 3; i++) {
+            const auto& tensor = file.tensor(std::string(1, static_cast<char>('a' + i)));
+            CHECK(*reinterpret_cast<const float*>(tensor.data) == static_cast<float>(i + 1));
+        }
+    }
+    all(4);
+    CHECK_REFUSED("expected 4 tensors in all parts, as split.tensors.count says; got 3", GgufFile::open(path(1)));
+    all(3);
+    write(2, part_bytes("b", 2, 2, 3));
+    CHECK_REFUSED("expected split.no 1; got 2", GgufFile::open(path(1)));
+    write(2, part_bytes("b", 2, 1, 2));
+    CHECK_REFUSED("expected 2 parts, as split.count says, NAME-00001-of-00002.gguf and so on; got 3",
+                  GgufFile::open(path(1)));
+    write(2, part_bytes("a", 2, 1, 3));
+    CHECK_REFUSED("expected every tensor in one part; got 'a' again", GgufFile::open(path(1)));
+    Bytes cut = part_bytes("b", 2, 1, 3);
+    cut.resize(40);
+    write(2, cut);
+    CHECK_REFUSED("entries in 'tensor count' with 24 of 40 bytes left", GgufFile::open(path(1)));
+    fs::remove(path(2));
+    CHECK_REFUSED("expected all 3 parts of " + lkv::quoted(path(3)) + "; got no " + lkv::quoted(path(2)),
+                  GgufFile::open(path(3)));
+    fs::copy_file(path(1), folder / "alone.gguf");
+    CHECK_REFUSED("expected 3 parts, as split.count says", GgufFile::open((folder / "alone.gguf").string()));
+    fs::remove_all(folder);
+}
+
 // Every shorter file is refused: a file ends with the last byte of its last tensor.
 void test_truncation() {
     const Bytes whole = sample_file().bytes();
@@ -237,6 +298,7 @@ int main() {
     test_quoted();
     test_refusals();
     test_files();
+    test_parts();
     test_truncation();
     test_byte_flips();
     return report("test_gguf");

@@ -241,10 +241,9 @@ std::string_view gguf_type_name(GgufType type) {
     return names[static_cast<uint32_t>(type)];
 }
 
-GgufFile GgufFile::open(const std::string& path, bool use_mmap) { return {MappedFile(path, use_mmap), path}; }
-
 GgufFile::GgufFile(std::span<const uint8_t> bytes, std::string name) : bytes_(bytes), name_(std::move(name)) {
     parse();
+    check_split(0, 1);
 }
 
 GgufFile::GgufFile(MappedFile file, std::string name)
@@ -274,10 +273,6 @@ void GgufFile::parse() {
         if (!value_index_.emplace(values_.back().key, i).second) {
             cursor.refuse("expected every key once; got ", quoted(values_.back().key), " twice");
         }
-    }
-    if (const auto parts = find_u32("split.count"); parts && *parts > 1) {
-        cursor.refuse("expected a whole model in one file; got one of ", *parts,
-                      " parts (split.count): merge them with llama-gguf-split --merge");
     }
     const uint64_t alignment = find_u32("general.alignment").value_or(default_alignment);
     if (alignment < min_alignment || !std::has_single_bit(alignment)) {
@@ -315,6 +310,7 @@ void GgufFile::join(GgufFile other, std::string_view prefix) {
         }
     }
     for (TensorInfo& tensor : other.tensors_) {
+        tensor.joined = true;
         const auto [found, is_new] = tensor_index_.emplace(tensor.name, tensors_.size());
         if (is_new) {
             tensors_.push_back(std::move(tensor));
@@ -322,10 +318,14 @@ void GgufFile::join(GgufFile other, std::string_view prefix) {
             tensors_[found->second] = std::move(tensor);
         }
     }
+    keep(other);
+}
+
+void GgufFile::keep(GgufFile& other) {
     spans_.insert(spans_.end(), other.spans_.begin(), other.spans_.end());
-    joined_.push_back(std::move(other.file_));
-    for (MappedFile& file : other.joined_) {
-        joined_.push_back(std::move(file));
+    others_.push_back(std::move(other.file_));
+    for (MappedFile& file : other.others_) {
+        others_.push_back(std::move(file));
     }
 }
 

@@ -49,18 +49,21 @@ struct TensorInfo {
     uint64_t offset;  // from the start of the tensor data
     size_t bytes;
     const uint8_t* data;  // inside the file's bytes, at least 8-byte aligned when the file is
+    bool joined;          // of another file than the first (GgufFile::join)
 };
 
 class GgufFile {
 public:
-    // Errors: Error `[gguf] expected …; got …` for anything that is not a well-formed, whole, single-part GGUF.
+    // A whole GGUF: one file, or all parts of the one that `path`, NAME-00001-of-0000N.gguf, is a part of (llama.cpp's split).
+    // Keys are the first part's, tensors those of all.
+    // Errors: Error `[gguf] expected …; got …` for anything that is not well-formed and whole.
     static GgufFile open(const std::string& path, bool use_mmap = true);
 
-    // Parses bytes that the caller keeps alive, 8-byte aligned. `name` appears in messages.
+    // Parses bytes that the caller keeps alive, 8-byte aligned: a GGUF in one part. `name` appears in messages.
     explicit GgufFile(std::span<const uint8_t> bytes, std::string name = {});
 
     const std::string& name() const { return name_; }
-    size_t size_bytes() const;  // with what is joined
+    size_t size_bytes() const;  // of all parts, and with what is joined
     uint32_t version() const { return version_; }
     bool mapped() const { return file_.mapped(); }
 
@@ -97,7 +100,7 @@ public:
     std::optional<std::vector<bool>> find_bool_array(std::string_view key) const;
     std::optional<std::vector<std::string_view>> find_string_array(std::string_view key) const;
 
-    // Tensors, in file order.
+    // Tensors, in file order, part after part.
     const std::vector<TensorInfo>& tensors() const { return tensors_; }
     const TensorInfo* find_tensor(std::string_view name) const;  // null when absent
     const TensorInfo& tensor(std::string_view name) const;       // Error when absent
@@ -106,12 +109,16 @@ public:
     void join(GgufFile other, std::string_view prefix);
     // Another list of tensors over the same bytes.
     void set_tensors(std::vector<TensorInfo> tensors);
-    // The bytes that tensors lie in: this file's, and those of every joined one.
+    // The bytes that tensors lie in: those of this file, of its other parts, and of every joined one.
     const std::vector<std::span<const uint8_t>>& spans() const { return spans_; }
 
 private:
     GgufFile(MappedFile file, std::string name);
     void parse();
+    // Whether split.count and split.no say what the file's place among its fellows does.
+    void check_split(int number, int count) const;
+    void adopt(GgufFile part);   // a part after the first: its tensors and their bytes
+    void keep(GgufFile& other);  // takes over the bytes of another file
 
     template <typename T>
     std::optional<T> find_as(std::string_view key) const;
@@ -122,7 +129,7 @@ private:
 
     MappedFile file_;  // empty when the caller keeps the bytes
     std::span<const uint8_t> bytes_;
-    std::vector<MappedFile> joined_;
+    std::vector<MappedFile> others_;  // of other parts, and of what is joined
     std::vector<std::span<const uint8_t>> spans_;
     std::string name_;
     std::string where_;  // " in 'name'", or empty

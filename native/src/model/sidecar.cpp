@@ -105,12 +105,10 @@ void fit_base_tensors(GgufFile& file, const HParams& hparams, const CacheSpec& s
             gone.insert(blk + "attn_v.weight");
         }
     }
-    const std::span<const uint8_t> base = file.spans().front();
     std::vector<TensorInfo> kept;
     for (const auto* list : {&file.tensors(), &std::as_const(apart)}) {
         for (const TensorInfo& tensor : *list) {
-            const bool of_base = tensor.data >= base.data() && tensor.data < base.data() + base.size();
-            if (!of_base || !gone.contains(tensor.name)) kept.push_back(tensor);
+            if (tensor.joined || !gone.contains(tensor.name)) kept.push_back(tensor);
         }
     }
     file.set_tensors(std::move(kept));

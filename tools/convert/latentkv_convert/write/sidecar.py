@@ -11,7 +11,6 @@ from .. import native
 from ..errors import ConvertError
 from ..recipe import Recipe
 from ..schema import KEYS
-from ..source import gguf_parts
 from ..source.source import Source
 from . import quantize
 from .encoding import Encoding, split
@@ -33,11 +32,6 @@ def base_keys(recipe: Recipe) -> dict[str, str]:
         raise ConvertError("--sidecar", "a method that makes factors", "--method none")
     if recipe.outtype is not None:
         raise ConvertError("--sidecar", "weights that stay in the GGUF", f"--outtype {recipe.outtype}")
-    parts = gguf_parts.paths(source)
-    if len(parts) > 1:
-        expected = "a GGUF in one file, as the runtime opens it"
-        hint = "merge the parts with llama-gguf-split --merge"
-        raise ConvertError("--sidecar", expected, f"one of {len(parts)} parts, {source.name}", hint)
     core = native.core("--sidecar", "the runtime's hash of a GGUF")
     try:
         return {KEYS["base_hash"]: core.content_hash(str(source)), KEYS["base_name"]: source.name}
