@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import calibrate, files, progress, report
+from .calibrate.arithmetic import host_threads
 from .errors import ConvertError, warn
 from .ir import SIDES, Master, Plan, TensorRole
 from .plan import methods
@@ -40,6 +41,11 @@ def convert(recipe: Recipe) -> report.Report:
     files.check(recipe)
     if recipe.draws:
         report.check_plot()
+    with host_threads(recipe.device):
+        return _converted(recipe)
+
+
+def _converted(recipe: Recipe) -> report.Report:
     source = open_source(recipe.source, recipe.pre)
     base = sidecar.base_keys(recipe) if recipe.sidecar else None
     spec, outtype = source.spec, recipe.outtype or source.outtype

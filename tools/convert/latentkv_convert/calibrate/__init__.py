@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConvertError
 from ..recipe import Recipe
 from ..source.source import Source
-from .denormals import flushed
+from .arithmetic import model_arithmetic
 from .sample import Encoded, Sample, encode, read_text
 from .store import Layers, Store
 
@@ -89,7 +89,7 @@ class _Run:
         stream = self.stream(name, sample)
         if watched is not None:
             watched.join(stream)
-        with flushed():
+        with model_arithmetic():
             return self.store.save(key, n_layer, module.collect(stream, **settings))
 
 

@@ -65,21 +65,21 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
             f"{window_size} tokens",
         )
     windows, _ = split(stream.n_windows)
-    hidden = stream.embed()[windows]
+    hidden = stream.embed()[windows].to(stream.device)
     inputs = stack(n_layer, hidden)
     with progress.bar(2 * n_layer * len(windows), f"calibrate {stream.label}", "window") as bar:
         for index in range(n_layer):
             inputs[index] = hidden
             with torch.no_grad(), stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
-                    hidden[row] = stream.run(live, index, hidden[row : row + 1])[0].cpu()
+                    hidden[row] = stream.run(live, index, hidden[row : row + 1])[0]
                     bar.update(1)
         gradient = torch.empty_like(hidden)
         generator = torch.Generator(stream.device).manual_seed(seed)
         for row in range(len(windows)):
-            top = hidden[row : row + 1].to(stream.device).requires_grad_()
+            top = hidden[row : row + 1].clone().requires_grad_()
             (slope,) = torch.autograd.grad(_surprise(stream, top, generator), top)
-            gradient[row] = slope[0].cpu()
+            gradient[row] = slope[0]
         for index in reversed(range(n_layer)):
             yield index, _backward(stream, index, inputs[index], gradient, sink, recent, bar)
 
@@ -184,15 +184,16 @@ def _backward(
         if norm is not None:
             taps["normed"] = Tap(stream, live, "k", norm)
         meters = {name: Meter(stream, len(inputs), sink) for name in taps}
+        inputs = inputs.to(stream.device)
         for row in range(len(inputs)):
-            bottom = inputs[row : row + 1].to(stream.device).requires_grad_()
+            bottom = inputs[row : row + 1].clone().requires_grad_()
             with TwoCopies(n_kv, sink, recent) as copies:
                 output = stream.run(live, index, bottom)
             key, _ = copies.found()
-            above = gradient[row : row + 1].to(stream.device)
+            above = gradient[row : row + 1]
             (below,) = torch.autograd.grad(output, bottom, above, retain_graph=True)
-            gradient[row] = below[0].cpu()
             slopes = _as_projected(taps, key, *copies.slopes())
+            gradient[row] = below[0]
             for name, meter in meters.items():
                 meter.add(taps[name].values(), slopes[name])
             bar.update(1)

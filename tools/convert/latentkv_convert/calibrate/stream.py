@@ -20,8 +20,6 @@ from ..source.source import Source
 from .decoder import Ends, Layer
 from .positions import Positions
 
-HOST_THREADS = 4  # beside a GPU
-
 
 class LayerStream:
     """Runs `tokens` [windows, window] through the model of a source, layer by layer, in float32."""
@@ -30,8 +28,6 @@ class LayerStream:
         self.source, self.label = source, label
         self.spec: ModelSpec = source.spec
         self.device = _device(device)
-        if self.device.type != "cpu":  # what is left here are copies, and idle threads spin
-            torch.set_num_threads(min(torch.get_num_threads(), HOST_THREADS))
         self._reader = ThreadPoolExecutor(1)
         self._ahead: dict[int, Future[Layer]] = {}
         self.tokens = torch.from_numpy(tokens)

@@ -62,34 +62,35 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     """Mean KL divergence in nats per token of each window, over its second half."""
     import torch
 
-    from ..calibrate.denormals import flushed
+    from ..calibrate.arithmetic import model_arithmetic
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
 
     spec = work.spec
     label = "check plan"
     stream = LayerStream(work.source, windows, work.device, label)
-    exact = stream.embed()
+    exact = stream.embed().to(stream.device)
     cached = exact.clone()
     batch = sizes.DEMOTION_BATCH if plan.recent else 1
     first = exact.shape[1] // 2
-    with flushed(), torch.no_grad(), progress.bar(spec.n_layer * len(windows), label, "window") as bar:
+    with (
+        model_arithmetic(),
+        torch.no_grad(),
+        progress.bar(spec.n_layer * len(windows), label, "window") as bar,
+    ):
         for index, layer in enumerate(plan.layers):
             body = Copies(work, layer, index)
             with stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
-                    exact[row] = stream.run(live, index, exact[row : row + 1])[0].cpu()
-                    below = cached[row : row + 1].to(stream.device)
+                    exact[row] = stream.run(live, index, exact[row : row + 1])[0]
+                    below = cached[row : row + 1]
                     copy = body(live, below, stream.positions.of(index))
                     with TwoCopies(spec.n_kv, plan.sink, plan.recent, copy, batch):
-                        cached[row] = stream.run(live, index, below)[0].cpu()
+                        cached[row] = stream.run(live, index, below)[0]
                     bar.update(1)
         result = []
         for row in range(len(windows)):
-            p, q = (
-                stream.logits(each[row : row + 1].to(stream.device))[first:-1].log_softmax(-1)
-                for each in (exact, cached)
-            )
+            p, q = (stream.logits(each[row : row + 1])[first:-1].log_softmax(-1) for each in (exact, cached))
             result.append(float((p.exp() * (p - q)).sum(-1).double().mean()))
     return result
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ from .. import floats
 from ..ir import F64, Basis, SidePlan
 from ..rows import sizes
 from ..rows.cached_rows import CachedRows
+from ..write.fuse.rotation import runs
 from .kv_budget import Table
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def tables(
         distortion = torch.cat(
             [
                 _nats(latent[:, part], metric[part, part], weight, n_segments)
-                for part, n_segments in _runs(widths)
+                for part, n_segments in runs(widths)
             ]
         )
         # as a master file holds them: the same plan there
@@ -71,15 +70,6 @@ def importance(cached: CachedRows, fisher: F64, heads: slice, head_dim: int) -> 
     share = np.diagonal(fisher).reshape(-1, head_dim).sum(1)  # mean energy of each KV head
     weight = cached.energy[:, heads] @ share / share.sum()
     return np.asarray(weight / weight.mean(), dtype=np.float64)
-
-
-def _runs(widths: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Channels of neighbouring segments of one width, and how many these are."""
-    begin = 0
-    for width, same in itertools.groupby(widths):
-        n_segments = len(list(same))
-        yield slice(begin, begin + n_segments * width), n_segments
-        begin += n_segments * width
 
 
 def _nats(latent: Tensor, metric: Tensor, weight: Tensor, n_segments: int) -> Tensor:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..calibrate.sample import Sample
 from ..ir import F32, F64, Array, Basis, ModelSpec
 from ..source.source import Source
 from ..write.encoding import Encoding
+from .kept import Kept
 
-_KEEP_BYTES = 2 << 30  # bases held in memory; the rest is recomputed when its layer is written
+_KEEP_BYTES = 2 << 30  # of bases, and of rows; the rest is computed anew when its layer is written
 
 
 @dataclass
@@ -27,8 +29,8 @@ class Work:
     encoding: Encoding | None = None  # of the file's tensors
     trains: bool = False  # the factors, after the plan
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
-    _kept: dict[tuple[int, str], tuple[Basis, ...]] = field(default_factory=dict)
-    _bytes: int = 0
+    _kept: Kept[tuple[int, str], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
+    rows: Kept[tuple[Any, ...], Any] = field(default_factory=lambda: Kept(_KEEP_BYTES))  # rows/cached_rows.py
 
     @property
     def spec(self) -> ModelSpec:
@@ -57,15 +59,15 @@ class Work:
 
     def bases(self, layer: int, side: str) -> tuple[Basis, ...]:
         """One full-rank, importance-ordered Basis per group."""
-        key = (layer, side)
-        if key in self._kept:
-            return self._kept[key]
+        return self._kept.get(
+            (layer, side),
+            lambda: self._decomposed(layer, side),
+            lambda bases: sum(basis.down.nbytes + basis.up.nbytes for basis in bases),
+        )
+
+    def _decomposed(self, layer: int, side: str) -> tuple[Basis, ...]:
         bases = self.decompose(self, layer, side)
-        self._sigmas[key] = tuple(basis.sigma for basis in bases)
-        size = sum(basis.down.nbytes + basis.up.nbytes for basis in bases)
-        if self._bytes + size <= _KEEP_BYTES:
-            self._kept[key] = bases
-            self._bytes += size
+        self._sigmas[layer, side] = tuple(basis.sigma for basis in bases)
         return bases
 
     def rebase(self, decompose: Callable[[Work, int, str], tuple[Basis, ...]]) -> None:
@@ -75,7 +77,6 @@ class Work:
         self.decompose = decompose
         self._sigmas.clear()
         self._kept.clear()
-        self._bytes = 0
 
     def sigmas(self, layer: int, side: str) -> tuple[F64, ...]:
         """The importance of every column, per group; remembered for all layers."""

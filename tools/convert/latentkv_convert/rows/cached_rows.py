@@ -30,9 +30,19 @@ class CachedRows:
     rows: F32  # [n, w]
     energy: F64  # [n, n_kv] squared gradient of a row per KV head, over its mean over rows
 
+    @property
+    def nbytes(self) -> int:
+        return sum(int(getattr(self, each.name).nbytes) for each in fields(self))
+
 
 def of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
-    """context: the positions a rotated k is served at."""
+    """context: the positions a rotated k is served at. Kept in memory as far as it lasts: every grouping of
+    heads asks for the same ones."""
+    key = (layer, side, path, context)
+    return work.rows.get(key, lambda: _of(work, layer, side, path, context), lambda found: found.nbytes)
+
+
+def _of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
     stats = work.stats["copies"][layer]
     name = "normed" if path == "rotated" and "normed_moment" in stats else side
     found = _Measured(
@@ -44,7 +54,7 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
     if path == "rotated" and context is not None:
         freqs = frequencies(work.spec, context, layer)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
-        found = found.turned(freqs, work.spec.head_dim, context, rng)
+        found = found.turned(freqs, work.spec.head_dim, context, rng, work.device)
     return found.cached()
 
 
@@ -69,12 +79,15 @@ class _Measured:
             rows=self.rows + by.astype(np.float32),
         )
 
-    def turned(self, freqs: F64, head_dim: int, context: int, rng: np.random.Generator) -> _Measured:
+    def turned(
+        self, freqs: F64, head_dim: int, context: int, rng: np.random.Generator, device: str
+    ) -> _Measured:
         """Of rows after RoPE: moments over all positions, real rows at random ones."""
         names = ("moment", "weighted", "fisher")
-        moments = {n: served.after_rope(getattr(self, n), freqs, head_dim, context) for n in names}
+        moments = {n: served.after_rope(getattr(self, n), freqs, head_dim, context, device) for n in names}
         at = rng.integers(0, context, len(self.rows)).astype(np.float64)
-        return replace(self, rows=served.turned(self.rows, freqs, head_dim, at), **moments)
+        rows = served.turned(self.rows, freqs, head_dim, at, device)
+        return replace(self, rows=rows, **moments)
 
     def cached(self) -> CachedRows:
         return CachedRows(

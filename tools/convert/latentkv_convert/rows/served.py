@@ -7,37 +7,43 @@ are multiplied by the means of exp(j n (theta - theta')) and exp(j n (theta + th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .. import floats
 from ..ir import F32, F64
 
 
-def after_rope(moment: F64, freqs: F64, head_dim: int, context: int) -> F64:
+def after_rope(moment: F64, freqs: F64, head_dim: int, context: int, device: str = "cpu") -> F64:
     """mean over n < context of R_n M R_nᵀ. moment: [heads·head_dim, heads·head_dim], transformers' row order.
 
     Head dimensions past 2·len(freqs) are not rotated: planes of frequency 0.
     """
+    import torch
+
     half, rest = len(freqs), head_dim - 2 * len(freqs)
     first = np.concatenate([np.arange(half), 2 * half + np.arange(rest // 2)])
     second = np.concatenate([half + np.arange(half), 2 * half + rest // 2 + np.arange(rest // 2)])
     heads = np.arange(moment.shape[0] // head_dim)[:, None] * head_dim
-    a, b = (heads + first[None, :]).reshape(-1), (heads + second[None, :]).reshape(-1)
+    a, b = ((heads + part[None, :]).reshape(-1) for part in (first, second))
     theta = np.concatenate([freqs, np.zeros(rest // 2)])  # of a head's planes: all heads turn alike
     less, more = (
-        np.tile(mean_turn(angle, context), (len(heads), len(heads)))
+        floats.tensor(mean_turn(angle, context), device).tile(len(heads), len(heads))
         for angle in (theta[:, None] - theta[None, :], theta[:, None] + theta[None, :])
     )
-    aa, bb, ab, ba = (moment[np.ix_(*rows)] for rows in ((a, a), (b, b), (a, b), (b, a)))
-    cross = (aa + bb + 1j * (ba - ab)) * less
-    plain = (aa - bb + 1j * (ba + ab)) * more
-    turned = np.empty_like(moment)
-    turned[np.ix_(a, a)] = (cross + plain).real / 2
-    turned[np.ix_(b, b)] = (cross - plain).real / 2
-    turned[np.ix_(a, b)] = (plain - cross).imag / 2
-    turned[np.ix_(b, a)] = (plain + cross).imag / 2
-    return turned
+    order = floats.tensor(np.concatenate([a, b]), device)
+    planes = floats.tensor(moment, device)[order][:, order]
+    n = len(a)
+    aa, ab, ba, bb = planes[:n, :n], planes[:n, n:], planes[n:, :n], planes[n:, n:]
+    cross = torch.complex(aa + bb, ba - ab) * less
+    plain = torch.complex(aa - bb, ba + ab) * more
+    upper = torch.cat([(cross + plain).real, (plain - cross).imag], dim=1)
+    lower = torch.cat([(plain + cross).imag, (cross - plain).real], dim=1)
+    back = order.argsort()
+    result: F64 = (torch.cat([upper, lower]) / 2)[back][:, back].cpu().numpy()
+    return result
 
 
 def mean_turn(angle: F64, context: int) -> Any:
@@ -47,14 +53,16 @@ def mean_turn(angle: F64, context: int) -> Any:
     return np.where(still, 1.0, (np.exp(1j * context * angle) - 1) / step / context)
 
 
-def turned(rows: F32, freqs: F64, head_dim: int, positions: F64) -> F32:
+def turned(rows: F32, freqs: F64, head_dim: int, positions: F64, device: str = "cpu") -> F32:
     """Rows [n, heads·head_dim] after RoPE at positions [n], transformers' row order."""
-    half = len(freqs)
-    heads = rows.reshape(len(rows), -1, head_dim).astype(np.float64)
-    u = heads[..., :half] + 1j * heads[..., half : 2 * half]
-    u = u * np.exp(1j * positions[:, None, None] * freqs)
-    return (
-        np.concatenate([u.real, u.imag, heads[..., 2 * half :]], axis=-1)
-        .reshape(rows.shape)
-        .astype(np.float32)
+    import torch
+
+    moved, half = partial(floats.tensor, device=device), len(freqs)
+    heads = moved(rows).double().unflatten(1, (-1, head_dim))
+    angle = moved(positions)[:, None, None] * moved(freqs)
+    u = torch.complex(heads[..., :half], heads[..., half : 2 * half]) * torch.polar(
+        torch.ones_like(angle), angle
     )
+    whole = torch.cat([u.real, u.imag, heads[..., 2 * half :]], dim=-1)
+    result: F32 = whole.flatten(1).float().cpu().numpy()
+    return result

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,7 @@ def write(
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             file = writer.fout[0]
-            for tensor in tensors:
-                data = _data(tensor, kinds[tensor.name], encoding)
+            for tensor, data in _made(tensors, kinds, encoding):
                 writer.write_padding(file, file.tell())
                 file.write(data.data.cast("B"))
                 writer.write_padding(file, data.nbytes)
@@ -82,6 +82,20 @@ def write(
             raise
         writer.close()
     return path.stat().st_size
+
+
+def _made(
+    tensors: Sequence[OutTensor], kinds: Mapping[str, str], encoding: Encoding
+) -> Iterator[tuple[OutTensor, Array]]:
+    """Every tensor with its data; the next one is made while the one before is written."""
+    with ThreadPoolExecutor(1) as pool:
+        jobs = (pool.submit(_data, tensor, kinds[tensor.name], encoding) for tensor in tensors)
+        ahead = next(jobs, None)
+        for tensor in tensors:
+            assert ahead is not None
+            data = ahead.result()
+            ahead = next(jobs, None)
+            yield tensor, data
 
 
 def _data(tensor: OutTensor, kind: str, encoding: Encoding) -> Array:

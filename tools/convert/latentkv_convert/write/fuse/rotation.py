@@ -7,6 +7,8 @@ factors, so size costs nothing.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -19,18 +21,30 @@ def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Bas
 
     A segment keeps its span, so dropping trailing segments stays a legal truncation.
     """
-    down, up = basis.down.copy(), basis.up.copy()
-    rows = None if basis.rows is None else basis.rows.copy()
+    import torch
+
+    turns = [rotation(width, rng) for width in widths]
+    down, up = torch.tensor(basis.down), torch.tensor(basis.up)
+    rows = None if basis.rows is None else torch.tensor(basis.rows)
+    at = 0
+    for part, n in runs(widths):
+        turn = torch.from_numpy(np.stack(turns[at : at + n]))
+        at += n
+        columns = down[:, part].unflatten(1, (n, -1)).transpose(0, 1)
+        down[:, part] = (columns @ turn).transpose(0, 1).flatten(1)
+        for factor in (up, rows):
+            if factor is not None:
+                factor[part] = (turn.mT @ factor[part].unflatten(0, (n, -1))).flatten(0, 1)
+    return Basis(basis.sigma, down.numpy(), up.numpy(), None if rows is None else rows.numpy())
+
+
+def runs(widths: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Channels of neighbouring segments of one width, and how many these are."""
     begin = 0
-    for width in widths:
-        part = slice(begin, begin + width)
-        turn = rotation(width, rng)
-        down[:, part] = down[:, part] @ turn
-        up[part] = turn.T @ up[part]
-        if rows is not None:
-            rows[part] = turn.T @ rows[part]
-        begin += width
-    return Basis(basis.sigma, down, up, rows)
+    for width, same in itertools.groupby(widths):
+        n_segments = len(list(same))
+        yield slice(begin, begin + n_segments * width), n_segments
+        begin += n_segments * width
 
 
 def rotation(n: int, rng: np.random.Generator) -> F64:
@@ -39,6 +53,7 @@ def rotation(n: int, rng: np.random.Generator) -> F64:
     return signs[:, None] * spread(n)
 
 
+@cache
 def spread(n: int) -> F64:
     """[n, n] orthogonal: Hadamard's over sqrt(n), else the DCT-II."""
     base = hadamard(n)
