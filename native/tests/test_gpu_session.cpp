@@ -46,7 +46,8 @@ struct Shape {
     // Of the FFN; each token has all of them: which it has may hang on a rounding
     int n_expert = 0;
     bool sinks = false;
-    float softcap = 0.0F;  // of scores
+    float softcap = 0.0F;      // of scores
+    bool whole_norms = false;  // of Q and K over all heads, none before a branch
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -79,6 +80,10 @@ constexpr Shape shapes[] = {
     {"rebuild", "latent", 64, 1, 48, 3, Shape::random, true, 0, true, 2.0F},
     {"full", "latent", 128, 2, 192, 6, Shape::no, false, 0, true},
     {"rotated", "latent", 128, 2, 256, 4, Shape::no, false, 0, true},
+    {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, true},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 0.0F, true},
+    {"rebuild", "latent", 128, 2, 256, 4, Shape::identity, true, 0, false, 0.0F, true},
+    {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, true},
 };
 
 bool is_full(const char* path) { return std::string(path) == "full"; }
@@ -230,8 +235,10 @@ private:
         tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
         for (int il = 0; il < n_layer; il++) {
             const std::string blk = "blk." + std::to_string(il) + ".";
-            tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
-            tensor(blk + "ffn_norm.weight", {n_embd}, 0.1, 1.0F);
+            if (!s.whole_norms) {
+                tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
+                tensor(blk + "ffn_norm.weight", {n_embd}, 0.1, 1.0F);
+            }
             if (s.unlike) tensor(blk + "post_attention_norm.weight", {n_embd}, 0.1, 1.0F);
             if (s.unlike) tensor(blk + "post_ffw_norm.weight", {n_embd}, 0.1, 1.0F);
             product(blk + "attn_q.weight", n_embd, w * rep);
@@ -250,8 +257,14 @@ private:
             }
             if (k_path == "rebuild") decoder(blk + "attn_k_b.weight", s);
             if (k_path == "rotated") queries(blk + "attn_q_e.weight", s);
-            if (k_path == "rebuild" && s.head_dim == 128) tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
-            if (k_path == "rebuild" && s.head_dim == 64) tensor(blk + "attn_k.bias", {w}, 0.3);
+            if (s.whole_norms) {
+                tensor(blk + "attn_q_norm.weight", {w * rep}, 0.1, 1.0F);
+                tensor(blk + "attn_k_norm.weight", {w}, 0.1, 1.0F);
+                if (k_path == "rebuild") tensor(blk + "attn_k_e.bias", {w}, 0.3);
+            } else if (k_path == "rebuild" && s.head_dim == 128) {
+                tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
+            }
+            if (k_path == "rebuild" && (s.head_dim == 64 || s.whole_norms)) tensor(blk + "attn_k.bias", {w}, 0.3);
             if (is_full(s.v_path)) {
                 product(blk + "attn_v.weight", n_embd, w);
                 continue;

@@ -32,6 +32,9 @@ def compressed(model: Any, work: Work, plan: Plan) -> Iterator[Any]:
                 after[index] = torch.from_numpy(as_stored(work, projector(work, index, chosen.ranks))).float()
             elif chosen.kept:  # a bias of K adds the same to all scores of a query, projected or not
                 added = bias(work, index, side, chosen.kept)
+                if side == "k" and work.spec.norms_whole(side):
+                    cut_behind_norm(model, work, index, projector(work, index, chosen.kept), added)
+                    continue
                 replace(model, work, index, side, product(work, index, side, chosen.kept), added)
     if not after:
         yield model
@@ -64,6 +67,13 @@ def replace(
         if module.bias is None:
             module.bias = torch.nn.Parameter(torch.zeros(module.weight.shape[0]))
         module.bias[rows] = torch.from_numpy(bias).float()
+
+
+def cut_behind_norm(model: Any, work: Work, layer: int, matrix: F64, added: F32) -> None:
+    """Keys that are normed over all their heads: the rows behind that norm times `matrix` [w, w]."""
+    of = torch.from_numpy(matrix).float()
+    norm = model.get_submodule(f"{work.spec.layers}.{layer}.self_attn.k_norm")
+    norm.register_forward_hook(lambda module, inputs, output: output @ of + torch.from_numpy(added))
 
 
 def mean(work: Work, layer: int, side: str) -> F64:

@@ -84,6 +84,21 @@ CASES = [
     case("smollm3", "some-layers", no_rope_layers=[0, 1, 1, 0]),
     case("glm4"),
     case("glm4", "whole-head", partial_rotary_factor=1.0, attention_bias=False, tie_word_embeddings=True),
+    case("olmo2"),
+    case("olmo2", "every-head-its-own", num_key_value_heads=4, tie_word_embeddings=True),
+    case("olmo2", "one-kv-head", num_key_value_heads=1),
+    case("olmo2", "scaled", **scaled("yarn", original_max_position_embeddings=64)),
+    case("olmo3"),
+    case(
+        "olmo3",
+        "new-fields",
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        },
+        rope_scaling=None,
+        layer_types=None,
+    ),
     case("phi3", "long"),
     case("phi3", "short", original_max_position_embeddings=256),
     case("phi3", "window", sliding_window=40, rope_scaling=None),
@@ -152,6 +167,7 @@ def test_logits_equal_transformers(
 
 
 FILES_OF = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "mistral": "llama", "gemma3_text": "gemma3"}
+FILES_OF |= {"olmo3": "olmo2"}
 STOCK = {
     "qwen2": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"},
     "qwen3": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "attn_k_norm.weight"},
@@ -183,6 +199,8 @@ STOCK = {
     "granite": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "smollm3": {"attn_q.weight", "attn_k.weight", "attn_v.weight"},
     "glm4": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"},
+    "olmo2": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "attn_k_norm.weight"},
+    "olmo3": {"attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_q_norm.weight", "attn_k_norm.weight"},
     "phi3": {"attn_qkv.weight"},
     "falcon": {"attn_qkv.weight"},
     "mpt": {"attn_qkv.weight"},
@@ -228,6 +246,7 @@ def test_packed_qkv_is_q_then_k_then_v(tiny: Tiny, tmp_path: Path) -> None:
             {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
             "a sliding window in all layers or in none; got 1 of 2",
         ),
+        ("olmo2", {"attention_bias": True}, "attention_bias False; got True"),
         ("phi3", {"rope_scaling": LONGROPE | {"long_factor": [1.0]}}, "16 values of long_factor; got 1"),
     ],
 )

@@ -31,6 +31,9 @@ SAID = "latentkv.block."
         ("granite", {}),
         ("smollm3", {}),
         ("glm4", {}),
+        ("olmo2", {}),
+        ("olmo3", {}),
+        ("olmo3", {"num_hidden_layers": 4, "layer_types": None}),
     ],
     ids=str,
 )

@@ -20,7 +20,12 @@ from latentkv_convert.errors import ConvertError
 
 Tiny = Callable[..., Path]
 SINK, RECENT, WINDOW = 2, 8, 40
-VARIANTS: list[dict[str, Any]] = [{}, {"attention_bias": True}, {"model_type": "qwen3"}]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"attention_bias": True},
+    {"model_type": "qwen3"},
+    {"model_type": "olmo2"},
+]
 
 
 def body(n: int) -> torch.Tensor:

@@ -30,6 +30,7 @@ Tensors = dict[str, np.ndarray]
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True}),  # rows of RoPE planes are permuted
     ("qwen3", {}),  # a norm between projection and RoPE
+    ("olmo2", {}),  # one over all heads
     ("phi3", {}),  # Q, K and V packed
     ("opt", {}),  # absorbed, with biases
     ("mpt", {}),

@@ -44,6 +44,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("granite", {}),
     ("smollm3", {}),
     ("glm4", {}),
+    ("olmo2", {}),
+    ("olmo2", {"num_key_value_heads": 1}),
+    ("olmo3", {}),
     ("phi3", {}),
     (
         "phi3",
@@ -127,8 +130,8 @@ def test_the_same_model_as_its_checkpoint(
 
 @pytest.mark.parametrize(
     ("model_type", "config"),
-    [("llama", {}), ("qwen3", {}), ("phi3", {"rope_scaling": None}), ("opt", {})],
-    ids=["llama", "qwen3", "phi3", "opt"],
+    [("llama", {}), ("qwen3", {}), ("olmo2", {}), ("phi3", {"rope_scaling": None}), ("opt", {})],
+    ids=["llama", "qwen3", "olmo2", "phi3", "opt"],
 )
 def test_the_same_conversion_as_from_its_checkpoint(
     model_type: str, config: dict[str, Any], tiny: Tiny, calib: Path, tmp_path: Path
@@ -295,6 +298,7 @@ def test_the_calibration_runs_what_the_runtime_reads(tiny: Tiny, tmp_path: Path)
     [
         ("llama", WIDE, K_QUANTS),
         ("qwen2", {}, {"attn_k.weight": "q8_0"}),
+        ("olmo2", {}, {"attn_v.weight": "q8_0"}),
         ("phi3", {"rope_scaling": None}, {"attn_qkv.weight": "q8_0"}),
     ],
     ids=str,

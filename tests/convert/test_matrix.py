@@ -38,6 +38,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {}),
     "smollm3": ("smollm3", {}),
     "glm4": ("glm4", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"num_hidden_layers": 4, "layer_types": None}),
     "phi3-partial-head-96": (
         "phi3",
         {

@@ -41,6 +41,7 @@ def pair(tiny: Tiny, calib: Path, tmp_path: Path) -> Pair:
         ("llama", WIDE, K_QUANTS, PALU),
         ("qwen2", {}, {}, PALU),
         ("qwen3", {}, {"ffn_up.weight": "q8_0"}, WATERFILL),
+        ("olmo2", {}, {"attn_k.weight": "q8_0"}, PALU),
         ("phi3", {"rope_scaling": None}, {"attn_qkv.weight": "q8_0"}, PALU),
         ("phi3", {}, {"attn_qkv.weight": "q4_0"}, WATERFILL),
         ("phi3", {}, {}, ["--method", "tale", *CALIBRATED]),

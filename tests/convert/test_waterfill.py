@@ -167,6 +167,7 @@ def test_no_other_format_of_the_same_bytes_is_better(demo_plans: Any) -> None:
 VARIANTS: list[dict[str, Any]] = [
     {"attention_bias": True},
     {"model_type": "qwen3"},
+    {"model_type": "olmo2"},
     {"model_type": "opt"},
     {"model_type": "mpt"},
 ]

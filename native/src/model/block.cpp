@@ -111,21 +111,33 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     return block;
 }
 
-// Layers of which every so manieth has no window, and the others turn by a base of their own.
+// Which layers have a window: all but every so manieth, or as a list of all layers says.
+std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock_period) {
+    const std::string key = h.architecture + ".attention.sliding_window_pattern";
+    const GgufValue* const found = file.find(key);
+    if (found != nullptr && found->is_array) {
+        return per_layer(key, file.find_bool_array(key), h.n_layer);
+    }
+    const auto usual = static_cast<uint32_t>(stock_period);
+    const int period = static_cast<int>(std::clamp<uint32_t>(file.find_u32(key).value_or(usual), 1, 1U << 16));
+    std::vector<bool> local;
+    for (int il = 0; il < h.n_layer; il++) local.push_back((il + 1) % period != 0);
+    return local;
+}
+
+// Layers with a window turn by a base of their own, or unscaled, and the others see all tokens.
 void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock& stock, BlockDescription& block) {
-    const std::string dot = h.architecture + ".";
-    const int period = static_cast<int>(std::clamp<uint32_t>(
-        file.find_u32(dot + "attention.sliding_window_pattern").value_or(static_cast<uint32_t>(stock.window_period)), 1,
-        1U << 16));
-    const float base = read_float(file, dot + "rope.freq_base_swa", 1.0F, largest_base, stock.local_rope_base);
-    for (int il = 0; il < h.n_layer; il++) {
-        LayerAttention& layer = block.layers[static_cast<size_t>(il)];
-        if ((il + 1) % period == 0) {
+    const float base =
+        read_float(file, h.architecture + ".rope.freq_base_swa", 1.0F, largest_base, stock.local_rope_base);
+    const std::vector<bool> local = local_layers(file, h, stock.window_period);
+    for (size_t il = 0; il < local.size(); il++) {
+        LayerAttention& layer = block.layers[il];
+        if (!local[il]) {
             layer.window = 0;
-        } else if (base > 0.0F) {
-            layer.rope_base = base;
-            layer.rope_scaled = false;
+            continue;
         }
+        if (base > 0.0F) layer.rope_base = base;
+        if (base > 0.0F || stock.local_unscaled) layer.rope_scaled = false;
     }
 }
 

@@ -53,6 +53,7 @@ private:
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer);
     ggml_tensor* encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& spec);
     Heads heads(ggml_tensor* x, int il);
+    ggml_tensor* normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias);
     ggml_tensor* finished(ggml_tensor* k, int il);
     BatchRows full_rows(const Heads& heads, const LayerCacheSpec& spec);
     BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il);
@@ -232,6 +233,8 @@ Heads Builder::heads(ggml_tensor* x, int il) {
     const int64_t n_tokens = x->ne[1];
     const int64_t hd = h_.head_dim;
     const bool raw = raw_keys(spec);
+    const bool whole = layer.attn_k_norm_whole != nullptr;
+    ggml_tensor* const raw_bias = whole ? nullptr : layer.attn_k_e_bias;  // else it is added behind the norm
     Heads of;
     if (layer.attn_qkv != nullptr) {
         ggml_tensor* const qkv = held(clamp(linear(x, layer.attn_qkv, layer.attn_qkv_bias)));
@@ -247,9 +250,15 @@ Heads Builder::heads(ggml_tensor* x, int il) {
                                      : ggml_reshape_3d(ctx_, held(clamp(linear(x, weight, bias))), hd, n, n_tokens);
         };
         of.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
-        of.k = project(layer.attn_k, raw ? layer.attn_k_e_bias : layer.attn_k_bias, h_.n_kv);
+        of.k = project(layer.attn_k, raw ? raw_bias : layer.attn_k_bias, h_.n_kv);
         // a latent's bias is added once, to the output
         of.v = project(layer.attn_v, spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias, h_.n_kv);
+    }
+    if (layer.attn_q_norm_whole != nullptr) {
+        of.q = normed_whole(of.q, layer.attn_q_norm_whole, nullptr);
+    }
+    if (of.k != nullptr && whole) {
+        of.k = normed_whole(of.k, layer.attn_k_norm_whole, raw ? layer.attn_k_e_bias : nullptr);
     }
     if (layer.attn_q_norm != nullptr) {
         of.q = norm(of.q, layer.attn_q_norm, nullptr);
@@ -259,6 +268,12 @@ Heads Builder::heads(ggml_tensor* x, int il) {
         of.k = finished(of.k, il);
     }
     return of;
+}
+
+// x [head_dim, heads, n_tokens], normed over all heads of a token together.
+ggml_tensor* Builder::normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) {
+    ggml_tensor* const rows = ggml_reshape_2d(ctx_, x, x->ne[0] * x->ne[1], x->ne[2]);
+    return ggml_reshape_3d(ctx_, held(norm(rows, weight, bias)), x->ne[0], x->ne[1], x->ne[2]);
 }
 
 // Keys as their queries meet them: normed and turned.

@@ -230,8 +230,8 @@ void Model::load_layer(int il) {
     l.attn_q_bias = optional_tensor(blk + "attn_q.bias", {wq});
     l.attn_k_bias = optional_tensor(blk + "attn_k.bias", {w});
     l.attn_v_bias = optional_tensor(blk + "attn_v.bias", {w});
-    l.attn_q_norm = optional_tensor(blk + "attn_q_norm.weight", {h.head_dim});
-    l.attn_k_norm = optional_tensor(blk + "attn_k_norm.weight", {h.head_dim});
+    load_head_norm(blk + "attn_q_norm.weight", h.n_head, l.attn_q_norm, l.attn_q_norm_whole);
+    load_head_norm(blk + "attn_k_norm.weight", h.n_kv, l.attn_k_norm, l.attn_k_norm_whole);
     l.attn_output = tensor(blk + "attn_output.weight", {wq, d});
     l.attn_output_bias = optional_tensor(blk + "attn_output.bias", {d});
 
@@ -254,6 +254,9 @@ void Model::load_layer(int il) {
             tensor(blk + "attn_k_e.weight", {static_cast<int64_t>(spec.k.group) * h.head_dim, spec.k.rank_sum()});
         if (spec.k_path != KPath::rotated) l.attn_k_e_bias = optional_tensor(blk + "attn_k_e.bias", {w});
     } else if (spec.k_path != KPath::full) {
+        if (l.attn_k_norm_whole != nullptr) {
+            fail("gguf", "expected ", blk, "attn_k_e.weight, latents of K behind its norm over all heads; got none");
+        }
         l.attn_k_a = tensor(blk + "attn_k_a.weight", {d, spec.k.rank_sum()});
         l.attn_k_a_bias = optional_tensor(blk + "attn_k_a.bias", {spec.k.rank_sum()});
     }
@@ -298,6 +301,17 @@ void Model::load_layer(int il) {
         factor_bytes_ += factor == nullptr ? 0 : ggml_nbytes(factor);
     }
     layers_.push_back(std::move(l));
+}
+
+// A weight as wide as one head is every head's norm, one as wide as all of them theirs together.
+void Model::load_head_norm(const std::string& name, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) {
+    const TensorInfo* const found = file_.find_tensor(name);
+    const int64_t width = n_heads * hparams_.head_dim;
+    if (found != nullptr && n_heads > 1 && found->ne[0] == width) {
+        whole = tensor(name, {width});
+    } else {
+        of_each = optional_tensor(name, {hparams_.head_dim});
+    }
 }
 
 void Model::load_ffn(LayerWeights& l, const std::string& blk) {

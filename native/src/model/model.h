@@ -29,10 +29,12 @@ struct LayerWeights {
     ggml_tensor* attn_v_bias = nullptr;
     ggml_tensor* attn_qkv = nullptr;  // [n_embd, n_head·head_dim + 2w], instead of the three
     ggml_tensor* attn_qkv_bias = nullptr;
-    ggml_tensor* attn_q_norm = nullptr;  // [head_dim]
+    ggml_tensor* attn_q_norm = nullptr;  // [head_dim], of every head
     ggml_tensor* attn_k_norm = nullptr;
-    ggml_tensor* attn_sinks = nullptr;   // [n_head], logits that take part in the softmax
-    ggml_tensor* attn_output = nullptr;  // [n_head·head_dim, n_embd]
+    ggml_tensor* attn_q_norm_whole = nullptr;  // [n_head·head_dim], of all heads together, instead
+    ggml_tensor* attn_k_norm_whole = nullptr;  // [w]
+    ggml_tensor* attn_sinks = nullptr;         // [n_head], logits that take part in the softmax
+    ggml_tensor* attn_output = nullptr;        // [n_head·head_dim, n_embd]
     ggml_tensor* attn_output_bias = nullptr;
     ggml_tensor* attn_post_norm = nullptr;  // [n_embd], of what the branch adds
 
@@ -117,6 +119,7 @@ private:
     ggml_tensor* optional_tensor(const std::string& name, std::initializer_list<int64_t> ne);
     ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);
     void load_layer(int il);
+    void load_head_norm(const std::string& name, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole);
     void load_ffn(LayerWeights& layer, const std::string& blk);
     void repack_weights();
     void move_weights_to_gpu();

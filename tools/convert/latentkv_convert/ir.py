@@ -104,6 +104,7 @@ class ModelSpec:
     keys: Mapping[str, Any]
     extra_tensors: Mapping[str, F32] = field(default_factory=dict)
     latentkv_keys: Mapping[str, Any] = field(default_factory=dict)  # schema key -> value
+    whole_norms: bool = False  # attn_q_norm and attn_k_norm are over all heads of a token, not over each
     packed_qkv: bool = False  # stock readers want one attn_qkv (all of Q, then K, then V), not three tensors
 
     @property
@@ -127,13 +128,17 @@ class ModelSpec:
             base = float(self.keys["rope.freq_base"]) if block.rope_bases is None else block.rope_bases[layer]
         return Turn(base, block.rope_scaled is None or block.rope_scaled[layer])
 
+    def norms_whole(self, side: str) -> bool:
+        """Whether Q or K is normed over all its heads together; a single head has a norm of its own."""
+        return self.whole_norms and (self.n_head if side == "q" else self.n_kv) > 1
+
     @property
     def before_scores(self) -> str:
         """What stands between a projected key and its scores that is not linear, or ""."""
         if self.block.position == "rope":
             return "RoPE"
         if any(role.target == "attn_k_norm.weight" for role in self.layer_tensors):
-            return "a per-head norm"
+            return "a norm"
         return "a clamp" if "attention.clamp_kqv" in self.keys else ""
 
     @property
@@ -194,10 +199,13 @@ class SidePlan:
 FULL = SidePlan("full")
 
 
-def form(path: str, exact: bool, trained: bool) -> str:
+def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
     """Of a side (docs/gguf.md): "e", E makes latents of the projection's output, or "a", A makes them of the
-    layer's input and no projection is left. exact: the file keeps exact tokens; trained: A is."""
-    return "e" if path in ("full", "rotated") or (exact and not trained) else "a"
+    layer's input and no projection is left. exact: the file keeps exact tokens; trained: A is.
+
+    K that is normed over all its heads is no linear map of the layer's input, so its latents are E's."""
+    is_normed = spec.norms_whole("k") and path != "latent"
+    return "e" if path in ("full", "rotated") or is_normed or (exact and not trained) else "a"
 
 
 @dataclass(frozen=True)
@@ -259,8 +267,8 @@ class Plan:
     def keeps_exact(self) -> bool:
         return self.sink > 0 or self.recent > 0 or self.recent_ratio > 0
 
-    def form(self, side: SidePlan) -> str:
-        return form(side.path, self.keeps_exact, self.trained)
+    def form(self, spec: ModelSpec, side: SidePlan) -> str:
+        return form(spec, side.path, self.keeps_exact, self.trained)
 
     def cut(self) -> Plan:
         """Without dropped segments, unless they are read: by exact tokens or lazy prompts that are latents,

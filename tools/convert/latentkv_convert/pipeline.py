@@ -232,6 +232,8 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> S
             tensors += packed.query(work, index)
         for side in SIDES:
             chosen = layer.side(side)
-            job = paths.SideJob(work, index, side, chosen, plan.form(chosen), partial(factors, index, side))
-            tensors += paths.tensors(job)
+            form = plan.form(work.spec, chosen)
+            tensors += paths.tensors(
+                paths.SideJob(work, index, side, chosen, form, partial(factors, index, side))
+            )
     return tensors

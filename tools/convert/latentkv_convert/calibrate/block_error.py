@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .. import floats
 from ..errors import ConvertError
-from ..ir import F32, SIDES
+from ..ir import F32, F64, SIDES
 from ..write.fuse import center
+from .decoder import NormedLinear, linear
 from .stream import LayerStream
 
 if TYPE_CHECKING:
@@ -87,8 +89,23 @@ def bias(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32 | None:
     return (lost if own is None else lost + own).astype(np.float32)
 
 
+def projector(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F64:
+    """[w, w] from a projection's output, a column, to what the truncated factors leave of it."""
+    parts, begin = np.zeros((work.spec.kv_width, work.spec.kv_width)), 0
+    for basis, rank in zip(work.bases(layer, side), ranks, strict=True):
+        cut, width = basis.truncated(rank), basis.down.shape[0]
+        parts[begin : begin + width, begin : begin + width] = cut.up.T @ cut.down.T
+        begin += width
+    return parts
+
+
 def _replace(work: Work, live: nn.Module, layer: int, side: str, ranks: Sequence[int]) -> None:
     module: Any = live.get_submodule(f"attn_{side}")
+    if isinstance(module, NormedLinear):
+        matrix, lost = projector(work, layer, side, ranks), bias(work, layer, side, ranks)
+        shift = None if lost is None else floats.tensor(lost, work.device)
+        module.after = linear(floats.tensor(matrix.astype(np.float32), work.device), shift)
+        return
     module.weight.copy_(torch.from_numpy(product(work, layer, side, ranks)))
     added = bias(work, layer, side, ranks)
     if added is None:

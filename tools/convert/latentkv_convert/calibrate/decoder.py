@@ -51,6 +51,20 @@ class Norm(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+class NormedLinear(nn.Linear):
+    """A projection whose output is normed over all heads together: what is cached is linear in that."""
+
+    def __init__(self, linear: nn.Linear, norm: Norm) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight = linear.weight
+        self.norm = norm
+        self.after: nn.Module = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.after(self.norm(super().forward(x)))
+        return y
+
+
 class Sinks(nn.Module):
     """[n_head] logits that take part in the softmax."""
 
@@ -92,6 +106,11 @@ class Layer(nn.Module):
         stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
         for stem in sorted(stems):
             setattr(self, stem, _module(source, stem, index))
+        for side in filter(self.spec.norms_whole, "qk"):
+            projection, norm = (self._modules.pop(f"attn_{side}{end}") for end in ("", "_norm"))
+            assert isinstance(projection, nn.Linear)
+            assert isinstance(norm, Norm)
+            setattr(self, f"attn_{side}", NormedLinear(projection, norm))
         if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
 
@@ -237,6 +256,11 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
         return Sinks(weight)
     if stem.endswith("_exps"):
         return Stacked(weight, bias)
+    return linear(weight, bias)
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Frozen; weight [out, in]."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

@@ -1,4 +1,4 @@
-"""Second moments of q and k as attention sees them, but before RoPE: after bias, clamp and per-head norm.
+"""Second moments of q and k as attention sees them, but before RoPE: after bias, clamp and norm.
 
 Per layer: k [w, w] of all KV heads together, and q [n_kv, head_dim, head_dim], added up over the query heads
 of each KV head; both per token, float64, BOS included.
@@ -64,6 +64,7 @@ class Meter:
 
 
 def norm_module(spec: ModelSpec, side: str) -> str | None:
-    """The per-head norm inside a layer, if it has one."""
+    """The per-head norm inside a layer, if it has one. (One over all heads is the projection's.)"""
     name = f"attn_{side}_norm"
-    return name if any(role.target == f"{name}.weight" for role in spec.layer_tensors) else None
+    is_there = any(role.target == f"{name}.weight" for role in spec.layer_tensors)
+    return name if is_there and not spec.norms_whole(side) else None

@@ -1,5 +1,5 @@
-"""Second moments of the K and V projections' outputs before bias: M = (1/T) Σ xᵀx, [w, w] float64, BOS
-included."""
+"""Second moments of the K and V projections' outputs before bias (after a norm over all heads): M = (1/T) Σ
+xᵀx, [w, w] float64, BOS included."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..ir import Basis
 from ..write.fuse import center
 from .linalg import balanced, eigenbasis
@@ -29,7 +27,7 @@ def output_bases(work: Work, layer: int, side: str, group: int, basis: str) -> t
     if basis == "whitened":
         moment = center.covariance(work, layer, side)
     else:
-        weight = work.weight(layer, side).astype(np.float64)
+        weight = work.output_map(layer, side)
         moment = weight @ weight.T
     width = group * work.spec.head_dim
     blocks = [slice(begin, begin + width) for begin in range(0, work.spec.kv_width, width)]

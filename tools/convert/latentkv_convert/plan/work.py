@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..calibrate.sample import Sample
 from ..ir import F32, F64, Array, Basis, ModelSpec
 from ..source.source import Source
@@ -48,6 +50,14 @@ class Work:
     def weight(self, layer: int, side: str) -> F32:
         """W of q, k or v, [out, n_embd] in transformers' row order."""
         return self.source.tensor(f"attn_{side}.weight", layer)
+
+    def output_map(self, layer: int, side: str) -> F64:
+        """[w, n_embd]: W, and the weights of a norm over all heads of K. The norm divides by another number
+        for every token, which changes no axis."""
+        weight = self.weight(layer, side).astype(np.float64)
+        if side == "k" and self.spec.norms_whole("k"):
+            weight *= self.source.tensor("attn_k_norm.weight", layer)[:, None]
+        return weight
 
     def bias(self, layer: int, side: str) -> F32 | None:
         role = f"attn_{side}.bias"

@@ -22,7 +22,7 @@ from .. import progress
 from ..calibrate.decoder import Decoder
 from ..calibrate.sample import Encoded, encode, read_text
 from ..errors import ConvertError, need
-from ..ir import SIDES, Plan
+from ..ir import SIDES, ModelSpec, Plan
 from ..plan.work import Work
 from ..recipe import Finetune, Recipe
 from . import factored
@@ -49,15 +49,19 @@ class Recovery:
         return asdict(self)
 
 
-def check(plan: Plan) -> None:
+def check(plan: Plan, spec: ModelSpec) -> None:
     """Refuses plans whose factors are not A and an up-projection.
 
     Raises:
-        ConvertError: no latent at all, keys that are cached after RoPE, or columns that are not stored.
+        ConvertError: no latent at all, keys that are cached after RoPE or a norm over all heads, or columns
+            that are not stored.
     """
     sides = [layer.side(side) for layer in plan.layers for side in SIDES]
     if plan.is_full:
         raise ConvertError("--finetune", "a method that makes latents", "full K and V everywhere")
+    if spec.norms_whole("k") and any(layer.k.ranks for layer in plan.layers):
+        got = "a norm over all heads of K behind its projection"
+        raise ConvertError("--finetune", "K whose latent is A x", got)
     if any(side.path == "rotated" for side in sides):
         raise ConvertError("--finetune", "K rebuild or absorbed, whose latent is A x", "K rotated")
     if any(name == "none" for side in sides for group in side.formats or () for name in group):
@@ -71,7 +75,7 @@ def train(recipe: Recipe, work: Work, plan: Plan) -> tuple[factored.Trained, Rec
         ConvertError: a plan that cannot be trained, a text that is too short, or a loss that is not finite.
     """
     assert recipe.finetune is not None
-    check(plan)
+    check(plan, work.spec)
     options, option = recipe.finetune, "--finetune"
     text = encode(read_text(options.text, option), work.source, option)
     training, held_back = split(text, min(WINDOW, work.spec.n_ctx))

@@ -61,7 +61,7 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
 
     def rows(layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
-        return (FULL, FULL) if all(plan.form(side) == "e" for side in sides) else sides
+        return (FULL, FULL) if all(plan.form(spec, side) == "e" for side in sides) else sides
 
     return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
 

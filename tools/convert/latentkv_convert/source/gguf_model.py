@@ -166,8 +166,8 @@ def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "token_embd": spec.n_vocab,
         "output": spec.n_vocab,
         "position_embd": spec.n_ctx,
-        "attn_q_norm": spec.head_dim,
-        "attn_k_norm": spec.head_dim,
+        "attn_q_norm": spec.q_width if spec.whole_norms else spec.head_dim,
+        "attn_k_norm": spec.kv_width if spec.whole_norms else spec.head_dim,
         "attn_sinks": spec.n_head,
     }.get(stem, spec.n_embd)
     if leaf == "bias" or "norm" in stem or stem == "attn_sinks":

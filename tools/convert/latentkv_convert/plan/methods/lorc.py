@@ -85,8 +85,8 @@ class LoRC:
     needs: tuple[str, ...] = ()
 
     def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        """The joint SVD of W [w, d], from the eigenvectors of W Wᵀ."""
-        weight = work.weight(layer, side).astype(np.float64)
+        """The joint SVD of the map [w, d], from the eigenvectors of W Wᵀ."""
+        weight = work.output_map(layer, side)
         return (balanced(*eigenbasis(weight @ weight.T, f"layer {layer} {side}")),)
 
     def plan(self, work: Work) -> Plan:

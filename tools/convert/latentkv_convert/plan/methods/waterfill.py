@@ -220,7 +220,7 @@ class Waterfill:
     def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
         """Per group, one table for every width that segments may have."""
         cached = self.cached(work, layer, side)
-        made = form(self.paths[side], self.sink > 0 or self.recent > 0, work.trains)
+        made = form(work.spec, self.paths[side], self.sink > 0 or self.recent > 0, work.trains)
         group_width = self.groups[side] * work.spec.head_dim
         channel = work.stored_as.channel_bytes(made, group_width, work.spec.n_embd)
         share = group_width / work.spec.kv_width

@@ -124,6 +124,18 @@ def layer_types(is_local: Iterable[bool]) -> list[str]:
     return [LOCAL if local else FULL for local in is_local]
 
 
+def ropes_by_kind(
+    config: Mapping[str, Any], full: Mapping[str, Any], local: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """RoPE by kind of layer: rope_parameters of transformers 5 over these, the fields of earlier configs."""
+    given: Mapping[str, Any] = config.get("rope_parameters") or {}
+    ropes = {
+        kind: {**parameters, **(given.get(kind) or {})} for kind, parameters in ((FULL, full), (LOCAL, local))
+    }
+    require(ropes[LOCAL], "rope_type", "default", "default")
+    return ropes
+
+
 def every_second(config: Mapping[str, Any], n_layer: int, gguf_arch: str) -> list[bool]:
     """Which layers have a window, where it is the even ones for stock readers."""
     usual = [layer % 2 == 0 for layer in range(n_layer)]

@@ -14,7 +14,7 @@ import numpy as np
 from ... import limits
 from ...ir import F32, ModelSpec, TensorRole
 from ..stock import Stock
-from . import FULL, LOCAL, layer_types, llama, local_layers, require, warn_of_readers
+from . import FULL, LOCAL, layer_types, llama, local_layers, require, ropes_by_kind, warn_of_readers
 
 ARCHITECTURE = "gemma3"
 STOCK_KEYS = ("final_logit_softcapping",)
@@ -112,13 +112,8 @@ def _from_zero(weight: F32) -> F32:
 
 def _ropes(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """RoPE by kind of layer: rope_parameters of transformers 5, or the fields of earlier configs."""
-    given: Mapping[str, Any] = config.get("rope_parameters") or {}
     full = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
-    local = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
-    ropes = {FULL: full, LOCAL: local}
-    ropes = {kind: parameters | dict(given.get(kind) or {}) for kind, parameters in ropes.items()}
-    require(ropes[LOCAL], "rope_type", "default", "default")
-    return ropes
+    return ropes_by_kind(config, full, {"rope_theta": config.get("rope_local_base_freq", 1e4)})
 
 
 def _local_layers(config: Mapping[str, Any], n_layer: int) -> list[bool]:
