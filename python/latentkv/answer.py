@@ -63,7 +63,7 @@ class Answer:
         self._prompt = prompt
         self._options = options
         self._loop = TokenLoop(llama, sampling, options.processor)
-        self._text = _Text(options.stop)
+        self._text = AnswerText(options.stop)
 
     def score_prompt(self) -> list[TokenScore]:
         """Evaluates the prompt from scratch and reports its tokens' log-probabilities, as `echo` with
@@ -122,7 +122,7 @@ class Answer:
 
 
 @dataclass
-class _Text:
+class AnswerText:
     """Decodes pieces, cuts at stop strings, and releases each token with the text it begins in."""
 
     stop: Sequence[str]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv.answer import Answer, AnswerOptions, Piece
-from latentkv.completion import usage
+from latentkv.completion import Counted, usage
 from latentkv.errors import expected
 from latentkv.generation import LogitsProcessor
 from latentkv.grammar import JSON_OBJECT, LlamaGrammar
@@ -94,7 +94,7 @@ def create_chat_completion(
             processor=logits_processor,
         ),
     )
-    shape = _Shape(model or self.model_path, with_logprobs=bool(logprobs or top_logprobs))
+    shape = ChatShape(model or self.model_path, with_logprobs=bool(logprobs or top_logprobs))
     if stream:
         return shape.stream(answer)
     with self.lock:
@@ -137,35 +137,43 @@ def _grammar(grammar: LlamaGrammar | None, response_format: Mapping[str, Any] | 
     return LlamaGrammar(JSON_OBJECT)
 
 
-class _Shape:
-    def __init__(self, model: str, with_logprobs: bool) -> None:
-        self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "model": model, "created": int(time.time())}
-        self._logprobs = with_logprobs
+class ChatShape:
+    """One choice in the shapes of OpenAI's chat call."""
 
-    def stream(self, answer: Answer) -> Iterator[dict[str, Any]]:
-        yield self._chunk({"role": "assistant"}, Piece(""))
+    def __init__(self, model: str, with_logprobs: bool, index: int = 0) -> None:
+        self.head = {"id": f"chatcmpl-{uuid.uuid4()}", "model": model, "created": int(time.time())}
+        self._logprobs, self._index = with_logprobs, index
+
+    def stream(self, answer: Iterable[Piece]) -> Iterator[dict[str, Any]]:
+        yield self.first()
         for piece in answer:
-            if piece.text or (piece.tokens and piece.finish_reason is None):
-                yield self._chunk({"content": piece.text}, Piece(piece.text, piece.tokens))
-            if piece.finish_reason is not None:
-                rest = () if piece.text else piece.tokens
-                yield self._chunk({}, Piece("", rest, piece.finish_reason))
+            yield from self.chunks(piece)
+
+    def first(self) -> dict[str, Any]:
+        return self._chunk({"role": "assistant"}, Piece(""))
+
+    def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        if piece.text or (piece.tokens and piece.finish_reason is None):
+            yield self._chunk({"content": piece.text}, Piece(piece.text, piece.tokens))
+        if piece.finish_reason is not None:
+            rest = () if piece.text else piece.tokens
+            yield self._chunk({}, Piece("", rest, piece.finish_reason))
 
     def _chunk(self, delta: dict[str, str], piece: Piece) -> dict[str, Any]:
         choice = {
-            "index": 0,
+            "index": self._index,
             "delta": delta,
             "logprobs": chat_shape(piece.tokens) if self._logprobs and piece.tokens else None,
             "finish_reason": piece.finish_reason,
         }
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        return {**self.head, "object": "chat.completion.chunk", "choices": [choice]}
 
-    def whole(self, pieces: list[Piece], answer: Answer) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], counted: Counted) -> dict[str, Any]:
         tokens = [token for piece in pieces for token in piece.tokens]
         choice = {
-            "index": 0,
+            "index": self._index,
             "message": {"role": "assistant", "content": "".join(piece.text for piece in pieces)},
             "logprobs": chat_shape(tokens) if self._logprobs else None,
             "finish_reason": pieces[-1].finish_reason,
         }
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage(answer)}
+        return {**self.head, "object": "chat.completion", "choices": [choice], "usage": usage(counted)}

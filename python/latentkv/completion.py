@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from latentkv.answer import Answer, AnswerOptions, Piece
 from latentkv.errors import expected
@@ -89,7 +89,7 @@ def create_completion(
         ),
     )
     text = prompt if isinstance(prompt, str) else self.detokenize(tokens).decode("utf-8", errors="replace")
-    shape = _Shape(model or self.model_path, text, echo, logprobs is not None)
+    shape = CompletionShape(model or self.model_path, len(text), logprobs is not None)
     pieces = _with_echo(answer, text, scored=logprobs is not None) if echo else iter(answer)
     if stream:
         return shape.stream(pieces)
@@ -120,42 +120,57 @@ def _with_echo(answer: Answer, text: str, scored: bool) -> Iterator[Piece]:
     yield from answer
 
 
-class _Shape:
-    def __init__(self, model: str, prompt: str, echo: bool, logprobs: bool) -> None:
-        self._head = {
+class Counted(Protocol):
+    """What usage() counts: generated tokens without the end token."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class CompletionShape:
+    """One choice in the shapes of OpenAI's completion call. text_start: characters before the answer, which
+    offsets of tokens count from."""
+
+    def __init__(self, model: str, text_start: int, logprobs: bool, index: int = 0) -> None:
+        self._index = index
+        self.head = {
             "id": f"cmpl-{uuid.uuid4()}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
         }
-        self._text_start = len(prompt)
+        self._text_start = text_start
         self._logprobs = logprobs
 
     def stream(self, pieces: Iterator[Piece]) -> Iterator[dict[str, Any]]:
         for piece in pieces:
-            yield {**self._head, "choices": [self._choice(piece)]}
+            yield self.chunk(piece)
 
-    def whole(self, pieces: list[Piece], answer: Answer) -> dict[str, Any]:
-        joined = Piece(
-            "".join(piece.text for piece in pieces),
-            tuple(token for piece in pieces for token in piece.tokens),
-            pieces[-1].finish_reason,
-        )
-        return {**self._head, "choices": [self._choice(joined)], "usage": usage(answer)}
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        return {**self.head, "choices": [self.choice(piece)]}
 
-    def _choice(self, piece: Piece) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], counted: Counted) -> dict[str, Any]:
+        return {**self.head, "choices": [self.choice(joined(pieces))], "usage": usage(counted)}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
         return {
             "text": piece.text,
-            "index": 0,
+            "index": self._index,
             "logprobs": completion_shape(piece.tokens, self._text_start) if self._logprobs else None,
             "finish_reason": piece.finish_reason,
         }
 
 
-def usage(answer: Answer) -> dict[str, int]:
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All of an answer as one."""
+    tokens = tuple(token for piece in pieces for token in piece.tokens)
+    return Piece("".join(piece.text for piece in pieces), tokens, pieces[-1].finish_reason)
+
+
+def usage(counted: Counted) -> dict[str, int]:
     """Token counts; the end token is not counted."""
     return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens": counted.prompt_tokens,
+        "completion_tokens": counted.completion_tokens,
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
     }

@@ -1,0 +1,204 @@
+"""Serve a model over HTTP: OpenAI's interface, llama.cpp's, and a page to chat on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentkv import ranges
+from latentkv.cli import _options as options
+from latentkv.cli._errors import Parser, number, text
+from latentkv.errors import LatentKVError, expected
+
+if TYPE_CHECKING:
+    from latentkv import _core
+    from latentkv.server.serving import Serving
+
+_EPILOG = """examples:
+  latentkv serve model.gguf -c 32768 --parallel 4
+  latentkv serve model.gguf --host 0.0.0.0 --api-key SECRET
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Name three rivers."}]}'
+
+One cache of -c tokens serves all requests; each may take as much of it as is free, up to the trained
+context. Requests for which there is no room wait."""
+
+DEFAULT_CONTEXT = 8192  # tokens for every sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    args = options.parse(_parser(), argv)
+    try:
+        import uvicorn
+
+        from latentkv.server.app import create_app
+    except ImportError as error:
+        raise expected(
+            "serve", "the extra server", f"no {error.name}", "pip install 'latentkv[server]'"
+        ) from None
+    keys = _keys(args)
+    if args.host not in ("127.0.0.1", "localhost", "::1") and not keys:
+        print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
+    from latentkv import _core
+
+    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
+    serving = _serving(args, model)
+    app = create_app(
+        serving, api_keys=keys, origins=args.cors or (), max_bytes=args.max_body << 20, with_page=args.page
+    )
+    print(_told(args, serving), file=sys.stderr)
+    config = uvicorn.Config(
+        app,
+        host=args.host,
+        port=args.port,
+        log_level="info" if args.verbose else "warning",
+        timeout_keep_alive=args.timeout,
+        timeout_graceful_shutdown=5,
+    )
+    try:
+        server = uvicorn.Server(config)
+        server.run()
+    except SystemExit:  # what uvicorn makes of a port that is taken
+        raise expected("--port", "a free port", f"{args.host}:{args.port}", "choose another") from None
+    finally:
+        serving.engine.close()
+    return 0
+
+
+def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
+    from latentkv import _core
+    from latentkv.engine.engine import Engine
+    from latentkv.engine.scheduler import Scheduler
+    from latentkv.master import planned
+    from latentkv.prefix import Window
+    from latentkv.sampling import SamplingOptions
+    from latentkv.server.about import about
+    from latentkv.server.serving import Serving
+    from latentkv.template import template_of
+
+    n_ctx_seq = model.n_ctx_train or DEFAULT_CONTEXT
+    n_ctx = args.ctx_size or min(DEFAULT_CONTEXT, n_ctx_seq) * args.parallel
+    cache = planned(model, options.cache_options(args))
+    session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
+    template = template_of(model, None, _read(args.chat_template_file))
+    sampling = options.sampling_options(args)
+    defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
+    scheduler = Scheduler(
+        model,
+        session,
+        n_batch=max(args.batch_size, args.ubatch_size),
+        n_ctx_seq=n_ctx_seq,
+        window=Window.of(model.regions, args.recent, args.recent_ratio),
+        last_n_tokens=args.repeat_last_n,
+    )
+    name = args.alias or Path(args.model).name.removesuffix(".gguf")
+    return Serving(model, Engine(scheduler), template, name, defaults, about(model, session), args.n_predict)
+
+
+def _told(args: argparse.Namespace, serving: Serving) -> str:
+    told = serving.about["cache"]
+    share = 100 * told["total"] / told["f16_total"]
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    return (
+        f"{serving.name}: {args.parallel} sequences share {serving.about['n_ctx']} tokens, cache "
+        f"{told['total'] / 2**20:.1f} MiB ({share:.1f} % of f16), {told['implementation']}\n"
+        f"http://{host}:{args.port}"
+    )
+
+
+def _keys(args: argparse.Namespace) -> list[str]:
+    keys = list(args.api_key or [])
+    if args.api_key_file:
+        keys += [line.strip() for line in (_read(args.api_key_file) or "").splitlines() if line.strip()]
+        if not keys:
+            raise LatentKVError(
+                f"[--api-key-file] expected a key on each line; got none in {args.api_key_file}"
+            )
+    if any(not key for key in keys):
+        raise expected("--api-key", "a key", "''")
+    return keys
+
+
+def _read(path: str | None) -> str | None:
+    return None if path is None else Path(path).read_text(encoding="utf-8").rstrip("\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser("serve", __doc__, epilog=_EPILOG)
+    options.add_model(parser)
+    _add_server(parser.add_argument_group("server"))
+    options.add_cache(parser)
+    options.add_compute(parser)
+    options.add_sampling(parser)
+    return parser
+
+
+def _add_server(group: Any) -> None:
+    group.add_argument(
+        "--host", type=text, default="127.0.0.1", help="(default: 127.0.0.1, this machine alone)"
+    )
+    group.add_argument(
+        "--port", type=number(ranges.Range(1, 65535)), default=8080, metavar="N", help="(default: 8080)"
+    )
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        type=number(ranges.Range(1, 1 << 28)),
+        default=None,
+        metavar="N",
+        help=f"tokens of all sequences together (default: {DEFAULT_CONTEXT} for each, or as trained)",
+    )
+    group.add_argument(
+        "-np",
+        "--parallel",
+        type=number(ranges.N_SEQ_MAX),
+        default=4,
+        metavar="N",
+        help="answers at once (default: 4)",
+    )
+    group.add_argument(
+        "-b",
+        "--batch-size",
+        type=number(ranges.N_BATCH),
+        default=2048,
+        metavar="N",
+        help="prompt tokens a step (default: 2048)",
+    )
+    group.add_argument(
+        "-n",
+        "--n-predict",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="tokens of an answer (default: -1, as many as there is room for)",
+    )
+    group.add_argument(
+        "-a", "--alias", type=text, default="", metavar="NAME", help="the model's name in the interface"
+    )
+    group.add_argument(
+        "--api-key", action="append", type=text, metavar="KEY", help="ask for this key; may be repeated"
+    )
+    group.add_argument("--api-key-file", metavar="FILE", help="the same, a key on each line")
+    group.add_argument(
+        "--cors", action="append", type=text, metavar="ORIGIN", help="let pages of this origin call (*: all)"
+    )
+    group.add_argument(
+        "--max-body",
+        type=number(ranges.Range(1, 1024)),
+        default=16,
+        metavar="MIB",
+        help="largest request (default: 16)",
+    )
+    group.add_argument(
+        "--timeout",
+        type=number(ranges.Range(1, 86400)),
+        default=600,
+        metavar="S",
+        help="seconds an idle connection stays open (default: 600)",
+    )
+    group.add_argument("--no-page", dest="page", action="store_false", help="no page at /")
+    group.add_argument("--chat-template-file", metavar="FILE", help="Jinja (default: the file's)")
+    group.add_argument("-v", "--verbose", action="store_true", help="a line for each request")

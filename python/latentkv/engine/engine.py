@@ -1,0 +1,96 @@
+"""The scheduler on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from latentkv.answer import Piece
+from latentkv.engine.request import Request, Ticket
+from latentkv.engine.scheduler import Scheduler
+from latentkv.errors import LatentKVError
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Answers requests from any thread. The session belongs to the engine's thread from here on: what else
+    wants it goes through call()."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._changed = threading.Condition()
+        self._calls: list[Callable[[], None]] = []
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="latentkv-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, on_piece: Callable[[Piece | None], None] | None = None) -> Ticket:
+        """Raises LatentKVError for a prompt that cannot be answered."""
+        ticket = Ticket(request, on_piece)
+        self.scheduler.check(ticket)
+        self._post(lambda: self.scheduler.submit(ticket))
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        ticket.cancel()
+        with self._changed:
+            self._changed.notify()
+
+    def call(self, function: Callable[[Scheduler], T]) -> T:
+        """What the function returns, run between two steps."""
+        done = threading.Event()
+        result: dict[str, Any] = {}
+
+        def run() -> None:
+            try:
+                result["value"] = function(self.scheduler)
+            except BaseException as error:
+                result["error"] = error
+            done.set()
+
+        self._post(run)
+        done.wait()
+        if "error" in result:
+            raise result["error"]
+        value: T = result["value"]
+        return value
+
+    def close(self) -> None:
+        """Ends running answers with an error and waits for the thread."""
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _post(self, call: Callable[[], None]) -> None:
+        with self._changed:
+            if not self._open:
+                raise LatentKVError("[engine] expected an open engine; got a closed one")
+            self._calls.append(call)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        busy = False
+        while True:
+            with self._changed:
+                while self._open and not busy and not self._calls:
+                    self._changed.wait()
+                calls, self._calls = self._calls, []
+                is_open = self._open
+            for call in calls:
+                call()
+            if not is_open:
+                break
+            busy = self.scheduler.step()
+        self.scheduler.close(LatentKVError("[engine] expected to go on; got closed"))

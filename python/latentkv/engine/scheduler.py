@@ -1,0 +1,285 @@
+"""Which tokens go through the model next: those of all answers that are being written, and pieces of the
+prompts that wait to be read.
+
+One step is one decode call. Every answer gets its token in every step; prompts share what room is left in it,
+all alike. Nothing here knows threads: `Engine` calls step() on one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv.engine.request import Ticket
+from latentkv.engine.slot import Job, Slot
+from latentkv.errors import expected
+from latentkv.prefix import Window, kept
+
+if TYPE_CHECKING:
+    from latentkv import _core
+
+MIXED_CHUNK = 128  # prompt tokens of a step that answers wait for: the longest ubatch beside exact windows
+TILE = 64  # cells that a sequence may take beyond its tokens: rows go in whole tiles
+LEAST_CHUNK = 32  # of a prompt, in a step: fewer tokens do not fill a matrix product
+EXTENSION = 256  # tokens by which an answer without a limit grows its reservation
+
+
+@dataclass
+class Counters:
+    """Since the start."""
+
+    requests: int = 0
+    prompt_tokens: int = 0  # computed
+    cached_tokens: int = 0  # of prompts, found in the cache
+    predicted_tokens: int = 0
+    prompt_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    steps: int = 0
+    step_tokens: int = 0
+
+
+@dataclass
+class Batch:
+    """Tokens behind their sequences, [n] each."""
+
+    tokens: list[int] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    output: list[bool] = field(default_factory=list)
+    parts: list[tuple[Slot, int]] = field(default_factory=list)  # how many of whom, in order
+    ends: list[int] = field(default_factory=list)  # of the parts
+
+    def add(self, slot: Slot, count: int) -> None:
+        assert slot.job is not None
+        part = slot.job.pending[:count]
+        is_whole = len(part) == len(slot.job.pending)
+        self.tokens += part
+        self.seqs += [slot.seq] * len(part)
+        self.output += [False] * (len(part) - 1) + [is_whole]
+        self.parts.append((slot, len(part)))
+        self.ends.append(len(self.tokens))
+
+
+class Scheduler:
+    """Requests over the sequences of one session.
+
+    A request is admitted when a sequence is free and the cache has room for its prompt and its answer, in the
+    order they came; what idle sequences hold is kept for prompts that begin alike, and goes, the longest
+    unused first, when there is no other room. So a running answer never meets a full cache.
+    """
+
+    def __init__(
+        self,
+        model: _core.Model,
+        session: _core.Session,
+        *,
+        n_batch: int = 2048,
+        n_ctx_seq: int | None = None,
+        window: Window | None = None,
+        last_n_tokens: int = 64,
+    ) -> None:
+        """n_ctx_seq: tokens that a sequence may have (None: all of the cache)."""
+        self.model, self.session, self.n_batch = model, session, n_batch
+        self.n_ctx_seq = min(n_ctx_seq or session.n_ctx, session.n_ctx)
+        self.window, self.last_n_tokens = window or Window(), last_n_tokens
+        self.slots = [Slot(seq) for seq in range(session.n_seq_max)]
+        self.waiting: deque[Ticket] = deque()
+        self.counters = Counters()
+        self._is_lazy = session.prefill == "lazy"
+        self._turn = 0
+
+    @property
+    def running(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.job is not None]
+
+    def check(self, ticket: Ticket) -> None:
+        """Raises LatentKVError for a prompt that no cache of this size can answer."""
+        n_ctx, prompt = self.n_ctx_seq, ticket.request.prompt
+        if not len(prompt):
+            raise expected("prompt", "at least one token", "none")
+        if len(prompt) >= n_ctx:
+            hint = "shorten it, or raise -c / n_ctx"
+            raise expected("context", f"a prompt of at most {n_ctx - 1} tokens", f"{len(prompt)}", hint)
+
+    def submit(self, ticket: Ticket) -> None:
+        self.waiting.append(ticket)
+
+    def step(self) -> bool:
+        """Runs one decode call; False when there was nothing to do."""
+        self._drop_cancelled()
+        self._admit()
+        batch = self._batch()
+        if not batch.tokens:
+            return False
+        self.counters.steps += 1
+        self.counters.step_tokens += len(batch.tokens)
+        try:
+            logits = self.session.decode(batch.tokens, seq=batch.seqs, output=batch.output)
+        except Exception as error:
+            for slot, _ in batch.parts:
+                self._fail(slot, error)
+            return True
+        for row, (slot, count) in enumerate(batch.parts):
+            assert slot.job is not None
+            slot.tokens += slot.job.pending[:count]
+            del slot.job.pending[:count]
+            if not slot.job.pending:
+                self._advance(slot, logits[sum(batch.output[: batch.ends[row]]) - 1])
+        return True
+
+    def _advance(self, slot: Slot, logits: NDArray[np.float32]) -> None:
+        assert slot.job is not None
+        self._grow(slot)
+        try:
+            goes_on = slot.job.advance(logits)
+        except Exception as error:
+            self._fail(slot, error)
+        else:
+            if not goes_on:
+                self._finish(slot)
+
+    def _batch(self) -> Batch:
+        batch = Batch()
+        reading = sorted((slot for slot in self.running if not slot.has_read), key=_age)
+        fresh = [slot for slot in reading if not slot.tokens]
+        if self._is_lazy and fresh:  # exact K and V of a prompt: in a call in which every sequence starts
+            batch.add(fresh[0], self.session.n_ctx)
+            return batch
+        for slot in self.running:
+            if slot.has_read:
+                batch.add(slot, 1)
+        room = MIXED_CHUNK if batch.tokens else self.n_batch
+        together = max(1, min(len(reading), room // LEAST_CHUNK))
+        for slot in reading[:together]:
+            batch.add(slot, room // together)
+        return batch
+
+    def close(self, error: Exception) -> None:
+        """Ends everything that runs or waits."""
+        for slot in self.running:
+            self._fail(slot, error)
+        while self.waiting:
+            self.waiting.popleft().fail(error)
+
+    # Who runs.
+
+    def _drop_cancelled(self) -> None:
+        self.waiting = deque(ticket for ticket in self.waiting if not ticket.cancelled)
+        for slot in self.running:
+            assert slot.job is not None
+            if slot.job.ticket.cancelled:
+                self._finish(slot)
+
+    def _admit(self) -> None:
+        while self.waiting:
+            idle = [slot for slot in self.slots if slot.job is None]
+            if not idle or not self._start(idle, self.waiting[0]):
+                return
+            self.waiting.popleft()
+
+    def _start(self, idle: list[Slot], ticket: Ticket) -> bool:
+        """Gives the request a sequence, if there is room for it."""
+        prompt = ticket.request.prompt
+        slot = max(idle, key=lambda each: (self._kept(each, prompt), not each.tokens, -each.used))
+        keep = self._rewind(slot, prompt)
+        room = self.n_ctx_seq - len(prompt)
+        asked = ticket.request.max_tokens
+        hard = min(asked, room) if asked > 0 else room
+        share = max(1, self.session.n_ctx // len(self.slots) - len(prompt))
+        limit = hard if asked > 0 else min(hard, share)
+        if not self._make_room(slot, len(prompt) - keep + limit - 1):
+            return False
+        try:
+            slot.job = Job(self.model, ticket, keep, limit, hard, self.last_n_tokens)
+        except Exception as error:
+            ticket.fail(error)
+            return True
+        self._touch(slot)
+        ticket.progress.slot = slot.seq
+        self.counters.requests += 1
+        return True
+
+    def _kept(self, slot: Slot, prompt: Sequence[int]) -> int:
+        return kept(slot.tokens, prompt, self.window, self._is_lazy)
+
+    def _rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
+        """Leaves in the slot what the prompt can go on from, or takes it from another one, as a token may
+        belong to several sequences. Returns how many tokens that are."""
+        keep = self._kept(slot, prompt)
+        other = max(self.slots, key=lambda each: self._kept(each, prompt))
+        shared = self._kept(other, prompt)
+        if shared > keep + TILE:
+            self._forget(slot)
+            self.session.seq_cp(other.seq, slot.seq, 0, shared)
+            slot.tokens = other.tokens[:shared]
+        elif keep < len(slot.tokens):
+            if keep > 0 and self.session.seq_rm(slot.seq, keep, -1):
+                del slot.tokens[keep:]
+            else:
+                self._forget(slot)
+        return len(slot.tokens)
+
+    # Room.
+
+    def _free(self) -> int:
+        """Cells that nobody holds or may still take."""
+        reserved = sum(slot.reserved + TILE for slot in self.running)
+        return self.session.n_ctx - self.session.n_cells_used() - reserved
+
+    def _make_room(self, slot: Slot, wanted: int) -> bool:
+        """Forgets what idle sequences but `slot` hold, the longest unused first, until `wanted` cells are
+        free."""
+        others = sorted((s for s in self.slots if s.job is None and s is not slot and s.tokens), key=_age)
+        slack = TILE if self.running else 0
+        while self._free() < wanted + slack:
+            if not others:
+                return False
+            self._forget(others.pop(0))
+        return True
+
+    def _grow(self, slot: Slot) -> None:
+        """More room for an answer that was promised less than it may have, if there is any."""
+        job = slot.job
+        assert job is not None
+        if job.limit < job.hard_limit and job.ticket.progress.completion_tokens + 1 >= job.limit:
+            more = min(EXTENSION, job.hard_limit - job.limit)
+            if self._make_room(slot, more):
+                job.limit += more
+
+    # Ends.
+
+    def _finish(self, slot: Slot) -> None:
+        assert slot.job is not None
+        progress, counters = slot.job.ticket.progress, self.counters
+        timings = progress.timings
+        counters.prompt_tokens += timings.prompt_n
+        counters.cached_tokens += timings.cached_n
+        counters.prompt_seconds += timings.prompt_s
+        counters.predicted_tokens += progress.completion_tokens
+        counters.predicted_seconds += timings.predicted_s
+        slot.job = None
+        self._touch(slot)
+
+    def _fail(self, slot: Slot, error: Exception) -> None:
+        """What its sequence holds is not known to be whole."""
+        assert slot.job is not None
+        ticket = slot.job.ticket
+        self._finish(slot)
+        self._forget(slot)
+        ticket.fail(error)
+
+    def _forget(self, slot: Slot) -> None:
+        self.session.seq_rm(slot.seq)
+        slot.tokens = []
+
+    def _touch(self, slot: Slot) -> None:
+        self._turn += 1
+        slot.used = self._turn
+
+
+def _age(slot: Slot) -> int:
+    return slot.used

@@ -1,0 +1,118 @@
+"""From the engine's thread to the event loop: an answer as an async stream that ends when its client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
+
+from latentkv.answer import Piece
+from latentkv.engine.engine import Engine
+from latentkv.engine.request import Request, Ticket
+from latentkv.server import errors
+
+T = TypeVar("T")
+
+
+class Answering:
+    """One answer. Whoever stops reading cancels it."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._engine = engine
+
+        def put(piece: Piece | None) -> None:
+            loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+        self.ticket: Ticket = engine.submit(request, put)
+        self._is_over = False
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        try:
+            while True:
+                piece = await self._pieces.get()
+                if piece is None:
+                    self._is_over = True
+                    assert self.ticket.error is not None
+                    raise errors.of(self.ticket.error)
+                self._is_over = piece.finish_reason is not None
+                yield piece
+                if self._is_over:
+                    return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        if not self._is_over:
+            self._engine.cancel(self.ticket)
+
+    async def whole(self) -> list[Piece]:
+        return [piece async for piece in self]
+
+
+async def unless_gone(request: HttpRequest, wanted: Awaitable[T]) -> T:
+    """The result; cancelled when the client goes away or `request` takes longer than it may."""
+    work = asyncio.ensure_future(wanted)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise errors.Refused(499, "the client closed the connection")
+        return work.result()
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+
+
+async def _gone(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def events(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+    """Server-sent events, `[DONE]` last. An error after the first chunk is an event of its own."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for chunk in chunks:
+                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+        except errors.Refused as error:
+            said = errors.body(error.status, error.message, error.param, error.code)
+            yield f"data: {json.dumps(said, ensure_ascii=False)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def merged(streams: Iterable[AsyncIterator[T]]) -> AsyncIterator[T]:
+    """Items of several streams as they come. The first error ends all."""
+    queue: asyncio.Queue[tuple[bool, Any]] = asyncio.Queue()
+
+    async def drain(stream: AsyncIterator[T]) -> None:
+        try:
+            async for item in stream:
+                queue.put_nowait((True, item))
+            queue.put_nowait((False, None))
+        except Exception as error:
+            queue.put_nowait((False, error))
+
+    tasks = [asyncio.ensure_future(drain(stream)) for stream in streams]
+    left = len(tasks)
+    try:
+        while left:
+            is_item, value = await queue.get()
+            if is_item:
+                yield value
+            elif value is not None:
+                raise value
+            else:
+                left -= 1
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,42 @@
+"""The routes put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from latentkv.server import chat, completions, errors, metrics, native, page, refused
+from latentkv.server.guard import Guard
+from latentkv.server.serving import Serving
+
+MAX_BYTES = 16 << 20  # of a body: some three million tokens of text
+
+
+def create_app(
+    serving: Serving,
+    *,
+    api_keys: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    max_bytes: int = MAX_BYTES,
+    with_page: bool = True,
+) -> FastAPI:
+    """api_keys: one of them is asked of every request but /health and the page. origins: of other pages that
+    may call ("*": all)."""
+    from latentkv.version import version
+
+    app = FastAPI(
+        title="latentkv", version=version(), docs_url=None, redoc_url=None, strict_content_type=False
+    )
+    app.state.serving = serving
+    errors.install(app)
+    routers = [chat.router, completions.router, native.router, metrics.router, refused.router]
+    for router in routers + ([page.router] if with_page else []):
+        app.include_router(router)
+    app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app

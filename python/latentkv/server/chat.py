@@ -1,0 +1,72 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi import Request as HttpRequest
+
+from latentkv.chat import ChatShape
+from latentkv.engine.request import Request
+from latentkv.server.answering import Answering, events, merged, unless_gone
+from latentkv.server.completions import timings_of, usage_of
+from latentkv.server.schemas import ChatBody
+from latentkv.server.serving import Serving, serving_of
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+@router.post("/chat/completions", include_in_schema=False)
+async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, Depends(serving_of)]) -> Any:
+    serving.check_model(body.model)
+    text = serving.template.render(body.messages)
+    prompt = list(serving.model.tokenize(text.encode(), False, True))
+    requests = [
+        Request(
+            prompt,
+            body.sampling(serving.sampling, choice),
+            max_tokens=body.limit(),
+            stop=body.stops() + serving.template.stop,
+            logprobs=body.rivals(),
+            ignore_eos=body.ignore_eos,
+        )
+        for choice in range(body.n)
+    ]
+    answers = serving.answering(requests)
+    shapes = [ChatShape(serving.name, body.rivals() is not None, index) for index in range(body.n)]
+    if body.stream:
+        return events(stream(shapes, answers, body))
+    pieces = await unless_gone(http, asyncio.gather(*(answer.whole() for answer in answers)))
+    parts = [
+        shape.whole(each, answer.ticket.progress)
+        for shape, each, answer in zip(shapes, pieces, answers, strict=True)
+    ]
+    return parts[0] | {
+        "choices": [choice for part in parts for choice in part["choices"]],
+        "usage": usage_of(answers, body.n),
+        "timings": timings_of(answers),
+    }
+
+
+async def stream(
+    shapes: Sequence[ChatShape], answers: Sequence[Answering], body: ChatBody
+) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(shape: ChatShape, answer: Answering) -> AsyncIterator[dict[str, Any]]:
+        yield shape.first()
+        async for piece in answer:
+            for chunk in shape.chunks(piece):
+                yield chunk
+
+    async for chunk in merged(chunks(*pair) for pair in zip(shapes, answers, strict=True)):
+        yield chunk
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield shapes[0].head | {
+            "object": "chat.completion.chunk",
+            "choices": [],
+            "usage": usage_of(answers, body.n),
+            "timings": timings_of(answers),
+        }

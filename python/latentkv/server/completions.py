@@ -1,0 +1,100 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi import Request as HttpRequest
+
+from latentkv.answer import Piece
+from latentkv.completion import CompletionShape, usage
+from latentkv.engine.request import Request
+from latentkv.server.answering import Answering, events, merged, unless_gone
+from latentkv.server.schemas import CompletionBody
+from latentkv.server.serving import Serving, serving_of
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+@router.post("/completions", include_in_schema=False)
+async def completions(
+    body: CompletionBody, http: HttpRequest, serving: Annotated[Serving, Depends(serving_of)]
+) -> Any:
+    serving.check_model(body.model)
+    prompts = [serving.tokens(prompt) for prompt in body.prompts()]
+    requests = [
+        Request(
+            prompt,
+            body.sampling(serving.sampling, choice),
+            max_tokens=body.limit(),
+            stop=body.stops(),
+            logprobs=body.logprobs,
+            ignore_eos=body.ignore_eos,
+        )
+        for prompt in prompts
+        for choice in range(body.n)
+    ]
+    answers = serving.answering(requests)
+    shapes = [
+        CompletionShape(serving.name, 0, body.logprobs is not None, index) for index in range(len(answers))
+    ]
+    if not body.stream:
+        pieces = await unless_gone(http, asyncio.gather(*(answer.whole() for answer in answers)))
+        return whole(shapes, pieces, answers, body.n)
+    return events(stream(shapes, answers, body))
+
+
+def whole(
+    shapes: Sequence[CompletionShape], pieces: Sequence[list[Piece]], answers: Sequence[Answering], n: int
+) -> dict[str, Any]:
+    parts = [
+        shape.whole(each, answer.ticket.progress)
+        for shape, each, answer in zip(shapes, pieces, answers, strict=True)
+    ]
+    return parts[0] | {
+        "choices": [choice for part in parts for choice in part["choices"]],
+        "usage": usage_of(answers, n),
+        "timings": timings_of(answers),
+    }
+
+
+async def stream(
+    shapes: Sequence[CompletionShape], answers: Sequence[Answering], body: CompletionBody
+) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(shape: CompletionShape, answer: Answering) -> AsyncIterator[dict[str, Any]]:
+        async for piece in answer:
+            yield shape.chunk(piece)
+
+    async for chunk in merged(chunks(*pair) for pair in zip(shapes, answers, strict=True)):
+        yield chunk
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield shapes[0].head | {
+            "choices": [],
+            "usage": usage_of(answers, body.n),
+            "timings": timings_of(answers),
+        }
+
+
+@dataclass
+class _Sum:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def usage_of(answers: Sequence[Answering], n: int) -> dict[str, Any]:
+    """A prompt with n choices counts once."""
+    progress = [answer.ticket.progress for answer in answers]
+    prompts = sum(each.prompt_tokens for each in progress[::n])
+    cached = sum(each.timings.cached_n for each in progress[::n])
+    counted = usage(_Sum(prompts, sum(each.completion_tokens for each in progress)))
+    return counted | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def timings_of(answers: Sequence[Answering]) -> dict[str, float]:
+    """Of the first answer, as llama.cpp's server reports them."""
+    return answers[0].ticket.progress.timings.as_dict()

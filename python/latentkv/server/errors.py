@@ -1,0 +1,71 @@
+"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}} and a status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from latentkv import _core
+from latentkv.errors import LatentKVError
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 501: "not_supported_error"}
+
+
+class Refused(Exception):
+    """A request that is answered with this status and message."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+
+def body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def response(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(body(status, message, param, code), status, headers)
+
+
+def of(error: Exception) -> Refused:
+    """Bad input is the client's, anything else ours."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, LatentKVError | _core.Error):
+        message = str(error)
+        is_long = message.startswith("[context]")
+        return Refused(400, message, code="context_length_exceeded" if is_long else None)
+    return Refused(500, f"{type(error).__name__}: {error}")
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        if first["type"] == "json_invalid":
+            return response(400, f"expected JSON; got {first.get('ctx', {}).get('error', first['msg'])}")
+        if first["type"] == "extra_forbidden":
+            return response(400, f"[{param}] expected a parameter that exists; got {param}", param)
+        return response(400, f"[{param or 'body'}] {first['msg']}", param)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        return response(error.status_code, str(error.detail))
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return response(error.status, error.message, error.param, error.code)
+
+    @app.exception_handler(LatentKVError)
+    @app.exception_handler(_core.Error)
+    @app.exception_handler(Exception)
+    async def other(request: Request, error: Exception) -> JSONResponse:
+        found = of(error)
+        return response(found.status, found.message, found.param, found.code)

@@ -1,0 +1,59 @@
+"""GET /metrics: Prometheus' text format, llama.cpp's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from latentkv.engine.scheduler import Scheduler
+from latentkv.server.serving import Serving, serving_of
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+def metrics(serving: Annotated[Serving, Depends(serving_of)]) -> Response:
+    registry = CollectorRegistry()
+    registry.register(Seen(serving.engine.scheduler))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class Seen(Collector):
+    """Plain numbers, each read as it is: a scrape waits for no step."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def collect(self) -> Iterator[Metric]:
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        for name, what, value in (
+            ("llamacpp:requests", "Requests that were given a slot", counters.requests),
+            ("llamacpp:prompt_tokens", "Prompt tokens computed", counters.prompt_tokens),
+            ("llamacpp:prompt_cached_tokens", "Prompt tokens found in the cache", counters.cached_tokens),
+            ("llamacpp:prompt_seconds", "Time spent on prompts", counters.prompt_seconds),
+            ("llamacpp:tokens_predicted", "Tokens generated", counters.predicted_tokens),
+            ("llamacpp:tokens_predicted_seconds", "Time spent on answers", counters.predicted_seconds),
+            ("llamacpp:n_decode", "Decode calls", counters.steps),
+        ):
+            yield CounterMetricFamily(name, what, value=value)
+        for name, what, value in (
+            ("llamacpp:requests_processing", "Requests in a slot", len(scheduler.running)),
+            ("llamacpp:requests_deferred", "Requests that wait", len(scheduler.waiting)),
+            ("llamacpp:kv_cache_tokens", "Tokens in the cache", scheduler.session.n_cells_used()),
+            ("llamacpp:kv_cache_usage_ratio", "Share of its cells", self._usage()),
+            (
+                "latentkv:kv_cache_bytes",
+                "Bytes of the cache, as allocated",
+                scheduler.session.kv_bytes()["total"],
+            ),
+        ):
+            yield GaugeMetricFamily(name, what, value=value)
+
+    def _usage(self) -> float:
+        session = self.scheduler.session
+        return session.n_cells_used() / session.n_ctx

@@ -1,0 +1,102 @@
+"""llama.cpp's own routes: health, tokens, slots, properties."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+
+from latentkv.engine.scheduler import Scheduler
+from latentkv.server.schemas import DetokenizeBody, TokenizeBody
+from latentkv.server.serving import Serving, serving_of
+from latentkv.text import utf8
+
+router = APIRouter()
+Served = Annotated[Serving, Depends(serving_of)]
+
+
+@router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
+async def health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/v1/models")
+@router.get("/models", include_in_schema=False)
+async def models(serving: Served) -> dict[str, Any]:
+    meta = {key: serving.about[key] for key in ("n_ctx", "n_ctx_train", "n_vocab", "n_params", "size")}
+    model = {"id": serving.name, "object": "model", "created": serving.created, "owned_by": "latentkv"}
+    return {"object": "list", "data": [model | {"meta": meta}]}
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeBody, serving: Served) -> dict[str, Any]:
+    tokens = serving.model.tokenize(utf8(body.content, "content"), body.add_special, body.parse_special)
+    if not body.with_pieces:
+        return {"tokens": tokens}
+    return {"tokens": [{"id": token, "piece": _piece(serving, token)} for token in tokens]}
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, serving: Served) -> dict[str, str]:
+    tokens = serving.tokens(body.tokens)
+    return {"content": serving.model.detokenize(tokens, True).decode("utf-8", errors="replace")}
+
+
+@router.get("/props")
+async def props(serving: Served) -> dict[str, Any]:
+    sampling = serving.sampling
+    return serving.about | {
+        "total_slots": len(serving.engine.scheduler.slots),
+        "model_alias": serving.name,
+        "chat_template": serving.template.source,
+        "default_generation_settings": {
+            "n_predict": serving.n_predict,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repeat_penalty,
+        },
+    }
+
+
+@router.get("/slots")
+def slots(serving: Served) -> list[dict[str, Any]]:
+    return serving.engine.call(_slots)
+
+
+@router.get("/cache")
+def cache(serving: Served) -> dict[str, Any]:
+    """Bytes of the cache as allocated, and how many of its cells hold a token now."""
+    return serving.engine.call(_cache)
+
+
+def _slots(scheduler: Scheduler) -> list[dict[str, Any]]:
+    shown = []
+    for slot in scheduler.slots:
+        row: dict[str, Any] = {"id": slot.seq, "n_cached": len(slot.tokens), "is_processing": False}
+        if slot.job is not None:
+            progress = slot.job.ticket.progress
+            row |= {
+                "is_processing": True,
+                "n_prompt_tokens": progress.prompt_tokens,
+                "n_prompt_left": 0 if slot.has_read else len(slot.job.pending),
+                "n_decoded": progress.completion_tokens,
+                "n_limit": slot.job.limit,
+            }
+        shown.append(row)
+    return shown
+
+
+def _cache(scheduler: Scheduler) -> dict[str, Any]:
+    session = scheduler.session
+    return session.kv_bytes() | {"n_ctx": session.n_ctx, "n_used": session.n_cells_used()}
+
+
+def _piece(serving: Serving, token: int) -> str | list[int]:
+    piece = serving.model.token_to_piece(token, True)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,39 @@
+"""GET /: a chat in the browser, and what the cache takes. Files of this folder, served as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+
+from latentkv.server.errors import Refused
+
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FILES = {path.name: path for path in Path(__file__).parent.iterdir() if path.suffix in _KINDS}
+# nothing from anywhere else, and no script that is not a file of ours
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+router = APIRouter()
+
+
+@router.get("/", include_in_schema=False)
+async def index() -> FileResponse:
+    return _file("index.html")
+
+
+@router.get("/page/{name}", include_in_schema=False)
+async def part(name: str) -> FileResponse:
+    return _file(name)
+
+
+def _file(name: str) -> FileResponse:
+    if name not in _FILES:
+        raise Refused(404, f"[page] expected one of {', '.join(sorted(_FILES))}; got {name}")
+    path = _FILES[name]
+    return FileResponse(path, media_type=_KINDS[path.suffix], headers=_HEADERS)

@@ -1,0 +1,63 @@
+"""What the routes share: the model, its engine, and what answers are like where a request says nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request as HttpRequest
+
+from latentkv import _core
+from latentkv.engine.engine import Engine
+from latentkv.engine.request import Request
+from latentkv.sampling import SamplingOptions
+from latentkv.server import errors
+from latentkv.server.answering import Answering
+from latentkv.template import ChatTemplate
+from latentkv.text import utf8
+
+
+@dataclass(frozen=True)
+class Serving:
+    model: _core.Model
+    engine: Engine
+    template: ChatTemplate
+    name: str  # of the model, as clients see it
+    sampling: SamplingOptions
+    about: dict[str, Any]  # what the page and /props tell of model and cache
+    n_predict: int = -1
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, asked: str | None) -> None:
+        if asked not in (None, "", "default", self.name):
+            message = f"[model] expected {self.name}; got {asked}"
+            raise errors.Refused(404, message, "model", "model_not_found")
+
+    def tokens(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self.model.tokenize(utf8(prompt, "prompt"), True, special))
+        outside = [token for token in prompt if not 0 <= token < self.model.n_vocab]
+        if outside:
+            raise errors.Refused(
+                400, f"[prompt] expected token ids below {self.model.n_vocab}; got {outside[0]}", "prompt"
+            )
+        return list(prompt)
+
+    def answering(self, requests: Sequence[Request]) -> list[Answering]:
+        """All or none: a refused one cancels those before it."""
+        started: list[Answering] = []
+        try:
+            for request in requests:
+                started.append(Answering(self.engine, request))
+        except Exception:
+            for each in started:
+                each.cancel()
+            raise
+        return started
+
+
+def serving_of(request: HttpRequest) -> Serving:
+    found: Serving = request.app.state.serving
+    return found
