@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv import prefix
 from latentkv.errors import expected
+from latentkv.prefix import Window
 from latentkv.turns import in_turn
 
 if TYPE_CHECKING:
@@ -19,31 +19,6 @@ if TYPE_CHECKING:
     from latentkv.state import LlamaState
 
 SEQ = 0  # the only sequence used here
-
-
-@dataclass(frozen=True)
-class Window:
-    """Latest tokens that the cache keeps out of its compressed region: a count, a share of the tokens, or the
-    larger of both."""
-
-    recent: int = 0
-    ratio: float = 0.0
-
-    @staticmethod
-    def of(regions: Mapping[str, Any], recent: int, ratio: float) -> Window:
-        """What was asked for, else (both negative) the file's."""
-        if recent < 0 and ratio < 0:
-            return Window(regions.get("recent", 0), regions.get("recent_ratio", 0.0))
-        return Window(max(0, recent), max(0.0, ratio))
-
-    def __str__(self) -> str:
-        share = f"{100 * self.ratio:.4g} %" if self.ratio else ""
-        return " or ".join(filter(None, (str(self.recent) if self.recent or not share else "", share)))
-
-    def tokens(self, count: int) -> int:
-        """Of `count` cached tokens."""
-        # files hold the ratio in f32: 0.1 of 100 tokens are 10, not 11
-        return max(self.recent, math.ceil((self.ratio - 1e-7) * count))
 
 
 class Evaluator:
@@ -165,11 +140,9 @@ class Evaluator:
         """Forgets what `tokens` do not begin with; returns how many of them the cache holds.
 
         At most all but one, unless their logits are still at hand: those of the cache's end and those of the
-        last prompt are. Where the latest tokens have a region of their own, a rewind also forgets as many as
-        that: they were compressed when others followed them, and are computed anew. With lazy prefill a
-        rewind forgets all: a prompt is exact from its first token or not at all.
+        last prompt are. prefix.kept() says what a rewind costs.
         """
-        common = self.longest_token_prefix(self._tokens, tokens)
+        common = prefix.common(self._tokens, tokens)
         if common == len(tokens) == len(self._tokens) and self.has_logits:
             return common
         if (
@@ -180,10 +153,7 @@ class Evaluator:
             self.truncate(common)
             self._logits = self._mark[1]
             return common
-        keep = min(common, len(tokens) - 1)
-        if keep < len(self._tokens):
-            lazy = self.session.prefill == "lazy"
-            self.truncate(0 if lazy else max(0, keep - self._window.tokens(keep)))
+        self.truncate(prefix.kept(self._tokens, tokens, self._window, self.session.prefill == "lazy"))
         return len(self._tokens)
 
     @in_turn
@@ -244,9 +214,4 @@ class Evaluator:
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         """How many tokens both begin with."""
-        count = 0
-        for x, y in zip(a, b, strict=False):
-            if x != y:
-                break
-            count += 1
-        return count
+        return prefix.common(a, b)

@@ -15,10 +15,11 @@ from latentkv import _core, compat, hub, ranges
 from latentkv.chat import create_chat_completion
 from latentkv.completion import create_completion
 from latentkv.errors import expected
-from latentkv.evaluator import Evaluator, Window
+from latentkv.evaluator import Evaluator
 from latentkv.formats import format_name
 from latentkv.generation import generate, sample
 from latentkv.master import planned
+from latentkv.prefix import Window
 from latentkv.sampling import RANDOM_SEED
 from latentkv.state import load_state, save_state
 from latentkv.template import ChatTemplate, require_built_in, template_of

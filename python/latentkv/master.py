@@ -15,7 +15,7 @@ import numpy as np
 from latentkv import kv_budget
 from latentkv.allocation import Table, allocate, total
 from latentkv.errors import expected
-from latentkv.evaluator import Window
+from latentkv.prefix import Window
 
 if TYPE_CHECKING:
     from latentkv import _core

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 def warn_of_window(model: Any, args: argparse.Namespace, n_ctx: int) -> None:
     """What a session with these options says, in its words."""
-    from latentkv.evaluator import Window
+    from latentkv.prefix import Window
 
     sink = model.regions["sink"] if args.sink < 0 else args.sink
     length = max(0, n_ctx - sink)

@@ -134,13 +134,16 @@ class Scheduler:
     def _advance(self, slot: Slot, logits: NDArray[np.float32]) -> None:
         assert slot.job is not None
         self._grow(slot)
+        ticket = slot.job.ticket
         try:
-            goes_on = slot.job.advance(logits)
+            piece = slot.job.advance(logits)
         except Exception as error:
             self._fail(slot, error)
-        else:
-            if not goes_on:
-                self._finish(slot)
+            return
+        if piece.finish_reason is not None:
+            self._finish(slot)
+        if piece.text or piece.tokens or piece.finish_reason is not None:
+            ticket.put(piece)
 
     def _batch(self) -> Batch:
         batch = Batch()
@@ -225,17 +228,19 @@ class Scheduler:
 
     # Room.
 
-    def _free(self) -> int:
-        """Cells that nobody holds or may still take."""
-        reserved = sum(slot.reserved + TILE for slot in self.running)
-        return self.session.n_ctx - self.session.n_cells_used() - reserved
+    def _free(self, slot: Slot) -> int:
+        """Cells that nobody holds or may still take, for `slot`."""
+        others = [each for each in self.running if each is not slot]
+        slack = TILE * (len(others) + 1 if others else 0)
+        return (
+            self.session.n_ctx - self.session.n_cells_used() - sum(s.reserved for s in self.running) - slack
+        )
 
     def _make_room(self, slot: Slot, wanted: int) -> bool:
         """Forgets what idle sequences but `slot` hold, the longest unused first, until `wanted` cells are
         free."""
         others = sorted((s for s in self.slots if s.job is None and s is not slot and s.tokens), key=_age)
-        slack = TILE if self.running else 0
-        while self._free() < wanted + slack:
+        while self._free(slot) < wanted:
             if not others:
                 return False
             self._forget(others.pop(0))
@@ -247,8 +252,7 @@ class Scheduler:
         assert job is not None
         if job.limit < job.hard_limit and job.ticket.progress.completion_tokens + 1 >= job.limit:
             more = min(EXTENSION, job.hard_limit - job.limit)
-            if self._make_room(slot, more):
-                job.limit += more
+            job.limit += more if self._make_room(slot, more) else max(0, min(more, self._free(slot)))
 
     # Ends.
 

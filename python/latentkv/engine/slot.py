@@ -37,8 +37,9 @@ class Job:
         for token in request.prompt[max(0, len(request.prompt) - last_n) :]:
             self._sampler.accept(token, in_grammar=False)
 
-    def advance(self, logits: NDArray[np.float32]) -> bool:
-        """Samples after the last token of `pending`, which was evaluated; whether the answer goes on.
+    def advance(self, logits: NDArray[np.float32]) -> Piece:
+        """Samples after the last token of `pending`, which was evaluated; what can be shown now, and in the
+        last one why the answer ends.
 
         logits: [n_vocab]
         """
@@ -53,17 +54,14 @@ class Job:
         token = self._sampler.sample(logits)
         self._sampler.accept(token)
         if self._model.is_eog(token) and not request.ignore_eos:
-            self.ticket.put(self._text.end("stop"))
-            return False
+            return self._text.end("stop")
         progress.completion_tokens += 1
         shown = self._text.push(self._scored(token, logits))
         if shown.finish_reason is None and progress.completion_tokens >= self.limit:
             end = self._text.end("length")
             shown = Piece(shown.text + end.text, shown.tokens + end.tokens, end.finish_reason)
-        if shown.text or shown.tokens or shown.finish_reason is not None:
-            self.ticket.put(shown)
         self.pending = [token]
-        return shown.finish_reason is None
+        return shown
 
     def _scored(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
         piece, count = self._model.token_to_piece(token), self.ticket.request.logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, TypeVar
@@ -56,7 +57,7 @@ class Answering:
 
 
 async def unless_gone(request: HttpRequest, wanted: Awaitable[T]) -> T:
-    """The result; cancelled when the client goes away or `request` takes longer than it may."""
+    """The result; cancelled when the client goes away."""
     work = asyncio.ensure_future(wanted)
     gone = asyncio.ensure_future(_gone(request))
     try:
@@ -68,6 +69,8 @@ async def unless_gone(request: HttpRequest, wanted: Awaitable[T]) -> T:
         gone.cancel()
         if not work.done():
             work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
 
 
 async def _gone(request: HttpRequest) -> None:

@@ -106,6 +106,8 @@ class CompletionBody(Sampled):
         """One or several, as text or tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
+        if not self.prompt:
+            raise expected("prompt", "a text, tokens, or a list of them", "an empty list")
         if self.prompt and isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
         return list(self.prompt)  # type: ignore[arg-type]

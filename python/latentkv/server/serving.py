@@ -37,7 +37,9 @@ class Serving:
 
     def tokens(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
         if isinstance(prompt, str):
-            return list(self.model.tokenize(utf8(prompt, "prompt"), True, special))
+            found = list(self.model.tokenize(utf8(prompt, "prompt"), True, special))
+            # an empty text in a vocabulary without a start token
+            return found or [max(self.model.token_bos(), self.model.token_eos())]
         outside = [token for token in prompt if not 0 <= token < self.model.n_vocab]
         if outside:
             raise errors.Refused(

@@ -1,0 +1,192 @@
+"""latentkv.engine: requests beside each other get what each gets alone, and a full cache lets them wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latentkv.engine.engine import Engine
+from latentkv.engine.request import Request, Ticket
+from latentkv.engine.scheduler import Scheduler
+from latentkv.errors import LatentKVError
+from latentkv.prefix import Window, common, kept
+from latentkv.sampling import SamplingOptions
+
+GREEDY = SamplingOptions(temperature=0)
+TEXT = (Path(__file__).parents[2] / "models" / "demo" / "sample-calib.txt").read_text(encoding="utf-8")
+WORDS = tuple(TEXT[at : at + 40] for at in range(1000, 9000, 1000))
+
+
+@pytest.fixture(scope="session")
+def model(converted: Callable[..., Path]) -> Any:
+    from latentkv import _core
+
+    return _core.Model(str(converted("--method", "none", "--outtype", "f32")))
+
+
+def scheduler(model: Any, n_seq: int, n_ctx: int = 1024, **options: Any) -> Scheduler:
+    from latentkv import _core
+
+    cache = {"kv": "f32", "n_threads": 1, **options.pop("cache", {})}
+    session = _core.Session(model, n_ctx=n_ctx, n_seq_max=n_seq, **cache)
+    return Scheduler(model, session, **options)
+
+
+def asked(model: Any, text: str, limit: int = 12, **options: Any) -> Ticket:
+    return Ticket(Request(model.tokenize(text.encode()), GREEDY, limit, **{"ignore_eos": True} | options))
+
+
+def run(scheduler: Scheduler, *tickets: Ticket) -> list[str]:
+    for ticket in tickets:
+        scheduler.check(ticket)
+        scheduler.submit(ticket)
+    while scheduler.step():
+        pass
+    return ["".join(piece.text for piece in ticket) for ticket in tickets]
+
+
+@pytest.mark.parametrize("cache", [{}, {"sink": 4, "recent": 32}], ids=["no window", "window"])
+def test_beside_others_and_alone(model: Any, cache: dict[str, Any]) -> None:
+    prompts = [TEXT[at : at + 30 + at // 10] for at in range(1000, 9000, 1000)]
+    alone = [run(scheduler(model, 1, cache=cache), asked(model, prompt))[0] for prompt in prompts]
+    together = scheduler(model, 3, cache=cache, window=Window(cache.get("recent", 0)))
+    assert run(together, *(asked(model, prompt) for prompt in prompts)) == alone
+    assert len(set(alone)) > 5
+    assert not together.running
+    assert together.counters.requests == len(prompts)
+
+
+def test_prompts_go_in_pieces_beside_answers(model: Any) -> None:
+    both = scheduler(model, 2, 2048)
+    first, second = asked(model, "The clerk", 60), asked(model, "word " * 300, 4)
+    both.submit(first)
+    both.step()
+    both.submit(second)
+    n_before = first.progress.completion_tokens
+    while not second.progress.completion_tokens:
+        both.step()
+    steps = len(second.request.prompt) // 128
+    assert first.progress.completion_tokens - n_before >= steps >= 2
+    alone = run(scheduler(model, 1, 2048), asked(model, "word " * 300, 4))
+    run(both)
+    assert "".join(piece.text for piece in second) == alone[0]
+
+
+def test_a_full_cache_lets_requests_wait(model: Any) -> None:
+    small = scheduler(model, 4, 192)
+    tickets = [asked(model, word, 60) for word in WORDS]
+    alone = [run(scheduler(model, 1, 192), asked(model, word, 60))[0] for word in WORDS]
+    most = 0
+    for ticket in tickets:
+        small.submit(ticket)
+    while small.step():
+        most = max(most, len(small.running))
+        assert small.session.n_cells_used() <= 192
+    assert ["".join(piece.text for piece in ticket) for ticket in tickets] == alone
+    assert 1 <= most < 4
+
+
+def test_without_a_limit_an_answer_grows_to_the_end(model: Any) -> None:
+    only = scheduler(model, 2, 512)
+    ticket = Ticket(Request(model.tokenize(b"The clerk"), GREEDY, ignore_eos=True))
+    run(only, ticket)
+    assert ticket.progress.prompt_tokens + ticket.progress.completion_tokens == 512
+
+
+def test_a_sequence_has_its_own_limit(model: Any) -> None:
+    short = scheduler(model, 2, 512, n_ctx_seq=64)
+    ticket = Ticket(Request(model.tokenize(b"The clerk"), GREEDY, ignore_eos=True))
+    run(short, ticket)
+    assert ticket.progress.prompt_tokens + ticket.progress.completion_tokens == 64
+    with pytest.raises(LatentKVError, match=r"\[context\] expected a prompt of at most 63 tokens; got 6"):
+        short.check(asked(model, "word " * 64))
+
+
+def test_what_begins_alike_is_computed_once(model: Any) -> None:
+    one = scheduler(model, 2)
+    text = "The clerk of the town wrote numbers into a book. " * 4
+    first, second = asked(model, text), asked(model, text + "Then he")
+    run(one, first)
+    run(one, second)
+    assert second.progress.timings.cached_n >= len(model.tokenize(text.encode())) - 1
+    assert run(one, asked(model, text + "Then he")) == run(
+        scheduler(model, 1), asked(model, text + "Then he")
+    )
+
+
+def test_a_running_answer_lends_its_prompt(model: Any) -> None:
+    two = scheduler(model, 2)
+    text = "The clerk of the town wrote numbers into a book. " * 8
+    first, second = asked(model, text, 40), asked(model, text + "Then he")
+    two.submit(first)
+    two.step()
+    two.submit(second)
+    two.step()
+    assert len(two.running) == 2
+    assert second.progress.timings.cached_n > 64
+    assert two.session.n_cells_used() < len(first.request.prompt) + len(second.request.prompt)
+    alone = run(scheduler(model, 1), asked(model, text, 40))[0]
+    run(two)
+    assert "".join(piece.text for piece in first) == alone
+
+
+def test_a_cancelled_answer_ends_within_a_step(model: Any) -> None:
+    two = scheduler(model, 2)
+    first, second, third = (
+        asked(model, "The clerk", 500),
+        asked(model, "Cache", 20),
+        asked(model, "A river", 5),
+    )
+    for ticket in (first, second, third):
+        two.submit(ticket)
+    two.step()
+    assert first.progress.slot >= 0 > third.progress.slot
+    first.cancel()
+    two.step()
+    assert third.progress.slot >= 0
+    run(two)
+    assert [second.progress.completion_tokens, third.progress.completion_tokens] == [20, 5]
+
+
+def test_an_error_of_one_leaves_the_others(model: Any) -> None:
+    from latentkv.grammar import LlamaGrammar
+
+    two = scheduler(model, 2)
+    bad = Ticket(Request([1, 2], SamplingOptions(grammar=LlamaGrammar("root ::= (")), 5))
+    good = asked(model, "The clerk")
+    two.submit(bad)
+    two.submit(good)
+    assert run(two, asked(model, "Cache"))[0]
+    with pytest.raises(ValueError, match="grammar"):
+        list(bad)
+    assert "".join(piece.text for piece in good)
+
+
+def test_an_engine_answers_threads_and_closes(model: Any) -> None:
+    with Engine(scheduler(model, 2)) as engine:
+        tickets = [engine.submit(asked(model, word).request) for word in WORDS]
+        texts = ["".join(piece.text for piece in ticket) for ticket in tickets]
+        assert texts == [run(scheduler(model, 1), asked(model, word))[0] for word in WORDS]
+        assert engine.call(lambda s: len(s.running)) == 0
+        endless = engine.submit(asked(model, "The clerk", 900, ignore_eos=True).request)
+        next(iter(endless))
+    with pytest.raises(LatentKVError, match="closed"):
+        list(endless)
+    with pytest.raises(LatentKVError, match="closed"):
+        engine.submit(asked(model, "x").request)
+
+
+def test_how_much_of_a_cache_a_prompt_keeps() -> None:
+    cached = list(range(100))
+    assert common(cached, [*range(40), 7]) == 40
+    assert common(cached, cached) == 100
+    assert common([], cached) == 0
+    assert kept(cached, [*cached, 5], Window(32), lazy=False) == 100  # goes on
+    assert kept(cached, [*range(60), 7], Window(), lazy=False) == 60
+    assert kept(cached, [*range(60), 7], Window(32), lazy=False) == 28  # as many again were compressed
+    assert kept(cached, [*range(60), 7], Window(128), lazy=False) == 60  # nothing was
+    assert kept(cached, [*range(60), 7], Window(), lazy=True) == 0
+    assert kept(cached, cached[:50], Window(), lazy=False) == 49  # the last gives logits
