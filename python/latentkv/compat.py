@@ -13,13 +13,13 @@ _ANY = "any"
 # name: (values that ask for nothing, what to do instead)
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "flash_attn": (_ANY, ""),  # attention is always fused; require_fused makes that a condition
-    "offload_kqv": (_ANY, ""),
+    "offload_kqv": ((True,), "the cache lies where the layers run: choose with n_gpu_layers"),
     "op_offload": (_ANY, ""),
     "no_perf": (_ANY, ""),
     "numa": ((False, 0), "bind the process with numactl"),
     "use_mlock": ((False,), "lock memory with the operating system"),
     "main_gpu": ((0,), "choose the device with CUDA_VISIBLE_DEVICES"),
-    "split_mode": (_ANY, ""),
+    "split_mode": ((0, 1), "a model runs on one device"),
     "tensor_split": ((None,), "a model runs on one device"),
     "kv_overrides": ((None,), "convert the file again"),
     "rope_scaling_type": ((None, -1), "convert the file again"),

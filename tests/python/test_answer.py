@@ -243,6 +243,8 @@ def test_refusals(scripted: Build, call: Callable[[Any], Any], message: str) -> 
     ("options", "error", "message"),
     [
         ({"lora_path": "x"}, LatentKVError, r"\[lora_path\] expected None; got 'x'; merge the adapter"),
+        ({"offload_kqv": False}, LatentKVError, r"\[offload_kqv\] expected True; got False"),
+        ({"split_mode": 2}, LatentKVError, r"\[split_mode\] expected 0 or 1; got 2"),
         ({"no_such": 1}, TypeError, "unexpected keyword argument 'no_such'"),
         ({"type_k": 7}, LatentKVError, r"\[type_k\] expected a format name or one of the ggml types"),
         (
@@ -262,7 +264,13 @@ def test_constructor_refusals(
 
 def test_llama_cpp_python_arguments_at_neutral_values(scripted: Build) -> None:
     with scripted(
-        flash_attn=True, offload_kqv=False, use_mlock=False, rope_freq_base=0.0, type_k=1, type_v="q8_0"
+        flash_attn=True,
+        offload_kqv=True,
+        split_mode=1,
+        use_mlock=False,
+        rope_freq_base=0.0,
+        type_k=1,
+        type_v="q8_0",
     ) as llm:
         assert llm.n_ctx() == 512
     llm.close()

@@ -77,6 +77,13 @@ def terminal(latent_gguf: Path, request: pytest.FixtureRequest) -> Iterator[Term
     opened.close()
 
 
+@pytest.mark.parametrize(("trained", "default"), [(131072, 8192), (2048, 2048)])
+def test_the_context_that_is_taken_by_itself(trained: int, default: int) -> None:
+    from latentkv.cli.chat import default_context
+
+    assert default_context({"general.architecture": "qwen3", "qwen3.context_length": trained}) == default
+
+
 def test_one_shot(run: Any, latent_gguf: Path) -> None:
     args = ["chat", latent_gguf, "-p", "What is a cat?", "-n", 12, "--temp", 0, "-t", 1, "--kv", "q4"]
     done = run(*args)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     n_ctx = args.ctx_size
     if n_ctx is None:
         vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
-        n_ctx = min(DEFAULT_CONTEXT, vocabulary.n_ctx_train)
+        n_ctx = default_context(vocabulary.metadata)
     cache = options.cache_options(args)
     llama = Llama(
         args.model,
@@ -68,6 +69,12 @@ def main(argv: Sequence[str]) -> int:
         if prompt is None:
             return Repl(conversation, console).run()
         return conversation.complete(prompt) if args.raw else conversation.answer_once(prompt)
+
+
+def default_context(metadata: Mapping[str, Any]) -> int:
+    """Of a file's keys: a model that is opened for its vocabulary knows no sizes."""
+    trained: int = metadata[f"{metadata['general.architecture']}.context_length"]
+    return min(DEFAULT_CONTEXT, trained)
 
 
 def _one_shot_prompt(args: argparse.Namespace) -> str | None:

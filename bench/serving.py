@@ -1,0 +1,222 @@
+"""A server under load: streams that come and go, answers that have to be those of a quiet server, memory.
+
+    python bench/serving.py model.gguf [--streams 16] [--minutes 10] [--leave 0.2] [--parallel 8]
+    python bench/serving.py model.gguf --pace   time between tokens of 8 streams, and of decode calls
+
+Prompts share beginnings of different lengths, so slots lend and reuse; every fifth client goes away at a
+random moment, some before their answer begins. Answers are greedy. With weights and rows of f32 they equal
+those that the same server gave one by one; in coarser files two batches of other sizes round differently, and
+answers part where two tokens are equally likely (--share says how many have to agree).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import record
+from record import Column
+
+TEXT = "The clerk of the town wrote numbers into a book, and the book went to the mill. "
+
+
+@contextmanager
+def server(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """Address and process of a server that is up."""
+    import httpx
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--port", str(port), "-np", str(args.parallel), "-c", str(args.ctx_size), "--temp", "0"]
+    options += ["-t", str(args.threads), "-ngl", str(args.gpu_layers)] + (
+        ["--kv", args.kv] if args.kv else []
+    )
+    process = subprocess.Popen([sys.executable, "-m", "latentkv", "serve", args.model, *options])
+    try:
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health")
+                break
+            except httpx.TransportError:
+                if process.poll() is not None:
+                    raise SystemExit("error: the server did not start") from None
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def resident(pid: int) -> float:
+    """MiB"""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024
+
+
+def prompts(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    return [f"{TEXT * rng.randint(1, 12)}Then {rng.randint(0, 99)} of them said" for _ in range(count)]
+
+
+async def read(client: Any, prompt: str, tokens: int, leave_after: float | None) -> str | None:
+    """The answer, or None where its client left."""
+    body = {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+    said: list[str] = []
+
+    async def whole() -> None:
+        async with client.stream("POST", "/v1/completions", json=body) as stream:
+            if stream.status_code != 200:
+                raise SystemExit(
+                    f"error: [serving] expected an answer; got {(await stream.aread()).decode()}"
+                )
+            async for line in stream.aiter_lines():
+                if line.startswith("data: {"):
+                    said.append(json.loads(line[6:])["choices"][0]["text"])
+
+    try:
+        await asyncio.wait_for(whole(), leave_after)
+    except asyncio.TimeoutError:
+        return None
+    return "".join(said)
+
+
+async def load(args: argparse.Namespace, address: str, pid: int) -> dict[str, Any]:
+    import httpx
+
+    asked = prompts(args.seed, args.prompts)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=args.streams)
+    async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits) as client:
+        alone = {prompt: await read(client, prompt, args.tokens, None) for prompt in asked}
+        end = time.monotonic() + 60 * args.minutes
+        counts = {"answers": 0, "different": 0, "left": 0}
+        memory: list[float] = []
+
+        async def stream(seed: int) -> None:
+            rng = random.Random(seed)
+            while time.monotonic() < end:
+                prompt = rng.choice(asked)
+                leave = rng.uniform(0, 0.8) if rng.random() < args.leave else None
+                answer = await read(client, prompt, args.tokens, leave)
+                counts["left" if answer is None else "answers"] += 1
+                if answer is not None and answer != alone[prompt]:
+                    counts["different"] += 1
+
+        async def watch() -> None:
+            while time.monotonic() < end:
+                memory.append(resident(pid))
+                await asyncio.sleep(max(0.5, 60 * args.minutes / 60))
+
+        await asyncio.gather(watch(), *(stream(args.seed + 1 + at) for at in range(args.streams)))
+        await asyncio.sleep(1)
+        slots = (await client.get("/slots")).json()
+    busy = sum(slot["is_processing"] for slot in slots)
+    later = memory[len(memory) // 3 :]
+    return counts | {
+        "busy": busy,
+        "slots": len(slots),
+        "first": memory[0],
+        "third": later[0],
+        "last": memory[-1],
+        "growth": later[-1] - later[0],
+    }
+
+
+async def pace(args: argparse.Namespace, address: str) -> dict[str, Any]:
+    """Milliseconds between the tokens of 8 streams at once."""
+    import httpx
+
+    async with httpx.AsyncClient(base_url=address, timeout=None) as client:
+
+        async def stream(prompt: str) -> list[float]:
+            body = {"prompt": prompt, "max_tokens": args.tokens, "stream": True, "ignore_eos": True}
+            times: list[float] = []
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        times.append(time.perf_counter())
+            return times
+
+        await asyncio.gather(*(stream(prompt) for prompt in prompts(1, 8)))
+        times = await asyncio.gather(*(stream(prompt) for prompt in prompts(2, 8)))
+    gaps = np.concatenate([np.diff(each)[4:] for each in times]) * 1e3
+    return {"p50": float(np.median(gaps)), "p99": float(np.percentile(gaps, 99))}
+
+
+def native(args: argparse.Namespace) -> float:
+    """Milliseconds of a decode call for 8 sequences behind the same prompts, without sampling."""
+    from latentkv import _core
+    from latentkv.master import planned
+
+    model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)
+    session = _core.Session(
+        model,
+        n_ctx=args.ctx_size,
+        n_seq_max=args.parallel,
+        n_threads=args.threads,
+        **planned(model, {"kv": args.kv}),
+    )
+    for seq, prompt in enumerate(prompts(2, 8)):
+        tokens = model.tokenize(prompt.encode())
+        session.decode(tokens, seq=[seq] * len(tokens), output="none")
+    times = []
+    for step in range(args.tokens):
+        begin = time.perf_counter()
+        session.decode([step % 100 + 5] * 8, seq=list(range(8)), output="all")
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times[4:]) * 1e3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="GGUF")
+    parser.add_argument("--pace", action="store_true", help="time between tokens instead of load")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--leave", type=float, default=0.2, help="share of clients that go away")
+    parser.add_argument("--share", type=float, default=1.0, help="of answers that have to agree")
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("-np", "--parallel", type=int, default=8)
+    parser.add_argument("-c", "--ctx-size", type=int, default=8192)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("-ngl", "--gpu-layers", type=int, default=0)
+    parser.add_argument("--kv", default="")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="JSON")
+    args = parser.parse_args()
+    with server(args) as (address, pid):
+        row = asyncio.run(pace(args, address) if args.pace else load(args, address, pid))
+    if args.pace:
+        row["native"] = native(args)
+        row["ratio"] = row["p50"] / row["native"]
+    print(json.dumps(row, indent=1))
+    if args.out:
+        columns = [Column(key, key, ".3f" if isinstance(value, float) else "") for key, value in row.items()]
+        record.save(args.out, command=shown(), columns=columns, rows=[row], note=str(__doc__).splitlines()[0])
+    if args.pace:
+        return 0
+    agree = 1 - row["different"] / max(1, row["answers"])
+    return 0 if agree >= args.share and not row["busy"] and row["growth"] < 8 else 1
+
+
+def shown() -> str:
+    return " ".join(["python", "bench/serving.py", Path(sys.argv[1]).name, *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
