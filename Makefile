@@ -18,7 +18,8 @@ INSTALL := $(PIP) install -q --no-build-isolation --config-settings=build-dir=$(
 SOURCES := pyproject.toml CMakeLists.txt \
 	$(shell find native -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' \
 		-o -name '*.cmake' -o -name CMakeLists.txt \) -not -path '*/tests/*') \
-	$(shell find python/latentkv tools/convert/latentkv_convert -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.json' \))
+	$(shell find python/latentkv tools/convert/latentkv_convert -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.json' \
+		-o -name '*.html' -o -name '*.css' -o -name '*.js' \))
 TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
@@ -72,16 +73,16 @@ $(VENV)/.requirements: $(VENV)/.created pyproject.toml tools/requirements.py
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.requirements
-	$(REQS) dev test > $(VENV)/requirements-dev.txt
+	$(REQS) dev test server > $(VENV)/requirements-dev.txt
 	$(PIP) install -q -r $(VENV)/requirements-dev.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
 	@echo "building latentkv (the first time compiles ggml: some minutes)"
-	PATH="$(abspath $(BIN)):$$PATH" $(INSTALL) '.[convert]'
+	PATH="$(abspath $(BIN)):$$PATH" $(INSTALL) '.[convert,server]'
 	touch $@
 
 $(VENV)/.installed-tests: $(VENV)/.requirements $(SOURCES) $(TEST_SOURCES)
 	@echo "building latentkv with its native tests (the first time compiles ggml: some minutes)"
-	PATH="$(abspath $(BIN)):$$PATH" LATENTKV_BUILD_TESTS=ON $(INSTALL) '.[convert,test]'
+	PATH="$(abspath $(BIN)):$$PATH" LATENTKV_BUILD_TESTS=ON $(INSTALL) '.[convert,server,test]'
 	touch $(VENV)/.installed $@
