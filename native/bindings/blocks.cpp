@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/cores.h"
 #include "base/error.h"
 #include "bindings.h"
 #include "ggml.h"
@@ -24,8 +25,7 @@ using Bytes = py::array_t<uint8_t, py::array::c_style | py::array::forcecast>;
 template <class OfRows>
 void share_rows(int64_t n_rows, int64_t n, const OfRows& of_rows) {
     constexpr int64_t least_elements = 1 << 18;  // what is worth a thread
-    const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
-    const int64_t n_threads = std::clamp<int64_t>(n_rows * n / least_elements, 1, cores);
+    const int64_t n_threads = std::clamp<int64_t>(n_rows * n / least_elements, 1, lkv::usable_cores());
     std::vector<std::thread> threads;
     for (int64_t i = 0; i < n_threads; i++) {
         threads.emplace_back(of_rows, n_rows * i / n_threads, n_rows * (i + 1) / n_threads);

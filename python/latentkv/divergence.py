@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.errors import expected
+from latentkv.logprobs import log_softmax
 
 Floats = NDArray[np.float64]
 _BLOCK = 1 << 22  # entries per float64 temporary: 32 MiB
@@ -65,24 +65,16 @@ def _score_block(
     logits: NDArray[np.float32], targets: NDArray[np.int32], reference: NDArray[np.float32] | None
 ) -> Scores:
     at = np.arange(len(targets))
-    logp = _log_softmax(logits)
+    logp = log_softmax(logits)
     nll = -logp[at, targets]
     if reference is None:
         return Scores(nll)
-    logp_ref = _log_softmax(reference)
+    logp_ref = log_softmax(reference)
     nll_ref = -logp_ref[at, targets]
     p_ref = np.exp(logp_ref)
     kld = np.einsum("ij,ij->i", p_ref, logp_ref - logp)
     same_top = logits.argmax(axis=1) == reference.argmax(axis=1)
     return Scores(nll, nll_ref, np.maximum(kld, 0.0), same_top, np.exp(-nll) - np.exp(-nll_ref))
-
-
-def _log_softmax(logits: NDArray[np.float32]) -> Floats:
-    peak = logits.max(axis=1, keepdims=True)
-    if not np.isfinite(peak).all():
-        raise expected("logits", "finite numbers", f"a row whose largest is {peak[~np.isfinite(peak)][0]}")
-    shifted = np.subtract(logits, peak, dtype=np.float64)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def mean_se(values: NDArray[Any]) -> tuple[float, float]:

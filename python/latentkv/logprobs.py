@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.errors import expected
+
 
 @dataclass(frozen=True)
 class TokenScore:
@@ -22,10 +24,15 @@ class TokenScore:
     top: list[tuple[bytes, float]] = field(default_factory=list)  # best first
 
 
-def log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
-    """log(softmax(row)), [n_vocab], float64."""
-    shifted = row.astype(np.float64) - float(row.max())
-    return shifted - np.log(np.exp(shifted).sum())
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """log(softmax(logits)) of rows [..., n_vocab], float64. Raises LatentKVError for a row without a finite
+    largest."""
+    peak = logits.max(axis=-1, keepdims=True)
+    if not np.isfinite(peak).all():
+        raise expected("logits", "finite numbers", f"a row whose largest is {peak[~np.isfinite(peak)][0]}")
+    shifted = np.subtract(logits, peak, dtype=np.float64)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
 
 
 def best(logprobs: NDArray[np.float64], count: int) -> list[int]:

@@ -1,9 +1,9 @@
 #include "runtime/session.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
+#include "base/cores.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "runtime/lazy_prefill.h"
@@ -50,8 +50,7 @@ int check_range(const char* flag, int value, int low, int high) {
 }
 
 int thread_count(const char* flag, int wanted) {
-    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    return wanted == 0 ? cores : check_range(flag, wanted, 1, 512);
+    return wanted == 0 ? usable_cores() : check_range(flag, wanted, 1, 512);
 }
 
 // A row's stored formats for which `holds` does.
@@ -236,7 +235,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     }
     if (gpu_ != nullptr) {
         if (!fused_) {
-            fail("implementation", "expected auto or fused on a GPU; got reference; use -ngl 0");
+            fail("implementation", "expected fused on a GPU; got reference; use -ngl 0");
         }
         if (prefill_ == Prefill::lazy) {
             log(LogLevel::warning,

@@ -130,7 +130,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         type=number(ranges.N_THREADS),
         default=0,
         metavar="N",
-        help="threads for decoding (default: every core)",
+        help="threads for decoding (default: every physical core)",
     )
     group.add_argument(
         "-tb",
