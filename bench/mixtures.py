@@ -24,10 +24,9 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     spec = stream.spec
-    hidden = stream.embed()
     shape = (spec.n_kv, spec.head_dim, spec.head_dim)
     with torch.no_grad(), stream.bar() as bar:
-        for index in range(spec.n_layer):
+        for index, hidden, output in stream.forward():
             squares = torch.zeros(shape, dtype=torch.float64, device=stream.device)
 
             def add(module: nn.Module, inputs: tuple[Tensor, ...], squares: Tensor = squares) -> None:
@@ -37,6 +36,6 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
             with stream.layer(index) as live:
                 live.get_submodule("attn_output").register_forward_pre_hook(add)
                 for window in range(stream.n_windows):
-                    hidden[window] = stream.run(live, index, hidden[window : window + 1])[0].cpu()
+                    output[window] = stream.run(live, index, hidden[window : window + 1])[0]
                     bar.update(1)
             yield index, {"v": (squares / stream.tokens.numel()).cpu().numpy()}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from latentkv.errors import LatentKVError
 
-from .errors import ConvertError
+from .errors import ConvertError, Interrupted
 from .files import Progress
 from .plan import methods
 from .recipe import Finetune, Recipe
@@ -139,7 +141,10 @@ def build_parser(method: str, prog: str) -> Parser:
         "--device", type=_device, default="cpu", help="where the model runs: cpu (default) or cuda"
     )
     text.add_argument(
-        "--no-cache", dest="cache", action="store_false", help="neither read nor keep calibration results"
+        "--no-cache",
+        dest="cache",
+        action="store_false",
+        help="neither read nor keep calibration results, nor the finished layers of an interrupted run",
     )
     _add_finetune(parser.add_argument_group("recovery, for K paths rebuild and absorbed"))
     other = parser.add_argument_group("other")
@@ -224,14 +229,15 @@ def parse(argv: Sequence[str], prog: str) -> Recipe:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> int:
-    """Exit status: 0 done, 2 bad input, 130 interrupted."""
-    progress = Progress(())
+    """Exit status: 0 done, 2 bad input, 130 interrupted, 143 asked to end."""
+    progress, stop = Progress(()), _Stop()
     try:
         recipe = parse(sys.argv[1:] if argv is None else argv, prog)
         progress = Progress(recipe.outputs)
         from .pipeline import convert
 
-        report = convert(recipe)
+        with stop:
+            report = convert(recipe)
     except (ConvertError, LatentKVError) as error:
         return _failed(str(error), progress)
     except MemoryError:
@@ -243,14 +249,36 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         if "out of memory" not in str(error):  # torch's own class needs torch to be named
             raise
         return _failed(f"[memory] expected room on --device; got {str(error).splitlines()[0]}", progress)
-    except KeyboardInterrupt:
-        print(f"error: [convert] interrupted; {str(progress) or 'nothing written'}", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stopped:
+        kept = str(stopped) if isinstance(stopped, Interrupted) else ""
+        said = "; ".join(part for part in (str(progress) or "nothing written", kept) if part)
+        print(f"error: [convert] interrupted; {said}", file=sys.stderr)
+        return stop.status
     print(report.table())
     print()
     for path in report.files:
         print(f"wrote {path} ({path.stat().st_size} bytes)")
     return 0
+
+
+class _Stop:
+    """While it is entered, a request to end (SIGTERM) stops a conversion as Ctrl-C does."""
+
+    def __init__(self) -> None:
+        self.status = 130
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._stop)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _stop(self, *_: object) -> None:
+        self.status = 128 + signal.SIGTERM
+        raise KeyboardInterrupt
 
 
 def _failed(message: str, progress: Progress) -> int:

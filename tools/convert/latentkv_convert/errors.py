@@ -19,6 +19,10 @@ class ConvertError(Exception):
         return ConvertError(where, *self._rest)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or a request to end: what is kept, and how to go on."""
+
+
 def line(where: str, expected: str, got: str, hint: str = "") -> str:
     """The one shape of every message."""
     text = f"[{where}] expected {expected}; got {got}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import calibrate, files, progress, report
 from .calibrate.arithmetic import host_threads
-from .errors import ConvertError, warn
+from .errors import ConvertError, Interrupted, warn
 from .ir import SIDES, Master, Plan, TensorRole
 from .plan import methods
 from .plan.work import Work
@@ -25,6 +25,8 @@ from .write.gguf_write import OutTensor
 from .write.quantize import FILE_TYPES
 
 if TYPE_CHECKING:
+    from .calibrate.sample import Sample
+    from .calibrate.store import Layers
     from .recover.factored import Trained
     from .recover.lora import Recovery
 
@@ -55,6 +57,26 @@ def _converted(recipe: Recipe) -> report.Report:
     keys = model_keys(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
     stats, sample = calibrate.collect(method.needs, recipe, source, important)
+    try:
+        return _written(recipe, source, method, keys, base, outtype, stats, sample)
+    except KeyboardInterrupt:
+        if not stats or not recipe.cache:
+            raise
+        raise Interrupted("the calibration is kept: the same command goes on from there") from None
+
+
+def _written(
+    recipe: Recipe,
+    source: Source,
+    method: Any,
+    keys: dict[str, Any],
+    base: Any,
+    outtype: str,
+    stats: dict[str, Layers],
+    sample: Sample | None,
+) -> report.Report:
+    """The plan and the files, from statistics."""
+    spec = source.spec
     encoding = Encoding.of(
         spec, outtype, recipe.factor_type, recipe.outtype is None, stats.pop("activations", None)
     )

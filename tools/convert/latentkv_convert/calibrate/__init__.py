@@ -11,14 +11,17 @@ A module `calibrate/<name>.py` that is a statistic provides
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConvertError
+from ..errors import ConvertError, Interrupted
+from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
 from .arithmetic import model_arithmetic
+from .journal import Journal
 from .sample import Encoded, Sample, encode, read_text
 from .store import Layers, Store
 
@@ -74,23 +77,60 @@ class _Run:
         n_tokens, window = self.module(name).sample(self.recipe)
         return Sample.draw(self.text, n_tokens, min(window, self.source.spec.n_ctx), self.recipe.seed)
 
-    def stream(self, name: str, sample: Sample) -> LayerStream:
+    def stream(self, name: str, sample: Sample, journal: Journal) -> LayerStream:
         from .stream import LayerStream  # imports torch
 
-        return LayerStream(self.source, sample.tokens, self.recipe.device, name)
+        return LayerStream(self.source, sample.tokens, self.recipe.device, name, journal)
+
+    def key(self, name: str, sample: Sample, *settings: object) -> str:
+        return self.store.key(self.identity, sample.digest, name, self.module(name).VERSION, *settings)
 
     def statistic(self, name: str, sample: Sample, watched: _Watched | None) -> Layers:
         module, n_layer = self.module(name), self.source.spec.n_layer
         settings = module.settings(self.recipe) if hasattr(module, "settings") else {}
-        key = self.store.key(self.identity, sample.digest, name, module.VERSION, *settings.items())
+        key = self.key(name, sample, *settings.items())
         found = self.store.load(key, n_layer)
         if found is not None:
             return found
-        stream = self.stream(name, sample)
-        if watched is not None:
-            watched.join(stream)
-        with model_arithmetic():
-            return self.store.save(key, n_layer, module.collect(stream, **settings))
+        watched = watched if watched is not None and watched.joins() else None
+
+        def run(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
+            if watched is not None:
+                watched.join(stream)
+            layers = module.collect(stream, **settings)
+            return layers if watched is None else watched.settled(layers)
+
+        return self.collected(name, sample, key, run, watched is not None)
+
+    def collected(
+        self,
+        name: str,
+        sample: Sample,
+        key: str,
+        run: Callable[[LayerStream], Iterator[tuple[int, Mapping[str, Array]]]],
+        *settings: object,
+    ) -> Layers:
+        """What `run` yields, saved as `key`; it goes on where a run with these settings was interrupted."""
+        n_layer, device = self.source.spec.n_layer, self.recipe.device
+        partial = self.store.key(key, device, *settings)
+        with self.store.journal(partial, n_layer) as journal, model_arithmetic():
+            if journal.done():
+                print(f"resuming: {journal.done()} are done", file=sys.stderr)
+            try:
+                return self.store.finish(journal, key, run(self.stream(name, sample, journal)))
+            except KeyboardInterrupt:
+                journal.settle()
+                raise Interrupted(_kept(journal)) from None
+
+
+def _kept(journal: Journal) -> str:
+    """After an interruption."""
+    if journal.folder is None:
+        return "no layer is kept (--no-cache)"
+    if not journal.done():
+        return "no layer is finished"
+    size = f"{journal.n_bytes() / 2**20:.0f} MiB at {journal.folder}"
+    return f"{journal.done()} are kept ({size}): the same command goes on from there"
 
 
 class _Watched:
@@ -101,19 +141,30 @@ class _Watched:
 
         self.run, self.of, self.meter = run, of, activations.Activations()
         self.sample, self.n_layer = run.sample(of), run.source.spec.n_layer
-        self.key = run.store.key(run.identity, self.sample.digest, "activations", activations.VERSION, of)
+        self.key = run.key("activations", self.sample, of)
         self.found: Layers | None = run.store.load(self.key, self.n_layer)
 
+    def joins(self) -> bool:
+        """Whether the next pass is to be watched."""
+        return self.found is None and not len(self.meter)
+
     def join(self, stream: LayerStream) -> None:
-        if self.found is None and not len(self.meter):
-            stream.watchers.append(self.meter.watch)
+        from . import activations
+
+        journal = stream.journal
+        known = {layer: journal.read(layer, "watched") for layer in journal.finished("watched")}
+        self.meter = activations.Activations(known)
+        stream.watchers.append(self.meter)
+
+    def settled(self, layers: Iterator[tuple[int, Mapping[str, Array]]]) -> Iterator[Any]:
+        """The same layers; what was seen on the way is saved before they end."""
+        yield from layers
+        measured = ((index, self.meter.layer(index)) for index in range(self.n_layer))
+        self.found = self.run.store.save(self.key, self.n_layer, measured)
 
     def layers(self) -> Layers:
         if self.found is None:
-            if not len(self.meter):
-                stream = self.run.stream("activations", self.sample)
-                self.join(stream)
-                self.run.module("activations").run(stream)
-            measured = ((index, self.meter.layer(index)) for index in range(self.n_layer))
-            self.found = self.run.store.save(self.key, self.n_layer, measured)
+            from .activations import collect as alone
+
+            self.found = self.run.collected("activations", self.sample, self.key, alone)
         return self.found

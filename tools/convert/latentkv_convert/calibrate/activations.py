@@ -6,6 +6,7 @@ product, were channels independent. Whichever pass reads the text first measures
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,20 +28,24 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 class Activations:
     """Hooks on the layers of one pass, each for the first time that it is run."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[int, Mapping[str, Array]] | None = None) -> None:
+        """known: of layers that an earlier run has measured."""
+        self._known = dict(known or {})
         self._meters: dict[int, dict[str, _Meter]] = {}
 
     def __len__(self) -> int:
-        return len(self._meters)
+        return len(self._known | self._meters)
 
     def watch(self, index: int, live: nn.Module) -> None:
-        if index in self._meters:
+        if index in self._meters or index in self._known:
             return
         read = {name: each for name, each in live.named_children() if isinstance(each, (nn.Linear, Stacked))}
         self._meters[index] = {name: _Meter(module) for name, module in read.items() if name not in READS}
 
-    def layer(self, index: int) -> dict[str, Array]:
+    def layer(self, index: int) -> Mapping[str, Array]:
         """attn_q, attn_output, ffn_up, ffn_down: [inputs] float64; of experts together, by who read more."""
+        if index in self._known:
+            return self._known[index]
         return {name: meter.result() for name, meter in self._meters[index].items()}
 
 
@@ -61,12 +66,14 @@ class _Meter:
         return (self.squares / max(1, self.count)).cpu().numpy()
 
 
-def run(stream: LayerStream) -> None:
-    """A pass for its watchers alone."""
-    hidden = stream.embed()
+def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """A pass for them alone."""
+    meter = Activations()
+    stream.watchers.append(meter)
     with torch.no_grad(), stream.bar() as bar:
-        for index in range(stream.spec.n_layer):
+        for index, hidden, output in stream.forward():
             with stream.layer(index) as live:
                 for window in range(stream.n_windows):
-                    hidden[window] = stream.run(live, index, hidden[window : window + 1])[0].cpu()
+                    output[window] = stream.run(live, index, hidden[window : window + 1])[0]
                     bar.update(1)
+            yield index, meter.layer(index)

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import progress
 from ..errors import ConvertError
 from ..ir import SIDES, Array
 from ..recipe import Recipe
-from .fisher import stack
 from .heads import norm_module
 from .stream import LayerStream
 from .two_copies import TwoCopies
@@ -57,7 +55,7 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     gᵀ]; *_mean, *_weighted_mean [w]; *_rows [n, w] float32, evenly spaced real rows, and *_energy [n, n_kv]
     float32, |g|² per KV head of those rows over its mean over all tokens.
     """
-    n_layer, window_size = stream.spec.n_layer, int(stream.tokens.shape[1])
+    window_size = int(stream.tokens.shape[1])
     if window_size <= sink + recent:
         raise ConvertError(
             "--calib-window",
@@ -65,23 +63,20 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
             f"{window_size} tokens",
         )
     windows, _ = split(stream.n_windows)
-    hidden = stream.embed()[windows].to(stream.device)
-    inputs = stack(n_layer, hidden)
-    with progress.bar(2 * n_layer * len(windows), f"calibrate {stream.label}", "window") as bar:
-        for index in range(n_layer):
-            inputs[index] = hidden
+    generator = torch.Generator(stream.device).manual_seed(seed)
+
+    def slope(row: int, hidden: Tensor) -> Tensor:
+        top = hidden.clone().requires_grad_()
+        return torch.autograd.grad(_surprise(stream, top, generator), top)[0][0]
+
+    with stream.bar(back=1, n_windows=len(windows)) as bar:
+        for index, hidden, output in stream.forward(windows, keep=True):
             with torch.no_grad(), stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
-                    hidden[row] = stream.run(live, index, hidden[row : row + 1])[0]
+                    output[row] = stream.run(live, index, hidden[row : row + 1])[0]
                     bar.update(1)
-        gradient = torch.empty_like(hidden)
-        generator = torch.Generator(stream.device).manual_seed(seed)
-        for row in range(len(windows)):
-            top = hidden[row : row + 1].clone().requires_grad_()
-            (slope,) = torch.autograd.grad(_surprise(stream, top, generator), top)
-            gradient[row] = slope[0]
-        for index in reversed(range(n_layer)):
-            yield index, _backward(stream, index, inputs[index], gradient, sink, recent, bar)
+        for index, inputs, above, below in stream.backward(slope):
+            yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
 
 
 def drawn(predicted: Tensor, generator: torch.Generator) -> Tensor:
@@ -175,25 +170,30 @@ class Meter:
 
 
 def _backward(
-    stream: LayerStream, index: int, inputs: Tensor, gradient: Tensor, sink: int, recent: int, bar: Any
+    stream: LayerStream,
+    index: int,
+    inputs: Tensor,
+    above: Tensor,
+    below: Tensor,
+    sink: int,
+    recent: int,
+    bar: Any,
 ) -> dict[str, Array]:
-    """Measures one layer and replaces `gradient` by that of its input."""
+    """Measures one layer; above, below: gradients of its output and input."""
     n_kv, norm = stream.spec.n_kv, norm_module(stream.spec, "k")
     with stream.layer(index, index - 1) as live:
         taps = {side: Tap(stream, live, side) for side in SIDES}
         if norm is not None:
             taps["normed"] = Tap(stream, live, "k", norm)
         meters = {name: Meter(stream, len(inputs), sink) for name in taps}
-        inputs = inputs.to(stream.device)
         for row in range(len(inputs)):
             bottom = inputs[row : row + 1].clone().requires_grad_()
             with TwoCopies(n_kv, sink, recent) as copies:
                 output = stream.run(live, index, bottom)
             key, _ = copies.found()
-            above = gradient[row : row + 1]
-            (below,) = torch.autograd.grad(output, bottom, above, retain_graph=True)
+            (down,) = torch.autograd.grad(output, bottom, above[row : row + 1], retain_graph=True)
+            below[row] = down[0]
             slopes = _as_projected(taps, key, *copies.slopes())
-            gradient[row] = below[0]
             for name, meter in meters.items():
                 meter.add(taps[name].values(), slopes[name])
             bar.update(1)

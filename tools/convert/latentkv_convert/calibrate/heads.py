@@ -24,13 +24,12 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
-    hidden = stream.embed()
     with torch.no_grad(), stream.bar() as bar:
-        for index in range(stream.spec.n_layer):
+        for index, hidden, output in stream.forward():
             with stream.layer(index) as live:
                 queries, keys = Meter(stream, live, "q"), Meter(stream, live, "k")
                 for window in range(stream.n_windows):
-                    hidden[window] = stream.run(live, index, hidden[window : window + 1])[0].cpu()
+                    output[window] = stream.run(live, index, hidden[window : window + 1])[0]
                     bar.update(1)
             yield index, {"q": queries.result(), "k": keys.result()[0]}
 

@@ -26,13 +26,12 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     if stream.tokens.numel() < 4 * stream.spec.kv_width:
         expected = f"at least {4 * stream.spec.kv_width} tokens for {stream.spec.kv_width} outputs"
         warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")
-    hidden = stream.embed()
     with torch.no_grad(), stream.bar() as bar:
-        for index in range(stream.spec.n_layer):
+        for index, hidden, output in stream.forward():
             with stream.layer(index) as live:
                 meters = {side: Meter(stream, live, side) for side in SIDES}
                 for window in range(stream.n_windows):
-                    hidden[window] = stream.run(live, index, hidden[window : window + 1])[0].cpu()
+                    output[window] = stream.run(live, index, hidden[window : window + 1])[0]
                     bar.update(1)
             yield index, {name: array for side in SIDES for name, array in meters[side].result().items()}
 

@@ -29,9 +29,8 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [1]."""
-    hidden = stream.embed()
     with torch.no_grad(), stream.bar(passes=3) as bar:
-        for index in range(stream.spec.n_layer):
+        for index, hidden, output in stream.forward():
             total = dict.fromkeys(SIDES, 0.0)
             with stream.layer(index) as live:
                 for window in range(stream.n_windows):
@@ -41,7 +40,7 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
                         disturb = Disturbance(stream, live, side, window)
                         total[side] += relative(stream.run(live, index, before), after, per_token=True) ** 2
                         disturb.handle.remove()
-                    hidden[window] = after[0].cpu()
+                    output[window] = after[0]
                     bar.update(3)
             scale = stream.n_windows * _SIZE**2
             yield index, {side: np.array([total[side] / scale]) for side in SIDES}

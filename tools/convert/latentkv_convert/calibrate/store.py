@@ -1,21 +1,26 @@
-"""Statistics on disk, found by what they were computed from; written under a temporary name and renamed
-whole."""
+"""Statistics on disk, found by what they were computed from. One that is not finished lies in a folder of its
+own (journal.py) and gets its name when it is whole."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import IO
 
 from ..errors import ConvertError
 from ..ir import Array
+from .journal import Journal, arrays_of, writing
 
 Layers = Sequence[Mapping[str, Array]]  # one {array name: array} per layer
+_PARTIAL = ".partial-"
+_KEPT_DAYS = 7  # an unfinished statistic that nobody came back for
 
 
 def cache_root() -> Path:
@@ -25,7 +30,7 @@ def cache_root() -> Path:
 
 
 class Store:
-    """A directory per key: {layer}.{array}.npy. Disabled, it keeps nothing and finds nothing."""
+    """A directory per key: {layer}/{array}.npy. Disabled, it keeps nothing and finds nothing."""
 
     def __init__(self, enabled: bool = True, root: Path | None = None) -> None:
         self.enabled = enabled
@@ -37,13 +42,9 @@ class Store:
 
     def load(self, key: str, n_layer: int) -> list[dict[str, Array]] | None:
         """Memory-mapped arrays of every layer, or None."""
-        path = self.root / key
-        if not self.enabled or not path.is_dir():
+        if not self.enabled:
             return None
-        layers: list[dict[str, Array]] = [{} for _ in range(n_layer)]
-        for file in sorted(path.glob("*.npy")):
-            layer, name, _ = file.name.split(".")
-            layers[int(layer)][name] = np.load(file, mmap_mode="r")
+        layers = [arrays_of(self.root / key / str(layer)) for layer in range(n_layer)]
         return layers if all(layers) else None
 
     def save(self, key: str, n_layer: int, layers: Iterable[tuple[int, Mapping[str, Array]]]) -> Layers:
@@ -53,32 +54,76 @@ class Store:
         Raises:
             ConvertError: the cache directory cannot be written.
         """
+        with self.journal(key, n_layer) as journal:
+            journal.clear()
+            return self.finish(journal, key, layers)
+
+    @contextlib.contextmanager
+    def journal(self, key: str, n_layer: int) -> Iterator[Journal]:
+        """What an earlier run has left of `key`. Bad input ends it; whatever else stops the run leaves it
+        to the next one.
+
+        Raises:
+            ConvertError: the cache directory cannot be written.
+        """
         if not self.enabled:
-            kept = dict(layers)
-            return [kept[layer] for layer in range(n_layer)]
+            yield Journal(n_layer)
+            return
+        with writing(self.root):
+            folder, lock = self._locked(key)
+            journal = Journal(n_layer, folder, lock)
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.root))
-        except OSError as error:
-            raise self._refused(error) from None
-        try:
-            for layer, arrays in layers:
-                for name, array in arrays.items():
-                    self._write(partial / f"{layer}.{name}.npy", array)
-            shutil.rmtree(self.root / key, ignore_errors=True)
-            os.replace(partial, self.root / key)
+            yield journal
+        except ConvertError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        found = self.load(key, n_layer)
+            with contextlib.suppress(ConvertError):
+                journal.settle()
+            journal.close()
+
+    def finish(self, journal: Journal, key: str, layers: Iterable[tuple[int, Mapping[str, Array]]]) -> Layers:
+        """Writes the layers that are left and gives them, with those of the journal, the name `key`."""
+        for layer, arrays in layers:
+            journal.write(layer, arrays)
+        if journal.folder is None:
+            return [journal.read(layer) for layer in range(journal.n_layer)]
+        journal.settle()
+        with writing(self.root):
+            shutil.rmtree(self.root / key, ignore_errors=True)
+            os.replace(journal.layers, self.root / key)
+            shutil.rmtree(journal.folder, ignore_errors=True)
+        found = self.load(key, journal.n_layer)
         assert found is not None
         return found
 
-    def _write(self, path: Path, array: Array) -> None:
-        try:
-            np.save(path, array)
-        except OSError as error:
-            raise self._refused(error) from None
+    def _locked(self, key: str) -> tuple[Path, IO[bytes]]:
+        """The folder of an unfinished statistic, or a new one where another process is at work on it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        folder = self.root / f"{_PARTIAL}{key}"
+        folder.mkdir(exist_ok=True)
+        lock = _lock(folder)
+        if lock is None:
+            folder = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root))
+            lock = _lock(folder)
+            assert lock is not None
+        return folder, lock
 
-    def _refused(self, error: OSError) -> ConvertError:
-        hint = "set XDG_CACHE_HOME or pass --no-cache"
-        return ConvertError("cache", f"to write {self.root}", error.strerror or str(error), hint)
+    def _sweep(self) -> None:
+        """Removes what was left unfinished and nobody came back for."""
+        for folder in self.root.glob(f"{_PARTIAL}*"):
+            if time.time() - folder.stat().st_mtime > _KEPT_DAYS * 86400 and (lock := _lock(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.close()
+
+
+def _lock(folder: Path) -> IO[bytes] | None:
+    """None: another process has it."""
+    file = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file

@@ -4,9 +4,9 @@ states."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,17 +15,35 @@ from torch import Tensor, nn
 
 from .. import progress
 from ..errors import ConvertError
-from ..ir import ModelSpec
+from ..ir import Array, ModelSpec
 from ..source.source import Source
 from .decoder import Ends, Layer
+from .journal import Journal
 from .positions import Positions
 
 
-class LayerStream:
-    """Runs `tokens` [windows, window] through the model of a source, layer by layer, in float32."""
+class Watcher(Protocol):
+    """Is shown every layer that is run, and asked for what it saw when the text has passed."""
 
-    def __init__(self, source: Source, tokens: NDArray[np.int64], device: str, label: str) -> None:
+    def watch(self, index: int, live: nn.Module) -> None: ...
+
+    def layer(self, index: int) -> Mapping[str, Array]: ...
+
+
+class LayerStream:
+    """Runs `tokens` [windows, window] through the model of a source, layer by layer, in float32. What its
+    journal says is done is not done again."""
+
+    def __init__(
+        self,
+        source: Source,
+        tokens: NDArray[np.int64],
+        device: str,
+        label: str,
+        journal: Journal | None = None,
+    ) -> None:
         self.source, self.label = source, label
+        self.journal = journal or Journal(source.spec.n_layer)
         self.spec: ModelSpec = source.spec
         self.device = _device(device)
         self._reader = ThreadPoolExecutor(1)
@@ -33,7 +51,7 @@ class LayerStream:
         self.tokens = torch.from_numpy(tokens)
         self.ends = Ends(source).to(self.device)
         self.positions = Positions(self.spec, int(self.tokens.shape[1]), self.device)
-        self.watchers: list[Callable[[int, nn.Module], None]] = []  # are shown every layer that is run
+        self.watchers: list[Watcher] = []
 
     @property
     def n_windows(self) -> int:
@@ -53,10 +71,59 @@ class LayerStream:
         if after in range(self.spec.n_layer) and self.device.type != "cpu":
             assert after is not None
             self._ahead = {after: self._reader.submit(Layer, self.source, after)}
-        for watch in self.watchers:
-            watch(index, live)
+        for watcher in self.watchers:
+            watcher.watch(index, live)
         yield live
         del live
+
+    def forward(
+        self, windows: Sequence[int] | None = None, *, keep: bool = False
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(layer, its input, room for its output), both [windows, window, d] on the device, of every layer
+        that is left. windows: some of them. keep: every input, for `backward`."""
+        first = self.journal.reached
+        if first == self.spec.n_layer:
+            return
+        hidden = self.journal.states.take(f"h{first}") if first else self.embed()
+        hidden = hidden if first or windows is None else hidden[list(windows)]
+        self.journal.make_room(hidden, self.spec.n_layer + 2 if keep else 2)
+        if keep and not first:
+            self.journal.keep("h0", hidden)
+        hidden = hidden.to(self.device)
+        for index in range(first, self.spec.n_layer):
+            output = torch.empty_like(hidden)
+            yield index, hidden, output
+            for watcher in self.watchers:
+                self.journal.write(index, watcher.layer(index), "watched")
+            self.journal.keep(f"h{index + 1}", output)
+            if not keep:
+                self.journal.states.drop(f"h{index}")
+            hidden = output
+
+    def backward(
+        self, slope: Callable[[int, Tensor], Tensor]
+    ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """(layer, its input, the loss's gradient by its output, room for that by its input), each [windows,
+        window, d] on the device, of every layer that is left, the last one first, after forward(keep=True).
+
+        slope(window, h): gradient [window, d] by the last layer's output h [1, window, d].
+        """
+        states, at = self.journal.states, self.journal.returned
+        if at is None:
+            at = self.spec.n_layer
+            hidden = states.take(f"h{at}").to(self.device)
+            above = torch.stack([slope(row, hidden[row : row + 1]) for row in range(len(hidden))])
+            self.journal.keep(f"g{at}", above)
+            states.drop(f"h{at}")
+        else:
+            above = states.take(f"g{at}").to(self.device)
+        for index in reversed(range(at)):
+            below = torch.empty_like(above)
+            yield index, states.take(f"h{index}").to(self.device), above, below
+            self.journal.keep(f"g{index}", below)
+            states.drop(f"g{index + 1}")
+            states.drop(f"h{index}")
+            above = below
 
     def run(self, live: nn.Module, index: int, hidden: Tensor) -> Tensor:
         """Output [1, window, d] of layer `index` for one window's input, on the device.
@@ -81,8 +148,11 @@ class LayerStream:
         labels = self.tokens[window].to(self.device)
         return torch.nn.functional.cross_entropy(self.logits(hidden)[:-1], labels[1:])
 
-    def bar(self, passes: int = 1) -> Any:
-        total = passes * self.spec.n_layer * self.n_windows
+    def bar(self, passes: int = 1, back: int = 0, n_windows: int | None = None) -> Any:
+        """Of what is left: passes up, and back down."""
+        up = self.spec.n_layer - self.journal.reached
+        down = self.spec.n_layer if self.journal.returned is None else self.journal.returned
+        total = (passes * up + back * down) * (n_windows or self.n_windows)
         return progress.bar(total, f"calibrate {self.label}", "window")
 
 
