@@ -88,6 +88,20 @@ class LlamaState:
             extra=header["extra"],
         )
 
+    @staticmethod
+    def read_tokens(path: str | Path) -> list[int]:
+        """The tokens alone, from the head of a file whose rest is not looked at."""
+        with Path(path).open("rb") as file:
+            fixed = file.read(_FIXED.size)
+            if len(fixed) < _FIXED.size or fixed[:8] != _MAGIC:
+                raise expected("state", "a file written by save_state", path)
+            _, length, _ = _FIXED.unpack(fixed)
+            try:
+                tokens: list[int] = json.loads(file.read(length))["input_ids"]
+            except (ValueError, KeyError):
+                raise expected("state", "a whole header", f"{path}, damaged or cut short") from None
+        return tokens
+
 
 @in_turn
 def save_state(

@@ -1,0 +1,147 @@
+"""Sequences that lost their place in the cache, kept in compressed rows: in memory, and behind that in files.
+
+A file is complete or absent (LlamaState.write), is checked when it is read, and lies in a folder named after
+the weights and row formats that it belongs to. Nothing else is needed to find it again after a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from latentkv.errors import LatentKVError, expected
+from latentkv.state import LlamaState
+
+
+@dataclass
+class Entry:
+    """Tokens of a sequence and its rows, or the file that they are in."""
+
+    tokens: list[int]
+    n_bytes: int
+    rows: bytes | None
+    path: Path | None
+
+
+class PrefixStore:
+    """ram_bytes, disk_bytes: how much may be kept; 0 keeps nothing. identity: of weights and row formats."""
+
+    def __init__(
+        self, identity: str, ram_bytes: int, folder: str | Path | None = None, disk_bytes: int = 0
+    ) -> None:
+        self._ram, self._disk = ram_bytes, disk_bytes
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # the longest unused first
+        self._folder: Path | None = None
+        if folder is not None:
+            name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+            self._folder = self._opened(Path(folder) / f"latentkv-{name}")
+
+    @property
+    def ram_used(self) -> int:
+        return sum(entry.n_bytes for entry in self._entries.values() if entry.rows is not None)
+
+    @property
+    def disk_used(self) -> int:
+        return sum(entry.n_bytes for entry in self._entries.values() if entry.path is not None)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def best(self, worth: Callable[[Sequence[int]], int]) -> tuple[str, int]:
+        """The key of the sequence that is worth most, and how much; ("", 0) if none is."""
+        found = [(worth(entry.tokens), key) for key, entry in self._entries.items()]
+        most, key = max(found, default=(0, ""))
+        return (key, most) if most > 0 else ("", 0)
+
+    def tokens(self, key: str) -> list[int]:
+        return self._entries[key].tokens
+
+    def put(self, tokens: Sequence[int], rows: bytes) -> None:
+        """Keeps a sequence. One that begins it is not needed any more; nor is this, where it begins
+        another."""
+        for key, entry in list(self._entries.items()):
+            if entry.tokens[: len(tokens)] == list(tokens):
+                self._entries.move_to_end(key)
+                return
+            if list(tokens[: len(entry.tokens)]) == entry.tokens:
+                self._drop(key)
+        self._entries[_key(tokens)] = Entry(list(tokens), len(rows), rows, None)
+        self._fit()
+
+    def take(self, key: str) -> bytes | None:
+        """The rows; None where their file is gone or damaged, and is forgotten."""
+        entry = self._entries[key]
+        self._entries.move_to_end(key)
+        if entry.rows is not None:
+            return entry.rows
+        assert entry.path is not None
+        try:
+            return LlamaState.read(entry.path).cache
+        except (OSError, LatentKVError):
+            self._drop(key)
+            return None
+
+    def _fit(self) -> None:
+        """What memory does not hold goes to files, what they do not hold is forgotten."""
+        for key, entry in list(self._entries.items()):
+            if self.ram_used <= self._ram:
+                break
+            if entry.rows is not None and not self._written(key, entry):
+                self._drop(key)
+        for key, entry in list(self._entries.items()):
+            if self.disk_used <= self._disk:
+                break
+            if entry.path is not None:
+                self._drop(key)
+
+    def _written(self, key: str, entry: Entry) -> bool:
+        """Moves an entry to its file, if there is a folder and it takes it."""
+        if self._folder is None or entry.n_bytes > self._disk or entry.rows is None:
+            return False
+        path = self._folder / f"{key}.state"
+        try:
+            LlamaState(entry.tokens, entry.rows, None, 0).write(path)
+        except OSError:  # a full disk: the rows are lost, answers are not
+            return False
+        entry.rows, entry.path = None, path
+        return True
+
+    def _drop(self, key: str) -> None:
+        entry = self._entries.pop(key)
+        if entry.path is not None:
+            with contextlib.suppress(OSError):
+                entry.path.unlink(missing_ok=True)
+
+    def _opened(self, folder: Path) -> Path:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise expected("--cache-dir", "a folder to write to", f"{folder}: {error.strerror}") from None
+        for partial in folder.glob(".*.state.*"):  # of a process that was killed
+            partial.unlink(missing_ok=True)
+        for path in sorted(folder.glob("*.state"), key=lambda each: each.stat().st_mtime):
+            try:
+                tokens = LlamaState.read_tokens(path)
+            except (OSError, LatentKVError):
+                path.unlink(missing_ok=True)
+                continue
+            self._entries[path.stem] = Entry(tokens, path.stat().st_size, None, path)
+        self._fit()
+        return folder
+
+    def close(self) -> None:
+        """Writes what is in memory, as far as files take it."""
+        for key, entry in list(self._entries.items()):
+            if entry.rows is not None:
+                self._written(key, entry)
+        self._fit()
+
+
+def _key(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(b"".join(token.to_bytes(4, "little", signed=True) for token in tokens)).hexdigest()[
+        :32
+    ]

@@ -1,0 +1,122 @@
+"""latentkv.engine.store: sequences outlive their place in the cache, and the process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from latentkv.engine.store import PrefixStore
+from latentkv.errors import LatentKVError
+from latentkv.prefix import common
+
+
+def longest(store: PrefixStore, prompt: list[int]) -> tuple[str, int]:
+    return store.best(lambda tokens: common(tokens, prompt))
+
+
+def test_the_longest_beginning_is_found() -> None:
+    store = PrefixStore("m", 1000)
+    store.put([1, 2, 3], b"a" * 10)
+    store.put([1, 2, 9, 9], b"b" * 10)
+    key, worth = longest(store, [1, 2, 3, 4])
+    assert (store.take(key), worth) == (b"a" * 10, 3)
+    assert longest(store, [5]) == ("", 0)
+
+
+def test_what_begins_another_is_not_kept_twice() -> None:
+    store = PrefixStore("m", 1000)
+    store.put([1, 2], b"short")
+    store.put([1, 2, 3], b"long")
+    store.put([1], b"shorter")
+    assert len(store) == 1
+    assert store.take(longest(store, [1, 2, 3])[0]) == b"long"
+
+
+def test_the_longest_unused_goes_first() -> None:
+    store = PrefixStore("m", 30)
+    for token in (1, 2, 3):
+        store.put([token, 0], bytes(10))
+    store.take(longest(store, [1])[0])
+    store.put([4, 0], bytes(10))
+    assert longest(store, [2]) == ("", 0)
+    assert all(longest(store, [token])[1] for token in (1, 3, 4))
+    assert store.ram_used == 30
+    PrefixStore("m", 0).put([1], b"x")  # keeps nothing, and says nothing
+
+
+def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
+    store = PrefixStore("m", 20, tmp_path, 1000)
+    for token in range(5):
+        store.put([token, 7], bytes([token]) * 10)
+    assert store.ram_used == 20
+    assert store.disk_used > 0
+    assert store.take(longest(store, [0])[0]) == bytes(10)
+    store.close()
+    again = PrefixStore("m", 20, tmp_path, 10_000)
+    assert len(again) == 5
+    assert [again.take(longest(again, [token])[0]) for token in range(5)] == [
+        bytes([t]) * 10 for t in range(5)
+    ]
+    assert len(PrefixStore("another", 20, tmp_path, 1000)) == 0
+
+
+def test_damage_is_forgotten(tmp_path: Path) -> None:
+    store = PrefixStore("m", 0, tmp_path, 10_000)
+    store.put([1, 2], b"x" * 100)
+    store.put([3, 4], b"y" * 100)
+    first, second = sorted(tmp_path.rglob("*.state"))
+    first.write_bytes(first.read_bytes()[:-3])
+    second.write_bytes(b"nonsense")
+    again = PrefixStore("m", 0, tmp_path, 10_000)
+    assert len(again) == 1  # a head that is whole; its rows are not
+    assert again.take(longest(again, again.tokens(next(iter(again._entries))))[0]) is None
+    assert len(again) == 0
+    assert not list(tmp_path.rglob("*.state"))
+
+
+def test_a_full_disk_loses_rows_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = PrefixStore("m", 5, tmp_path, 1000)
+    monkeypatch.setattr("latentkv.engine.store.LlamaState.write", full)
+    store.put([1, 2], b"x" * 10)
+    assert len(store) == 0
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LatentKVError, match=r"\[--cache-dir\] expected a folder to write to"):
+        PrefixStore("m", 0, tmp_path / "file", 10)
+
+
+WRITER = """
+import sys
+from latentkv.engine.store import PrefixStore
+store = PrefixStore("m", 0, sys.argv[1], 1 << 30)
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    store.put([1, 2, number], bytes([number % 256]) * (1 << 20))
+"""
+
+
+def test_killed_while_writing_leaves_old_or_new(tmp_path: Path) -> None:
+    for delay in (0.02, 0.05, 0.11):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(delay)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        store = PrefixStore("m", 0, tmp_path, 1 << 30)
+        assert not list(tmp_path.rglob(".*.state.*"))
+        for key in list(store._entries):
+            rows = store.take(key)
+            assert rows == bytes([store.tokens(key)[2] % 256]) * (1 << 20)
