@@ -213,3 +213,28 @@ def test_a_key_is_asked_for(
         assert allowed["access-control-allow-origin"] == "http://page.example"
         other = httpx.options(f"{address}/v1/completions", headers=ask | {"Origin": "http://other.example"})
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_prompt_is_scored(openai: Any, converted: Callable[..., Path]) -> None:
+    from latentkv import Llama
+
+    options = {"prompt": PROMPT * 8, "max_tokens": 3, "logprobs": 2, "echo": True, "temperature": 0}
+    got = openai.completions.create(model="demo", **options).choices[0]
+    with Llama(
+        str(converted("--method", "none", "--outtype", "f32")), n_ctx=512, kv="f32", n_threads=1
+    ) as llama:
+        want = llama.create_completion(**options)["choices"][0]
+    assert got.text == want["text"]
+    assert got.logprobs.tokens == want["logprobs"]["tokens"]
+    assert got.logprobs.text_offset == want["logprobs"]["text_offset"]
+    assert got.logprobs.token_logprobs[0] is None
+    assert got.logprobs.token_logprobs[1:] == pytest.approx(want["logprobs"]["token_logprobs"][1:], abs=1e-4)
+
+
+def test_echo_without_an_answer(openai: Any) -> None:
+    only = openai.completions.create(model="demo", prompt=PROMPT, max_tokens=0, logprobs=1, echo=True)
+    assert only.choices[0].finish_reason == "length"
+    assert only.usage.completion_tokens == 0
+    assert len(only.choices[0].logprobs.tokens) == only.usage.prompt_tokens
+    both = openai.completions.create(model="demo", prompt=PROMPT, max_tokens=2, echo=True)
+    assert both.choices[0].text.startswith(PROMPT)

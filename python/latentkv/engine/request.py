@@ -13,7 +13,12 @@ from latentkv.timings import Timings
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to go on from it. `max_tokens` below 1: as many as there is room for."""
+    """A prompt and how to go on from it. `max_tokens` -1: as many as there is room for; 0: none, where the
+    prompt is scored.
+
+    scores_prompt: the first piece is the prompt with the log-probabilities of its tokens, at offsets below 0;
+    all of it is computed.
+    """
 
     prompt: Sequence[int]
     sampling: SamplingOptions
@@ -21,6 +26,7 @@ class Request:
     stop: Sequence[str] = ()
     logprobs: int | None = None  # rivals reported per token; None: no log-probabilities
     ignore_eos: bool = False
+    scores_prompt: bool = False
 
 
 @dataclass

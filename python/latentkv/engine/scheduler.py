@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.answer import Piece
 from latentkv.engine.request import Ticket
 from latentkv.engine.slot import Job, Slot
 from latentkv.errors import expected
@@ -43,6 +44,16 @@ class Counters:
     step_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class Part:
+    """`count` tokens of a slot, whose logits are rows first … last - 1."""
+
+    slot: Slot
+    count: int
+    first: int
+    last: int
+
+
 @dataclass
 class Batch:
     """Tokens behind their sequences, [n] each."""
@@ -50,8 +61,8 @@ class Batch:
     tokens: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     output: list[bool] = field(default_factory=list)
-    parts: list[tuple[Slot, int]] = field(default_factory=list)  # how many of whom, in order
-    ends: list[int] = field(default_factory=list)  # of the parts
+    parts: list[Part] = field(default_factory=list)
+    n_rows: int = 0  # of logits
 
     def add(self, slot: Slot, count: int) -> None:
         assert slot.job is not None
@@ -59,9 +70,10 @@ class Batch:
         is_whole = len(part) == len(slot.job.pending)
         self.tokens += part
         self.seqs += [slot.seq] * len(part)
-        self.output += [False] * (len(part) - 1) + [is_whole]
-        self.parts.append((slot, len(part)))
-        self.ends.append(len(self.tokens))
+        flags = [True] * len(part) if slot.job.scores else [False] * (len(part) - 1) + [is_whole]
+        self.output += flags
+        self.parts.append(Part(slot, len(part), self.n_rows, self.n_rows + sum(flags)))
+        self.n_rows += sum(flags)
 
 
 class Scheduler:
@@ -120,26 +132,33 @@ class Scheduler:
         try:
             logits = self.session.decode(batch.tokens, seq=batch.seqs, output=batch.output)
         except Exception as error:
-            for slot, _ in batch.parts:
-                self._fail(slot, error)
+            for part in batch.parts:
+                self._fail(part.slot, error)
             return True
-        for row, (slot, count) in enumerate(batch.parts):
-            assert slot.job is not None
-            slot.tokens += slot.job.pending[:count]
-            del slot.job.pending[:count]
-            if not slot.job.pending:
-                self._advance(slot, logits[sum(batch.output[: batch.ends[row]]) - 1])
+        for part in batch.parts:
+            assert part.slot.job is not None
+            part.slot.tokens += part.slot.job.pending[: part.count]
+            del part.slot.job.pending[: part.count]
+            try:
+                self._advance(part.slot, logits[part.first : part.last])
+            except Exception as error:
+                self._fail(part.slot, error)
         return True
 
     def _advance(self, slot: Slot, logits: NDArray[np.float32]) -> None:
+        """logits: [n, n_vocab] of what was evaluated and wanted them."""
+        job = slot.job
+        assert job is not None
+        prompt = job.read(logits)
+        if prompt is not None:
+            self._show(slot, prompt)
+        if slot.job is not None and not job.pending:
+            self._grow(slot)
+            self._show(slot, job.advance(logits[-1]))
+
+    def _show(self, slot: Slot, piece: Piece) -> None:
         assert slot.job is not None
-        self._grow(slot)
         ticket = slot.job.ticket
-        try:
-            piece = slot.job.advance(logits)
-        except Exception as error:
-            self._fail(slot, error)
-            return
         if piece.finish_reason is not None:
             self._finish(slot)
         if piece.text or piece.tokens or piece.finish_reason is not None:
@@ -188,13 +207,17 @@ class Scheduler:
         """Gives the request a sequence, if there is room for it."""
         prompt = ticket.request.prompt
         slot = max(idle, key=lambda each: (self._kept(each, prompt), not each.tokens, -each.used))
-        keep = self._rewind(slot, prompt)
+        if ticket.request.scores_prompt:
+            self._forget(slot)
+            keep = 0
+        else:
+            keep = self._rewind(slot, prompt)
         room = self.n_ctx_seq - len(prompt)
         asked = ticket.request.max_tokens
-        hard = min(asked, room) if asked > 0 else room
+        hard = min(asked, room) if asked >= 0 else room
         share = max(1, self.session.n_ctx // len(self.slots) - len(prompt))
-        limit = hard if asked > 0 else min(hard, share)
-        if not self._make_room(slot, len(prompt) - keep + limit - 1):
+        limit = hard if asked >= 0 else min(hard, share)
+        if not self._make_room(slot, len(prompt) - keep + max(0, limit - 1)):
             return False
         try:
             slot.job = Job(self.model, ticket, keep, limit, hard, self.last_n_tokens)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.answer import AnswerText, Piece
-from latentkv.engine.request import Ticket
+from latentkv.engine.request import Request, Ticket
 from latentkv.logprobs import TokenScore, best, log_softmax
+from latentkv.text import Utf8Stream
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -31,11 +32,29 @@ class Job:
         self._model = model
         self._sampler = request.sampling.sampler(model)
         self._text = AnswerText(request.stop)
+        self._prompt = PromptScores(model, request) if request.scores_prompt else None
         self._begin = time.perf_counter()
         timings = ticket.progress.timings
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
         for token in request.prompt[max(0, len(request.prompt) - last_n) :]:
             self._sampler.accept(token, in_grammar=False)
+
+    @property
+    def scores(self) -> bool:
+        """Whether it wants logits of every token that it reads now."""
+        return self._prompt is not None and not self.has_read
+
+    def read(self, logits: NDArray[np.float32]) -> Piece | None:
+        """Takes the logits [n, n_vocab] of n prompt tokens; the scored prompt after the last of them."""
+        if self._prompt is None or self.has_read:
+            return None
+        self._prompt.add(logits)
+        if self.pending:
+            return None
+        piece = self._prompt.piece()
+        if self.limit == 0:
+            return Piece(piece.text, piece.tokens, "length")
+        return piece
 
     def advance(self, logits: NDArray[np.float32]) -> Piece:
         """Samples after the last token of `pending`, which was evaluated; what can be shown now, and in the
@@ -64,14 +83,53 @@ class Job:
         return shown
 
     def _scored(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
-        piece, count = self._model.token_to_piece(token), self.ticket.request.logprobs
-        if count is None:
-            return TokenScore(token, piece, self._text.length)
-        logprobs = log_softmax(logits)
-        rivals = [
-            (self._model.token_to_piece(other), float(logprobs[other])) for other in best(logprobs, count)
-        ]
-        return TokenScore(token, piece, self._text.length, float(logprobs[token]), rivals)
+        count = self.ticket.request.logprobs
+        return token_score(self._model, token, self._text.length, logits, count)
+
+
+class PromptScores:
+    """Log-probabilities of a prompt's tokens, as it is read."""
+
+    def __init__(self, model: _core.Model, request: Request) -> None:
+        self._model, self._request = model, request
+        self._utf8, self._text = Utf8Stream(), ""
+        self._scores: list[TokenScore] = []
+        self._append(None)
+
+    def add(self, logits: NDArray[np.float32]) -> None:
+        for row in logits:
+            if len(self._scores) < len(self._request.prompt):
+                self._append(row)
+
+    def piece(self) -> Piece:
+        """Offsets count from the answer."""
+        text = self._text + self._utf8.flush()
+        moved = (replace(score, offset=score.offset - len(text)) for score in self._scores)
+        return Piece(text, tuple(moved))
+
+    def _append(self, logits: NDArray[np.float32] | None) -> None:
+        token, request = self._request.prompt[len(self._scores)], self._request
+        count = None if logits is None else request.logprobs or 0
+        score = token_score(self._model, token, len(self._text), logits, count, special=True)
+        self._scores.append(score)
+        self._text += self._utf8.push(score.piece)
+
+
+def token_score(
+    model: _core.Model,
+    token: int,
+    offset: int,
+    logits: NDArray[np.float32] | None,
+    count: int | None,
+    special: bool = False,
+) -> TokenScore:
+    """count: rivals; None: no log-probabilities."""
+    piece = model.token_to_piece(token, special)
+    if count is None or logits is None:
+        return TokenScore(token, piece, offset)
+    logprobs = log_softmax(logits)
+    rivals = [(model.token_to_piece(other), float(logprobs[other])) for other in best(logprobs, count)]
+    return TokenScore(token, piece, offset, float(logprobs[token]), rivals)
 
 
 @dataclass

@@ -48,6 +48,11 @@ class Answering:
         finally:
             self.cancel()
 
+    def after(self, text: str) -> Answering:
+        """The same behind a text."""
+        self._pieces.put_nowait(Piece(text))
+        return self
+
     def cancel(self) -> None:
         if not self._is_over:
             self._engine.cancel(self.ticket)

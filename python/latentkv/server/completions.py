@@ -35,14 +35,19 @@ async def completions(
             stop=body.stops(),
             logprobs=body.logprobs,
             ignore_eos=body.ignore_eos,
+            scores_prompt=body.echo and body.logprobs is not None,
         )
         for prompt in prompts
         for choice in range(body.n)
     ]
     answers = serving.answering(requests)
+    texts = [serving.text(prompt) if body.echo else "" for prompt in prompts for _ in range(body.n)]
     shapes = [
-        CompletionShape(serving.name, 0, body.logprobs is not None, index) for index in range(len(answers))
+        CompletionShape(serving.name, len(text), body.logprobs is not None, index)
+        for index, text in enumerate(texts)
     ]
+    if body.echo and body.logprobs is None:
+        answers = [answer.after(text) for answer, text in zip(answers, texts, strict=True)]
     if not body.stream:
         pieces = await unless_gone(http, asyncio.gather(*(answer.whole() for answer in answers)))
         return whole(shapes, pieces, answers, body.n)

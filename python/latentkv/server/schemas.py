@@ -19,6 +19,12 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
+def _limit(name: str, value: int | None, least: int) -> int:
+    if value is not None and value < least and value != -1:
+        raise expected(name, f"a number of at least {least}, or -1 (as many as there is room for)", value)
+    return -1 if value is None else value
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = False  # would pad chunks; False is all there is
@@ -58,13 +64,7 @@ class Sampled(Body):
 
     def limit(self) -> int:
         """Of tokens; -1: as many as there is room for."""
-        if self.max_tokens is None:
-            return -1
-        if self.max_tokens < 1 and self.max_tokens != -1:
-            raise expected(
-                "max_tokens", "a number above 0, or -1 (as many as there is room for)", self.max_tokens
-            )
-        return self.max_tokens
+        return _limit("max_tokens", self.max_tokens, least=1)
 
     def stops(self) -> list[str]:
         found = stop_list(self.stop)
@@ -98,9 +98,12 @@ class CompletionBody(Sampled):
     prompt: Text | list[Text] | list[int] | list[list[int]]
     max_tokens: int | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: Literal[False] = False
+    echo: bool = False
     best_of: Literal[1] | None = None
     suffix: None = None
+
+    def limit(self) -> int:
+        return _limit("max_tokens", self.max_tokens, least=0 if self.echo else 1)
 
     def prompts(self) -> list[str | list[int]]:
         """One or several, as text or tokens."""
@@ -135,9 +138,7 @@ class ChatBody(Sampled):
             return super().limit()
         if self.max_tokens is not None:
             raise expected("max_tokens", "max_tokens or max_completion_tokens", "both")
-        return self.model_copy(
-            update={"max_tokens": self.max_completion_tokens, "max_completion_tokens": None}
-        ).limit()
+        return _limit("max_completion_tokens", self.max_completion_tokens, least=1)
 
     def rivals(self) -> int | None:
         """Reported per token; None: no log-probabilities."""

@@ -47,6 +47,11 @@ class Serving:
             )
         return list(prompt)
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """As a client sees them, special ones too."""
+        pieces = (self.model.token_to_piece(token, True) for token in tokens)
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
     def answering(self, requests: Sequence[Request]) -> list[Answering]:
         """All or none: a refused one cancels those before it."""
         started: list[Answering] = []
