@@ -10,7 +10,7 @@ import pytest
 
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request, Ticket
-from latentkv.engine.scheduler import Scheduler
+from latentkv.engine.scheduler import Scheduler, Shift
 from latentkv.errors import LatentKVError
 from latentkv.prefix import Window, common, kept
 from latentkv.sampling import SamplingOptions
@@ -190,3 +190,26 @@ def test_how_much_of_a_cache_a_prompt_keeps() -> None:
     assert kept(cached, [*range(60), 7], Window(128), lazy=False) == 60  # nothing was
     assert kept(cached, [*range(60), 7], Window(), lazy=True) == 0
     assert kept(cached, cached[:50], Window(), lazy=False) == 49  # the last gives logits
+
+
+def test_an_answer_goes_on_past_its_context(converted: Callable[..., Path], model: Any) -> None:
+    from latentkv import _core
+
+    rebuilt = _core.Model(str(converted("--method", "eigen", "--keep", "0.75")))
+    shifting = scheduler(rebuilt, 2, 256, n_ctx_seq=96, shift=Shift.of(rebuilt, 8), cache={"kv": "f16"})
+    ticket, other = asked(rebuilt, "The clerk", 300), asked(rebuilt, "Cache", 20)
+    begin = rebuilt.tokenize(b"The clerk")
+    assert len(run(shifting, ticket, other)) == 2
+    assert ticket.progress.completion_tokens == 300
+    slot = shifting.slots[ticket.progress.slot]
+    assert slot.tokens[: len(begin)] == begin
+    assert len(slot.tokens) == shifting.session.seq_pos_max(slot.seq) + 1 < 96
+    endless = Ticket(Request(begin, GREEDY, ignore_eos=True))
+    shifting.submit(endless)
+    for _ in range(400):
+        shifting.step()
+    assert endless.progress.completion_tokens > 350
+    with pytest.raises(
+        LatentKVError, match=r"\[--context-shift\] expected K that is rebuilt .* got K path full"
+    ):
+        Shift.of(model, 0)

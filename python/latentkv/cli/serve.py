@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
         raise expected(
             "serve", "the extra server", f"no {error.name}", "pip install 'latentkv[server]'"
         ) from None
+    if args.keep and not args.context_shift:
+        raise expected("--keep", "--context-shift beside it", "none")
     keys = _keys(args)
     if args.host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
@@ -71,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv import _core
     from latentkv.engine.engine import Engine
-    from latentkv.engine.scheduler import Scheduler
+    from latentkv.engine.scheduler import Scheduler, Shift
     from latentkv.master import planned
     from latentkv.prefix import Window
     from latentkv.sampling import SamplingOptions
@@ -93,6 +95,7 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
         n_ctx_seq=n_ctx_seq,
         window=Window.of(model.regions, args.recent, args.recent_ratio),
         last_n_tokens=args.repeat_last_n,
+        shift=Shift.of(model, args.keep) if args.context_shift else None,
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     return Serving(model, Engine(scheduler), template, name, defaults, about(model, session), args.n_predict)
@@ -198,6 +201,18 @@ def _add_server(group: Any) -> None:
         default=600,
         metavar="S",
         help="seconds an idle connection stays open (default: 600)",
+    )
+    group.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="an answer at the end of its context forgets half of it and goes on (files with --prefer size)",
+    )
+    group.add_argument(
+        "--keep",
+        type=number(ranges.TOKENS),
+        default=0,
+        metavar="N",
+        help="first tokens that a shift leaves (default: 0)",
     )
     group.add_argument("--no-page", dest="page", action="store_false", help="no page at /")
     group.add_argument("--chat-template-file", metavar="FILE", help="Jinja (default: the file's)")

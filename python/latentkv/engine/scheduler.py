@@ -7,6 +7,7 @@ all alike. Nothing here knows threads: `Engine` calls step() on one.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,22 @@ class Counters:
     predicted_seconds: float = 0.0
     steps: int = 0
     step_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Context shift: the first `n_keep` tokens stay."""
+
+    n_keep: int
+
+    @staticmethod
+    def of(model: _core.Model, n_keep: int) -> Shift:
+        """Raises LatentKVError where keys do not turn: their positions are in the cached rows."""
+        paths = sorted({layer["k"]["path"] for layer in model.layers} - {"rebuild"})
+        if paths:
+            hint = "convert with --prefer size, or leave it out"
+            raise expected("--context-shift", "K that is rebuilt at its position", f"K path {paths[0]}", hint)
+        return Shift(max(n_keep, model.regions["sink"]))
 
 
 @dataclass(frozen=True)
@@ -93,14 +110,18 @@ class Scheduler:
         n_ctx_seq: int | None = None,
         window: Window | None = None,
         last_n_tokens: int = 64,
+        shift: Shift | None = None,
     ) -> None:
-        """n_ctx_seq: tokens that a sequence may have (None: all of the cache)."""
+        """n_ctx_seq: tokens that a sequence may have (None: all of the cache).
+        shift: what becomes of a sequence that has as many (None: its answer ends).
+        """
         self.model, self.session, self.n_batch = model, session, n_batch
         self.n_ctx_seq = min(n_ctx_seq or session.n_ctx, session.n_ctx)
         self.window, self.last_n_tokens = window or Window(), last_n_tokens
         self.slots = [Slot(seq) for seq in range(session.n_seq_max)]
         self.waiting: deque[Ticket] = deque()
         self.counters = Counters()
+        self.shift = shift
         self._is_lazy = session.prefill == "lazy"
         self._turn = 0
 
@@ -214,9 +235,9 @@ class Scheduler:
             keep = self._rewind(slot, prompt)
         room = self.n_ctx_seq - len(prompt)
         asked = ticket.request.max_tokens
-        hard = min(asked, room) if asked >= 0 else room
+        hard = self._hard_limit(asked, room)
         share = max(1, self.session.n_ctx // len(self.slots) - len(prompt))
-        limit = hard if asked >= 0 else min(hard, share)
+        limit = min(hard, room, room if asked >= 0 else share)
         if not self._make_room(slot, len(prompt) - keep + max(0, limit - 1)):
             return False
         try:
@@ -228,6 +249,12 @@ class Scheduler:
         ticket.progress.slot = slot.seq
         self.counters.requests += 1
         return True
+
+    def _hard_limit(self, asked: int, room: int) -> int:
+        """Tokens that an answer may have at most."""
+        if self.shift is not None:
+            return asked if asked >= 0 else sys.maxsize
+        return min(asked, room) if asked >= 0 else room
 
     def _kept(self, slot: Slot, prompt: Sequence[int]) -> int:
         return kept(slot.tokens, prompt, self.window, self._is_lazy)
@@ -274,8 +301,18 @@ class Scheduler:
         job = slot.job
         assert job is not None
         if job.limit < job.hard_limit and job.ticket.progress.completion_tokens + 1 >= job.limit:
-            more = min(EXTENSION, job.hard_limit - job.limit)
+            if self.shift is not None and len(slot.tokens) + 1 >= self.n_ctx_seq:
+                self._shift(slot, self.shift.n_keep)
+            room = self.n_ctx_seq - 1 - len(slot.tokens)
+            more = min(EXTENSION, job.hard_limit - job.limit, room)
             job.limit += more if self._make_room(slot, more) else max(0, min(more, self._free(slot)))
+
+    def _shift(self, slot: Slot, n_keep: int) -> None:
+        """Forgets half of the tokens behind the first `n_keep`; the others move forward."""
+        last = n_keep + (len(slot.tokens) - n_keep) // 2
+        self.session.seq_rm(slot.seq, n_keep, last)
+        self.session.seq_add(slot.seq, last, -1, n_keep - last)
+        del slot.tokens[n_keep:last]
 
     # Ends.
 
