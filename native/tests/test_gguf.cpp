@@ -91,6 +91,10 @@ void test_quoted() {
     CHECK(quoted("\xc0\xaf\xe0\x80\xaf") == "'\\xc0\\xaf\\xe0\\x80\\xaf'");  // overlong
     CHECK(quoted("\xed\xa0\x80") == "'\\xed\\xa0\\x80'");                    // a surrogate
     CHECK(quoted("\xf4\x90\x80\x80") == "'\\xf4\\x90\\x80\\x80'");           // beyond U+10FFFF
+    CHECK(lkv::quoted_path("a/\n.gguf") == "'a/\\x0a.gguf'");
+    CHECK(lkv::quoted_path(std::string(80, 'a')) == "'" + std::string(80, 'a') + "'");
+    CHECK(lkv::quoted_path("b" + std::string(80, 'a')) == "'…" + std::string(80, 'a') + "'");
+    CHECK(lkv::quoted_path("é" + std::string(79, 'a')) == "'…" + std::string(79, 'a') + "'");  // no half of a character
     CHECK(quoted(std::string(80, 'a')) == "'" + std::string(80, 'a') + "'");
     CHECK(quoted(std::string(81, 'a')) == "'" + std::string(80, 'a') + "…'");
     CHECK(quoted(std::string(79, 'a') + "é") == "'" + std::string(79, 'a') + "…'");  // whole characters
@@ -246,7 +250,7 @@ void test_parts() {
     write(2, cut);
     CHECK_REFUSED("entries in 'tensor count' with 24 of 40 bytes left", GgufFile::open(path(1)));
     fs::remove(path(2));
-    CHECK_REFUSED("expected all 3 parts of " + lkv::quoted(path(3)) + "; got no " + lkv::quoted(path(2)),
+    CHECK_REFUSED("expected all 3 parts of " + lkv::quoted_path(path(3)) + "; got no " + lkv::quoted_path(path(2)),
                   GgufFile::open(path(3)));
     fs::copy_file(path(1), folder / "alone.gguf");
     CHECK_REFUSED("expected 3 parts, as split.count says", GgufFile::open((folder / "alone.gguf").string()));

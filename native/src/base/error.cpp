@@ -30,6 +30,11 @@ size_t utf8_length(std::string_view text) {
     return n;
 }
 
+// The same, and 1 for a byte that begins none.
+size_t character_length(std::string_view text) { return std::max<size_t>(1, utf8_length(text)); }
+
+constexpr size_t longest_quoted = 80;
+
 }  // namespace
 
 std::string printable(std::string_view text) {
@@ -53,12 +58,10 @@ std::string printable(std::string_view text) {
 }
 
 std::string quoted(std::string_view text) {
-    constexpr size_t longest = 80;
-
     size_t end = 0;
     while (end < text.size()) {
-        const size_t next = end + std::max<size_t>(1, utf8_length(text.substr(end)));
-        if (next > longest) {
+        const size_t next = end + character_length(text.substr(end));
+        if (next > longest_quoted) {
             break;
         }
         end = next;
@@ -67,6 +70,14 @@ std::string quoted(std::string_view text) {
     out += printable(text.substr(0, end));
     out += end < text.size() ? "…'" : "'";
     return out;
+}
+
+std::string quoted_path(std::string_view path) {
+    size_t begin = 0;
+    while (path.size() - begin > longest_quoted) {
+        begin += character_length(path.substr(begin));
+    }
+    return (begin > 0 ? "'…" : "'") + printable(path.substr(begin)) + "'";
 }
 
 }  // namespace lkv

@@ -22,6 +22,9 @@ std::string printable(std::string_view text);
 // character is cut).
 std::string quoted(std::string_view text);
 
+// A path as it may appear in a message: its last 80 bytes, where the file's name is.
+std::string quoted_path(std::string_view path);
+
 // Concatenates the parts as `<<` does; one-byte integers print as numbers.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {

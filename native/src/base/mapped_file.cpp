@@ -35,7 +35,7 @@ private:
 };
 
 [[noreturn]] void refuse(const std::string& path, const std::string& reason) {
-    fail("file", "expected a readable file; got ", quoted(path), ": ", reason);
+    fail("file", "expected a readable file; got ", quoted_path(path), ": ", reason);
 }
 
 void read_all(int fd, uint8_t* to, size_t size, const std::string& path) {
@@ -45,7 +45,7 @@ void read_all(int fd, uint8_t* to, size_t size, const std::string& path) {
         if (n > 0) {
             done += static_cast<size_t>(n);
         } else if (n == 0) {
-            fail("file", "expected ", size, " bytes in ", quoted(path), "; got ", done);
+            fail("file", "expected ", size, " bytes in ", quoted_path(path), "; got ", done);
         } else if (errno != EINTR) {
             refuse(path, std::strerror(errno));
         }
@@ -82,7 +82,7 @@ MappedFile::MappedFile(const std::string& path, bool use_mmap) {
             data_ = {static_cast<const uint8_t*>(address), Release{size_}};
             return;
         }
-        log(LogLevel::info, "file system cannot map ", quoted(path), " (", std::strerror(errno),
+        log(LogLevel::info, "file system cannot map ", quoted_path(path), " (", std::strerror(errno),
             "): reading it into memory");
     }
     auto* const heap = static_cast<uint8_t*>(::operator new(size_, heap_alignment));

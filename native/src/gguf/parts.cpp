@@ -45,7 +45,7 @@ GgufFile GgufFile::open(const std::string& path, bool use_mmap) {
     std::vector<GgufFile> parts;
     for (const std::string& part : paths) {
         if (count > 1 && !std::filesystem::exists(part)) {
-            fail("gguf", "expected all ", count, " parts of ", lkv::quoted(path), "; got no ", lkv::quoted(part));
+            fail("gguf", "expected all ", count, " parts of ", quoted_path(path), "; got no ", quoted_path(part));
         }
         parts.push_back({MappedFile(part, use_mmap), part});
         parts.back().check_split(static_cast<int>(parts.size()) - 1, count);

@@ -85,7 +85,7 @@ public:
         const auto n = number<uint64_t>(what);
         if (n > remaining() / smallest) {
             refuse("expected at most ", remaining() / smallest, " entries in ", quoted(what), " with ", remaining(),
-                   " of ", bytes_.size(), " bytes left; got ", n);
+                   " of ", bytes_.size(), " bytes left; got ", n, " (truncated?)");
         }
         return n;
     }
@@ -252,7 +252,7 @@ GgufFile::GgufFile(MappedFile file, std::string name)
 }
 
 void GgufFile::parse() {
-    where_ = name_.empty() ? "" : " in " + quoted(name_);
+    where_ = name_.empty() ? "" : " in " + quoted_path(name_);
     Cursor cursor(bytes_, where_);
 
     const auto first = cursor.take(magic.size(), "magic");

@@ -179,6 +179,10 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
 
 }  // namespace
 
+void check_architecture(const GgufFile& file, const std::string& architecture) {
+    if (!file.has(key::block_norm)) stock_block(file, architecture);
+}
+
 BlockDescription read_block(const GgufFile& file, const HParams& sizes) {
     return file.has(key::block_norm) ? described(file, sizes) : of_stock(file, sizes);
 }

@@ -42,6 +42,9 @@ struct BlockDescription {
     std::vector<LayerAttention> layers;  // [n_layer]
 };
 
+// Error where the file says nothing of its block and has an architecture whose files are not known.
+void check_architecture(const GgufFile& file, const std::string& architecture);
+
 // sizes: of the decoder; its block is not read.
 // Errors: Error for an unknown architecture or word, a number out of range, or an array that is not one value a layer.
 BlockDescription read_block(const GgufFile& file, const HParams& sizes);

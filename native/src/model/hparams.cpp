@@ -16,6 +16,7 @@ float read_float(const GgufFile& file, const std::string& key, float low, float 
 HParams read_hparams(const GgufFile& file) {
     HParams h;
     h.architecture = file.get_string("general.architecture");
+    check_architecture(file, h.architecture);  // before its keys are missed
     const std::string dot = h.architecture + ".";
 
     const auto need = [&](const std::string& name, int64_t low, int64_t high) {

@@ -91,11 +91,13 @@ std::vector<float> to_floats(const ggml_tensor* tensor) {
 
 Model::Model(const std::string& path, const ModelOptions& options)
     : path_(path), file_(open_model_file(path, options.latent_path, options.use_mmap)) {
+    if (!options.vocab_only) {
+        hparams_ = read_hparams(file_);
+    }
     vocab_ = Vocab::from(file_);
     if (options.vocab_only) {
         return;
     }
-    hparams_ = read_hparams(file_);
     cache_spec_ = read_cache_spec(file_, hparams_);
     if (vocab_ && vocab_->n_tokens() > hparams_.n_vocab) {
         fail("gguf", "expected at most ", hparams_.n_vocab, " tokens, the rows of token_embd.weight; got ",

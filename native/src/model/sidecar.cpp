@@ -59,7 +59,7 @@ GgufFile open_model_file(const std::string& path, const std::string& latent_path
     GgufFile base = GgufFile::open(path, use_mmap);
     if (latent_path.empty()) {
         if (base.has(key::base_hash)) {
-            fail(flag, "expected ", base_name(base), " as the model, with --latent (latent_path) ", quoted(path),
+            fail(flag, "expected ", base_name(base), " as the model, with --latent (latent_path) ", quoted_path(path),
                  "; got this sidecar alone");
         }
         return base;
@@ -67,17 +67,17 @@ GgufFile open_model_file(const std::string& path, const std::string& latent_path
     GgufFile sidecar = GgufFile::open(latent_path, use_mmap);
     const auto expected = sidecar.find_string(key::base_hash);
     if (!expected) {
-        fail(flag, "expected a sidecar, as convert --sidecar writes it; got ", quoted(latent_path),
+        fail(flag, "expected a sidecar, as convert --sidecar writes it; got ", quoted_path(latent_path),
              ", which is none: open it as the model");
     }
     if (base.has(key::base_hash) || base.has(key::k_path)) {
-        fail(flag, "expected ", base_name(sidecar), " as the model of ", quoted(latent_path), "; got ", quoted(path),
-             base.has(key::base_hash) ? ", a sidecar too" : ", which has a latent cache of its own");
+        fail(flag, "expected ", base_name(sidecar), " as the model of ", quoted_path(latent_path), "; got ",
+             quoted_path(path), base.has(key::base_hash) ? ", a sidecar too" : ", which has a latent cache of its own");
     }
     const std::string found = content_hash(base);
     if (found != *expected) {
         fail(flag, "expected ", base_name(sidecar), " (hash ", quoted(expected->substr(0, shown_digits)),
-             ") as the model of ", quoted(latent_path), "; got ", quoted(path), " (",
+             ") as the model of ", quoted_path(latent_path), "; got ", quoted_path(path), " (",
              quoted(found.substr(0, shown_digits)), ")");
     }
     base.join(std::move(sidecar), "latentkv.");
