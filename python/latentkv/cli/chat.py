@@ -72,9 +72,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def default_context(metadata: Mapping[str, Any]) -> int:
-    """Of a file's keys: a model that is opened for its vocabulary knows no sizes."""
-    trained: int = metadata[f"{metadata['general.architecture']}.context_length"]
-    return min(DEFAULT_CONTEXT, trained)
+    """Of a file's keys: a model that is opened for its vocabulary knows no sizes. Without that key whoever
+    opens the model says what is wrong."""
+    trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    return min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) else DEFAULT_CONTEXT
 
 
 def _one_shot_prompt(args: argparse.Namespace) -> str | None:
