@@ -14,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-import cell
 import texts
-from cell import Job
 from command import ROOT, latentkv
 from demo import print_table
-from ladder import model_path
+from ladder import cell
+from ladder.cell import Job
+from real_models import model_path
 from record import Column
 
 BUDGET = "14%"

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-import answers
-from answers import Cache, Chat, Conversations
+from answering import answers
+from answering.answers import Cache, Chat, Conversations
 
 CHARS = 900  # of a passage
 QUOTE = 64  # tokens of a quotation

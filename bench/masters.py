@@ -16,9 +16,9 @@ from typing import Any
 
 import methods
 import record
+from answering.replay import Reference
 from command import latentkv
 from record import RESULTS, Column
-from replay import Reference
 from waterfill import SERVED
 
 COLUMNS = [

@@ -24,8 +24,8 @@ from typing import Any
 import curves
 import needles
 import record
+from answering.replay import Reference
 from record import RESULTS, ROOT, Column
-from replay import Reference
 
 METHODS = ("palu", "zack", "zack --group all --basis kq-svd", "lorc", "eigen", "tale")
 REFERENCES = ("f16", "q8_0", "q4_0")

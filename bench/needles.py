@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import answers
+from answering import answers
 
 LIMIT = 24  # tokens of an answer
 

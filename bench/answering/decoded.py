@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from answers import Cache
+from answering.answers import Cache
 
 STEPS = 16  # of all windows that are scored together
 PENDING = 8  # slices that wait to be scored while the next ones are decoded

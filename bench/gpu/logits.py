@@ -2,7 +2,7 @@
 
 One session a row format.
 
-    python bench/gpu_logits.py MODEL.gguf … --text TEXT --kv f16,q8,q4 --json out.json
+    python bench/gpu/logits.py MODEL.gguf … --text TEXT --kv f16,q8,q4 --json out.json
 
 Both keep every token's rows in the same formats, made from hidden states that differ in rounding (ggml's own
 matrix products), so quantized rows differ where a value lies at the border of two codes. What the format

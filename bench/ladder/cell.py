@@ -1,6 +1,6 @@
 """One cell of bench/ladder.py in a process of its own: a cache's bytes, then what it costs.
 
-    python bench/cell.py JOB.json        prints the row as JSON
+    python -m ladder.cell JOB.json       prints the row as JSON; in bench/
 
 Bytes come first: what the runtime allocates has to be what it forecasts, and within the budget, or nothing is
 measured. The first job of a ladder is the f16 cache itself: its logits and answers are kept for the others.
@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import answers
-import decoded
 import drift
 import hide
 import needles
+from answering import answers, decoded
 
 SERVED = 32768  # tokens at which whole caches are compared
 ROOM = 1.005  # a published method's ranks are multiples of 16: it may miss its rung by this much

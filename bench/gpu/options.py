@@ -1,6 +1,6 @@
 """Random legal cache options on the GPU against the CPU: the same file, options and tokens on both.
 
-    python bench/gpu_options.py MODEL.gguf … --rounds 20
+    python bench/gpu/options.py MODEL.gguf … --rounds 20
 
 Each combination of sink, recent, kv, kv_sink, kv_recent, n_seq_max and, for master files, kv_budget is a
 process of its own, so that a crash is a row of the table. It decodes a prompt in pieces, single tokens and a

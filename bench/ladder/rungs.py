@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cell import SERVED
+from ladder.cell import SERVED
 
 BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 WINDOW = {"sink": 4, "recent": 128}  # exact tokens, as `--kv-budget` keeps them
@@ -171,7 +171,7 @@ class Conversions:
             words += ["--calib", str(self.calib), "--device", self.device]
             words += ["--calib-tokens", str(self.calib_tokens)] if self.calib_tokens else []
         if file == OSCAR:
-            return [str(Path(__file__).with_name("oscar.py")), *words]
+            return [str(Path(__file__).parent.with_name("oscar.py")), *words]
         if file != PLAIN and self.fisher_tokens:
             words += ["--fisher-tokens", str(self.fisher_tokens)]
         return ["-m", "latentkv", "convert", *words, *file.words, "--no-plot"]

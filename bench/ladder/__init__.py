@@ -1,0 +1,1 @@
+"""The parts of bench/ladder.py: its rungs, the files they need, and one cell in a process of its own."""
