@@ -98,7 +98,8 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
         shift=Shift.of(model, args.keep) if args.context_shift else None,
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
-    return Serving(model, Engine(scheduler), template, name, defaults, about(model, session), args.n_predict)
+    told = about(model, session, cache)
+    return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict)
 
 
 def _told(args: argparse.Namespace, serving: Serving) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latentkv import _core
 
 
-def about(model: _core.Model, session: _core.Session) -> dict[str, Any]:
-    """JSON values. "cache": bytes as allocated, beside those of an f16 cache of as many tokens. "plan": a row
-    of {"k", "v"} for each layer: path and, of every group, widths and formats of its segments."""
+def about(model: _core.Model, session: _core.Session, cache: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values. cache: the keywords that the session was made with. "cache": bytes as allocated, beside
+    those of an f16 cache of as many tokens. "plan": a row of {"k", "v"} for each layer: path and, of every
+    group, widths and formats of its segments, as they are in use."""
     sizes = session.kv_bytes()
     f16_total = sizes["f16_per_token"] * session.n_ctx + sizes["cells"]
     return {
@@ -32,5 +34,23 @@ def about(model: _core.Model, session: _core.Session) -> dict[str, Any]:
             "regions": sizes["regions"],
             "implementation": session.implementations["latent_attn"],
         },
-        "plan": model.layers,
+        "plan": plan_in_use(model.layers, cache),
     }
+
+
+def plan_in_use(layers: Sequence[Mapping[str, Any]], cache: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Model.layers with the formats of a session with these keywords: its plan's, else its format, else
+    the file's own, else f16. What the file drops stays dropped."""
+    plans = {side: iter(cache.get(f"{side}_plan", ())) for side in ("k", "v")}
+
+    def format_of(side: str, own: str | None) -> str:
+        asked = cache.get(f"kv_{side}") or cache.get("kv")
+        dropped = own if own == "none" else None
+        return next(plans[side], None) or dropped or asked or own or "f16"
+
+    def tensor(side: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+        found = layer[side]
+        own = found["formats"] or [[None] * len(widths) for widths in found["segments"]]
+        return found | {"formats": [[format_of(side, each) for each in group] for group in own]}
+
+    return [{side: tensor(side, layer) for side in plans} for layer in layers]

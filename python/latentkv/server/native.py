@@ -57,6 +57,7 @@ async def props(serving: Served) -> dict[str, Any]:
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
             "repeat_penalty": sampling.repeat_penalty,
+            "seed": sampling.seed,
         },
     }
 
