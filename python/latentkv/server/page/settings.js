@@ -63,18 +63,15 @@ function inWords(name, value) {
 
 function field([name, label, hint, step]) {
   const input = el("input", { id: `set-${name}`, type: "number", step, "aria-describedby": `hint-${name}` });
+  const help = el("small", { id: `hint-${name}` }, hint);
   input.value = values[name] ?? "";
   input.addEventListener("change", () => {
-    put(name, input.value === "" || !input.validity.valid ? undefined : Number(input.value));
-    input.classList.toggle("wrong", !input.validity.valid);
+    const isRight = input.validity.valid;
+    put(name, input.value === "" || !isRight ? undefined : Number(input.value));
+    input.setAttribute("aria-invalid", String(!isRight));
+    help.textContent = isRight ? hint : `${input.validationMessage} Not sent.`;
   });
-  return el(
-    "div.field",
-    {},
-    el("label", { for: `set-${name}` }, label),
-    input,
-    el("small", { id: `hint-${name}` }, hint),
-  );
+  return el("div.field", {}, el("label", { for: `set-${name}` }, label), input, help);
 }
 
 function put(name, value) {
