@@ -13,7 +13,7 @@ export async function answer(conversation, sampling, message, signal, changed) {
     stream_options: { include_usage: true },
     ...sampling,
   };
-  const response = await post("/v1/chat/completions", body, signal);
+  const response = await post("v1/chat/completions", body, signal);
   for await (const data of events(response)) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);

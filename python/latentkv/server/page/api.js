@@ -2,7 +2,7 @@
 
 import { askKey, heldKey } from "./key.js";
 
-/** JSON of a GET. */
+/** JSON of a GET. Paths are relative to the page, which may stand behind a prefix. */
 export async function get(path, { quiet = false } = {}) {
   return (await call(path, { quiet })).json();
 }

@@ -6,7 +6,8 @@ const SIDES = { list: "show-list", panel: "show-panel" };
 
 export function buildDrawers() {
   for (const [side, id] of Object.entries(SIDES)) byId(id).addEventListener("click", () => open(side));
-  byId("scrim").addEventListener("click", closeDrawer);
+  const closers = [byId("scrim"), ...document.querySelectorAll(".close-drawer")];
+  for (const each of closers) each.addEventListener("click", closeDrawer);
   const tabs = [...document.querySelectorAll("[role=tab]")];
   for (const tab of tabs) {
     tab.addEventListener("click", () => choose(tabs, tab));

@@ -165,7 +165,7 @@ function build() {
     shown.system = system;
     if (shown.messages.length) keep(shown);
   });
-  buildComposer({ send: ask, stop });
+  buildComposer({ send: ask, stop: () => (stop(), byId("question").focus()) });
   buildDrawers();
   document.addEventListener("keydown", onEscape);
   addEventListener("pagehide", () => {

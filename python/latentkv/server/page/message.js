@@ -63,6 +63,7 @@ function answer(message, on) {
     update(thoughts, message.reasoning);
     update(text, message.content);
     calls.replaceChildren(...message.tool_calls.filter(Boolean).map(call));
+    copy.hidden = !message.content;
     wait.hidden = !isAnswering || Boolean(message.content || message.reasoning || message.tool_calls.length);
     error.hidden = !message.error;
     error.textContent = message.error ?? "";

@@ -27,8 +27,8 @@ export async function look({ quiet = true } = {}) {
   clearTimeout(timer);
   if (document.hidden && props) return;
   try {
-    if (!props) opened(await get("/props", { quiet }));
-    const [cache, slots] = await Promise.all([get("/cache", { quiet }), get("/slots", { quiet })]);
+    if (!props) opened(await get("props", { quiet }));
+    const [cache, slots] = await Promise.all([get("cache", { quiet }), get("slots", { quiet })]);
     showCache(cache, props);
     showSlots(slots, props.n_ctx);
     byId("reach").textContent = "";

@@ -130,5 +130,5 @@ function summary(segments, side, all) {
   const own = segments.filter((each) => each.side === side);
   const kept = own.reduce((sum, each) => sum + each.width, 0);
   const bits = own.reduce((sum, each) => sum + each.width * bitsOf(each.format), 0);
-  return `${side.toUpperCase()} keeps ${integer(kept)} of ${integer(all)} channels (${percent(kept, all)}), ${(bits / kept).toFixed(1)} bits each`;
+  return `${side.toUpperCase()}: ${integer(kept)} of ${integer(all)} channels (${percent(kept, all)}) at ${(bits / kept).toFixed(1)} bits`;
 }

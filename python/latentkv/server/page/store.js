@@ -95,7 +95,7 @@ function checked(value) {
 }
 
 function checkedMessage(message) {
-  const { role, content, reasoning = "", tool_calls = [], error, finish, usage, timings, seconds } = message ?? {};
+  const { role, content, reasoning = "", tool_calls = [], error, finish, usage, timings } = message ?? {};
   const isRight =
     ROLES.includes(role) && typeof content === "string" && typeof reasoning === "string" && Array.isArray(tool_calls);
   if (!isRight) throw new Error("A message of this file lacks a field.");
@@ -105,7 +105,16 @@ function checkedMessage(message) {
     type: "function",
     function: { name: String(call?.function?.name ?? ""), arguments: String(call?.function?.arguments ?? "") },
   }));
-  return { role, content, reasoning, tool_calls: calls, error, finish, usage, timings, seconds };
+  const told = { error: textOr(error), finish: textOr(finish), usage: numbersOf(usage), timings: numbersOf(timings) };
+  return { role, content, reasoning, tool_calls: calls, ...told };
+}
+
+const textOr = (value) => (typeof value === "string" ? value : undefined);
+
+/** The numbers of an object, or nothing where there are none. */
+function numbersOf(value) {
+  const found = Object.entries(value ?? {}).filter(([, each]) => Number.isFinite(each));
+  return found.length ? Object.fromEntries(found) : undefined;
 }
 
 // crypto.randomUUID is hidden from pages without TLS
