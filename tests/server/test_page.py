@@ -173,6 +173,31 @@ def test_a_reload_keeps_the_conversation(page: Any) -> None:
     expect(page.locator("#conversations .title")).to_have_text(QUESTION.split("\n")[0])
 
 
+def test_a_reload_in_the_middle_keeps_what_was_there(page: Any) -> None:
+    ask(page, max_tokens=None)
+    expect(page.locator("article.answer > .text li")).not_to_have_count(0)
+    page.reload()
+    expect(page.locator("article.answer > .text li")).not_to_have_count(0)
+    expect(page.locator("article.answer footer")).to_contain_text("stopped")
+    expect(page.locator("#send")).to_be_visible()
+
+
+def test_an_answer_goes_on_while_another_conversation_is_open(page: Any) -> None:
+    ask(page, max_tokens=300)
+    expect(page.locator("article.answer .text").last).not_to_be_empty()
+    page.click("#new")
+    expect(page.locator("article")).to_have_count(0)
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator("#conversations .busy")).to_have_count(1)
+    page.fill("#question", "What is a cache?")
+    page.press("#question", "Enter")
+    finished(page)
+    expect(page.locator("#conversations .busy")).to_have_count(0, timeout=60000)
+    page.click("#conversations li:last-child .title")
+    finished(page)
+    expect(page.locator("article.answer footer")).to_contain_text("300 tokens")
+
+
 def test_settings_are_sent_and_empty_ones_are_not(page: Any) -> None:
     bodies = says(page, {"content": "yes"})
     page.click("#tab-settings")

@@ -5,7 +5,10 @@ import { events } from "./sse.js";
 
 export const blank = () => ({ role: "assistant", content: "", reasoning: "", tool_calls: [] });
 
-/** Fills `message` as chunks come and calls `changed` after each. Throws what went wrong, AbortError if stopped. */
+/**
+ * Fills `message` as chunks come and calls `changed` after each.
+ * Throws what went wrong; AbortError if stopped.
+ */
 export async function answer(conversation, sampling, message, signal, changed) {
   const body = {
     messages: sent(conversation, message),

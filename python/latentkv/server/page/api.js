@@ -21,7 +21,8 @@ export function post(path, body, signal) {
 async function call(path, { quiet, headers = {}, ...options }) {
   for (;;) {
     const key = heldKey();
-    const response = await reached(path, { ...options, headers: key ? { ...headers, Authorization: `Bearer ${key}` } : headers });
+    const authorization = key ? { Authorization: `Bearer ${key}` } : {};
+    const response = await reached(path, { ...options, headers: { ...headers, ...authorization } });
     if (response.ok) return response;
     if (response.status !== 401) throw new Error(await sentence(response));
     if (quiet || !(await askKey(key))) throw new Error("The server asks for an API key.");

@@ -12,16 +12,18 @@ const MEANS = {
 /** cache: GET /cache; props: GET /props. */
 export function showCache(cache, props) {
   const f16 = props.cache.f16_total;
+  const { per_token, f16_per_token } = cache;
   byId("cache-total").textContent = bytes(cache.total);
   byId("cache-total").title = `${integer(cache.total)} bytes`;
-  byId("cache-share").textContent = `${percent(cache.total, f16)} of f16’s ${bytes(f16)}, at ${integer(cache.n_ctx)} tokens`;
+  const share = `${percent(cache.total, f16)} of f16’s ${bytes(f16)}`;
+  byId("cache-share").textContent = `${share}, at ${integer(cache.n_ctx)} tokens`;
   bar(byId("bar-f16"), [[f16, "f16", f16]]);
   bar(byId("bar-here"), cache.regions.map((each) => [each.k + each.v, each.name, f16, held(each)]));
   byId("regions").replaceChildren(...cache.regions.map(region));
   const now = cache.regions.reduce((sum, each) => sum + held(each), 0);
   const tokens = cache.regions.reduce((sum, each) => sum + each.used, 0);
-  pair("now", `${bytes(now)}`, `of f16’s ${bytes(tokens * cache.f16_per_token)}`);
-  pair("per-token", bytes(cache.per_token), `of f16’s ${bytes(cache.f16_per_token)} (${percent(cache.per_token, cache.f16_per_token)})`);
+  pair("now", `${bytes(now)}`, `of f16’s ${bytes(tokens * f16_per_token)}`);
+  pair("per-token", bytes(per_token), `of f16’s ${bytes(f16_per_token)} (${percent(per_token, f16_per_token)})`);
   byId("held").textContent = `${integer(cache.n_used)} of ${integer(cache.n_ctx)}`;
   byId("implementation").textContent = props.cache.implementation;
 }

@@ -4,7 +4,9 @@ import { el } from "./dom.js";
 
 const ESCAPED = /^\\([!-/:-@[-`{-~])/;
 const CODE = /^(`+)(?!`)/;
-const LINK = /^(!?)\[((?:\\.|[^\\\]\n]){0,400})\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*){0,4})>?(?:\s+"[^"\n]{0,200}")?\s*\)/;
+const LABEL = /\[((?:\\.|[^\\\]\n]){0,400})\]/;
+const TARGET = /\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*){0,4})>?(?:\s+"[^"\n]{0,200}")?\s*\)/;
+const LINK = new RegExp(`^(!?)${LABEL.source}${TARGET.source}`);
 const AUTO = /^<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/;
 const BARE = /^https?:\/\/[^\s<>"'`]{1,2000}/;
 const BREAK = /^(?: {2,}|\\)?\n|^<br\s?\/?>/; // tables have no other way to a second line than <br>
@@ -35,7 +37,10 @@ function next(text, at) {
   if ((match = CODE.exec(rest))) return code(text, at, match[1]);
   if ((match = BREAK.exec(rest))) return [el("br"), match[0].length];
   if ((match = AUTO.exec(rest))) return [link(match[1], [match[1]]), match[0].length];
-  if ((match = LINK.exec(rest))) return [link(match[3], match[1] ? [match[2]] : inline(match[2])), match[0].length];
+  if ((match = LINK.exec(rest))) {
+    const [all, isImage, label, target] = match;
+    return [link(target, isImage ? [label] : inline(label)), all.length];
+  }
   if ((match = BARE.exec(rest)) && !/\w/.test(text[at - 1] ?? "")) {
     const url = trimmed(match[0]);
     return [link(url, [url]), url.length];
@@ -72,7 +77,8 @@ function link(href, children) {
     return el("span", {}, ...children);
   }
   if (!["http:", "https:", "mailto:"].includes(url.protocol)) return el("span", {}, ...children);
-  return el("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, ...(children.length ? children : [href]));
+  const label = children.length ? children : [href];
+  return el("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, ...label);
 }
 
 function run(text, at, characters) {
@@ -80,7 +86,9 @@ function run(text, at, characters) {
   const after = text[at + characters.length] ?? " ";
   const mark = characters[0];
   const inWord = mark === "_" && /[\p{L}\p{N}]/u.test(before) && /[\p{L}\p{N}]/u.test(after);
-  return { mark, left: characters.length, opens: !/\s/.test(after) && !inWord, closes: !/\s/.test(before) && !inWord };
+  const opens = !inWord && !/\s/.test(after);
+  const closes = !inWord && !/\s/.test(before);
+  return { mark, left: characters.length, opens, closes };
 }
 
 /** Pairs runs of delimiters, innermost first, as CommonMark does with a stack of openers. */

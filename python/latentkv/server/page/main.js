@@ -81,7 +81,8 @@ async function run(conversation) {
 
 function ended(conversation, message) {
   if (running.get(conversation.id)?.message === message) running.delete(conversation.id);
-  if (conversation.messages.includes(message) && store.find(conversation.id) === conversation) keep(conversation);
+  const isKept = store.find(conversation.id) === conversation && conversation.messages.includes(message);
+  if (isKept) keep(conversation);
   if (conversation === shown) {
     thread.refresh(message, false);
     showState();

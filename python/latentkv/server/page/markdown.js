@@ -10,6 +10,7 @@ const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
+const FIRST_ITEM = /^ {0,3}(?:[-*+]|1[.)]) +\S/; // may follow a paragraph without a blank line
 const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 const TASK = /^\[([ xX])\] +/;
 const DEEPEST = 24; // quotes and lists in one another; beyond it they are text
@@ -91,7 +92,10 @@ const quote = {
     while (at < lines.length && QUOTE.test(lines[at])) at++;
     return at;
   },
-  build: (lines, depth) => el("blockquote", {}, ...nodes(lines.map((line) => line.replace(QUOTE, "")), depth + 1)),
+  build(lines, depth) {
+    const inside = lines.map((line) => line.replace(QUOTE, ""));
+    return el("blockquote", {}, ...nodes(inside, depth + 1));
+  },
 };
 
 /** A list ends where an unindented line follows a blank one, or another kind of list begins. */
@@ -121,7 +125,7 @@ const list = {
       else items.at(-1).push(line);
     }
     const start = isOrdered(first) && parseInt(first[2]) !== 1 ? { start: parseInt(first[2]) } : {};
-    const isTight = !lines.some((line, at) => !line.trim() && at < lines.length - 1 && ITEM.test(lines[at + 1]));
+    const isTight = !lines.some((line, at) => !line.trim() && ITEM.test(lines[at + 1] ?? ""));
     return el(isOrdered(first) ? "ol" : "ul", start, ...items.map((item) => listItem(item, depth, isTight)));
   },
 };
@@ -137,7 +141,8 @@ function listItem([first, ...rest], depth, isTight) {
   // a tight item's first paragraph is its line
   const children = isTight && built[0]?.tagName === "P" ? [...built[0].childNodes, ...built.slice(1)] : built;
   if (!task) return el("li", {}, ...children);
-  const box = el("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": "task" });
+  const checked = task[1] !== " ";
+  const box = el("input", { type: "checkbox", disabled: true, checked, "aria-label": "task" });
   return el("li.task", {}, box, " ", ...children);
 }
 
@@ -148,15 +153,23 @@ const table = {
     return at;
   },
   build([head, delimiters, ...rows]) {
-    const sides = cells(delimiters).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? ".center" : ".right") : ""));
+    const sides = cells(delimiters).map(sideOf);
     const row = (name, line) => {
       const found = cells(line);
-      return el("tr", {}, ...sides.map((side, column) => el(name + side, {}, ...inline(found[column] ?? ""))));
+      const cell = (side, column) => el(name + side, {}, ...inline(found[column] ?? ""));
+      return el("tr", {}, ...sides.map(cell));
     };
     const body = el("tbody", {}, ...rows.map((line) => row("td", line)));
-    return el("div.table", { tabindex: "0", role: "group", "aria-label": "table" }, el("table", {}, el("thead", {}, row("th", head)), body));
+    const whole = el("table", {}, el("thead", {}, row("th", head)), body);
+    return el("div.table", { tabindex: "0", role: "group", "aria-label": "table" }, whole);
   },
 };
+
+/** ":--" is left, ":-:" the centre, "--:" right. */
+function sideOf(cell) {
+  if (!cell.endsWith(":")) return "";
+  return cell.startsWith(":") ? ".center" : ".right";
+}
 
 /** Cells of a row: bars split, but for those behind a backslash or in code. */
 function cells(line) {
@@ -173,7 +186,7 @@ function cells(line) {
 const paragraph = {
   end(lines, at) {
     do at++;
-    while (at < lines.length && lines[at].trim() && !startsBlock(lines[at]) && !/^ {0,3}(?:[-*+]|1[.)]) +\S/.test(lines[at]));
+    while (at < lines.length && lines[at].trim() && !startsBlock(lines[at]) && !FIRST_ITEM.test(lines[at]));
     return at;
   },
   build: (lines) => el("p", {}, ...inline(lines.map((line) => line.trimStart()).join("\n"))),

@@ -23,7 +23,8 @@ function question(message, on) {
 /** The question as a field in its own place. Sending it drops what came after it. */
 function editor(node, message, on) {
   const kept = [...node.childNodes];
-  const field = el("textarea", { "aria-label": "Question", rows: Math.min(12, message.content.split("\n").length + 1) });
+  const rows = Math.min(12, message.content.split("\n").length + 1);
+  const field = el("textarea", { "aria-label": "Question", rows });
   field.value = message.content;
   const cancel = () => {
     node.classList.remove("editing");
@@ -41,7 +42,8 @@ function editor(node, message, on) {
     }
   });
   node.classList.add("editing");
-  node.replaceChildren(field, el("footer", {}, button("Send", send, { kind: "main" }), button("Cancel", cancel)));
+  const foot = el("footer", {}, button("Send", send, { kind: "main" }), button("Cancel", cancel));
+  node.replaceChildren(field, foot);
   field.focus();
 }
 
@@ -89,7 +91,10 @@ function numbers({ usage, timings, finish }) {
   const told = [];
   if (usage) told.push(tokens(usage.completion_tokens));
   if (timings?.predicted_per_second) told.push(rate(timings.predicted_per_second));
-  if (timings?.cached_n) told.push(`${integer(timings.cached_n)} of ${integer(usage?.prompt_tokens ?? timings.cached_n + timings.prompt_n)} prompt tokens from the cache`);
+  if (timings?.cached_n) {
+    const { cached_n: cached, prompt_n: computed } = timings;
+    told.push(`${integer(cached)} of ${integer(cached + computed)} prompt tokens from the cache`);
+  }
   if (finish === "length") told.push("ended at its limit of tokens");
   if (finish === "stopped") told.push("stopped");
   return told.join(" · ");

@@ -14,15 +14,17 @@ let props; // of the server, until it is lost
 let timer;
 let on;
 
-/** on: {busy() whether an answer of this page runs, opened(props) at first and when the server is found again}. */
+/** on: {busy(): whether an answer of this page runs, opened(props): at first and when the server is back}. */
 export function openPanel(listener) {
   on = listener;
   document.addEventListener("visibilitychange", () => look());
   return look({ quiet: false });
 }
 
-/** Looks now, and again after a while. Never throws: a server that is gone is a word in the header. quiet: nobody
- * is asked for a key. */
+/**
+ * Looks now, and again after a while. Never throws: a server that is gone is a word in the header.
+ * quiet: nobody is asked for a key.
+ */
 export async function look({ quiet = true } = {}) {
   clearTimeout(timer);
   if (document.hidden && props) return;
@@ -61,5 +63,6 @@ function showModel(props) {
     per_token < f16_per_token
       ? `A token takes ${bytes(per_token)} of its cache; in f16 it would take ${bytes(f16_per_token)}.`
       : `A token takes ${bytes(per_token)} of its cache, which is not compressed.`;
-  byId("welcome-context").textContent = `${integer(props.n_ctx)} tokens of context for ${props.total_slots === 1 ? "one conversation" : `${props.total_slots} conversations at once`}.`;
+  const many = props.total_slots === 1 ? "one conversation" : `${props.total_slots} conversations at once`;
+  byId("welcome-context").textContent = `${integer(props.n_ctx)} tokens of context for ${many}.`;
 }

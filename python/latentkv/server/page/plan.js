@@ -1,5 +1,6 @@
-// The plan as a picture: a row for each layer, K to the left of the axis and V to the right, the most important
-// channels nearest to it. Width is channels, colour is bits; what is empty of a row is not kept.
+// The plan as a picture: a row for each layer, K to the left of the axis and V to the right, the most
+// important channels of a group nearest to it. Width is channels, colour is bits; what is empty of a row
+// is not kept.
 
 import { byId, el, svg } from "./dom.js";
 import { integer, percent } from "./units.js";
@@ -14,7 +15,10 @@ export const bitsOf = (format) => Number(/^[a-z]+(\d+)/.exec(format)?.[1] ?? 0);
 
 export function showPlan(props) {
   const full = props.n_head_kv * props.head_dim;
-  const segments = props.plan.flatMap((layer, at) => ["k", "v"].flatMap((side) => segmentsOf(layer[side], side, at)));
+  const segments = props.plan.flatMap((layer, at) => [
+    ...segmentsOf(layer.k, "k", at),
+    ...segmentsOf(layer.v, "v", at),
+  ]);
   const height = Math.min(HEIGHTS[1], Math.max(HEIGHTS[0], Math.floor(TALL / props.plan.length)));
   byId("plan").replaceChildren(picture(segments, props.plan.length, full, height));
   byId("legend").replaceChildren(...legend(segments));
@@ -31,8 +35,8 @@ function segmentsOf(tensor, side, layer) {
     widths.forEach((width, at) => {
       const format = tensor.formats[group][at];
       found.push({
-        ...{ side, layer, group, groups: tensor.segments.length, at, of: widths.length, start, width, format },
-        ...{ path: tensor.path, energy: tensor.energy },
+        ...{ side, layer, group, groups: tensor.segments.length, path: tensor.path, energy: tensor.energy },
+        ...{ at, of: widths.length, start, width, format },
       });
       if (bitsOf(format)) start += width;
     });
@@ -43,7 +47,8 @@ function segmentsOf(tensor, side, layer) {
 function picture(segments, layers, full, height) {
   const wide = 2 * SIDE + AXIS;
   const scale = SIDE / full;
-  const x = ({ side, start, width }) => (side === "k" ? SIDE - (start + width) * scale : SIDE + AXIS + start * scale);
+  const x = ({ side, start, width }) =>
+    side === "k" ? SIDE - (start + width) * scale : SIDE + AXIS + start * scale;
   const node = svg("svg", {
     ...{ viewBox: `0 0 ${wide} ${layers * height}`, role: "img", tabindex: "0" },
     "aria-label": "Row formats of every layer. Arrow keys walk through the segments.",
@@ -54,7 +59,8 @@ function picture(segments, layers, full, height) {
     for (const left of [0, SIDE + AXIS]) {
       node.append(svg("rect", { class: "unused", x: left, y, width: SIDE, height: height - 1 }));
     }
-    if (layer % step === 0) node.append(svg("text", { x: SIDE + AXIS / 2, y: y + height / 2 }, String(layer)));
+    if (layer % step) continue;
+    node.append(svg("text", { x: SIDE + AXIS / 2, y: y + height / 2 }, String(layer)));
   }
   const shapes = segments.map((each) =>
     svg("rect", {
@@ -110,7 +116,7 @@ function walked(segments, at, key) {
 
 function described({ side, layer, group, groups, at, of, width, format, path, energy }) {
   const told = [`Layer ${layer}, ${side.toUpperCase()} ${path}`];
-  if (groups > 1) told.push(path === "full" ? `head ${group + 1} of ${groups}` : `group ${group + 1} of ${groups}`);
+  if (groups > 1) told.push(`${path === "full" ? "head" : "group"} ${group + 1} of ${groups}`);
   if (of > 1) told.push(`segment ${at + 1} of ${of}`);
   told.push(`${width} channels in ${format}`);
   if (energy != null) told.push(`energy ${(100 * energy).toFixed(2)} %`);
@@ -121,8 +127,12 @@ const SHADES = [1, 2, 3, 4, 5, 6, 8, 16];
 const shade = (format) => SHADES.find((bits) => bits >= bitsOf(format)) ?? 16;
 
 function legend(segments) {
-  const formats = [...new Set(segments.map((each) => each.format))].sort((a, b) => bitsOf(b) - bitsOf(a) || (a < b ? -1 : 1));
-  const item = (kind, text) => el("li", {}, svg("svg", { viewBox: "0 0 10 10" }, svg("rect", { class: kind, width: 10, height: 10 })), text);
+  const formats = [...new Set(segments.map((each) => each.format))];
+  formats.sort((a, b) => bitsOf(b) - bitsOf(a) || a.localeCompare(b));
+  const item = (kind, text) => {
+    const swatch = svg("rect", { class: kind, width: 10, height: 10 });
+    return el("li", {}, svg("svg", { viewBox: "0 0 10 10" }, swatch), text);
+  };
   return [...formats.map((format) => item(`bits-${shade(format)}`, format)), item("unused", "not kept")];
 }
 
@@ -130,5 +140,6 @@ function summary(segments, side, all) {
   const own = segments.filter((each) => each.side === side);
   const kept = own.reduce((sum, each) => sum + each.width, 0);
   const bits = own.reduce((sum, each) => sum + each.width * bitsOf(each.format), 0);
-  return `${side.toUpperCase()}: ${integer(kept)} of ${integer(all)} channels (${percent(kept, all)}) at ${(bits / kept).toFixed(1)} bits`;
+  const share = `${integer(kept)} of ${integer(all)} channels (${percent(kept, all)})`;
+  return `${side.toUpperCase()}: ${share} at ${(bits / kept).toFixed(1)} bits`;
 }

@@ -1,4 +1,4 @@
-// How answers are sampled. A field that is empty is not sent: the server's default counts, shown in its place.
+// How answers are sampled. An empty field is not sent: the server's default counts, shown in its place.
 
 import { byId, el } from "./dom.js";
 

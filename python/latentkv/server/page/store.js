@@ -42,7 +42,8 @@ export function restore(conversation) {
 
 /** Reads what is kept; what does not read as a conversation is left where it is. */
 export function open() {
-  for (const key of Object.keys(localStorage)) if (key.startsWith(PREFIX)) take(key, localStorage.getItem(key));
+  const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
+  for (const key of keys) take(key, localStorage.getItem(key));
 }
 
 /** Another tab's changes, but for conversations that `isBusy` here. */
@@ -64,9 +65,10 @@ function take(key, text) {
   }
 }
 
-export const exported = (conversations) => JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
+export const exported = (conversations) =>
+  JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);
 
-/** Adds all conversations of a file or none; one that is here already becomes a second one. Returns their number. */
+/** Adds all conversations of a file or none, and returns their number. One that is here becomes a second one. */
 export function imported(text) {
   let file;
   try {
@@ -97,16 +99,21 @@ function checked(value) {
 function checkedMessage(message) {
   const { role, content, reasoning = "", tool_calls = [], error, finish, usage, timings } = message ?? {};
   const isRight =
-    ROLES.includes(role) && typeof content === "string" && typeof reasoning === "string" && Array.isArray(tool_calls);
+    ROLES.includes(role) &&
+    [content, reasoning].every((each) => typeof each === "string") &&
+    Array.isArray(tool_calls);
   if (!isRight) throw new Error("A message of this file lacks a field.");
   if (role === "user") return { role, content };
-  const calls = tool_calls.map((call) => ({
-    id: String(call?.id ?? ""),
-    type: "function",
-    function: { name: String(call?.function?.name ?? ""), arguments: String(call?.function?.arguments ?? "") },
-  }));
-  const told = { error: textOr(error), finish: textOr(finish), usage: numbersOf(usage), timings: numbersOf(timings) };
-  return { role, content, reasoning, tool_calls: calls, ...told };
+  return {
+    ...{ role, content, reasoning, tool_calls: tool_calls.map(checkedCall) },
+    ...{ error: textOr(error), finish: textOr(finish), usage: numbersOf(usage), timings: numbersOf(timings) },
+  };
+}
+
+function checkedCall(call) {
+  const { name = "", arguments: given = "" } = call?.function ?? {};
+  const id = String(call?.id ?? "");
+  return { id, type: "function", function: { name: String(name), arguments: String(given) } };
 }
 
 const textOr = (value) => (typeof value === "string" ? value : undefined);
@@ -118,4 +125,7 @@ function numbersOf(value) {
 }
 
 // crypto.randomUUID is hidden from pages without TLS
-const freshId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (each) => each.toString(16).padStart(2, "0")).join("");
+function freshId() {
+  const numbers = crypto.getRandomValues(new Uint32Array(3));
+  return Array.from(numbers, (each) => each.toString(16).padStart(8, "0")).join("");
+}

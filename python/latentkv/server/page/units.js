@@ -17,7 +17,9 @@ export const integer = (count) => Math.round(count).toLocaleString("en-US");
 export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 
 /** Tokens per second; "–" where nothing was computed. */
-export const rate = (perSecond) => (perSecond ? `${perSecond.toFixed(perSecond < 100 ? 1 : 0)} tokens/s` : "–");
+export function rate(perSecond) {
+  return perSecond ? `${perSecond.toFixed(perSecond < 100 ? 1 : 0)} tokens/s` : "–";
+}
 
 /** 137169600 → "137 M" */
 export function parameters(count) {
