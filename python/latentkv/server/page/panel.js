@@ -33,6 +33,7 @@ export async function look({ quiet = true } = {}) {
     const [cache, slots] = await Promise.all([get("cache", { quiet }), get("slots", { quiet })]);
     showCache(cache, props);
     showSlots(slots, props.n_ctx);
+    byId("cache").classList.remove("unread");
     byId("reach").textContent = "";
   } catch (error) {
     props = undefined;

@@ -21,7 +21,8 @@ export function showPlan(props) {
   ]);
   const height = Math.min(HEIGHTS[1], Math.max(HEIGHTS[0], Math.floor(TALL / props.plan.length)));
   byId("plan").replaceChildren(picture(segments, props.plan.length, full, height));
-  byId("legend").replaceChildren(...legend(segments));
+  const kept = segments.reduce((sum, each) => sum + each.width, 0);
+  byId("legend").replaceChildren(...legend(segments, kept < 2 * full * props.plan.length));
   byId("plan-sum").replaceChildren(
     ...["k", "v"].map((side) => el("p", {}, summary(segments, side, full * props.plan.length))),
   );
@@ -126,14 +127,15 @@ function described({ side, layer, group, groups, at, of, width, format, path, en
 const SHADES = [1, 2, 3, 4, 5, 6, 8, 16];
 const shade = (format) => SHADES.find((bits) => bits >= bitsOf(format)) ?? 16;
 
-function legend(segments) {
+function legend(segments, hasGaps) {
   const formats = [...new Set(segments.map((each) => each.format))];
   formats.sort((a, b) => bitsOf(b) - bitsOf(a) || a.localeCompare(b));
   const item = (kind, text) => {
     const swatch = svg("rect", { class: kind, width: 10, height: 10 });
     return el("li", {}, svg("svg", { viewBox: "0 0 10 10" }, swatch), text);
   };
-  return [...formats.map((format) => item(`bits-${shade(format)}`, format)), item("unused", "not kept")];
+  const items = formats.map((format) => item(`bits-${shade(format)}`, format));
+  return hasGaps ? [...items, item("unused", "not kept")] : items;
 }
 
 function summary(segments, side, all) {
