@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "weight": "fisher",
     "balance": True,
     "master": False,
+    "quick": False,
     "gpu_times": None,
 }
 

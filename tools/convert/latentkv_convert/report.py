@@ -151,6 +151,8 @@ class Report:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
             held = f"{seen.n_windows} windows held back"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
+        if self.recipe.options.get("quick"):
+            lines.append("calibrated with --quick, without gradients of the loss: without it less is lost")
         if self.plan.frontier is not None:
             lines.append(self.plan.frontier.sentence)
         return "\n".join(lines)

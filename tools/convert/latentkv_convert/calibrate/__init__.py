@@ -6,6 +6,8 @@ A module `calibrate/<name>.py` that is a statistic provides
     def sample(recipe) -> (tokens, window)              how much text it reads
     def collect(stream: LayerStream, **settings) -> Iterator    (layer, {array name: array}), in any order
     def settings(recipe) -> {name: value}               optional: what else the numbers depend on
+    def complete(layers) -> layers                      optional: what takes all layers at once
+    STANDS_FOR: str                                     optional: the statistic that it is an estimate of
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ def collect(
         sample = run.sample(name)
         if largest is None or sample.tokens.size > largest.tokens.size:
             largest = sample
-        stats[name] = run.statistic(name, sample, watched)
+        module, layers = run.module(name), run.statistic(name, sample, watched)
+        stats[getattr(module, "STANDS_FOR", name)] = (
+            module.complete(layers) if hasattr(module, "complete") else layers
+        )
     if watched is not None:
         stats["activations"] = watched.layers()
     return stats, largest

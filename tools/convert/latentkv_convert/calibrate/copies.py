@@ -55,13 +55,7 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     gᵀ]; *_mean, *_weighted_mean [w]; *_rows [n, w] float32, evenly spaced real rows, and *_energy [n, n_kv]
     float32, |g|² per KV head of those rows over its mean over all tokens.
     """
-    window_size = int(stream.tokens.shape[1])
-    if window_size <= sink + recent:
-        raise ConvertError(
-            "--calib-window",
-            f"windows longer than sink {sink} and recent {recent} together",
-            f"{window_size} tokens",
-        )
+    check_window(stream, sink, recent)
     windows, _ = split(stream.n_windows)
     generator = torch.Generator(stream.device).manual_seed(seed)
 
@@ -77,6 +71,19 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
                     bar.update(1)
         for index, inputs, above, below in stream.backward(slope):
             yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
+
+
+def check_window(stream: LayerStream, sink: int, recent: int) -> None:
+    """Raises:
+    ConvertError: no query of a window reads a body copy.
+    """
+    window_size = int(stream.tokens.shape[1])
+    if window_size <= sink + recent:
+        raise ConvertError(
+            "--calib-window",
+            f"windows longer than sink {sink} and recent {recent} together",
+            f"{window_size} tokens",
+        )
 
 
 def drawn(predicted: Tensor, generator: torch.Generator) -> Tensor:
@@ -193,14 +200,14 @@ def _backward(
             key, _ = copies.found()
             (down,) = torch.autograd.grad(output, bottom, above[row : row + 1], retain_graph=True)
             below[row] = down[0]
-            slopes = _as_projected(taps, key, *copies.slopes())
+            slopes = as_projected(taps, key, *copies.slopes())
             for name, meter in meters.items():
                 meter.add(taps[name].values(), slopes[name])
             bar.update(1)
         return {key: array for name, meter in meters.items() for key, array in meter.result(name).items()}
 
 
-def _as_projected(
+def as_projected(
     taps: dict[str, Tap], key: Tensor, key_slope: Tensor, value_slope: Tensor
 ) -> dict[str, Tensor]:
     """Gradients [1, n_kv, T, head_dim] of what attention reads, as [T, w] of what every tap saw: of k back

@@ -115,8 +115,15 @@ class Layer(nn.Module):
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
+        return self.fed(x, self.attended(x, positions))
+
+    def attended(self, x: Tensor, positions: Positions) -> Tensor:
+        """x and what attention adds to it."""
         branch = self.attend(self.attention_input(x), positions.of(self.index))
-        attended = x + self._branch(branch, "post_attention_norm")
+        return x + self._branch(branch, "post_attention_norm")
+
+    def fed(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The block's output, of its input and of what attention made of that."""
         parallel = self.spec.block.parallel
         fed = self.feed(self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended))
         return attended + self._branch(fed, "post_ffw_norm")

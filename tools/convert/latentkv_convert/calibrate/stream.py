@@ -131,7 +131,14 @@ class LayerStream:
         Raises:
             ConvertError: the output is not finite.
         """
-        output: Tensor = live(hidden.to(self.device), self.positions)
+        return self.finite(index, live(hidden.to(self.device), self.positions))
+
+    def finite(self, index: int, output: Tensor) -> Tensor:
+        """The output of layer `index`.
+
+        Raises:
+            ConvertError: it is not finite.
+        """
         if not torch.isfinite(output).all():
             raise ConvertError(
                 f"layer {index}", "finite activations on the calibration text", "NaN or infinity"

@@ -29,6 +29,12 @@ def add_arguments(parser: Any) -> None:
         help="a file that can be planned anew for any --kv-budget when it is opened",
     )
     parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="calibrate without gradients of the loss, on the way up alone: half of the time, and a plan "
+        "that loses more (the report says what it costs)",
+    )
+    parser.add_argument(
         "--prefer",
         choices=tuple(PREFER),
         default="speed",

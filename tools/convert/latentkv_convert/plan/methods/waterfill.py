@@ -77,6 +77,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         prefer=options["prefer"],
         times=gpu_file.load(options["gpu_times"]),
         depths=DEPTHS + tuple(n for n in (served or spec.n_ctx,) if n > DEPTHS[-1]),
+        quick=options["quick"],
         weight=options["weight"],
         balance=options["balance"],
     )
@@ -105,12 +106,13 @@ class Waterfill:
     prefer: str
     times: gpu_file.Times
     depths: tuple[int, ...]
+    quick: bool = False
     weight: str = "fisher"
     balance: bool = True
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ("copies",)
+        return ("probes",) if self.quick else ("copies",)
 
     @property
     def groups(self) -> Mapping[str, int]:
