@@ -14,23 +14,12 @@ import argparse
 import hashlib
 from pathlib import Path
 
-HELD_OUT = 0.25  # of the characters
+from latentkv_convert.calibrate import mix
 
 
 def chapters() -> tuple[list[str], list[str]]:
     """To calibrate on, held out."""
-    from pydoc_data.topics import topics
-
-    order = sorted(topics, key=lambda name: hashlib.sha256(name.encode()).digest())
-    left = HELD_OUT * sum(map(len, topics.values()))
-    calibration, held_out = [], []
-    for name in order:
-        if left > 0:
-            held_out.append(topics[name])
-            left -= len(topics[name])
-        else:
-            calibration.append(topics[name])
-    return calibration, held_out
+    return mix.chapters(False), mix.chapters(True)
 
 
 def digest(*texts: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
@@ -45,13 +45,20 @@ class ChatTemplate:
     """One compiled template. `stop` are texts that end a turn and that the vocabulary may not know as end
     tokens."""
 
-    def __init__(self, source: str, bos_token: str, eos_token: str, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        source: str,
+        bos_token: str,
+        eos_token: str,
+        stop: Sequence[str] = (),
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda pattern: datetime.datetime.now().strftime(pattern)
+        environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
         self.source = source
         self.stop = list(stop)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}

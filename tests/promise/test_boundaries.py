@@ -47,10 +47,11 @@ RULES = [
                 "source/gguf_blocks",
                 "source/gguf_vocabulary",
                 "limits",
+                "calibrate/chats",
                 "cli",
             ]
         },
-        "the converter needs no runtime but to code weights, tokenize and hash alike, for budgets and limits",
+        "the converter needs no runtime but to code, tokenize, hash and render alike, for budgets and limits",
     ),
     (
         re.compile(r"\b(checkpoint|gguf)_source\b"),

@@ -118,7 +118,12 @@ def build_parser(method: str, prog: str) -> Parser:
     )
     parser.add_argument("--seed", type=_natural, default=0, help="seed of sampling and rotation (default 0)")
     text = parser.add_argument_group("calibration")
-    text.add_argument("--calib", type=Path, metavar="FILE", help="text to calibrate on (UTF-8)")
+    text.add_argument(
+        "--calib",
+        type=Path,
+        metavar="FILE",
+        help="text to calibrate on, UTF-8 (default: prose, code, chats and hidden numbers out of Python)",
+    )
     text.add_argument(
         "--calib-tokens", type=_positive, default=65536, metavar="N", help="tokens to read (default 65536)"
     )

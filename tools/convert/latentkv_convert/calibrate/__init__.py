@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConvertError, Interrupted
+from ..errors import Interrupted
 from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
@@ -38,15 +38,11 @@ def collect(
     for `needs`. activations: that statistic too, from the first of the passes.
 
     Raises:
-        ConvertError: no --calib, a text that is too short, or activations that are not finite.
+        ConvertError: a text that is too short, or activations that are not finite.
     """
     if not needs and not activations:
         return {}, None
-    if recipe.calib is None:
-        raise ConvertError(
-            "--calib", f"a text file (--method {recipe.method} needs {', '.join(needs)})", "none"
-        )
-    text = encode(read_text(recipe.calib), source)
+    text = encode(_text(recipe, source), source)
     run = _Run(recipe, source, text, Store(recipe.cache), source.identity())
     watched = _Watched(run, needs[0] if needs else "activations") if activations else None
     stats: dict[str, Layers] = {}
@@ -62,6 +58,17 @@ def collect(
     if watched is not None:
         stats["activations"] = watched.layers()
     return stats, largest
+
+
+def _text(recipe: Recipe, source: Source) -> str:
+    """What --calib names, or the mix."""
+    if recipe.calib is not None:
+        return read_text(recipe.calib)
+    from . import chats, mix
+
+    own = "--calib FILE takes a text of the kind that will be read"
+    print(f"calibrating on {', '.join(mix.KINDS)} at hand; {own}", file=sys.stderr)
+    return mix.text(chats.renderer(source))
 
 
 @dataclass(frozen=True)

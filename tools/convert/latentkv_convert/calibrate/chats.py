@@ -1,0 +1,43 @@
+"""Conversations as a model reads them: in its own chat template, or after `User:` and `Assistant:`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from latentkv.errors import LatentKVError
+from latentkv.template import ChatTemplate
+
+from ..source.source import Source
+from .mix import Message, Render
+
+_TODAY = datetime.datetime(2025, 1, 1)  # for templates that write the date: the same text every day
+
+
+def renderer(source: Source) -> Render:
+    keys = source.keys()
+
+    def value(name: str) -> Any:
+        found = keys.get(f"tokenizer.{name}")
+        return getattr(found, "data", found)
+
+    template, tokens = value("chat_template"), value("ggml.tokens")
+    if template is None or tokens is None:
+        return plain
+
+    def token(name: str) -> str:
+        index = value(f"ggml.{name}_token_id")
+        found = "" if index is None else tokens[int(index)]
+        return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+
+    made = ChatTemplate(str(template), token("bos"), token("eos"), now=lambda: _TODAY)
+    try:
+        made.render([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+    except LatentKVError:  # for other roles than these
+        return plain
+    return lambda messages: made.render(messages, add_generation_prompt=False)
+
+
+def plain(messages: Sequence[Message]) -> str:
+    return "\n\n".join(f"{each['role'].capitalize()}: {each['content']}" for each in messages)
