@@ -12,6 +12,7 @@ from latentkv_convert import cli
 from latentkv_convert.calibrate import chats, mix
 from latentkv_convert.calibrate.sample import Sample, encode
 from latentkv_convert.source.checkpoint_source import CheckpointSource
+from latentkv_convert.source.source import open_source
 
 Tiny = Callable[..., Path]
 
@@ -61,6 +62,13 @@ def test_chats_are_in_the_models_template(demo: Path) -> None:
     sample = Sample.draw(encode(mix.text(chats.renderer(source)), source), 65536, 2048, 0)
     assert sample.tokens.size > 60_000
     assert len(sample.spare)
+
+
+def test_a_gguf_has_the_same_chats_as_its_checkpoint(demo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plain.gguf"
+    assert cli.main([str(demo), "-o", str(out), "--method", "none", "--no-plot"]) == 0
+    expected = mix.text(chats.renderer(CheckpointSource(demo)), ["chat"])
+    assert mix.text(chats.renderer(open_source(out)), ["chat"]) == expected
 
 
 def test_a_conversion_without_a_text(

@@ -28,15 +28,19 @@ def renderer(source: Source) -> Render:
 
     def token(name: str) -> str:
         index = value(f"ggml.{name}_token_id")
-        found = "" if index is None else tokens[int(index)]
-        return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+        return "" if index is None else _string(tokens[int(index)])
 
-    made = ChatTemplate(str(template), token("bos"), token("eos"), now=lambda: _TODAY)
+    made = ChatTemplate(_string(template), token("bos"), token("eos"), now=lambda: _TODAY)
     try:
         made.render([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
     except LatentKVError:  # for other roles than these
         return plain
     return lambda messages: made.render(messages, add_generation_prompt=False)
+
+
+def _string(value: Any) -> str:
+    """A GGUF's strings are bytes."""
+    return bytes(value).decode("utf-8", "replace") if isinstance(value, (bytes, bytearray)) else str(value)
 
 
 def plain(messages: Sequence[Message]) -> str:
