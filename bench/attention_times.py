@@ -107,7 +107,7 @@ def step_times(path: Path, full: bool, depths: tuple[int, ...], ubatch: int) -> 
                 session.decode([token])
                 if number >= SKIPPED:
                     steps.append(time.perf_counter() - start)
-            session.seq_rm(0, depth, -1)
+            assert session.seq_rm(0, depth, -1)
         yield depth, 1e6 * statistics.median(steps)
 
 

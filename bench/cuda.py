@@ -85,7 +85,7 @@ def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Names
             start = time.perf_counter()
             session.decode(tokens, output="last")
             row["prefill_tps"] = args.prefill / (time.perf_counter() - start)
-        session.seq_rm(0, depth, -1)
+        assert session.seq_rm(0, depth, -1)
         at = depth
         row["device_mib"] = used_mib()
         rows.append(row)

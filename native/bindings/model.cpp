@@ -187,6 +187,7 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
         regions.append(item);
     }
     out["regions"] = regions;
+    out["layer_slots"] = bytes.layer_slots;
     return out;
 }
 

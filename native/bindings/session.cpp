@@ -156,6 +156,7 @@ void bind_session(py::module_& module) {
         .def_property_readonly("n_ctx", [](const PySession& s) { return s.session.options().n_ctx; })
         .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
         .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
+        .def_property_readonly("window", [](const PySession& s) { return s.session.cache().ring_window(); })
         .def_property_readonly(
             "prefill",
             [](const PySession& s) { return lkv::schema::prefill_words[static_cast<size_t>(s.session.prefill())]; })
@@ -170,11 +171,7 @@ void bind_session(py::module_& module) {
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         .def("clear", [](PySession& s) { s.session.clear(); })
         .def(
-            "seq_rm",
-            [](PySession& s, int seq, int32_t p0, int32_t p1) {
-                s.session.seq_rm(seq, p0, p1);
-                return true;
-            },
+            "seq_rm", [](PySession& s, int seq, int32_t p0, int32_t p1) { return s.session.seq_rm(seq, p0, p1); },
             py::arg("seq"), py::arg("p0") = -1, py::arg("p1") = -1)
         .def(
             "seq_cp",

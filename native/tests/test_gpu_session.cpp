@@ -348,6 +348,13 @@ Combination combination(std::mt19937& random, const Shape& shape) {
     return c;
 }
 
+// Of the layers with a window.
+int ring_slots(const File& file, const lkv::SessionOptions& options) {
+    const lkv::Model model(file.path(), {});
+    const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
+    return cache.has_ring() ? cache.ring().capacity() : 0;
+}
+
 // Logits of each call's last token.
 std::vector<float> decode(const File& file, const lkv::SessionOptions& options, bool on_gpu, int prompt) {
     const auto model = std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = on_gpu ? 99 : 0});
@@ -448,6 +455,20 @@ int main(int argc, char** argv) {
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
         if (shape.encoded != Shape::random) compare(file, prompt);
+        if (shape.unlike) {
+            Combination ring = none;
+            ring.name = std::string(shape.k_path) + "/" + shape.v_path + ", a ring that is filled several times";
+            ring.prompt = 100;
+            ring.options.n_ctx = 512;
+            ring.options.n_ubatch = 16;
+            CHECK(ring_slots(file, ring.options) == 64);
+            compare(file, ring);
+            ring.options.sink = ring.options.recent = -1;
+            ring.options.recent = 8;
+            ring.name += " beside exact windows";
+            CHECK(ring_slots(file, ring.options) == 64);
+            compare(file, ring);
+        }
         for (int i = 0; i < rounds; i++) compare(file, combination(random, shape));
     }
     return lkv::test::report("gpu_session");

@@ -182,8 +182,12 @@ class Session:
         Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""
     def interrupt(self) -> None:
         """Async-signal-safe: the running decode() stops after its ubatch and raises KeyboardInterrupt."""
+    @property
+    def window(self) -> int:
+        """The longest window of layers that hold their window only, in tokens; 0: all hold the context."""
     # sequences (llama.cpp semantics; p0/p1 half-open, -1 = open end; seq -1 = all in seq_rm)
     def clear(self) -> None: ...
+    # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight again
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None: ...
     def seq_keep(self, seq: int) -> None: ...
@@ -195,7 +199,9 @@ class Session:
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
         """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
-        "regions": [{"name", "slots", "used", "k", "v"}]}; used: slots that hold a token."""
+        "regions": [{"name", "slots", "used", "k", "v"}], "layer_slots": [int]}; used: slots that hold a
+        token; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window;
+        per_token: of the context, at n_ctx."""
     def compute_bytes(self) -> int: ...
     def prefill_bytes(self) -> int:
         """The most that a lazy prefill has taken so far, freed since: one layer's exact rows and the hidden

@@ -145,15 +145,12 @@ class Evaluator:
         common = prefix.common(self._tokens, tokens)
         if common == len(tokens) == len(self._tokens) and self.has_logits:
             return common
-        if (
-            self._mark is not None
-            and common == len(tokens) == self._mark[0]
-            and not self._window.tokens(common)
-        ):
-            self.truncate(common)
-            self._logits = self._mark[1]
-            return common
-        self.truncate(prefix.kept(self._tokens, tokens, self._window, self.session.prefill == "lazy"))
+        mark = self._mark
+        if mark is not None and common == len(tokens) == mark[0] and not self._window.tokens(common):
+            if self._rewind(common):
+                self._logits = mark[1]
+            return len(self._tokens)
+        self._rewind(prefix.kept(self._tokens, tokens, self._window, self.session.prefill == "lazy"))
         return len(self._tokens)
 
     @in_turn
@@ -165,16 +162,25 @@ class Evaluator:
 
     @in_turn
     def truncate(self, count: int) -> None:
-        """Keeps the first `count` cached tokens; a cache that cannot forget a part forgets all."""
+        """Keeps the first `count` cached tokens. Where layers with a sliding window have no rows of them any
+        more, they are computed anew."""
+        kept = self._tokens[:count]
+        if not self._rewind(count):
+            self.eval(kept)
+            self._logits = None
+
+    def _rewind(self, count: int) -> bool:
+        """Keeps the first `count` cached tokens, or none: False, their rows are gone."""
         if count == len(self._tokens):
-            return
+            return True
         self._logits = None
-        if not self.session.seq_rm(SEQ, count, -1):
+        kept = self.session.seq_rm(SEQ, count, -1)
+        if not kept:
             self.session.seq_rm(SEQ)
-            count = 0
-        del self._tokens[count:]
-        if self._mark is not None and count < self._mark[0]:
+        del self._tokens[count if kept else 0 :]
+        if self._mark is not None and len(self._tokens) < self._mark[0]:
             self._mark = None
+        return kept
 
     @in_turn
     def restore(self, state: LlamaState) -> None:

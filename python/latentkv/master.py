@@ -69,8 +69,9 @@ def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
         got = f"{name}, which is not a master file"
         raise expected("--kv-budget", "a file to plan anew", got, "convert with --master")
     n_ctx = budget.context(master["context"])
-    n_slots, room = _room(model, budget, n_ctx, regions)
-    groups = [(table,) for side in SIDES for table in _tables(master[side], n_slots)]
+    cache = model.forecast(n_ctx, **regions)
+    room = _room(cache, budget)
+    groups = [(table,) for side in SIDES for table in _tables(master[side], _group_slots(model, cache, side))]
     penalty = master["drop_penalty"]
     chosen = allocate(groups, room, penalty)
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
@@ -115,25 +116,28 @@ def unmeasured(
     return "; ".join(differences)
 
 
-def _tables(side: Mapping[str, Any], n_slots: int) -> list[Table]:
-    """One per layer and group, bytes of all slots."""
+def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
+    """Of every layer and group the slots of its compressed rows."""
+    pairs = zip(cache["layer_slots"], model.layers, strict=True)
+    return [n_slots for n_slots, layer in pairs for _ in layer[side]["segments"]]
+
+
+def _tables(side: Mapping[str, Any], n_slots: list[int]) -> list[Table]:
+    """One per layer and group, bytes of all its slots."""
     ends = np.cumsum(side["segments"])[:-1]
-    pairs = zip(np.split(side["bytes"], ends), np.split(side["distortion"], ends), strict=True)
-    return [Table(cost * n_slots, distortion) for cost, distortion in pairs]
+    groups = zip(np.split(side["bytes"], ends), np.split(side["distortion"], ends), n_slots, strict=True)
+    return [Table(cost * n, distortion) for cost, distortion, n in groups]
 
 
-def _room(
-    model: _core.Model, budget: kv_budget.KvBudget, n_ctx: int, regions: Mapping[str, Any]
-) -> tuple[int, int]:
-    """Slots of compressed rows, and the bytes that the budget leaves for them, as the runtime allocates one
-    sequence."""
-    cache = model.forecast(n_ctx, **regions)
-    middle = cache["regions"][-1]
-    n_slots = sum(region["slots"] for region in cache["regions"])
+def _room(cache: Mapping[str, Any], budget: kv_budget.KvBudget) -> int:
+    """The bytes that the budget leaves for compressed rows, as the runtime allocates one sequence."""
+    regions = {region["name"]: region for region in cache["regions"]}
+    n_slots = sum(region["slots"] for region in regions.values())
     cells = cache["cells"] // n_slots
-    room = budget.row_bytes(
-        f16_bytes=int(middle["slots"] * (cache["f16_per_token"] + cells)),
-        fixed=cache["total"] - middle["k"] - middle["v"],
-        n_exact=n_slots - middle["slots"],
+    compressed = [regions[name] for name in ("middle", "ring") if name in regions]
+    n_compressed = sum(region["slots"] for region in compressed)
+    return budget.row_bytes(
+        f16_bytes=round(regions["middle"]["slots"] * cache["f16_per_token"]) + n_compressed * cells,
+        fixed=cache["total"] - sum(region["k"] + region["v"] for region in compressed),
+        n_exact=n_slots - n_compressed,
     )
-    return int(middle["slots"]), room

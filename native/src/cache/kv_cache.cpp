@@ -9,10 +9,6 @@
 namespace lkv {
 namespace {
 
-constexpr int slot_tile = 64;  // kernels walk slots in tiles of this many; regions are rounded up to whole tiles
-
-int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 uint64_t bit(int seq) { return uint64_t{1} << seq; }
 
 bool in_range(int32_t pos, int32_t p0, int32_t p1) { return (p0 < 0 || pos >= p0) && (p1 < 0 || pos < p1); }
@@ -79,37 +75,62 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
     for (int il = 0; il < hparams.n_layer; il++) {
         exact_is_full_.push_back(spec.layers[static_cast<size_t>(il)].exact_is_full());
     }
-    f16_per_token_ = 2.0 * 2.0 * hparams.width_kv() * hparams.n_layer;
+    const auto everywhere = [](int) { return true; };
     if (options_.sink > 0) {
-        add_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format);
+        regions_.push_back(
+            make_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, everywhere));
     }
     if (options_.keeps_recent()) {
         const int share = static_cast<int>(std::ceil(options_.recent_ratio * options_.n_ctx));
         const int64_t slots = int64_t{options_.recent + demotion_batch} * options_.n_seq_max + share +
                               std::min(options_.n_ubatch, options_.exact_ubatch);
-        add_region(hparams, spec, "recent", static_cast<int>(std::min<int64_t>(slots, options_.n_ctx)),
-                   options_.recent_format);
+        regions_.push_back(make_region(hparams, spec, "recent",
+                                       static_cast<int>(std::min<int64_t>(slots, options_.n_ctx)),
+                                       options_.recent_format, everywhere));
     }
-    add_region(hparams, spec, "middle", options_.n_ctx, std::nullopt);
+    add_middle(hparams, spec);
     if (allocate) {
         allocate_regions();
     }
 }
 
+void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
+    in_ring_.assign(static_cast<size_t>(hparams.n_layer), false);
+    const auto outside = [this](int il) { return !in_ring(il); };
+    regions_.push_back(make_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, outside));
+    if (in_blocks()) {
+        check_blocks();
+    } else if (const int n_slots = choose_ring(hparams); n_slots > 0) {
+        regions_.back() = make_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, outside);
+        ring_ = make_region(hparams, spec, "ring", n_slots, std::nullopt, [this](int il) { return in_ring(il); });
+    }
+    for (int il = 0; il < hparams.n_layer; il++) {
+        f16_bytes_ += 2.0 * 2.0 * hparams.width_kv() * cells(n_regions() - 1, il).capacity();
+    }
+}
+
 // Rows first: their pages are untouched, and a system that refuses them does so before any cell is written.
 void KvCache::allocate_regions() {
-    for (Region& region : regions_) {
+    const auto allocate = [this](Region& region) {
         const size_t bytes = region.k_bytes + region.v_bytes;
         region.storage = device_ != nullptr ? device_->allocate(bytes) : std::make_unique<HostStorage>(bytes);
+    };
+    for (Region& region : regions_) {
+        allocate(region);
+    }
+    if (ring_) {
+        allocate(*ring_);
+        ring_->cells.allocate();
     }
     for (Region& region : regions_) {
         region.cells.allocate();
     }
 }
 
-void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
-                         std::optional<RegionFormat> format) {
-    n_slots = round_up(n_slots, slot_tile);
+template <typename F>
+KvCache::Region KvCache::make_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
+                                     std::optional<RegionFormat> format, F&& holds) const {
+    n_slots = static_cast<int>(whole_tiles(n_slots));
     Region region{std::move(name), Cells(n_slots), {}, nullptr, 0, 0};
     bool blocks = false;
     size_t offset = 0;
@@ -125,8 +146,10 @@ void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::str
         layer.k = layer.k_plan.view();
         layer.v = layer.v_plan.view();
         blocks = blocks || lkv::in_blocks(layer.k);
-        const size_t k_bytes = static_cast<size_t>(layer.k.row_bytes) * static_cast<size_t>(n_slots);
-        const size_t v_bytes = static_cast<size_t>(layer.v.row_bytes) * static_cast<size_t>(n_slots);
+        const size_t rows = holds(il) ? static_cast<size_t>(n_slots) : 0;
+        const size_t k_bytes = static_cast<size_t>(layer.k.row_bytes) * rows;
+        const size_t v_bytes = static_cast<size_t>(layer.v.row_bytes) * rows;
+        layer.held = rows > 0;
         layer.k_offset = offset;
         layer.v_offset = offset + k_bytes;
         offset += k_bytes + v_bytes;
@@ -135,17 +158,20 @@ void KvCache::add_region(const HParams& hparams, const CacheSpec& spec, std::str
         region.layers.push_back(std::move(layer));
     }
     if (blocks) {
-        const char* const format = "rows of K in blocks of 32 tokens (c8 … c2)";
-        if (!options_.keeps_recent()) {
-            fail("recent", "expected recent tokens, --recent 1 or more, beside ", format,
-                 ", as a block waits there until it is full; got none");
-        }
-        if (device_ != nullptr) {
-            fail("kv k", "expected a format of single tokens on a GPU; choose --kv q8 … q2 or -ngl 0; got ", format);
-        }
         region.cells = Cells(n_slots, block_slots);
     }
-    regions_.push_back(std::move(region));
+    return region;
+}
+
+void KvCache::check_blocks() const {
+    const char* const format = "rows of K in blocks of 32 tokens (c8 … c2)";
+    if (!options_.keeps_recent()) {
+        fail("recent", "expected recent tokens, --recent 1 or more, beside ", format,
+             ", as a block waits there until it is full; got none");
+    }
+    if (device_ != nullptr) {
+        fail("kv k", "expected a format of single tokens on a GPU; choose --kv q8 … q2 or -ngl 0; got ", format);
+    }
 }
 
 int KvCache::region_index(const char* name) const {
@@ -175,27 +201,39 @@ int KvCache::n_occupied() const {
 
 KvBytes KvCache::bytes() const {
     KvBytes total;
-    for (const Region& region : regions_) {
+    const auto add = [&total](const Region& region) {
+        const auto slots = static_cast<size_t>(region.cells.capacity());
         total.regions.push_back(
             {region.name, region.cells.capacity(), region.cells.n_used(), region.k_bytes, region.v_bytes});
         total.k += region.k_bytes;
         total.v += region.v_bytes;
-        total.cells += Cells::bytes_per_slot() * static_cast<size_t>(region.cells.capacity());
+        total.cells += Cells::bytes_per_slot() * slots;
+        return static_cast<double>(region.k_bytes + region.v_bytes + Cells::bytes_per_slot() * slots);
+    };
+    for (const Region& region : regions_) {
+        total.per_token = add(region);  // of the middle, the last
     }
+    if (ring_) {
+        total.per_token += add(*ring_);
+    }
+    const int n_slots = regions_.back().cells.capacity();
+    total.per_token /= n_slots;
     const auto row_bytes = [](const Region& region) {
         return static_cast<double>(region.k_bytes + region.v_bytes) / region.cells.capacity();
     };
-    total.per_token = row_bytes(regions_.back()) + static_cast<double>(Cells::bytes_per_slot());
     if (options_.recent_ratio > 0) {
         const Region& recent = regions_[static_cast<size_t>(region_index("recent"))];
         total.per_token += options_.recent_ratio * (row_bytes(recent) - row_bytes(regions_.back()));
     }
-    total.f16_per_token = f16_per_token_;
+    for (int il = 0; il < static_cast<int>(in_ring_.size()); il++) {
+        total.layer_slots.push_back(cells(n_regions() - 1, il).capacity());
+    }
+    total.f16_per_token = f16_bytes_ / n_slots;
     return total;
 }
 
 RegionView KvCache::view(int region, int layer) const {
-    const Region& r = regions_[static_cast<size_t>(region)];
+    const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
     uint8_t* const rows = r.storage == nullptr ? nullptr : r.storage->data();  // null in a forecast
     return {rows + l.k_offset, rows + l.v_offset, r.cells.pos_data(), r.cells.seq_data(), r.cells.end(), l.k, l.v};
@@ -210,13 +248,13 @@ const RowLayout& KvCache::v_layout(int region, int layer) const {
 }
 
 uint8_t* KvCache::k_row(int region, int layer, int slot) {
-    const Region& r = regions_[static_cast<size_t>(region)];
+    const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
     return r.storage->data() + l.k_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.k.row_bytes);
 }
 
 uint8_t* KvCache::v_row(int region, int layer, int slot) {
-    const Region& r = regions_[static_cast<size_t>(region)];
+    const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
     return r.storage->data() + l.v_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
 }
@@ -224,24 +262,41 @@ uint8_t* KvCache::v_row(int region, int layer, int slot) {
 template <typename F>
 void KvCache::each_slot(F&& visit) {
     cells_version_++;
-    for (Region& region : regions_) {
-        for (int slot = 0; slot < region.cells.end(); slot++) {
-            if (region.cells.used(slot)) {
-                visit(region.cells, slot);
+    const auto each = [&visit](Cells& cells) {
+        for (int slot = 0; slot < cells.end(); slot++) {
+            if (cells.used(slot)) {
+                visit(cells, slot);
             }
         }
+    };
+    for (Region& region : regions_) {
+        each(region.cells);
+    }
+    if (ring_) {
+        each(ring_->cells);
     }
 }
 
 template <typename F>
-void KvCache::each_slot(F&& visit) const {
-    for (const Region& region : regions_) {
-        for (int slot = 0; slot < region.cells.end(); slot++) {
-            if (region.cells.used(slot)) {
-                visit(region.cells, slot);
-            }
-        }
+bool KvCache::keeps_windows(F&& verb) {
+    if (!ring_) {
+        each_slot(verb);
+        return true;
     }
+    std::vector<Cells> before;
+    for (const Region& region : regions_) {
+        before.push_back(region.cells);
+    }
+    before.push_back(ring_->cells);
+    each_slot(verb);
+    if (ring_is_complete()) {
+        return true;
+    }
+    ring_->cells = std::move(before.back());
+    for (size_t r = 0; r < regions_.size(); r++) {
+        regions_[r].cells = std::move(before[r]);
+    }
+    return false;
 }
 
 void KvCache::clear() {
@@ -249,19 +304,22 @@ void KvCache::clear() {
     for (Region& region : regions_) {
         region.cells.clear();
     }
+    if (ring_) {
+        ring_->cells.clear();
+    }
 }
 
-void KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
+bool KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
     const uint64_t mask = seq < 0 ? ~uint64_t{0} : bit(seq);
-    each_slot([&](Cells& cells, int slot) {
+    return keeps_windows([&](Cells& cells, int slot) {
         if (in_range(cells.pos(slot), p0, p1)) {
             cells.set_seq(slot, cells.seq(slot) & ~mask);
         }
     });
 }
 
-void KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
-    each_slot([&](Cells& cells, int slot) {
+bool KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
+    return keeps_windows([&](Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(src)) != 0 && in_range(cells.pos(slot), p0, p1)) {
             cells.set_seq(slot, cells.seq(slot) | bit(dst));
         }
@@ -272,8 +330,8 @@ void KvCache::seq_keep(int seq) {
     each_slot([&](Cells& cells, int slot) { cells.set_seq(slot, cells.seq(slot) & bit(seq)); });
 }
 
-void KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
-    each_slot([&](Cells& cells, int slot) {
+bool KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
+    return keeps_windows([&](Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(seq)) == 0 || !in_range(cells.pos(slot), p0, p1)) {
             return;
         }

@@ -8,10 +8,15 @@
 // A token lives in exactly one region. New tokens enter sink or recent (middle when the cache keeps no recent tokens) and
 // are demoted from recent to middle in batches. Where a row of the middle is stored in blocks (formats/channel.h), a batch
 // is 32 tokens of one sequence, and fewer wait in recent.
+//
+// Layers with a sliding window have their rows of the middle in the ring: slots for as many tokens as the windows of all
+// sequences hold and a ubatch. It is filled anew when tokens have left every sequence's window (ring.cpp). The middle's cells
+// still say which tokens there are.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -58,11 +63,22 @@ struct KvCacheOptions {
     int window(int length) const;  // latest tokens that a sequence of `length` tokens keeps out of the middle region
 };
 
+constexpr int slot_tile = 64;  // kernels walk slots in tiles of this many; regions are rounded up to whole tiles
+constexpr int64_t whole_tiles(int64_t n) { return (n + slot_tile - 1) / slot_tile * slot_tile; }
+
 constexpr int demotion_batch = 32;  // tokens moved from recent to middle at once: amortises the pass over all layers
 
 struct SlotRef {
     int region;
     int slot;
+    int ring = -1;  // of a token in the middle: its slot in the ring; -1: none
+};
+
+// A token that leaves recent for the middle.
+struct RowMove {
+    int from;  // slot
+    int to;
+    int ring;  // -1: no window reaches it
 };
 
 struct RegionBytes {
@@ -76,12 +92,17 @@ struct RegionBytes {
 struct KvBytes {
     size_t k = 0;
     size_t v = 0;
-    size_t cells = 0;      // positions and sequence masks
-    double per_token = 0;  // one more token, cells included: in the middle region, or its share of middle and recent
-    double f16_per_token = 0;  // full K and V of the same model in f16, rows only
+    size_t cells = 0;  // positions and sequence masks
+    // A token of the context, cells included: in the middle region, or its share of middle and recent. The ring is shared by all.
+    double per_token = 0;
+    double f16_per_token = 0;  // full K and V of the same model in f16, in as many slots of every layer; rows only
     std::vector<RegionBytes> regions;
+    std::vector<int> layer_slots;  // of every layer those of the middle, or of the ring
     size_t total() const { return k + v + cells; }
 };
+
+class StateWriter;
+class StateReader;
 
 class KvCache {
 public:
@@ -106,6 +127,12 @@ public:
         return exact_is_full_[static_cast<size_t>(layer)] && region < n_regions() - 1;
     }
 
+    // Whether a layer's rows of the middle are in the ring.
+    bool in_ring(int layer) const { return in_ring_[static_cast<size_t>(layer)]; }
+    bool has_ring() const { return ring_.has_value(); }
+    const Cells& ring() const { return ring_->cells; }
+    int ring_window() const { return ring_window_; }  // the longest window of a layer in it, 0: none is
+
     // The kernel's view of one layer; stays valid until slots change.
     // Where a decoded token's rows go, sinks and a full window aside.
     int entered_region() const { return region_index("recent") >= 0 ? region_index("recent") : n_regions() - 1; }
@@ -115,15 +142,21 @@ public:
     const RowLayout& k_layout(int region, int layer) const;
     const RowLayout& v_layout(int region, int layer) const;
     const Cells& cells(int region) const { return regions_[static_cast<size_t>(region)].cells; }
+    const Cells& cells(int region, int layer) const { return region_of(region, layer).cells; }
+    // Where a token's row of this layer is; -1: nowhere, no query of the layer sees it again.
+    int slot_of(const SlotRef& at, int layer) const {
+        return at.region == n_regions() - 1 && in_ring(layer) ? at.ring : at.slot;
+    }
 
     // Slots for new tokens (positions must be new in their sequence). Errors: Error when fewer than pos.size() cells are free,
-    // in recent where the middle takes blocks only.
+    // in recent where the middle takes blocks only. At most n_ubatch of them, where there is a ring.
     std::vector<SlotRef> claim(std::span<const int32_t> pos, std::span<const int32_t> seq);
     // The same for whole sequences that are not in the cache yet: every token goes where it is when the last has come. Tokens
     // that go to a block lie in it in the order of their positions.
     std::vector<SlotRef> claim_settled(std::span<const int32_t> pos, std::span<const int32_t> seq);
     void release(SlotRef at) {
         regions_[static_cast<size_t>(at.region)].cells.release(at.slot);
+        if (at.ring >= 0) ring_->cells.release(at.ring);
         cells_version_++;
     }
     // Changes whenever slots change hands other than by claim(): a copy of the cells is stale then.
@@ -131,12 +164,13 @@ public:
     // After a ubatch: moves what is no longer recent to middle, in every layer.
     void demote();
 
-    // llama.cpp's sequence verbs; p0/p1 half-open, negative = open.
+    // llama.cpp's sequence verbs; p0/p1 half-open, negative = open. False, and nothing has changed: a sequence's next token would
+    // see tokens in its window whose rows have left the ring.
     void clear();
-    void seq_rm(int seq, int32_t p0, int32_t p1);
-    void seq_cp(int src, int dst, int32_t p0, int32_t p1);
+    [[nodiscard]] bool seq_rm(int seq, int32_t p0, int32_t p1);
+    [[nodiscard]] bool seq_cp(int src, int dst, int32_t p0, int32_t p1);
     void seq_keep(int seq);
-    void seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
+    [[nodiscard]] bool seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
     int32_t seq_pos_min(int seq) const;  // -1 when empty
     int32_t seq_pos_max(int seq) const;
 
@@ -150,6 +184,7 @@ private:
         RowPlan v_plan;
         RowLayout k{};  // of k_plan
         RowLayout v{};
+        bool held = true;     // whether the region has rows of it
         size_t k_offset = 0;  // of slot 0 in the region's storage
         size_t v_offset = 0;
     };
@@ -167,24 +202,57 @@ private:
     std::vector<int> old_slots() const;
     // K or V of these recent slots as the middle stores it, before any format: [slots, width].
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots);
-    // Full rows of K or V into single rows of the middle: (from, to).
-    void encode_rows(int layer, bool value_side, std::span<const std::pair<int, int>> moved);
-    // Both move recent slots to middle, in every layer: (from, to) of what was moved.
-    std::vector<std::pair<int, int>> demote_rows(std::span<const int> old);
-    std::vector<std::pair<int, int>> demote_blocks(std::span<const int> old);
+    // Full rows of K or V into single rows of the middle.
+    void encode_rows(int layer, bool value_side, std::span<const RowMove> moved);
+    // Both move recent slots to middle, in every layer, and return what was moved.
+    std::vector<RowMove> demote_rows(std::span<const int> old);
+    std::vector<RowMove> claim_moves(std::span<const int> old);
+    std::vector<RowMove> demote_blocks(std::span<const int> old);
+    // Of moves those that have a row in this layer, to where it is there.
+    std::vector<RowMove> moves_of(int layer, std::span<const RowMove> moved) const;
     // Gives back what a claim has taken so far.
     [[noreturn]] void refuse_recent(std::span<const SlotRef> claimed, size_t wanted);
 
-    // `format`: of every segment; none given: the middle's plan.
-    void add_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
-                    std::optional<RegionFormat> format);
+    static void save(const Region& region, StateWriter& out);
+    static void restore(Region& region, StateReader& in);
+
+    // The ring (ring.cpp). Which layers are in it, of so many slots; 0: none is.
+    int choose_ring(const HParams& hparams);
+    std::vector<int32_t> next_positions() const;  // [max_sequences] one past a sequence's latest token
+    // Whether some sequence that holds the token will see it again in a window.
+    bool is_seen_again(int32_t pos, uint64_t seq_mask, std::span<const int32_t> next) const;
+    // Gives slots back whose tokens no query will see again, those first that left their window first. Errors: Error when fewer
+    // than n are free then.
+    void make_ring_room(int n);
+    bool ring_is_complete() const;  // of every sequence, what its next token sees
+    // Runs a verb; false, and all cells are as before: what it leaves is not complete.
+    template <typename F>
+    bool keeps_windows(F&& verb);
+
+    // `format`: of every segment; none given: the middle's plan. holds(layer): whether its rows are there.
+    template <typename F>
+    Region make_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
+                       std::optional<RegionFormat> format, F&& holds) const;
+    void check_blocks() const;                                       // Error where there may be none
+    void add_middle(const HParams& hparams, const CacheSpec& spec);  // and the ring
     void allocate_regions();
+    const Region& region_of(int region, int layer) const {
+        return region == n_regions() - 1 && in_ring(layer) ? *ring_ : regions_[static_cast<size_t>(region)];
+    }
     int region_index(const char* name) const;  // -1 = absent
     void check_room(size_t n) const;
     template <typename F>
-    void each_slot(F&& visit);
+    void each_slot(F&& visit);  // of the ring too
     template <typename F>
-    void each_slot(F&& visit) const;
+    void each_slot(F&& visit) const {  // of the regions: every token once
+        for (const Region& region : regions_) {
+            for (int slot = 0; slot < region.cells.end(); slot++) {
+                if (region.cells.used(slot)) {
+                    visit(region.cells, slot);
+                }
+            }
+        }
+    }
 
     KvCacheOptions options_;
     CacheDevice* device_;
@@ -192,7 +260,10 @@ private:
     std::vector<bool> exact_is_full_;  // of every layer
     uint64_t cells_version_ = 0;
     std::vector<Region> regions_;
-    double f16_per_token_ = 0;
+    std::optional<Region> ring_;
+    std::vector<bool> in_ring_;  // of every layer
+    int ring_window_ = 0;
+    double f16_bytes_ = 0;
 };
 
 }  // namespace lkv

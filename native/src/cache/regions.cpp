@@ -47,12 +47,25 @@ std::vector<SlotRef> KvCache::claim_settled(std::span<const int32_t> pos, std::s
         int32_t& first = first_recent[static_cast<size_t>(seq[i])];
         first = std::max(first, pos[i] + 1 - options_.window(pos[i] + 1));
     }
+    // of each sequence so many go to the ring as it has slots for one: all that its next token sees
+    const int ring_share = ring_ ? ring_->cells.capacity() / options_.n_seq_max : 0;
+    std::vector<int32_t> last(max_sequences, -1);
+    for (size_t i = 0; i < pos.size(); i++) {
+        last[static_cast<size_t>(seq[i])] = pos[i];
+    }
+    const auto in_reach = [&](size_t i) { return last[static_cast<size_t>(seq[i])] - pos[i] < ring_share; };
+    if (ring_) {
+        int n = 0;
+        for (size_t i = 0; i < pos.size(); i++) n += in_reach(i) ? 1 : 0;
+        make_ring_room(n);
+    }
     std::vector<SlotRef> slots(pos.size(), SlotRef{-1, -1});
     const auto fits = [this](int region) {
         return region >= 0 && regions_[static_cast<size_t>(region)].cells.n_free() > 0;
     };
     const auto take = [&](int region, size_t i) {
         slots[i] = {region, regions_[static_cast<size_t>(region)].cells.claim(pos[i], bit(seq[i]))};
+        if (ring_ && region == middle && in_reach(i)) slots[i].ring = ring_->cells.claim(pos[i], bit(seq[i]));
     };
     std::vector<std::vector<size_t>> waiting(max_sequences);  // tokens of each sequence that go to blocks
     for (size_t i = 0; i < pos.size(); i++) {
@@ -90,6 +103,9 @@ std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<cons
     const int sink = region_index("sink");
     const int recent = region_index("recent");
     const int middle = region_index("middle");
+    if (ring_) {
+        make_ring_room(static_cast<int>(pos.size()));
+    }
     std::vector<SlotRef> slots;
     slots.reserve(pos.size());
     for (size_t i = 0; i < pos.size(); i++) {
@@ -102,6 +118,9 @@ std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<cons
             refuse_recent(slots, pos.size() - i);
         }
         slots.push_back({target, regions_[static_cast<size_t>(target)].cells.claim(pos[i], bit(seq[i]))});
+        if (ring_ && target == middle) {
+            slots.back().ring = ring_->cells.claim(pos[i], bit(seq[i]));
+        }
     }
     return slots;
 }
@@ -148,9 +167,9 @@ void KvCache::demote() {
     if (old.empty()) {
         return;
     }
-    const std::vector<std::pair<int, int>> moved = in_blocks() ? demote_blocks(old) : demote_rows(old);
-    for (const auto& [slot, to] : moved) {
-        regions_[static_cast<size_t>(recent)].cells.release(slot);
+    const std::vector<RowMove> moved = in_blocks() ? demote_blocks(old) : demote_rows(old);
+    for (const RowMove& move : moved) {
+        regions_[static_cast<size_t>(recent)].cells.release(move.from);
     }
     cells_version_++;
 }
@@ -169,32 +188,45 @@ std::vector<float> KvCache::middle_values(int layer, bool value_side, std::span<
     return z;
 }
 
-void KvCache::encode_rows(int layer, bool value_side, std::span<const std::pair<int, int>> moved) {
+void KvCache::encode_rows(int layer, bool value_side, std::span<const RowMove> moved) {
     const int middle = n_regions() - 1;
     const RowLayout& layout = value_side ? v_layout(middle, layer) : k_layout(middle, layer);
     std::vector<int> slots;
-    for (const auto& pair : moved) slots.push_back(pair.first);
+    for (const RowMove& move : moved) slots.push_back(move.from);
     const std::vector<float> z = middle_values(layer, value_side, slots);
     const float* row = z.data();
-    for (const auto& [slot, target] : moved) {
-        write_row(layout, row, value_side ? v_row(middle, layer, target) : k_row(middle, layer, target));
+    for (const RowMove& move : moved) {
+        write_row(layout, row, value_side ? v_row(middle, layer, move.to) : k_row(middle, layer, move.to));
         row += layout.width;
     }
 }
 
-std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) {
-    const int from = region_index("recent");
-    const int to = region_index("middle");
-    const Region& recent = regions_[static_cast<size_t>(from)];
+// The recent tokens' places in the middle and the ring.
+std::vector<RowMove> KvCache::claim_moves(std::span<const int> old) {
+    const Cells& recent = regions_[static_cast<size_t>(region_index("recent"))].cells;
     Cells& middle = regions_.back().cells;
-    std::vector<std::pair<int, int>> moved;
+    std::vector<int32_t> next;
+    const auto seen_again = [&](int slot) { return is_seen_again(recent.pos(slot), recent.seq(slot), next); };
+    if (ring_) {
+        next = next_positions();
+        make_ring_room(static_cast<int>(std::count_if(old.begin(), old.end(), seen_again)));
+    }
+    std::vector<RowMove> moved;
     for (const int slot : old) {
         if (middle.n_free() == 0) {
             break;
         }
-        const int target = middle.claim(recent.cells.pos(slot), recent.cells.seq(slot));
-        moved.emplace_back(slot, target);
+        const int target = middle.claim(recent.pos(slot), recent.seq(slot));
+        const bool rings = ring_ && seen_again(slot);
+        moved.push_back({slot, target, rings ? ring_->cells.claim(recent.pos(slot), recent.seq(slot)) : -1});
     }
+    return moved;
+}
+
+std::vector<RowMove> KvCache::demote_rows(std::span<const int> old) {
+    const int from = region_index("recent");
+    const int to = region_index("middle");
+    const std::vector<RowMove> moved = claim_moves(old);
     if (moved.empty()) {
         return moved;
     }
@@ -202,21 +234,25 @@ std::vector<std::pair<int, int>> KvCache::demote_rows(std::span<const int> old) 
         device_->move_rows(*this, from, to, moved);
         return moved;
     }
-    for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
-        if (is_full(from, il)) {
-            encode_rows(il, false, moved);
-            encode_rows(il, true, moved);
+    for (int il = 0; il < static_cast<int>(regions_.back().layers.size()); il++) {
+        const std::vector<RowMove> moves = moves_of(il, moved);
+        if (moves.empty()) {
             continue;
         }
-        for (const auto& [slot, target] : moved) {
-            move_rows(k_layout(from, il), k_row(from, il, slot), k_layout(to, il), k_row(to, il, target));
-            move_rows(v_layout(from, il), v_row(from, il, slot), v_layout(to, il), v_row(to, il, target));
+        if (is_full(from, il)) {
+            encode_rows(il, false, moves);
+            encode_rows(il, true, moves);
+            continue;
+        }
+        for (const RowMove& move : moves) {
+            move_rows(k_layout(from, il), k_row(from, il, move.from), k_layout(to, il), k_row(to, il, move.to));
+            move_rows(v_layout(from, il), v_row(from, il, move.from), v_layout(to, il), v_row(to, il, move.to));
         }
     }
     return moved;
 }
 
-std::vector<std::pair<int, int>> KvCache::demote_blocks(std::span<const int> old) {
+std::vector<RowMove> KvCache::demote_blocks(std::span<const int> old) {
     const int from = region_index("recent");
     const int to = region_index("middle");
     const Region& recent = regions_[static_cast<size_t>(from)];
@@ -226,7 +262,7 @@ std::vector<std::pair<int, int>> KvCache::demote_blocks(std::span<const int> old
     for (const int slot : old) {
         owned[static_cast<size_t>(std::countr_zero(recent.cells.seq(slot)))].push_back(slot);
     }
-    std::vector<std::pair<int, int>> moved;
+    std::vector<RowMove> moved;
     for (std::vector<int>& slots : owned) {
         std::sort(slots.begin(), slots.end(), [&](int a, int b) { return recent.cells.pos(a) < recent.cells.pos(b); });
         for (size_t first = 0; first + block_slots <= slots.size() && middle.n_free() > 0; first += block_slots) {
@@ -234,7 +270,7 @@ std::vector<std::pair<int, int>> KvCache::demote_blocks(std::span<const int> old
             for (int i = 0; i < block_slots; i++) {
                 const int slot = slots[first + static_cast<size_t>(i)];
                 middle.place(target + i, recent.cells.pos(slot), recent.cells.seq(slot));
-                moved.emplace_back(slot, target + i);
+                moved.push_back({slot, target + i, -1});
             }
             const std::span<const int> block(&slots[first], block_slots);
             for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {

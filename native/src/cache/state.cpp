@@ -1,8 +1,9 @@
 // The cache's state as bytes: which slot holds what, and the rows of the slots in use, bit for bit.
 //
-//   u32 magic · u32 version · u32 n_regions
-//   per region: u32 n_layers · u32 n_used · per layer u32 k_row_bytes, v_row_bytes, u64 hash of both layouts
-//               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer
+//   u32 magic · u32 version · u32 n_regions, the ring with them
+//   per region: u32 n_layers · u32 n_used · per layer u32 k_row_bytes, v_row_bytes, u64 hash of both layouts, 0 each where its
+//                                           rows are in another region
+//               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer that has some there
 //
 // Where tokens lie in blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
 // pos −1 and seq 0.
@@ -13,12 +14,8 @@
 #include "cache/kv_cache.h"
 
 namespace lkv {
-namespace {
 
-constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
-constexpr uint32_t state_version = 1;
-
-class Writer {
+class StateWriter {
 public:
     template <typename T>
     void put(T value) {
@@ -34,9 +31,9 @@ private:
     std::vector<uint8_t> bytes_;
 };
 
-class Reader {
+class StateReader {
 public:
-    explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+    explicit StateReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
     template <typename T>
     T get() {
         T value;
@@ -56,8 +53,13 @@ private:
     std::span<const uint8_t> bytes_;
 };
 
+namespace {
+
+constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
+constexpr uint32_t state_version = 2;
+
 // FNV-1a over a layout: same hash, same meaning of a row's bytes.
-uint64_t layout_hash(uint64_t hash, const RowLayout& row) {
+uint64_t add_layout(uint64_t hash, const RowLayout& row) {
     const auto mix = [&hash](int32_t value) { hash = (hash ^ static_cast<uint32_t>(value)) * 1099511628211ULL; };
     mix(row.width);
     mix(row.n_groups);
@@ -74,110 +76,140 @@ uint64_t layout_hash(uint64_t hash, const RowLayout& row) {
     return hash;
 }
 
+uint64_t layout_hash(const RowLayout& k, const RowLayout& v) {
+    return add_layout(add_layout(14695981039346656037ULL, k), v);
+}
+
 template <typename A, typename B>
 void expect_same(const char* what, A expected, B got) {
     if (static_cast<uint64_t>(expected) != static_cast<uint64_t>(got)) {
         fail("state", "expected ", what, ' ', expected, " as in this session; got ", got,
-             "; use the same model, --kv, --kv-budget, --sink and --recent");
+             "; use the same model, --kv, --kv-budget, --sink and --recent, and of models with sliding windows the "
+             "same -c");
     }
 }
 
 }  // namespace
 
-std::vector<uint8_t> KvCache::save() const {
-    Writer out;
-    out.put(state_magic);
-    out.put(state_version);
-    out.put(static_cast<uint32_t>(regions_.size()));
-    for (const Region& region : regions_) {
-        std::vector<uint8_t> copy;
-        const uint8_t* const rows = region.storage->load(copy);
-        out.put(static_cast<uint32_t>(region.layers.size()));
-        out.put(static_cast<uint32_t>(region.cells.n_occupied()));
-        for (const Layer& layer : region.layers) {
-            out.put(static_cast<uint32_t>(layer.k.row_bytes));
-            out.put(static_cast<uint32_t>(layer.v.row_bytes));
-            out.put(layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v));
+void KvCache::save(const Region& region, StateWriter& out) {
+    std::vector<uint8_t> copy;
+    const uint8_t* const rows = region.storage->load(copy);
+    out.put(static_cast<uint32_t>(region.layers.size()));
+    out.put(static_cast<uint32_t>(region.cells.n_occupied()));
+    for (const Layer& layer : region.layers) {
+        out.put(static_cast<uint32_t>(layer.held ? layer.k.row_bytes : 0));
+        out.put(static_cast<uint32_t>(layer.held ? layer.v.row_bytes : 0));
+        out.put(layer.held ? layout_hash(layer.k, layer.v) : 0);
+    }
+    for (int slot = 0; slot < region.cells.capacity(); slot++) {
+        if (!region.cells.block_used(slot)) {
+            continue;
         }
-        for (int slot = 0; slot < region.cells.capacity(); slot++) {
-            if (!region.cells.block_used(slot)) {
+        out.put(static_cast<int32_t>(slot));
+        out.put(region.cells.pos(slot));
+        out.put(region.cells.seq(slot));
+        for (const Layer& layer : region.layers) {
+            if (!layer.held) {
                 continue;
             }
-            out.put(static_cast<int32_t>(slot));
-            out.put(region.cells.pos(slot));
-            out.put(region.cells.seq(slot));
-            for (const Layer& layer : region.layers) {
-                const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
-                const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
-                out.put(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
-                out.put(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
-            }
+            const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
+            const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
+            out.put(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
+            out.put(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
         }
+    }
+}
+
+std::vector<uint8_t> KvCache::save() const {
+    StateWriter out;
+    out.put(state_magic);
+    out.put(state_version);
+    out.put(static_cast<uint32_t>(regions_.size() + (ring_ ? 1 : 0)));
+    for (const Region& region : regions_) {
+        save(region, out);
+    }
+    if (ring_) {
+        save(*ring_, out);
     }
     return out.take();
 }
 
+void KvCache::restore(Region& region, StateReader& in) {
+    expect_same("layers", region.layers.size(), in.get<uint32_t>());
+    const auto n_used = in.get<uint32_t>();
+    std::vector<uint8_t> copy;
+    uint8_t* const rows = region.storage->load(copy);
+    for (const Layer& layer : region.layers) {
+        expect_same("K row bytes", layer.held ? layer.k.row_bytes : 0, in.get<uint32_t>());
+        expect_same("V row bytes", layer.held ? layer.v.row_bytes : 0, in.get<uint32_t>());
+        expect_same("row layout", layer.held ? layout_hash(layer.k, layer.v) : 0, in.get<uint64_t>());
+    }
+    const auto block = static_cast<uint32_t>(region.cells.block());
+    if (n_used % block != 0) {
+        fail("state", "expected whole blocks of ", block, " slots; got ", n_used, " slots");
+    }
+    int first = 0;  // slot of the block that is being read
+    for (uint32_t i = 0; i < n_used; i++) {
+        // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
+        const auto slot = in.get<int32_t>();
+        const auto pos = in.get<int32_t>();
+        const auto seq = in.get<uint64_t>();
+        if (slot < 0 || slot >= region.cells.capacity()) {
+            fail("state", "expected slots below ", region.cells.capacity(), " in region ", region.name, "; got ", slot,
+                 region.name == "ring" ? "; raise -ub / n_ubatch or n_seq_max" : "; raise -c / n_ctx");
+        }
+        if (i % block == 0) {
+            first = slot;
+        }
+        if (static_cast<uint32_t>(first) % block != 0 || slot != first + static_cast<int>(i % block)) {
+            fail("state", "expected whole blocks of ", block, " slots; got slot ", slot, " after block ", first);
+        }
+        const bool empty = block > 1 && pos == -1 && seq == 0;
+        if ((!empty && (pos < 0 || seq == 0)) || region.cells.used(slot)) {
+            fail("state", "expected each slot once, with a position and a sequence; got slot ", slot, ", position ",
+                 pos, ", sequences ", seq);
+        }
+        if (!empty) {
+            region.cells.place(slot, pos, seq);
+        }
+        for (const Layer& layer : region.layers) {
+            if (!layer.held) {
+                continue;
+            }
+            const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
+            const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
+            in.get(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
+            in.get(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
+        }
+    }
+    region.storage->store(copy);
+}
+
 void KvCache::restore(std::span<const uint8_t> state) {
-    Reader in(state);
+    StateReader in(state);
     expect_same("magic", state_magic, in.get<uint32_t>());
-    expect_same("state version", state_version, in.get<uint32_t>());
-    expect_same("regions", regions_.size(), in.get<uint32_t>());
+    if (const auto version = in.get<uint32_t>(); version != state_version) {
+        fail("state", "expected version ", state_version, " of a state; got ", version,
+             ", which another latentkv saved");
+    }
+    expect_same("regions", regions_.size() + (ring_ ? 1 : 0), in.get<uint32_t>());
     clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
         for (Region& region : regions_) {
-            expect_same("layers", region.layers.size(), in.get<uint32_t>());
-            const auto n_used = in.get<uint32_t>();
-            std::vector<uint8_t> copy;
-            uint8_t* const rows = region.storage->load(copy);
-            for (const Layer& layer : region.layers) {
-                expect_same("K row bytes", layer.k.row_bytes, in.get<uint32_t>());
-                expect_same("V row bytes", layer.v.row_bytes, in.get<uint32_t>());
-                expect_same("row layout", layout_hash(layout_hash(14695981039346656037ULL, layer.k), layer.v),
-                            in.get<uint64_t>());
-            }
-            const auto block = static_cast<uint32_t>(region.cells.block());
-            if (n_used % block != 0) {
-                fail("state", "expected whole blocks of ", block, " slots; got ", n_used, " slots");
-            }
-            int first = 0;  // slot of the block that is being read
-            for (uint32_t i = 0; i < n_used; i++) {
-                // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
-                const auto slot = in.get<int32_t>();
-                const auto pos = in.get<int32_t>();
-                const auto seq = in.get<uint64_t>();
-                if (slot < 0 || slot >= region.cells.capacity()) {
-                    fail("state", "expected slots below ", region.cells.capacity(), " in region ", region.name,
-                         "; got ", slot, "; raise -c / n_ctx");
-                }
-                if (i % block == 0) {
-                    first = slot;
-                }
-                if (static_cast<uint32_t>(first) % block != 0 || slot != first + static_cast<int>(i % block)) {
-                    fail("state", "expected whole blocks of ", block, " slots; got slot ", slot, " after block ",
-                         first);
-                }
-                const bool empty = block > 1 && pos == -1 && seq == 0;
-                if ((!empty && (pos < 0 || seq == 0)) || region.cells.used(slot)) {
-                    fail("state", "expected each slot once, with a position and a sequence; got slot ", slot,
-                         ", position ", pos, ", sequences ", seq);
-                }
-                if (!empty) {
-                    region.cells.place(slot, pos, seq);
-                }
-                for (const Layer& layer : region.layers) {
-                    const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
-                    const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
-                    in.get(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
-                    in.get(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
-                }
-            }
-            region.storage->store(copy);
+            restore(region, in);
+        }
+        if (ring_) {
+            restore(*ring_, in);
         }
         if (!in.done()) {
             fail("state", "expected the end of the state; got more bytes");
         }
         if (n_occupied() > options_.n_ctx) {
             fail("state", "expected at most ", options_.n_ctx, " cells; got ", n_occupied(), "; raise -c / n_ctx");
+        }
+        if (ring_ && !ring_is_complete()) {
+            fail("state", "expected the rows that each sequence's window of ", ring_window_,
+                 " tokens reaches; got fewer");
         }
     } catch (...) {
         clear();

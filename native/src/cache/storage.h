@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -13,6 +12,7 @@
 namespace lkv {
 
 class KvCache;
+struct RowMove;
 
 class CacheStorage {
 public:
@@ -40,8 +40,8 @@ class CacheDevice {
 public:
     virtual ~CacheDevice() = default;
     virtual std::unique_ptr<CacheStorage> allocate(size_t bytes) = 0;
-    // Rows of slots (from, to), every layer: requantized from one region into another.
-    virtual void move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) = 0;
+    // Rows of slots, every layer: requantized from one region into the middle.
+    virtual void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) = 0;
 };
 
 }  // namespace lkv

@@ -68,6 +68,9 @@ private:
     ggml_tensor* added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm);
     ggml_tensor* output(ggml_tensor* x);
     bool expands_keys(int il) const;
+    ReferenceInputs& reference_of(int il) {
+        return exact_ == nullptr && cache_.in_ring(il) ? graph_.ring_reference : graph_.reference;
+    }
     void describe(LatentAttnParams& p, int il) const;
     AttentionNode& attention_node(int il, const Queries& q, bool split);
 
@@ -373,7 +376,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
         if (split) {
             q.full = whole_q;
         }
-        if (!split || shape_.latents) {
+        if (!split || (cache_.in_ring(il) ? shape_.ring : shape_.latents)) {
             q.latents = moved && !expands_keys(il) ? project(whole_q, layer) : whole_q;
         }
         node = &attention_node(il, q, split);
@@ -384,7 +387,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     if (shape_.fused) {
         out = latent_attn(ctx_, *node, q, stored, shape_.n_threads);
     } else {
-        out = latent_attn_reference(ctx_, *node, model_, ropes_.of(il), rope_factors(il), graph_.reference, q, stored);
+        out = latent_attn_reference(ctx_, *node, model_, ropes_.of(il), rope_factors(il), reference_of(il), q, stored);
     }
     if (spec.v_path == VPath::full) {
         out = rotate(out, constants_.hadamard_v);  // H is its own inverse
@@ -450,13 +453,14 @@ void Builder::build() {
     }
     if (!shape_.fused) {
         graph_.reference.n_slots = shape_.n_slots;
-        graph_.reference.n_exact = shape_.n_exact;
+        graph_.ring_reference.n_slots = shape_.n_ring_slots;
+        graph_.reference.n_exact = graph_.ring_reference.n_exact = shape_.n_exact;
         for (int il = first_layer(); il < end_layer(); il++) {
-            const int window = h_.block.layers[static_cast<size_t>(il)].window;
-            ggml_tensor*& mask = graph_.reference.masks[window];
-            if (mask == nullptr) mask = input(GGML_TYPE_F32, shape_.n_slots, n_tokens, "mask");
+            ReferenceInputs& inputs = reference_of(il);
+            ggml_tensor*& mask = inputs.masks[h_.block.layers[static_cast<size_t>(il)].window];
+            if (mask == nullptr) mask = input(GGML_TYPE_F32, inputs.n_slots, n_tokens, "mask");
+            if (inputs.slot_pos == nullptr) inputs.slot_pos = input(GGML_TYPE_I32, inputs.n_slots, 1, "slot_pos");
         }
-        graph_.reference.slot_pos = input(GGML_TYPE_I32, shape_.n_slots, 1, "slot_pos");
     }
 
     for (int il = first_layer(); il < end_layer(); il++) {

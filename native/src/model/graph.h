@@ -39,6 +39,7 @@ struct Graph {
     ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
     ggml_tensor* logits = nullptr;      // f32 [n_vocab, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
+    ReferenceInputs ring_reference;        // of layers whose rows of the middle are in the ring
     std::vector<AttentionNode> attention;  // one per layer; nodes point into it
     std::vector<AttentionNode> writers;    // with exact rows: where the layer's rows go in the cache
 };
@@ -60,9 +61,11 @@ struct GraphShape {
     bool fused = true;
     bool on_gpu = false;
     int n_slots = 0;        // reference only: slots in use over all regions
+    int n_ring_slots = 0;   // and with the ring in place of the middle, where there is one
     int n_exact = 0;        // and those of the exact windows
     bool to_middle = true;  // beside exact windows of full rows: some token goes to the middle
     bool latents = true;    // and the middle holds tokens
+    bool ring = true;       // and the ring
     int layer = -1;         // only this one, between hidden states; -1: all
 
     bool operator==(const GraphShape&) const = default;

@@ -17,17 +17,19 @@ void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
         const int token = job / 2;
         const SlotRef to = batch.slots[static_cast<size_t>(token)];
         const bool value = job % 2 == 1;
+        const int slot = node.cache->slot_of(to, node.row_layer);
+        if (slot < 0) continue;  // no query of this layer sees the token
         const bool full = node.cache->is_full(to.region, node.row_layer);
         const ggml_tensor* const source = dst->src[(full ? 0 : node.latent_source) + (value ? 1 : 0)];
         const auto* row =
             reinterpret_cast<const float*>(static_cast<const char*>(source->data) + token * source->nb[1]);
         if (value) {
             write_row(node.cache->v_layout(to.region, node.row_layer), row,
-                      node.cache->v_row(to.region, node.row_layer, to.slot));
+                      node.cache->v_row(to.region, node.row_layer, slot));
         } else if (const RowLayout& layout = node.cache->k_layout(to.region, node.row_layer); in_blocks(layout)) {
             std::copy_n(row, layout.width, batch.k_staged + int64_t{token} * layout.width);
         } else {
-            write_row(layout, row, node.cache->k_row(to.region, node.row_layer, to.slot));
+            write_row(layout, row, node.cache->k_row(to.region, node.row_layer, slot));
         }
     }
 }
@@ -91,7 +93,8 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
         }
         const RowLayout& layout =
             value_side ? node.cache->v_layout(r, node.row_layer) : node.cache->k_layout(r, node.row_layer);
-        for (int slot = 0; slot < node.cache->cells(r).end(); slot++, out++) {
+        const Cells& cells = node.cache->cells(r, node.row_layer);
+        for (int slot = 0; slot < cells.end(); slot++, out++) {
             if (out % nth != ith) {
                 continue;
             }
@@ -99,7 +102,7 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
                 reinterpret_cast<float*>(static_cast<char*>(dst->data) + out * static_cast<int64_t>(dst->nb[1]));
             const uint8_t* const bytes =
                 value_side ? node.cache->v_row(r, node.row_layer, 0) : node.cache->k_row(r, node.row_layer, 0);
-            if (node.cache->cells(r).used(slot)) {
+            if (cells.used(slot)) {
                 read_slot(layout, bytes, slot, row);
             } else {
                 std::fill(row, row + layout.width, 0.0F);

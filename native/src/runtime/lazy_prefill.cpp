@@ -68,6 +68,7 @@ LayerCacheSpec exact_layer_spec(const Model& model, int layer) {
 KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, bool allocate) {
     HParams one_layer = model.hparams();
     one_layer.n_layer = 1;
+    one_layer.block.layers.clear();  // the prompt's rows are all here, whatever window the layer has
     CacheSpec file;
     file.layers = {spec};
     KvCacheOptions options;

@@ -344,6 +344,7 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     const int middle = rows.n_regions() - 1;
     for (int r = 0; !fused_ && r <= middle; r++) {
         shape.n_slots += rows.cells(r).end();
+        if (rows.has_ring()) shape.n_ring_slots += (r < middle ? rows.cells(r) : rows.ring()).end();
         if (r < middle) shape.n_exact += rows.cells(r).end();
     }
     const bool exact = std::any_of(batch_.slots.begin(), batch_.slots.end(),
@@ -351,6 +352,7 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     shape.to_middle = !exact || std::any_of(batch_.slots.begin(), batch_.slots.end(),
                                             [middle](const SlotRef& to) { return to.region == middle; });
     shape.latents = rows.cells(middle).end() > 0;
+    shape.ring = rows.has_ring() && rows.ring().end() > 0;
     return shape;
 }
 
@@ -412,7 +414,8 @@ void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> 
     set(graph_->positions, pos.data(), pos.size_bytes());
     set(graph_->out_ids, out_ids.data(), out_ids.size_bytes());
     if (!fused_) {
-        fill_reference_inputs(rows, batch, model_->hparams(), graph_->reference);
+        fill_reference_inputs(rows, false, batch, model_->hparams(), graph_->reference);
+        if (rows.has_ring()) fill_reference_inputs(rows, true, batch, model_->hparams(), graph_->ring_reference);
     }
     if (gpu_ != nullptr) {
         gpu_->begin(rows, batch);
@@ -427,17 +430,25 @@ void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> 
     }
 }
 
-void Session::seq_rm(int seq, int32_t p0, int32_t p1) {
+bool Session::seq_rm(int seq, int32_t p0, int32_t p1) {
     if (seq >= 0) {
         check_seq(seq);
     }
-    cache_.seq_rm(seq, p0, p1);
+    return cache_.seq_rm(seq, p0, p1);
 }
 
 void Session::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
     check_seq(src);
     check_seq(dst);
-    cache_.seq_cp(src, dst, p0, p1);
+    if (!cache_.seq_cp(src, dst, p0, p1)) {
+        refuse_gone("seq_cp", concat("tokens ", p0, " to ", p1, " of sequence ", src));
+    }
+}
+
+// A verb would bring tokens back into sight whose rows are gone.
+void Session::refuse_gone(const char* verb, const std::string& got) const {
+    fail(verb, "expected the ", cache_.ring_window(), " tokens before a sequence's end to be those before the end of ",
+         "one that was computed, as layers with a sliding window keep no others; compute them anew; got ", got);
 }
 
 void Session::seq_keep(int seq) {
@@ -459,7 +470,9 @@ void Session::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
                  path_name(path), " in layer ", il);
         }
     }
-    cache_.seq_add(seq, p0, p1, delta);
+    if (!cache_.seq_add(seq, p0, p1, delta)) {
+        refuse_gone("seq_add", concat("positions ", p0, " to ", p1, " of sequence ", seq, " moved by ", delta));
+    }
 }
 
 int32_t Session::seq_pos_min(int seq) const {

@@ -70,7 +70,9 @@ public:
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
 
     void clear() { cache_.clear(); }
-    void seq_rm(int seq, int32_t p0, int32_t p1);
+    // Of a sequence that goes on, layers with a window must have the rows that its next token sees (KvCache::ring): where they are
+    // gone seq_rm returns false and changes nothing, the others refuse. Errors: Error for a sequence out of range, or that.
+    bool seq_rm(int seq, int32_t p0, int32_t p1);
     void seq_cp(int src, int dst, int32_t p0, int32_t p1);
     void seq_keep(int seq);
     void seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
@@ -89,6 +91,7 @@ private:
     };
 
     void check_seq(int seq) const;
+    [[noreturn]] void refuse_gone(const char* verb, const std::string& got) const;
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                     std::span<const int32_t> out_ids, float* logits);

@@ -314,7 +314,12 @@ def _memory(forecast: list[dict[str, Any]]) -> str:
             ]
         )
     head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
-    head += f"{forecast[0]['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
+    last = max(forecast, key=lambda row: row["n_ctx"])
+    head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
+    slots = last["layer_slots"]
+    if (n_windowed := sum(n < contexts[-1] for n in slots)) > 0:
+        head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
+        head += f"bytes/token are of all {contexts[-1]}"
     caches = [f"cache at {count}" for count in contexts]
     columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return head + "\n" + table(columns, rows)

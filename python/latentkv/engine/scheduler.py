@@ -7,6 +7,7 @@ all alike. Nothing here knows threads: `Engine` calls step() on one.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -267,8 +268,10 @@ class Scheduler:
         shared = self._kept(other, prompt)
         if shared > keep + TILE:
             self._forget(slot)
-            self.session.seq_cp(other.seq, slot.seq, 0, shared)
-            slot.tokens = other.tokens[:shared]
+            # layers with a sliding window may have no rows of it any more: then all is computed
+            with contextlib.suppress(ValueError):
+                self.session.seq_cp(other.seq, slot.seq, 0, shared)
+                slot.tokens = other.tokens[:shared]
         elif keep < len(slot.tokens):
             if keep > 0 and self.session.seq_rm(slot.seq, keep, -1):
                 del slot.tokens[keep:]
@@ -310,6 +313,9 @@ class Scheduler:
     def _shift(self, slot: Slot, n_keep: int) -> None:
         """Forgets half of the tokens behind the first `n_keep`; the others move forward."""
         last = n_keep + (len(slot.tokens) - n_keep) // 2
+        last = min(last, len(slot.tokens) - self.session.window)  # what layers with a window hold stays
+        if last <= n_keep:
+            return
         self.session.seq_rm(slot.seq, n_keep, last)
         self.session.seq_add(slot.seq, last, -1, n_keep - last)
         del slot.tokens[n_keep:last]

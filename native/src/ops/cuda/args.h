@@ -178,7 +178,7 @@ struct StoreArgs {
     int32_t with_k;
     int32_t with_v;
     const int32_t* region;  // [n_tokens]
-    const int32_t* slot;    // [n_tokens]
+    const int32_t* slot;    // [n_tokens], -1: the token's rows go nowhere
     RowTarget targets[max_regions];
 };
 
@@ -187,7 +187,7 @@ struct ClaimArgs {
     const int32_t* q_pos;   // [n_tokens]
     const int32_t* q_seq;   // [n_tokens]
     const int32_t* region;  // [n_tokens]
-    const int32_t* slot;    // [n_tokens]
+    const int32_t* slot;    // [n_tokens], -1: none
     int32_t* pos[max_regions];
     uint64_t* seq[max_regions];
     int32_t seen;  // 0: they hold nothing yet

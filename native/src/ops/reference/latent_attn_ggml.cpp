@@ -155,7 +155,7 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     return out;
 }
 
-void fill_reference_inputs(const KvCache& cache, const BatchSlots& batch, const HParams& hparams,
+void fill_reference_inputs(const KvCache& cache, bool in_ring, const BatchSlots& batch, const HParams& hparams,
                            const ReferenceInputs& inputs) {
     const auto set = [](ggml_tensor* tensor, const void* data, size_t bytes) {
         if (tensor != nullptr && tensor->buffer != nullptr) ggml_backend_tensor_set(tensor, data, 0, bytes);
@@ -163,7 +163,7 @@ void fill_reference_inputs(const KvCache& cache, const BatchSlots& batch, const 
     std::vector<int32_t> slot_pos;
     std::vector<uint64_t> slot_seq;  // 0: free
     for (int r = 0; r < cache.n_regions(); r++) {
-        const Cells& cells = cache.cells(r);
+        const Cells& cells = in_ring && r == cache.n_regions() - 1 ? cache.ring() : cache.cells(r);
         for (int slot = 0; slot < cells.end(); slot++) {
             slot_pos.push_back(cells.used(slot) ? cells.pos(slot) : 0);
             slot_seq.push_back(cells.seq(slot));

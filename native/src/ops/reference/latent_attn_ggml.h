@@ -24,8 +24,8 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                                    ggml_tensor* rope_factors, const ReferenceInputs& inputs, const Queries& q,
                                    ggml_tensor* stored);
 
-// The masks of the slots in use, for one batch.
-void fill_reference_inputs(const KvCache& cache, const BatchSlots& batch, const HParams& hparams,
+// The masks of the slots in use, for one batch: as the layers have them whose rows of the middle are in the ring, or the others.
+void fill_reference_inputs(const KvCache& cache, bool in_ring, const BatchSlots& batch, const HParams& hparams,
                            const ReferenceInputs& inputs);
 
 }  // namespace lkv

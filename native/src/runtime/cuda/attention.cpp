@@ -27,7 +27,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     PartBytes of[2];      // latents, full rows
     PartBytes rehearsed;  // expanding layers are not
     PartBytes sinks;
-    expand_ = 0;
+    expand_[0] = expand_[1] = 0;
     splits_ = true;
     int own_tokens = 0;  // of a batch that may attend to its own rows
     for (const AttentionNode& node : graph.attention) {
@@ -41,7 +41,8 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
             if (args->expand == 0) {
                 rehearsed.hold(*args);
             } else {
-                expand_ = expand_ == 0 ? args->expand : std::min(expand_, args->expand);
+                int& least = expand_[layers_[node.layer].in_ring ? 1 : 0];
+                least = least == 0 ? args->expand : std::min(least, args->expand);
             }
         }
     }
@@ -63,12 +64,13 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
 }
 
 // Powers of two, then whole chunks: a cache that fills is recorded anew a few times.
-int Attention::launched_slots() const {
-    if (expand_ == 0) return 0;
-    const int context = splits_ ? inputs_.middle_context() : inputs_.context();
+int Attention::launched_slots(bool in_ring) const {
+    const int expand = expand_[in_ring ? 1 : 0];
+    if (expand == 0) return 0;
+    const int in_use = context(splits_, in_ring);
     int slots = expand_slots;
-    while (slots < context && slots < expand_) slots *= 2;
-    return context <= slots ? slots : round_up(context, expand_);
+    while (slots < in_use && slots < expand) slots *= 2;
+    return in_use <= slots ? slots : round_up(in_use, expand);
 }
 
 const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
@@ -84,12 +86,13 @@ const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
         return &found->second;
     }
     LatentAttnParams p = *params;
-    int capacity = inputs_.capacity();
+    int capacity = inputs_.exact();
     if (full) {
         const bool with_own = p.n_tokens > small_batch;
         capacity += with_own ? p.n_tokens : 0;
-        capacity -= inputs_.middle();
         layers_.describe_full(layer, p, with_own);
+    } else {
+        capacity += inputs_.middle(layer.in_ring);
     }
     AttnArgs args = problem.constant;
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
@@ -123,7 +126,7 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
     if (node.latent_source > 0) args.full = source(0);
     args.latents = source(node.latent_source);
     args.region = inputs_.region();
-    args.slot = inputs_.slot();
+    args.slot = inputs_.slot(layers_[node.layer].in_ring);
     std::copy_n(layers_[node.layer].targets, max_regions, args.targets);
     return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);
 }
@@ -181,8 +184,9 @@ cudaError_t Attention::attend_alone(const AttnArgs& args, const Sinks& sinks, cu
 
 AttnArgs Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
     AttnArgs args = run_args(dst, node, false);
-    const int context = node.full ? inputs_.middle_context() : inputs_.context();
-    args.context = args.n_tokens <= small_batch && args.expand != 0 ? launched_slots() : context;
+    const bool in_ring = layers_[node.layer].in_ring;
+    const bool launched = args.n_tokens <= small_batch && args.expand != 0;
+    args.context = launched ? launched_slots(in_ring) : context(node.full.has_value(), in_ring);
     return args;
 }
 

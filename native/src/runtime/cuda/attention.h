@@ -40,7 +40,7 @@ public:
 
     // Slots that the prepared graph's launches are for, at least those in use: where a layer expands chunks of the context, their number is
     // on the host. 0: none does, a recorded step serves a cache as it fills.
-    int launched_slots() const;
+    int launched_slots(bool in_ring) const;
 
     // full: of the problem of full rows. Null where the node has no such problem.
     const AttnArgs* plan(const AttentionNode& node, bool full);
@@ -65,7 +65,12 @@ private:
     PartMemory full_parts_;
     PartMemory parts_;
     PartMemory sink_parts_;
-    int expand_ = 0;       // the fewest slots that a layer of the prepared graph expands at once; 0: none does
+    // Slots of the tiles that attention to latents reads.
+    int context(bool splits, bool in_ring) const {
+        return (splits ? 0 : inputs_.exact_context()) + inputs_.middle_context(in_ring);
+    }
+    int expand_[2] =
+        {};  // the fewest slots that a layer of the prepared graph expands at once, 0: none does; then of those in the ring
     bool splits_ = false;  // whether layers keep exact windows of full rows
 };
 

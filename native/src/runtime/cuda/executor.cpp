@@ -74,7 +74,7 @@ public:
     void finish(const ggml_tensor* tensor, void* data, size_t bytes) override;
     void begin(const KvCache& cache, const BatchSlots& batch) override { inputs_.begin(cache, batch, main_.stream()); }
     void prepare(const Graph& graph) override;
-    void move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) override;
+    void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) override;
 
 private:
     // Nodes first … end - 1, each by who takes it.
@@ -174,24 +174,38 @@ void CudaGpu::prepare(const Graph& graph) {
     if (!branches_.empty()) rehearsal_.prepare(graph, parts);
 }
 
-void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const std::pair<int, int>> slots) {
-    std::vector<int32_t> columns;
-    for (const auto& pair : slots) columns.push_back(pair.first);
-    for (const auto& pair : slots) columns.push_back(pair.second);
-    columns.insert(columns.end(), slots.size(), to);
-    const DeviceMemory list = DeviceMemory::of(columns);
-    const int n = static_cast<int>(slots.size());
+void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) {
+    // for all layers, and for those whose rows of the middle are in the ring
+    DeviceMemory lists[2];
+    int counts[2] = {};
+    for (const int in_ring : {0, 1}) {
+        std::vector<int32_t> sources, targets;
+        for (const RowMove& move : slots) {
+            const int target = in_ring != 0 ? move.ring : move.to;
+            if (target < 0) continue;
+            sources.push_back(move.from);
+            targets.push_back(target);
+        }
+        counts[in_ring] = static_cast<int>(sources.size());
+        if (sources.empty()) continue;
+        sources.insert(sources.end(), targets.begin(), targets.end());
+        sources.insert(sources.end(), targets.size(), to);
+        lists[in_ring] = DeviceMemory::of(sources);
+    }
     for (int il = 0; il < layers_.size(); il++) {
         const cuda::Layer& layer = layers_[il];
+        const auto* const list = lists[layer.in_ring ? 1 : 0].as<int32_t>();
+        const int n = counts[layer.in_ring ? 1 : 0];
+        if (n == 0) continue;
         if (layer.splits) {
-            check(encode(layer, list.as<int32_t>(), n), "encoding rows");
+            check(encode(layer, list, n), "encoding rows");
             continue;
         }
         cuda::MoveArgs args{};
         args.from = layer.targets[from];
         args.to = layer.targets[to];
-        args.from_slot = list.as<int32_t>();
-        args.to_slot = list.as<int32_t>() + slots.size();
+        args.from_slot = list;
+        args.to_slot = list + n;
         args.k_width = cache.k_layout(from, il).width;
         args.v_width = cache.v_layout(from, il).width;
         check(cuda::move_rows(args, n, main_.stream()), "moving rows");
@@ -382,7 +396,7 @@ ggml_status CudaGpu::enqueue_nodes(ggml_cgraph* graph) {
 }
 
 ggml_status CudaGpu::compute(ggml_cgraph* graph) {
-    const int slots = attention_.launched_slots();
+    const int64_t slots = int64_t{attention_.launched_slots(false)} << 32 | attention_.launched_slots(true);
     if (recording_.has(graph, slots)) return recording_.launch(main_.stream());
     if (!recordable_ || recording_.is_first(graph)) return enqueue(graph);
     if (!recording_.record(graph, slots, main_.stream(), [&] { return enqueue(graph); })) {

@@ -154,6 +154,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[il];
     layer.splits = cache.is_full(0, il);
+    layer.in_ring = cache.in_ring(il);
     LatentAttnParams p{};
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.n_regions(); r++) {
@@ -167,8 +168,8 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     }
     const Blocks blocks{side_blocks(p, &RegionView::k), side_blocks(p, &RegionView::v)};
     for (int r = 0; r < p.n_regions; r++) {
-        layer.latents.regions[r] =
-            region_args(layer, p.regions[r], blocks, inputs.pos(first + r), inputs.seq(first + r));
+        layer.latents.regions[r] = region_args(layer, p.regions[r], blocks, inputs.pos(first + r, layer.in_ring),
+                                               inputs.seq(first + r, layer.in_ring));
     }
     const RegionView entered = cache.view(cache.entered_region(), il);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
@@ -181,7 +182,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
         a.rebuilt_angles = rope.rebuilt_angles.as<uint16_t>();
     }
     if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
-    a.n_slots = layer.splits ? inputs.n_middle() : inputs.n_slots();
+    a.n_slots = layer.splits ? inputs.n_middle(layer.in_ring) : inputs.n_slots(layer.in_ring);
     if (!weights.sinks.empty()) layer.sinks.logits = layer.keep(weights.sinks);
     if (!weights.sink_values.empty()) layer.sinks.values = layer.keep(weights.sink_values);
     attach_common(a, inputs);
@@ -222,13 +223,13 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
         RegionView view = cache.view(r, il);
         const RowTarget& target = layer.targets[r];
         if (layer.full_rows.raw) {
-            layer.full_rows.regions[r] = {view.k_rows, view.k.row_bytes,         target.k_segments, inputs.pos(r),
-                                          to,          cache.cells(r).capacity()};
+            layer.full_rows.regions[r] = {
+                view.k_rows, view.k.row_bytes, target.k_segments, inputs.pos(r, false), to, cache.cells(r).capacity()};
             view.k = whole_.view();
             view.k_rows = to;
             to += static_cast<size_t>(cache.cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
         }
-        layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r), inputs.seq(r));
+        layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, false), inputs.seq(r, false));
     }
     layer.full.regions[r] = expanded_;
     layer.full.regions[r].pos = inputs.q_pos();

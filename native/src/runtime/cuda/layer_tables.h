@@ -31,6 +31,7 @@ struct Layer {
     FullRows full_rows{};         // what makes those
     EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
     bool splits = false;          // whether there is `full`
+    bool in_ring = false;         // KvCache::in_ring
     std::vector<DeviceMemory> memory;
     Sinks sinks{};        // no logits: none
     bool fitted = false;  // whether storing a decoded token's rows takes long

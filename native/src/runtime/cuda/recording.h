@@ -23,8 +23,8 @@ public:
         seen_ = nullptr;
     }
 
-    // slots: that its launches are for, see Attention::launched_slots
-    bool has(const ggml_cgraph* graph, int slots) const {
+    // slots: what its launches are for, of Attention::launched_slots
+    bool has(const ggml_cgraph* graph, int64_t slots) const {
         return step_ != nullptr && recorded_ == graph && slots_ == slots;
     }
     // Whether the graph runs for the first time, which warms ggml-cuda's pools up: nothing may be allocated while recording.
@@ -40,7 +40,7 @@ public:
 
     // enqueue(): launches the whole step on the stream, or on others that join it. False: nothing is recorded, with a warning.
     template <class Enqueue>
-    bool record(const ggml_cgraph* graph, int slots, cudaStream_t stream, Enqueue&& enqueue) {
+    bool record(const ggml_cgraph* graph, int64_t slots, cudaStream_t stream, Enqueue&& enqueue) {
         destroy();
         slots_ = slots;
         cudaError_t error = record(graph, stream, enqueue, true);
@@ -88,7 +88,7 @@ private:
     const ggml_cgraph* seen_ = nullptr;
     const ggml_cgraph* recorded_ = nullptr;
     cudaGraphExec_t step_ = nullptr;
-    int slots_ = 0;
+    int64_t slots_ = 0;
 };
 
 }  // namespace lkv::cuda

@@ -10,13 +10,15 @@
 namespace lkv::cuda {
 
 void StepInputs::attach(const KvCache& cache) {
-    for (int r = 0; r < cache.n_regions(); r++) {
-        const auto capacity = static_cast<size_t>(cache.cells(r).capacity());
-        middle_ = cache.cells(r).capacity();
-        capacity_ += middle_;
-        pos_.emplace_back(capacity * sizeof(int32_t));
-        seq_.emplace_back(capacity * sizeof(uint64_t));
-    }
+    n_regions_ = cache.n_regions();
+    const auto hold = [this](const Cells& cells) {
+        pos_.emplace_back(static_cast<size_t>(cells.capacity()) * sizeof(int32_t));
+        seq_.emplace_back(static_cast<size_t>(cells.capacity()) * sizeof(uint64_t));
+        return cells.capacity();
+    };
+    for (int r = 0; r + 1 < n_regions_; r++) exact_ += hold(cache.cells(r));
+    middle_[0] = hold(cache.cells(n_regions_ - 1));
+    middle_[1] = cache.has_ring() ? hold(cache.ring()) : 0;
     cells_version_ = ~uint64_t{0};
     const auto words = batch_words(std::max(cache.options().n_ubatch, 1));
     batch_ = DeviceMemory(words * sizeof(int32_t));
@@ -29,14 +31,20 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     // two host buffers in turn: the last copy from this one was waited for a step ago
     next_pinned_ ^= 1;
     auto* const to = pinned_[next_pinned_]->as<int32_t>();
-    for (int r = 0; r < max_regions; r++) to[r] = r < cache.n_regions() ? cache.cells(r).end() : 0;
-    context_ = 0;
-    for (int r = 0; r < max_regions; r++) context_ += round_up(to[r], expand_tile);
-    const int middle = cache.n_regions() - 1;
-    for (int r = 0; r < max_regions; r++) to[max_regions + r] = r < middle ? to[r] : 0;
-    if (batch.own_rows) to[max_regions + middle] = static_cast<int32_t>(n);
-    to[2 * max_regions] = to[middle];
-    middle_context_ = round_up(to[middle], expand_tile);
+    const int middle = n_regions_ - 1;
+    const int ends[] = {cache.cells(middle).end(), cache.has_ring() ? cache.ring().end() : 0};
+    int32_t* const full = to + 2 * max_regions;
+    exact_context_ = 0;
+    for (int r = 0; r < max_regions; r++) {
+        const int exact = r < middle ? cache.cells(r).end() : 0;
+        full[r] = to[r] = to[max_regions + r] = exact;
+        exact_context_ += round_up(exact, expand_tile);
+    }
+    if (batch.own_rows) full[middle] = static_cast<int32_t>(n);
+    for (const int in_ring : {0, 1}) {
+        to[in_ring * max_regions + middle] = to[3 * max_regions + in_ring] = ends[in_ring];
+        middle_context_[in_ring] = round_up(ends[in_ring], expand_tile);
+    }
     int32_t* const fields = to + counts;
     auto* const own_seq = reinterpret_cast<uint64_t*>(fields + 4 * static_cast<size_t>(n_ubatch_));
     for (size_t i = 0; i < n; i++) {
@@ -45,6 +53,8 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
         fields[2 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].region;
         fields[3 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].slot;
         own_seq[i] = uint64_t{1} << batch.seq[i];
+        const bool in_middle = batch.slots[i].region == middle;
+        fields[6 * static_cast<size_t>(n_ubatch_) + i] = in_middle ? batch.slots[i].ring : batch.slots[i].slot;
     }
     check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words(n_ubatch_) * sizeof(int32_t), cudaMemcpyHostToDevice,
                           stream),
@@ -64,10 +74,10 @@ void StepInputs::end(cudaStream_t stream) {
 }
 
 void StepInputs::copy_cells(const KvCache& cache, cudaStream_t stream) {
-    for (int r = 0; r < cache.n_regions(); r++) {
-        const Cells& cells = cache.cells(r);
+    for (size_t index = 0; index < pos_.size(); index++) {
+        const int r = static_cast<int>(index);
+        const Cells& cells = r < n_regions_ ? cache.cells(r) : cache.ring();
         const auto end = static_cast<size_t>(cells.end());
-        const auto index = static_cast<size_t>(r);
         check(cudaMemcpyAsync(pos_[index].as<void>(), cells.pos_data(), end * sizeof(int32_t), cudaMemcpyHostToDevice,
                               stream),
               "a copy of positions");
@@ -82,13 +92,16 @@ void StepInputs::claim(int n_tokens, bool seen, cudaStream_t stream) {
     claim.q_pos = q_pos();
     claim.q_seq = q_seq();
     claim.region = region();
-    claim.slot = slot();
     claim.seen = seen ? 1 : 0;
-    for (size_t r = 0; r < pos_.size(); r++) {
-        claim.pos[r] = pos_[r].as<int32_t>();
-        claim.seq[r] = seq_[r].as<uint64_t>();
+    for (const bool in_ring : {false, true}) {
+        if (in_ring && middle_[1] == 0) break;
+        claim.slot = slot(in_ring);
+        for (int r = 0; r < n_regions_; r++) {
+            claim.pos[r] = pos_[index_of(r, in_ring)].as<int32_t>();
+            claim.seq[r] = seq_[index_of(r, in_ring)].as<uint64_t>();
+        }
+        check(claim_slots(claim, n_tokens, stream), "claiming slots");
     }
-    check(claim_slots(claim, n_tokens, stream), "claiming slots");
 }
 
 }  // namespace lkv::cuda

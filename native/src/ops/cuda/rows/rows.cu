@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(row_threads, 1) store_kernel(const __grid_cons
     wait_for_previous();
     const RowTarget& to = p.targets[p.region[token]];
     const int64_t slot = p.slot[token];
+    if (slot < 0) return;  // no query of the layer sees the token
     const StoreSource& source = to.full != 0 ? p.full : p.latents;
     const int64_t stride = is_k ? source.k_stride : source.v_stride;
     const float* x = (is_k ? source.k : source.v) + token * stride;
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_const
 
 __global__ void claim_kernel(const __grid_constant__ ClaimArgs p, int n_tokens) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= n_tokens) return;
+    if (i >= n_tokens || p.slot[i] < 0) return;
     p.pos[p.region[i]][p.slot[i]] = p.q_pos[i];
     p.seq[p.region[i]][p.slot[i]] = p.seen != 0 ? uint64_t{1} << p.q_seq[i] : 0;
 }

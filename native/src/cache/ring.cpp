@@ -1,0 +1,112 @@
+// The ring: the middle of layers with a sliding window, as many slots as their windows need. Its tokens are those of the middle
+// that some sequence's next token may see in the longest of these windows, and as many older ones as there is room for: what is
+// removed from the end of a sequence brings them back into sight.
+#include <algorithm>
+
+#include "base/error.h"
+#include "cache/kv_cache.h"
+
+namespace lkv {
+namespace {
+
+constexpr int least_freed = 64;  // slots that are given back at once: a device copies the cells anew each time
+
+uint64_t bit(int seq) { return uint64_t{1} << seq; }
+
+// Calls with every sequence of a mask.
+template <typename F>
+void each_sequence(uint64_t mask, F&& visit) {
+    for (int s = 0; mask != 0; s++, mask >>= 1) {
+        if ((mask & 1) != 0) visit(s);
+    }
+}
+
+}  // namespace
+
+int KvCache::choose_ring(const HParams& hparams) {
+    const auto slots = [this](int window) {
+        return whole_tiles(int64_t{window} * options_.n_seq_max + options_.n_ubatch);
+    };
+    const auto& layers = hparams.block.layers;
+    const auto fits = [&](int window) { return window > 0 && slots(window) < whole_tiles(options_.n_ctx); };
+    for (const LayerAttention& layer : layers) {
+        if (fits(layer.window)) ring_window_ = std::max(ring_window_, layer.window);
+    }
+    for (size_t il = 0; il < layers.size(); il++) {
+        in_ring_[il] = fits(layers[il].window);
+    }
+    return ring_window_ == 0 ? 0 : static_cast<int>(slots(ring_window_));
+}
+
+std::vector<int32_t> KvCache::next_positions() const {
+    std::vector<int32_t> next(max_sequences, 0);
+    each_slot([&](const Cells& cells, int slot) {
+        each_sequence(cells.seq(slot), [&](int s) {
+            int32_t& of = next[static_cast<size_t>(s)];
+            of = std::max(of, cells.pos(slot) + 1);
+        });
+    });
+    return next;
+}
+
+bool KvCache::is_seen_again(int32_t pos, uint64_t seq_mask, std::span<const int32_t> next) const {
+    bool seen = false;
+    each_sequence(seq_mask, [&](int s) { seen = seen || next[static_cast<size_t>(s)] - pos < ring_window_; });
+    return seen;
+}
+
+void KvCache::make_ring_room(int n) {
+    Cells& cells = ring_->cells;
+    if (cells.n_free() >= n) {
+        return;
+    }
+    const std::vector<int32_t> next = next_positions();
+    std::vector<std::pair<int32_t, int>>
+        gone;  // how far a token is from the nearest of its sequences' next ones, its slot
+    for (int slot = 0; slot < cells.end(); slot++) {
+        if (!cells.used(slot) || is_seen_again(cells.pos(slot), cells.seq(slot), next)) {
+            continue;
+        }
+        int32_t distance = INT32_MAX;
+        each_sequence(cells.seq(slot),
+                      [&](int s) { distance = std::min(distance, next[static_cast<size_t>(s)] - cells.pos(slot)); });
+        gone.emplace_back(distance, slot);
+    }
+    std::sort(gone.begin(), gone.end(), std::greater<>());
+    const int wanted = std::max(n, least_freed) - cells.n_free();
+    for (size_t i = 0; i < gone.size() && static_cast<int>(i) < wanted; i++) {
+        cells.release(gone[i].second);
+    }
+    cells_version_++;
+    if (cells.n_free() < n) {
+        fail("context", "expected room for ", n, " tokens in the windows of ", options_.n_seq_max,
+             " sequences; raise n_seq_max; got ", cells.n_free());
+    }
+}
+
+bool KvCache::ring_is_complete() const {
+    const std::vector<int32_t> next = next_positions();
+    std::vector<int> missing(max_sequences,
+                             0);  // of the tokens in a window those of the middle, less those of the ring
+    const auto count = [&](const Cells& cells, int one) {
+        for (int slot = 0; slot < cells.end(); slot++) {
+            each_sequence(cells.seq(slot), [&](int s) {
+                if (is_seen_again(cells.pos(slot), bit(s), next)) missing[static_cast<size_t>(s)] += one;
+            });
+        }
+    };
+    count(regions_.back().cells, 1);
+    count(ring_->cells, -1);
+    return std::all_of(missing.begin(), missing.end(), [](int n) { return n == 0; });
+}
+
+std::vector<RowMove> KvCache::moves_of(int layer, std::span<const RowMove> moved) const {
+    std::vector<RowMove> moves;
+    for (const RowMove& move : moved) {
+        const int to = in_ring(layer) ? move.ring : move.to;
+        if (to >= 0) moves.push_back({move.from, to, move.ring});
+    }
+    return moves;
+}
+
+}  // namespace lkv
