@@ -15,7 +15,9 @@ from conftest import Tiny
 from latentkv.cli import main as command
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
+from latentkv.master import choose
 from latentkv.sampling import SamplingOptions
+from latentkv_convert.rows.sizes import round_up
 
 N_CTX = 1024
 N = 700
@@ -237,6 +239,34 @@ def test_bytes_are_of_the_slots_there_are(gemma: Path, tmp_path: Path) -> None:
     }
     # a window as long as the context, or nearly: rows of the whole context
     assert slots(ringed(m, n_ctx=64, n_ubatch=32)) == {"middle": 64}
+
+
+@pytest.mark.parametrize("regions", [(4, 16), (0, 0)], ids=str)
+def test_a_budget_counts_windows(gemma: Path, regions: tuple[int, int], tmp_path: Path) -> None:
+    """`--kv-budget` is a share of an f16 cache whose windowed layers hold their window too, at conversion and
+    when a master file is opened; and the converter counts the bytes that the runtime allocates."""
+    (tmp_path / "calib.txt").write_bytes(
+        bytes(np.random.default_rng(5).integers(32, 127, 6000, dtype=np.uint8))
+    )
+    sink, recent = regions
+    options = ["--kv-budget", "40%", "--served-context", "8192", "--sink", str(sink), "--recent", str(recent)]
+    calibration = ["--calib", str(tmp_path / "calib.txt"), "--master", *CALIBRATED]
+    m = run(gemma, tmp_path / "model.gguf", *options, *calibration)
+    for budget in ("40%", "25%"):
+        chosen = choose(m, budget)
+        assert chosen.n_ctx == 8192
+        cache = m.forecast(8192, **chosen.options())
+        ring = round_up(WINDOW + (128 if recent else 512), 64)
+        assert cache["layer_slots"] == [ring, 8192, ring]
+        f16 = 4 * 64 * (8192 + 2 * ring) + 12 * (8192 + ring)
+        share = cache["total"] / f16
+        assert 0.9 * float(budget[:-1]) < 100 * share <= float(budget[:-1])
+    report = json.loads((tmp_path / "model.report.json").read_text())
+    at = report["cache"]["context"]
+    forecast = m.forecast(at)
+    assert report["cache"]["bytes"] == forecast["total"]
+    assert report["bytes_per_token"]["plan"] == pytest.approx(forecast["per_token"] - 12 * (at + ring) / at)
+    assert report["bytes_per_token_f16_full"] == pytest.approx(forecast["f16_per_token"])
 
 
 def test_blocks_keep_the_whole_context(gemma: Path, tmp_path: Path) -> None:

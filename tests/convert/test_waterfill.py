@@ -85,7 +85,7 @@ def demo_plans(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_a_budget_is_met_from_below_within_one_step(demo_plans: Any, prefer: str) -> None:
     work, plan = demo_plans(prefer, "14%")
     check_plan(plan, work.spec)
-    budget = 0.14 * sizes.full_cache_bytes(work.spec, 32768)
+    budget = 0.14 * sizes.full_cache_bytes(work.spec, sizes.MiddleSlots.of_plan(work.spec, plan, 32768))
     step = sizes.segment_bytes("q8", 32) * 32768
     assert budget - step < sizes.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
     assert {layer.k.path for layer in plan.layers} == {waterfill.PREFER[prefer]}
@@ -315,18 +315,21 @@ def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) ->
     full = 8 * 2 * 64 * 2
     got = kv_budget.count(kv_budget.parse(text), spec, 4096, 4, 64, pays_factors=True)
     assert got.budget == int(n_bytes) - exact * full - (exact + n_slots) * 12
-    assert got.n_slots == n_slots
+    assert got.slots.layers == (n_slots,) * len(got.slots.layers)
 
 
 def test_a_kept_channel_pays_for_factors_that_grow() -> None:
     """64 channels in two segments; 100 slots; 30 bytes a channel, against 960 that leave or none."""
     costs = kv_budget.Table(np.array([[36, 20, 0], [36, 20, 0]]), np.zeros((2, 3)))
-    pays, free = (kv_budget.Count(0, 100, pays_factors=pays) for pays in (True, False))
-    replacing = pays.table(costs, (32, 32), 30.0, 960.0)
+    pays, free = (
+        kv_budget.Count(0, 100, sizes.MiddleSlots((100,), 100, 0), pays_factors=pays)
+        for pays in (True, False)
+    )
+    replacing = pays.table(costs, 0, (32, 32), 30.0, 960.0)
     assert replacing.cost.tolist() == [[3600, 2000, 0], [3600 + 960, 2000 + 960, 0]]
-    beside = pays.table(costs, (32, 32), 30.0, 0.0)
+    beside = pays.table(costs, 0, (32, 32), 30.0, 0.0)
     assert beside.cost.tolist() == [[3600 + 960, 2000 + 960, 0]] * 2
-    assert free.table(costs, (32, 32), 30.0, 0.0).cost.tolist() == [[3600, 2000, 0]] * 2
+    assert free.table(costs, 0, (32, 32), 30.0, 0.0).cost.tolist() == [[3600, 2000, 0]] * 2
 
 
 @pytest.mark.parametrize("text", ["14", "0%", "-3%", "14%@4096", "2GB@4096", "1GiB", "1GiB@0", "half"])

@@ -51,8 +51,8 @@ class Report:
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
-        own = {"plan": sizes.planned_bytes_per_token(self.spec, self.plan)} if self.planned else {}
-        return own | {fmt: sizes.bytes_per_token(self.spec, self.plan, fmt) for fmt in sizes.FORMATS}
+        own = {"plan": sizes.planned_bytes_per_token(self.spec, self.plan, CONTEXT)} if self.planned else {}
+        return own | {fmt: sizes.bytes_per_token(self.spec, self.plan, fmt, CONTEXT) for fmt in sizes.FORMATS}
 
     @property
     def planned(self) -> bool:
@@ -62,13 +62,14 @@ class Report:
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
         size = sizes.cache_bytes(self.spec, self.plan, CONTEXT)
+        full = sizes.full_cache_bytes(self.spec, sizes.MiddleSlots.of_plan(self.spec, self.plan, CONTEXT))
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
             "fitted_context": self.plan.fitted_context,
             "context": CONTEXT,
             "bytes": size,
-            "share_of_f16": size / sizes.full_cache_bytes(self.spec, CONTEXT),
+            "share_of_f16": size / full,
         }
         if self.plan.forecast is not None:
             seen = asdict(self.plan.forecast)
@@ -76,7 +77,7 @@ class Report:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        full = sizes.full_bytes_per_token(self.spec)
+        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
@@ -117,7 +118,7 @@ class Report:
 
     def table(self) -> str:
         """Aligned text for the terminal."""
-        full = sizes.full_bytes_per_token(self.spec)
+        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         lines = [["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"]]
         for index, layer in enumerate(self.plan.layers):
             row = [str(index)]

@@ -44,18 +44,21 @@ class Count:
     """What a budget has for compressed rows, and what a channel takes of it, at the budget's context."""
 
     budget: int  # bytes
-    n_slots: int  # compressed rows
+    n_ctx: int  # whole tiles
+    slots: sizes.MiddleSlots  # of compressed rows
     pays_factors: bool  # a channel costs its part of the factors
 
-    def table(self, costs: Table, widths: tuple[int, ...], channel: float, replaced: float) -> Table:
-        """`costs`, of one slot, for the whole cache. widths: of the segments; channel, replaced: bytes of a
-        channel in a group's factors, and of the projection they replace. Where factors are smaller than that,
-        nothing is counted: weights that shrink are no room for the cache. All options but the last pay: what
-        is dropped is in no factor."""
+    def table(
+        self, costs: Table, layer: int, widths: tuple[int, ...], channel: float, replaced: float
+    ) -> Table:
+        """`costs`, of one slot, for all of the layer's. widths: of the segments; channel, replaced: bytes of
+        a channel in a group's factors, and of the projection they replace. Where factors are smaller than
+        that, nothing is counted: weights that shrink are no room for the cache. All options but the last pay:
+        what is dropped is in no factor."""
         grown = np.maximum(0.0, channel * np.cumsum((0, *widths)) - replaced)
         weights = np.diff(grown) if self.pays_factors else np.zeros(len(widths))
         once: Units = np.ceil(weights).astype(np.int64)
-        cost: Units = costs.cost * self.n_slots
+        cost: Units = costs.cost * self.slots.layers[layer]
         cost[:, :-1] += once[:, None]
         return replace(costs, cost=cost)
 
@@ -69,10 +72,11 @@ def count(
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
-    n_slots, n_exact = sizes.round_up(n_ctx, sizes.SLOT_TILE), sum(sizes.region_slots(n_ctx, sink, recent))
-    fixed = n_exact * sizes.full_bytes_per_token(spec) + (n_exact + n_slots) * sizes.CELL_BYTES
-    room = budget.row_bytes(sizes.full_cache_bytes(spec, n_ctx), fixed, n_exact)
-    return Count(room, n_slots, pays_factors)
+    n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
+    slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
+    fixed = n_exact * sizes.full_row_bytes(spec) + (n_exact + slots.cells) * sizes.CELL_BYTES
+    room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), fixed, n_exact)
+    return Count(room, slots.whole, slots, pays_factors)
 
 
 def added(work: Work, plan: Plan) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 
@@ -11,6 +12,7 @@ FORMATS = ("f16", "q8", "q4", "q3", "q2")
 SLOT_TILE = 64  # slots of a region come in whole tiles of this many
 DEMOTION_BATCH = 32  # recent tokens are compressed in batches of this many
 CELL_BYTES = 12  # a slot's position and sequences, once for all layers
+UBATCH = 512  # tokens that pass through the graph together
 EXACT_UBATCH = 128  # the largest ubatch of a cache with an exact window
 
 
@@ -49,10 +51,56 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
     return _up4(stored)
 
 
-def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None) -> int:
-    """K and V of all layers, every stored segment in one format, or (None) in the plan's own."""
-    sides = [layer.side(side) for layer in plan.layers for side in SIDES]
-    return sum(side_row_bytes(spec, side, fmt) for side in sides)
+@dataclass(frozen=True)
+class MiddleSlots:
+    """Slots of compressed rows, of one sequence."""
+
+    layers: tuple[int, ...]  # of every layer
+    whole: int  # of the context, in layers that see all of it
+    ring: int  # in those that see a window, 0: there are none
+
+    @staticmethod
+    def of(spec: ModelSpec, n_ctx: int, exact: bool, blocks: bool = False) -> MiddleSlots:
+        """As the runtime allocates them on the CPU. exact: there are recent tokens, which shorten ubatches.
+        blocks: K lies in blocks of tokens somewhere, and all layers hold the context."""
+        whole = round_up(n_ctx, SLOT_TILE)
+        ubatch = min(EXACT_UBATCH if exact else UBATCH, n_ctx)
+        ring = 0
+        held = []
+        for layer in range(spec.n_layer):
+            window = 0 if blocks else spec.window(layer)
+            slots = round_up(window + ubatch, SLOT_TILE)
+            held.append(window > 0 and slots < whole)
+            ring = max(ring, slots if held[-1] else 0)
+        return MiddleSlots(tuple(ring if in_ring else whole for in_ring in held), whole, ring)
+
+    @staticmethod
+    def of_plan(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
+        formats = (name for layer in plan.layers for group in layer.k.formats or () for name in group)
+        exact = plan.recent > 0 or plan.recent_ratio > 0
+        return MiddleSlots.of(spec, n_ctx, exact, any(in_blocks(name) for name in formats))
+
+    @property
+    def cells(self) -> int:
+        """Slots with a position and sequences of their own."""
+        return self.whole + self.ring
+
+    def full_rows(self, spec: ModelSpec) -> int:
+        """Bytes of full K and V in f16."""
+        return sum(2 * 2 * spec.kv_width * n for n in self.layers)
+
+
+def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
+    """K and V of a token in every layer."""
+    return [sum(side_row_bytes(spec, layer.side(side), fmt) for side in SIDES) for layer in plan.layers]
+
+
+def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, n_ctx: int) -> float:
+    """K and V of all layers, every stored segment in one format, or (None) in the plan's own: of a token of
+    the context. What layers with a sliding window hold is shared by all tokens."""
+    slots = MiddleSlots.of_plan(spec, plan, n_ctx)
+    rows = zip(slots.layers, _layer_rows(spec, plan, fmt), strict=True)
+    return sum(n * row for n, row in rows) / slots.whole
 
 
 def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
@@ -66,15 +114,24 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
     return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
 
 
-def planned_bytes_per_token(spec: ModelSpec, plan: Plan) -> float:
-    """One more token under the plan's own formats: a middle row, or its share of middle and recent rows."""
-    middle = bytes_per_token(spec, plan, None)
+def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
+    """A token of the context under the plan's own formats: a middle row, or its share of middle and recent
+    rows."""
+    slots = MiddleSlots.of_plan(spec, plan, n_ctx)
+    rows = zip(slots.layers, _layer_rows(spec, plan, None), strict=True)
+    middle = sum(row for n, row in rows if n == slots.whole)
     recent = exact_bytes_per_token(spec, plan, plan.recent_format)
-    return middle + plan.recent_ratio * (recent - middle)
+    return bytes_per_token(spec, plan, None, n_ctx) + plan.recent_ratio * (recent - middle)
 
 
-def full_bytes_per_token(spec: ModelSpec) -> int:
-    """The uncompressed f16 cache."""
+def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
+    """The f16 cache with full K and V in as many slots of every layer."""
+    slots = MiddleSlots.of_plan(spec, plan, n_ctx)
+    return slots.full_rows(spec) / slots.whole
+
+
+def full_row_bytes(spec: ModelSpec) -> int:
+    """Full K and V of a token in f16, all layers."""
     return 2 * 2 * spec.n_layer * spec.kv_width
 
 
@@ -89,17 +146,18 @@ def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) 
 def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
     """A whole cache of one sequence under the plan's own formats, with cells."""
     sinks, latest = region_slots(n_ctx, plan.sink, plan.recent, plan.recent_ratio)
-    regions = (
+    slots = MiddleSlots.of_plan(spec, plan, n_ctx)
+    exact = (
         (sinks, exact_bytes_per_token(spec, plan, plan.sink_format)),
         (latest, exact_bytes_per_token(spec, plan, plan.recent_format)),
-        (round_up(n_ctx, SLOT_TILE), bytes_per_token(spec, plan, None)),
     )
-    return sum(n_slots * (row + CELL_BYTES) for n_slots, row in regions)
+    rows = (*exact, *zip(slots.layers, _layer_rows(spec, plan, None), strict=True))
+    return sum(n * row for n, row in rows) + (sinks + latest + slots.cells) * CELL_BYTES
 
 
-def full_cache_bytes(spec: ModelSpec, n_ctx: int) -> int:
-    """The uncompressed f16 cache of one sequence, with cells."""
-    return round_up(n_ctx, SLOT_TILE) * (full_bytes_per_token(spec) + CELL_BYTES)
+def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
+    """The f16 cache with full K and V in these slots, with cells."""
+    return slots.full_rows(spec) + slots.cells * CELL_BYTES
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -146,9 +146,9 @@ class Waterfill:
         work.rebase(best.method.decompose)
         cut, plan, choices = best.allocated(self.count.budget)
         plan = replace(plan, forecast=forecast.measured(work, plan, kv_budget.total(cut.groups, choices)))
-        full_bytes, context = sizes.full_cache_bytes(work.spec, self.count.n_slots), self.count.n_slots
+        full_bytes = sizes.full_cache_bytes(work.spec, self.count.slots)
         found = Frontier(
-            self.times.gpu, self.depths, full_bytes, full_us, lines, chosen, context, self.prefer
+            self.times.gpu, self.depths, full_bytes, full_us, lines, chosen, self.count.n_ctx, self.prefer
         )
         plan = replace(plan, frontier=found)
         return replace(plan, master=best.method.tables_of(work, cut, plan)) if self.keeps_tables else plan
@@ -234,7 +234,7 @@ class Waterfill:
             whole = self._side(work.spec, side, (widths,) * n_groups)
             bases = finished(work, whole, layer, side)
             tables = segments.tables(cached, bases, whole, work.spec.head_dim, work.device)
-            cuts.append([self.count.table(each, widths, channel, replaced) for each in tables])
+            cuts.append([self.count.table(each, layer, widths, channel, replaced) for each in tables])
         return list(zip(*cuts, strict=True))
 
     def _cut(self, spec: ModelSpec, side: str, width: int) -> tuple[int, ...]:
@@ -284,7 +284,7 @@ class Grouped:
         method = self.method
         if not method.keeps_tables:
             plan = replace(plan, trained=work.trains).cut()
-        size = sizes.cache_bytes(self.spec, plan, method.count.n_slots)
+        size = sizes.cache_bytes(self.spec, plan, method.count.n_ctx)
         if method.count.pays_factors:
             size += kv_budget.added(work, plan)
         us = method.us(features.mean(self.spec, plan.layers))
