@@ -203,6 +203,25 @@ void bind_session(py::module_& module) {
                  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
              })
         .def(
+            "seq_state_bytes",
+            [](const PySession& s, int seq) {
+                std::vector<uint8_t> bytes;
+                {
+                    const py::gil_scoped_release release;
+                    bytes = s.session.seq_state(seq);
+                }
+                return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+            },
+            py::arg("seq"))
+        .def(
+            "set_seq_state",
+            [](PySession& s, int seq, const py::bytes& data) {
+                const std::string_view view(data);
+                const py::gil_scoped_release release;
+                s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()});
+            },
+            py::arg("seq"), py::arg("data"))
+        .def(
             "set_state",
             [](PySession& s, const py::bytes& data) {
                 const std::string_view view(data);

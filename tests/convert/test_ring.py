@@ -354,3 +354,19 @@ def test_a_server_shifts_what_is_still_there(m: Any) -> None:
         pass
     assert ticket.progress.completion_tokens == 200
     assert len(one.slots[0].tokens) == one.session.seq_pos_max(0) + 1 < 96
+
+
+@pytest.mark.parametrize("regions", [{}, {"sink": 4, "recent": 20}], ids=str)
+def test_one_sequence_travels_alone(m: Any, regions: dict[str, Any]) -> None:
+    s = ringed(m, n_seq_max=2, **regions)
+    for begin in range(0, 300, UBATCH):
+        s.decode(IDS[begin : begin + UBATCH], seq=[1] * UBATCH, output="none")
+    at = s.seq_pos_max(1) + 1
+    state = s.seq_state_bytes(1)
+    expected = np.concatenate([s.decode([t], seq=[1]) for t in IDS[at : at + 80]])
+    other = ringed(m, n_seq_max=2, **regions)
+    for begin in range(0, 200, UBATCH):
+        other.decode(IDS[begin : begin + UBATCH], seq=[1] * UBATCH, output="none")
+    other.set_seq_state(0, state)
+    got = np.concatenate([other.decode([t], seq=[0]) for t in IDS[at : at + 80]])
+    assert distance(got, expected) < EXACT

@@ -128,6 +128,64 @@ def test_state_is_bit_exact(m: Any, tmp_path: Path) -> None:
         assert broken.n_cells_used() == 0
 
 
+@pytest.mark.parametrize("options", [{"kv": "f32"}, {"kv": "q4", "sink": 4, "recent": 32}], ids=str)
+def test_one_sequence_travels_alone(m: Any, options: dict[str, Any]) -> None:
+    ids = tokens(m, N)
+    s = session(m, n_seq_max=3, **options)
+    s.decode(ids[50:140], seq=[0] * 90, output="none")
+    s.decode(ids[:100], seq=[1] * 100, output="none")
+    s.seq_cp(1, 2, 0, 60)  # shared slots
+    state = s.seq_state_bytes(1)
+    expected = s.decode([ids[100]], seq=[1])
+    other = session(m, n_seq_max=3, **options)
+    other.decode(ids[30:60], seq=[2] * 30, output="none")
+    other.decode(ids[70:80], seq=[0] * 10, output="none")  # is replaced
+    before = other.seq_state_bytes(2)
+    other.set_seq_state(0, state)
+    assert [other.seq_pos_max(seq) for seq in range(3)] == [99, -1, 29]
+    assert other.n_cells_used() == 130
+    assert other.seq_state_bytes(2) == before
+    # in other slots: sums have another order, codes are the same
+    assert distance(other.decode([ids[100]], seq=[0]), expected) < EXACT
+
+
+def test_a_sequence_that_finds_no_room_leaves_the_others(m: Any) -> None:
+    ids = tokens(m, N)
+    s = session(m, kv="f32", n_ctx=256, n_seq_max=2)
+    s.decode(ids[:140], seq=[0] * 140, output="none")
+    state = s.seq_state_bytes(0)
+    with pytest.raises(ValueError, match=r"^\[state\] expected room for 140 tokens"):
+        s.set_seq_state(1, state)
+    assert (s.seq_pos_max(0), s.seq_pos_max(1), s.n_cells_used()) == (139, -1, 140)
+    for cut in (0, 8, 24, len(state) // 2, len(state) - 1):
+        with pytest.raises(ValueError, match=r"^\[state\] expected"):
+            s.set_seq_state(1, state[:cut])
+        assert (s.seq_pos_max(1), s.n_cells_used()) == (-1, 140)
+    with pytest.raises(ValueError, match=r"expected all of a cache; got one sequence"):
+        s.set_state(state)
+    with pytest.raises(ValueError, match=r"expected one sequence; got all of a cache"):
+        s.set_seq_state(1, s.state_bytes())
+    assert s.n_cells_used() == 140
+
+
+def test_a_state_of_other_weights_is_refused(converted: Any, tmp_path: Path) -> None:
+    """The same names, types, shapes and size: what differs is one number of a tensor."""
+    path = Path(converted("--method", "none", "--outtype", "f32"))
+    data = bytearray(path.read_bytes())
+    data[-64:] = bytes(64)
+    twin = tmp_path / "twin.gguf"
+    twin.write_bytes(data)
+    s = session(model(path), kv="q8")
+    s.decode([5, 6, 7], output="none")
+    with pytest.raises(
+        ValueError, match=r"^\[state\] expected a state of .*twin.gguf; got one of another model"
+    ):
+        session(model(twin), kv="q8").set_state(s.state_bytes())
+    same = tmp_path / "copy.gguf"
+    same.write_bytes(path.read_bytes())
+    session(model(same), kv="q8").set_state(s.state_bytes())
+
+
 def test_shift_equals_recomputation_where_rows_carry_no_position(latent: Any) -> None:
     ids = tokens(latent, N)
     s = session(latent, kv="f32")

@@ -309,6 +309,11 @@ void KvCache::clear() {
     }
 }
 
+void KvCache::release_sequence(int seq) {
+    each_slot([&](Cells& cells, int slot) { cells.set_seq(slot, cells.seq(slot) & ~(uint64_t{1} << seq)); });
+    cells_version_++;
+}
+
 bool KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
     const uint64_t mask = seq < 0 ? ~uint64_t{0} : bit(seq);
     return keeps_windows([&](Cells& cells, int slot) {

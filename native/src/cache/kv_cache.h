@@ -177,6 +177,10 @@ public:
     // Everything that a restore needs, rows in use only. Errors on read: Error when the layout differs.
     std::vector<uint8_t> save() const;
     void restore(std::span<const uint8_t> state);
+    // One sequence alone, and into one, whose tokens it replaces, in any slots that are free. Errors: as above, or no room; the
+    // sequence is empty then.
+    std::vector<uint8_t> save_sequence(int seq) const;
+    void restore_sequence(int seq, std::span<const uint8_t> state);
 
 private:
     struct Layer {
@@ -213,8 +217,13 @@ private:
     // Gives back what a claim has taken so far.
     [[noreturn]] void refuse_recent(std::span<const SlotRef> claimed, size_t wanted);
 
-    static void save(const Region& region, StateWriter& out);
-    static void restore(Region& region, StateReader& in);
+    static std::vector<int> slots_of(const Region& region, uint64_t mask);
+    static void save(const Region& region, uint64_t mask, std::span<const int> slots, StateWriter& out);
+    std::vector<uint8_t> save(uint64_t mask) const;
+    void restore(Region& region, StateReader& in, int to_seq);
+    void check_header(StateReader& in, int to_seq) const;
+    void restore_rows(StateReader& in, int to_seq);
+    void release_sequence(int seq);
 
     // The ring (ring.cpp). Which layers are in it, of so many slots; 0: none is.
     int choose_ring(const HParams& hparams);

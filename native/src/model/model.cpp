@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "ggml-alloc.h"
 #include "ggml-cpu.h"
+#include "gguf/content_hash.h"
 #include "model/sidecar.h"
 #include "runtime/gpu.h"
 
@@ -107,6 +108,12 @@ Model::Model(const std::string& path, const ModelOptions& options)
         fit_base_tensors(file_, hparams_, cache_spec_);
     }
     load_tensors(options);
+}
+
+uint64_t Model::content_fingerprint() const {
+    std::call_once(fingerprint_once_,
+                   [this] { fingerprint_ = std::stoull(content_hash(file_).substr(0, 16), nullptr, 16); });
+    return fingerprint_;
 }
 
 const Vocab& Model::vocab() const {

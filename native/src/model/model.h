@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -110,11 +111,17 @@ public:
     ggml_tensor* output_bias() const { return output_bias_; }
     const std::vector<LayerWeights>& layers() const { return layers_; }
 
+    // Of what the weights say (gguf/content_hash.h), a sidecar's too; computed when it is first asked for.
+    uint64_t content_fingerprint() const;
+
     size_t size_bytes() const { return size_bytes_; }
     size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
     int64_t n_params() const { return n_params_; }
 
 private:
+    mutable std::once_flag fingerprint_once_;
+    mutable uint64_t fingerprint_ = 0;
+
     void load_tensors(const ModelOptions& options);
     ggml_tensor* optional_tensor(const std::string& name, std::initializer_list<int64_t> ne);
     ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);

@@ -487,32 +487,17 @@ int32_t Session::seq_pos_max(int seq) const {
 
 size_t Session::compute_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
 
-// FNV-1a over what decides the meaning of a row: tensor names, types, shapes and the file's size.
-uint64_t Session::fingerprint() const {
-    uint64_t hash = 14695981039346656037ULL;
-    const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
-    mix(model_->file().size_bytes());
-    for (const TensorInfo& info : model_->file().tensors()) {
-        for (const char c : info.name) {
-            mix(static_cast<uint8_t>(c));
-        }
-        mix(static_cast<uint64_t>(info.type));
-        for (const int64_t n : info.ne) {
-            mix(static_cast<uint64_t>(n));
-        }
-    }
-    return hash;
-}
+// Of the weights: a state belongs to them, whatever file they are in.
+uint64_t Session::fingerprint() const { return model_->content_fingerprint(); }
 
-std::vector<uint8_t> Session::state() const {
-    std::vector<uint8_t> bytes = cache_.save();
+std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {
     const uint64_t print = fingerprint();
     const auto* p = reinterpret_cast<const uint8_t*>(&print);
-    bytes.insert(bytes.begin(), p, p + sizeof print);
-    return bytes;
+    rows.insert(rows.begin(), p, p + sizeof print);
+    return rows;
 }
 
-void Session::set_state(std::span<const uint8_t> state) {
+std::span<const uint8_t> Session::unsigned_state(std::span<const uint8_t> state) const {
     uint64_t print = 0;
     if (state.size() < sizeof print) {
         fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
@@ -521,7 +506,21 @@ void Session::set_state(std::span<const uint8_t> state) {
     if (print != fingerprint()) {
         fail("state", "expected a state of ", model_->path(), "; got one of another model");
     }
-    cache_.restore(state.subspan(sizeof print));
+    return state.subspan(sizeof print);
+}
+
+std::vector<uint8_t> Session::state() const { return signed_state(cache_.save()); }
+
+void Session::set_state(std::span<const uint8_t> state) { cache_.restore(unsigned_state(state)); }
+
+std::vector<uint8_t> Session::seq_state(int seq) const {
+    check_seq(seq);
+    return signed_state(cache_.save_sequence(seq));
+}
+
+void Session::set_seq_state(int seq, std::span<const uint8_t> state) {
+    check_seq(seq);
+    cache_.restore_sequence(seq, unsigned_state(state));
 }
 
 }  // namespace lkv

@@ -84,6 +84,8 @@ public:
 
     std::vector<uint8_t> state() const;
     void set_state(std::span<const uint8_t> state);
+    std::vector<uint8_t> seq_state(int seq) const;
+    void set_seq_state(int seq, std::span<const uint8_t> state);
 
 private:
     struct ThreadpoolDeleter {
@@ -106,6 +108,8 @@ private:
     void compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                  const KvCache& rows, const BatchSlots& batch);
     uint64_t fingerprint() const;
+    std::vector<uint8_t> signed_state(std::vector<uint8_t> rows) const;
+    std::span<const uint8_t> unsigned_state(std::span<const uint8_t> state) const;
 
     std::shared_ptr<const Model> model_;
     bool fused_;
