@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/log.h"
 #include "bindings.h"
@@ -206,6 +207,13 @@ void bind_model(py::module_& module) {
                                [](const Model& m) {
                                    return m.has_vocab() && m.hparams().n_vocab == 0 ? m.vocab().n_tokens()
                                                                                     : m.hparams().n_vocab;
+                               })
+        .def_property_readonly("fingerprint",
+                               [](const Model& m) {
+                                   char digits[17];
+                                   std::snprintf(digits, sizeof digits, "%016llx",
+                                                 static_cast<unsigned long long>(m.content_fingerprint()));
+                                   return std::string(digits);
                                })
         .def_property_readonly("n_ctx_train", [](const Model& m) { return m.hparams().n_ctx_train; })
         .def_property_readonly("n_embd", [](const Model& m) { return m.hparams().n_embd; })

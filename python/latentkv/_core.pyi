@@ -67,6 +67,9 @@ class Model:
     def factor_bytes(self) -> int:
         """Of the tensors of latents, which a plain file does not have (docs/gguf.md, Tensors)."""
     @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of what the weights say, a sidecar's too: states belong to them."""
+    @property
     def is_plain(self) -> bool:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
@@ -214,8 +217,8 @@ class Session:
     def seq_state_bytes(self, seq: int) -> bytes:
         """Of one sequence alone."""
     def set_seq_state(self, seq: int, data: bytes) -> None:
-        """Replaces a sequence by a saved one, in any slots that are free. Raises Error where there are too few,
-        or the weights or row formats differ; the sequence is empty then."""
+        """Replaces a sequence by a saved one, in any slots that are free. Raises Error where there are too
+        few, or the weights or row formats differ; the sequence is empty then."""
 
 class Sampler:
     """A chain of libllama samplers over one logits row."""

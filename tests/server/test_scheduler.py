@@ -11,6 +11,7 @@ import pytest
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
+from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError
 from latentkv.prefix import Window, common, kept
 from latentkv.sampling import SamplingOptions
@@ -213,3 +214,32 @@ def test_an_answer_goes_on_past_its_context(converted: Callable[..., Path], mode
         LatentKVError, match=r"\[--context-shift\] expected K that is rebuilt .* got K path full"
     ):
         Shift.of(model, 0)
+
+
+@pytest.mark.parametrize(
+    "cache", [{}, {"kv": "q4", "sink": 4, "recent": 32}, {"kv_k": "c4", "kv_v": "q4", "recent": 64}], ids=str
+)
+def test_a_sequence_that_lost_its_place_comes_back(model: Any, cache: dict[str, Any], tmp_path: Path) -> None:
+    def one(store: PrefixStore | None) -> Scheduler:
+        return scheduler(model, 1, cache=cache, window=Window(cache.get("recent", 0)), store=store)
+
+    first, other = TEXT[1000:1800], TEXT[5000:5900]
+    more = first + TEXT[1800:1830]
+    least = len(model.tokenize(first.encode())) - 1 - cache.get("recent", 0)
+    for folder, ram in ((None, 64 << 20), (tmp_path, 0)):
+        store = PrefixStore("m", ram, folder, 64 << 20)
+        served = one(store)
+        run(served, asked(model, first))
+        run(served, asked(model, other))
+        assert len(store) == 1
+        ticket = asked(model, more)
+        said = run(served, ticket)
+        assert ticket.progress.timings.cached_n >= least
+        kept_on = one(None)
+        run(kept_on, asked(model, first))
+        assert said == run(kept_on, asked(model, more))
+        served.close(LatentKVError("stopped"))
+    again = one(PrefixStore("m", 0, tmp_path, 64 << 20))
+    ticket = asked(model, more)
+    assert run(again, ticket) == said
+    assert again.counters.restored_tokens >= least

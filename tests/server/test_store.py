@@ -20,8 +20,8 @@ def longest(store: PrefixStore, prompt: list[int]) -> tuple[str, int]:
 
 def test_the_longest_beginning_is_found() -> None:
     store = PrefixStore("m", 1000)
-    store.put([1, 2, 3], b"a" * 10)
-    store.put([1, 2, 9, 9], b"b" * 10)
+    store.put([1, 2, 3], lambda: b"a" * 10)
+    store.put([1, 2, 9, 9], lambda: b"b" * 10)
     key, worth = longest(store, [1, 2, 3, 4])
     assert (store.take(key), worth) == (b"a" * 10, 3)
     assert longest(store, [5]) == ("", 0)
@@ -29,9 +29,9 @@ def test_the_longest_beginning_is_found() -> None:
 
 def test_what_begins_another_is_not_kept_twice() -> None:
     store = PrefixStore("m", 1000)
-    store.put([1, 2], b"short")
-    store.put([1, 2, 3], b"long")
-    store.put([1], b"shorter")
+    store.put([1, 2], lambda: b"short")
+    store.put([1, 2, 3], lambda: b"long")
+    store.put([1], lambda: b"shorter")
     assert len(store) == 1
     assert store.take(longest(store, [1, 2, 3])[0]) == b"long"
 
@@ -39,19 +39,19 @@ def test_what_begins_another_is_not_kept_twice() -> None:
 def test_the_longest_unused_goes_first() -> None:
     store = PrefixStore("m", 30)
     for token in (1, 2, 3):
-        store.put([token, 0], bytes(10))
+        store.put([token, 0], lambda: bytes(10))
     store.take(longest(store, [1])[0])
-    store.put([4, 0], bytes(10))
+    store.put([4, 0], lambda: bytes(10))
     assert longest(store, [2]) == ("", 0)
     assert all(longest(store, [token])[1] for token in (1, 3, 4))
     assert store.ram_used == 30
-    PrefixStore("m", 0).put([1], b"x")  # keeps nothing, and says nothing
+    PrefixStore("m", 0).put([1], lambda: b"x")  # keeps nothing, and says nothing
 
 
 def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
     store = PrefixStore("m", 20, tmp_path, 1000)
     for token in range(5):
-        store.put([token, 7], bytes([token]) * 10)
+        store.put([token, 7], lambda token=token: bytes([token]) * 10)
     assert store.ram_used == 20
     assert store.disk_used > 0
     assert store.take(longest(store, [0])[0]) == bytes(10)
@@ -66,8 +66,8 @@ def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
 
 def test_damage_is_forgotten(tmp_path: Path) -> None:
     store = PrefixStore("m", 0, tmp_path, 10_000)
-    store.put([1, 2], b"x" * 100)
-    store.put([3, 4], b"y" * 100)
+    store.put([1, 2], lambda: b"x" * 100)
+    store.put([3, 4], lambda: b"y" * 100)
     first, second = sorted(tmp_path.rglob("*.state"))
     first.write_bytes(first.read_bytes()[:-3])
     second.write_bytes(b"nonsense")
@@ -84,7 +84,7 @@ def test_a_full_disk_loses_rows_and_nothing_else(tmp_path: Path, monkeypatch: py
 
     store = PrefixStore("m", 5, tmp_path, 1000)
     monkeypatch.setattr("latentkv.engine.store.LlamaState.write", full)
-    store.put([1, 2], b"x" * 10)
+    store.put([1, 2], lambda: b"x" * 10)
     assert len(store) == 0
 
 
@@ -102,7 +102,7 @@ print("ready", flush=True)
 number = 0
 while True:
     number += 1
-    store.put([1, 2, number], bytes([number % 256]) * (1 << 20))
+    store.put([1, 2, number], lambda: bytes([number % 256]) * (1 << 20))
 """
 
 

@@ -74,6 +74,7 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv import _core
     from latentkv.engine.engine import Engine
     from latentkv.engine.scheduler import Scheduler, Shift
+    from latentkv.engine.store import PrefixStore
     from latentkv.master import planned
     from latentkv.prefix import Window
     from latentkv.sampling import SamplingOptions
@@ -96,6 +97,9 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
         window=Window.of(model.regions, args.recent, args.recent_ratio),
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep) if args.context_shift else None,
+        store=PrefixStore(
+            f"{model.fingerprint} {cache}", args.cache_ram << 20, args.cache_dir, args.cache_dir_size << 20
+        ),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
@@ -202,6 +206,26 @@ def _add_server(group: Any) -> None:
         default=600,
         metavar="S",
         help="seconds an idle connection stays open (default: 600)",
+    )
+    group.add_argument(
+        "--cache-ram",
+        type=number(ranges.Range(0, 1 << 20)),
+        default=1024,
+        metavar="MIB",
+        help="memory for sequences that lost their place in the cache (default: 1024, 0 = none)",
+    )
+    group.add_argument(
+        "--cache-dir",
+        type=text,
+        metavar="FOLDER",
+        help="where they go when memory is full or the server stops, to be found again (default: nowhere)",
+    )
+    group.add_argument(
+        "--cache-dir-size",
+        type=number(ranges.Range(1, 1 << 24)),
+        default=10240,
+        metavar="MIB",
+        help="how much of them it holds (default: 10240)",
     )
     group.add_argument(
         "--context-shift",

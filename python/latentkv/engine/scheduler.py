@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from latentkv.answer import Piece
 from latentkv.engine.request import Ticket
 from latentkv.engine.slot import Job, Slot
+from latentkv.engine.store import PrefixStore
 from latentkv.errors import expected
 from latentkv.prefix import Window, kept
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 MIXED_CHUNK = 128  # prompt tokens of a step that answers wait for: the longest ubatch beside exact windows
 TILE = 64  # cells that a sequence may take beyond its tokens: rows go in whole tiles
 LEAST_CHUNK = 32  # of a prompt, in a step: fewer tokens do not fill a matrix product
+LEAST_PARKED = 128  # tokens that are worth a place in the store
 EXTENSION = 256  # tokens by which an answer without a limit grows its reservation
 
 
@@ -39,6 +41,7 @@ class Counters:
     requests: int = 0
     prompt_tokens: int = 0  # computed
     cached_tokens: int = 0  # of prompts, found in the cache
+    restored_tokens: int = 0  # of those, from the store
     predicted_tokens: int = 0
     prompt_seconds: float = 0.0
     predicted_seconds: float = 0.0
@@ -112,9 +115,11 @@ class Scheduler:
         window: Window | None = None,
         last_n_tokens: int = 64,
         shift: Shift | None = None,
+        store: PrefixStore | None = None,
     ) -> None:
         """n_ctx_seq: tokens that a sequence may have (None: all of the cache).
         shift: what becomes of a sequence that has as many (None: its answer ends).
+        store: where sequences go that lose their place (None: they are forgotten).
         """
         self.model, self.session, self.n_batch = model, session, n_batch
         self.n_ctx_seq = min(n_ctx_seq or session.n_ctx, session.n_ctx)
@@ -122,7 +127,7 @@ class Scheduler:
         self.slots = [Slot(seq) for seq in range(session.n_seq_max)]
         self.waiting: deque[Ticket] = deque()
         self.counters = Counters()
-        self.shift = shift
+        self.shift, self.store = shift, store
         self._is_lazy = session.prefill == "lazy"
         self._turn = 0
 
@@ -208,6 +213,7 @@ class Scheduler:
             self._fail(slot, error)
         while self.waiting:
             self.waiting.popleft().fail(error)
+        self.close_store()
 
     # Who runs.
 
@@ -230,7 +236,7 @@ class Scheduler:
         prompt = ticket.request.prompt
         slot = max(idle, key=lambda each: (self._kept(each, prompt), not each.tokens, -each.used))
         if ticket.request.scores_prompt:
-            self._forget(slot)
+            self._park(slot)
             keep = 0
         else:
             keep = self._rewind(slot, prompt)
@@ -266,18 +272,64 @@ class Scheduler:
         keep = self._kept(slot, prompt)
         other = max(self.slots, key=lambda each: self._kept(each, prompt))
         shared = self._kept(other, prompt)
+        if self.store is not None and self._restored(slot, prompt, max(keep, shared) + TILE):
+            return len(slot.tokens)
         if shared > keep + TILE:
-            self._forget(slot)
+            self._park(slot)
             # layers with a sliding window may have no rows of it any more: then all is computed
             with contextlib.suppress(ValueError):
                 self.session.seq_cp(other.seq, slot.seq, 0, shared)
                 slot.tokens = other.tokens[:shared]
         elif keep < len(slot.tokens):
-            if keep > 0 and self.session.seq_rm(slot.seq, keep, -1):
-                del slot.tokens[keep:]
-            else:
-                self._forget(slot)
+            if len(slot.tokens) - keep >= LEAST_PARKED:
+                self._save(slot)
+            self._cut(slot, keep)
         return len(slot.tokens)
+
+    def _cut(self, slot: Slot, keep: int) -> None:
+        if keep > 0 and self.session.seq_rm(slot.seq, keep, -1):
+            del slot.tokens[keep:]
+        else:
+            self._forget(slot)
+
+    # The store.
+
+    def _restored(self, slot: Slot, prompt: Sequence[int], least: int) -> bool:
+        """Takes from the store what begins like the prompt, if `least` tokens of it can be kept."""
+        assert self.store is not None
+        key, worth = self.store.best(lambda tokens: kept(tokens, prompt, self.window, self._is_lazy))
+        if worth < least:
+            return False
+        tokens = self.store.tokens(key)
+        self._park(slot)
+        rows = self.store.take(key) if self._make_room(slot, len(tokens)) else None
+        if rows is None:
+            return False
+        try:
+            self.session.set_seq_state(slot.seq, rows)
+        except ValueError:  # no room in a region that others fill: all is computed
+            return False
+        slot.tokens = list(tokens)
+        self._cut(slot, worth)
+        self.counters.restored_tokens += len(slot.tokens)
+        return True
+
+    def _park(self, slot: Slot) -> None:
+        """Leaves the cache to others, and keeps what the sequence holds in the store."""
+        self._save(slot)
+        self._forget(slot)
+
+    def _save(self, slot: Slot) -> None:
+        if self.store is not None and len(slot.tokens) >= LEAST_PARKED:
+            self.store.put(slot.tokens, lambda: self.session.seq_state_bytes(slot.seq))
+
+    def close_store(self) -> None:
+        """Keeps what idle sequences hold, for the next start."""
+        if self.store is not None:
+            for slot in self.slots:
+                if slot.job is None:
+                    self._save(slot)
+            self.store.close()
 
     # Room.
 
@@ -296,7 +348,7 @@ class Scheduler:
         while self._free(slot) < wanted:
             if not others:
                 return False
-            self._forget(others.pop(0))
+            self._park(others.pop(0))
         return True
 
     def _grow(self, slot: Slot) -> None:

@@ -60,16 +60,19 @@ class PrefixStore:
     def tokens(self, key: str) -> list[int]:
         return self._entries[key].tokens
 
-    def put(self, tokens: Sequence[int], rows: bytes) -> None:
-        """Keeps a sequence. One that begins it is not needed any more; nor is this, where it begins
-        another."""
+    def put(self, tokens: Sequence[int], rows: Callable[[], bytes]) -> None:
+        """Keeps a sequence, whose rows are asked for if they are needed. One that begins it is not needed any
+        more; nor is this, where it begins another."""
+        if not self._ram and not self._disk:
+            return
         for key, entry in list(self._entries.items()):
             if entry.tokens[: len(tokens)] == list(tokens):
                 self._entries.move_to_end(key)
                 return
             if list(tokens[: len(entry.tokens)]) == entry.tokens:
                 self._drop(key)
-        self._entries[_key(tokens)] = Entry(list(tokens), len(rows), rows, None)
+        found = rows()
+        self._entries[_key(tokens)] = Entry(list(tokens), len(found), found, None)
         self._fit()
 
     def take(self, key: str) -> bytes | None:
