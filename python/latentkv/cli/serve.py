@@ -35,10 +35,11 @@ def main(argv: Sequence[str]) -> int:
         import uvicorn
 
         from latentkv.server.app import create_app
-    except ImportError as error:
-        raise expected(
-            "serve", "the extra server", f"no {error.name}", "pip install 'latentkv[server]'"
-        ) from None
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("latentkv"):
+            raise
+        hint = "pip install 'latentkv[server]'"
+        raise expected("serve", "the extra server", f"no {error.name}", hint) from None
     if args.keep and not args.context_shift:
         raise expected("--keep", "--context-shift beside it", "none")
     keys = _keys(args)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -23,11 +25,21 @@ def create_app(
     with_page: bool = True,
 ) -> FastAPI:
     """api_keys: one of them is asked of every request but /health and the page. origins: of other pages that
-    may call ("*": all)."""
+    may call ("*": all). When the app ends, so does the engine."""
     from latentkv.version import version
 
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(serving.engine.close)  # a signal may end the process right after
+
     app = FastAPI(
-        title="latentkv", version=version(), docs_url=None, redoc_url=None, strict_content_type=False
+        title="latentkv",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        strict_content_type=False,
+        lifespan=life,
     )
     app.state.serving = serving
     errors.install(app)
