@@ -243,3 +243,28 @@ def test_a_sequence_that_lost_its_place_comes_back(model: Any, cache: dict[str, 
     ticket = asked(model, more)
     assert run(again, ticket) == said
     assert again.counters.restored_tokens >= least
+
+
+def test_what_the_store_pushes_out_meanwhile_is_no_end(model: Any) -> None:
+    """Two long sequences and a store of one: each takes the other's place."""
+    first, second = TEXT[1000:1800], TEXT[5000:5900]
+    probe = scheduler(model, 1)
+    run(probe, asked(model, first))
+    n_bytes = len(probe.session.seq_state_bytes(0))
+    only = scheduler(model, 1, store=PrefixStore("m", n_bytes * 5 // 4))
+    texts = [run(only, asked(model, text))[0] for text in (first, second, first, second)]
+    assert texts[:2] == texts[2:]
+    assert only.counters.restored_tokens > 200
+    assert only.store is not None
+    assert len(only.store) == 1
+
+
+def test_an_engine_outlives_a_bug(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(scheduler(model, 2)) as engine:
+        with monkeypatch.context() as broken:
+            broken.setattr(engine.scheduler, "_admit", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                list(engine.submit(asked(model, "The clerk").request))
+        gone = engine.submit(asked(model, "Cache").request, lambda piece: [][1])
+        assert "".join(piece.text for piece in engine.submit(asked(model, "The clerk").request))
+        assert gone.cancelled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,6 +14,10 @@ from latentkv.engine.scheduler import Scheduler
 from latentkv.errors import LatentKVError
 
 T = TypeVar("T")
+
+
+class Closed(LatentKVError):
+    """Nothing is answered any more: not the fault of who asks."""
 
 
 class Engine:
@@ -76,7 +81,7 @@ class Engine:
     def _post(self, call: Callable[[], None]) -> None:
         with self._changed:
             if not self._open:
-                raise LatentKVError("[engine] expected an open engine; got a closed one")
+                raise Closed("[engine] expected an open engine; got a closed one")
             self._calls.append(call)
             self._changed.notify()
 
@@ -92,5 +97,13 @@ class Engine:
                 call()
             if not is_open:
                 break
-            busy = self.scheduler.step()
-        self.scheduler.close(LatentKVError("[engine] expected to go on; got closed"))
+            busy = self._step()
+        self.scheduler.close(Closed("[engine] expected to go on; got closed"))
+
+    def _step(self) -> bool:
+        try:
+            return self.scheduler.step()
+        except Exception as error:  # a bug: whoever waits is told, and later requests are answered
+            traceback.print_exc()
+            self.scheduler.abandon(error)
+            return True

@@ -59,11 +59,17 @@ class Ticket:
         self.cancelled = True
 
     def put(self, piece: Piece) -> None:
-        self._put(piece)
+        self._hand_over(piece)
 
     def fail(self, error: Exception) -> None:
         self.error = error
-        self._put(None)
+        self._hand_over(None)
+
+    def _hand_over(self, piece: Piece | None) -> None:
+        try:
+            self._put(piece)
+        except Exception:  # who listened is gone, an event loop that has closed: no matter of other answers
+            self.cancelled = True
 
     def __iter__(self) -> Iterator[Piece]:
         while True:

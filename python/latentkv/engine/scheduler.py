@@ -207,12 +207,16 @@ class Scheduler:
             batch.add(slot, room // together)
         return batch
 
-    def close(self, error: Exception) -> None:
+    def abandon(self, error: Exception) -> None:
         """Ends everything that runs or waits."""
         for slot in self.running:
             self._fail(slot, error)
         while self.waiting:
             self.waiting.popleft().fail(error)
+
+    def close(self, error: Exception) -> None:
+        """Ends everything, and keeps what idle sequences hold."""
+        self.abandon(error)
         self.close_store()
 
     # Who runs.
@@ -301,9 +305,13 @@ class Scheduler:
         if worth < least:
             return False
         tokens = self.store.tokens(key)
-        self._park(slot)
-        rows = self.store.take(key) if self._make_room(slot, len(tokens)) else None
+        if self._promised() + len(tokens) > self.session.n_ctx:
+            return False
+        rows = self.store.take(key)  # before others go to the store, which may push it out
         if rows is None:
+            return False
+        self._park(slot)
+        if not self._make_room(slot, len(tokens)):
             return False
         try:
             self.session.set_seq_state(slot.seq, rows)
@@ -340,6 +348,10 @@ class Scheduler:
         return (
             self.session.n_ctx - self.session.n_cells_used() - sum(s.reserved for s in self.running) - slack
         )
+
+    def _promised(self) -> int:
+        """Cells that running answers hold and may still take, at most."""
+        return sum(len(slot.tokens) + slot.reserved + TILE for slot in self.running)
 
     def _make_room(self, slot: Slot, wanted: int) -> bool:
         """Forgets what idle sequences but `slot` hold, the longest unused first, until `wanted` cells are

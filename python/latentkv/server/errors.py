@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from latentkv import _core
+from latentkv.engine.engine import Closed
 from latentkv.errors import LatentKVError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 501: "not_supported_error"}
@@ -37,6 +38,8 @@ def of(error: Exception) -> Refused:
     """Bad input is the client's, anything else ours."""
     if isinstance(error, Refused):
         return error
+    if isinstance(error, Closed):
+        return Refused(503, str(error))
     if isinstance(error, LatentKVError | _core.Error):
         message = str(error)
         is_long = message.startswith("[context]")
