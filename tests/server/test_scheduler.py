@@ -268,3 +268,35 @@ def test_an_engine_outlives_a_bug(model: Any, monkeypatch: pytest.MonkeyPatch) -
         gone = engine.submit(asked(model, "Cache").request, lambda piece: [][1])
         assert "".join(piece.text for piece in engine.submit(asked(model, "The clerk").request))
         assert gone.cancelled
+
+
+def test_a_shift_moves_no_tokens_of_another_answer(converted: Callable[..., Path]) -> None:
+    from latentkv import _core
+
+    rebuilt = _core.Model(str(converted("--method", "eigen", "--keep", "0.75")))
+    text = "The clerk of the town wrote numbers into a book. " * 12
+
+    def shifting(n_seq: int) -> Scheduler:
+        return scheduler(rebuilt, n_seq, 1024, n_ctx_seq=256, shift=Shift.of(rebuilt, 4), cache={"kv": "f16"})
+
+    two = shifting(2)
+    first, second = asked(rebuilt, text, 200), asked(rebuilt, text + "Then he", 40)
+    two.submit(first)
+    while not first.progress.completion_tokens:
+        two.step()
+    said = run(two, second)[0]
+    assert first.progress.completion_tokens == 200
+    assert said == run(shifting(1), asked(rebuilt, text + "Then he", 40))[0]
+    # nor is what stands behind forgotten tokens the beginning of another prompt
+    slot = two.slots[first.progress.slot]
+    again = Ticket(Request([*slot.tokens, 5], GREEDY, 8, ignore_eos=True))
+    alone = Ticket(Request([*slot.tokens, 5], GREEDY, 8, ignore_eos=True))
+    assert run(two, again) == run(shifting(1), alone)
+    assert again.progress.timings.cached_n <= 4
+
+
+def test_a_prompt_without_an_answer(model: Any) -> None:
+    ticket = asked(model, "The clerk", 0)
+    assert run(scheduler(model, 2), ticket) == [""]
+    assert ticket.progress.completion_tokens == 0
+    assert ticket.progress.timings.prompt_n == ticket.progress.prompt_tokens

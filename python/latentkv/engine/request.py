@@ -13,8 +13,7 @@ from latentkv.timings import Timings
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to go on from it. `max_tokens` -1: as many as there is room for; 0: none, where the
-    prompt is scored.
+    """A prompt and how to go on from it. `max_tokens` -1: as many as there is room for; 0: none.
 
     scores_prompt: the first piece is the prompt with the log-probabilities of its tokens, at offsets below 0;
     all of it is computed.

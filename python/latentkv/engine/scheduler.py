@@ -204,7 +204,9 @@ class Scheduler:
         room = MIXED_CHUNK if batch.tokens else self.n_batch
         together = max(1, min(len(reading), room // LEAST_CHUNK))
         for slot in reading[:together]:
-            batch.add(slot, room // together)
+            assert slot.job is not None
+            most = MIXED_CHUNK if slot.job.scores else room  # each of its logits is a row of n_vocab
+            batch.add(slot, min(most, room // together))
         return batch
 
     def abandon(self, error: Exception) -> None:
@@ -268,14 +270,21 @@ class Scheduler:
         return min(asked, room) if asked >= 0 else room
 
     def _kept(self, slot: Slot, prompt: Sequence[int]) -> int:
-        return kept(slot.tokens, prompt, self.window, self._is_lazy)
+        keep = kept(slot.tokens, prompt, self.window, self._is_lazy)
+        return keep if slot.shifted_at is None else min(keep, slot.shifted_at)
+
+    def _shared(self, slot: Slot, prompt: Sequence[int]) -> int:
+        """How many tokens of the slot another sequence may hold too. A shift moves cells for all who hold
+        them, and leaves those before `n_keep` where they are."""
+        keep = self._kept(slot, prompt)
+        return keep if self.shift is None else min(keep, self.shift.n_keep)
 
     def _rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
         """Leaves in the slot what the prompt can go on from, or takes it from another one, as a token may
         belong to several sequences. Returns how many tokens that are."""
         keep = self._kept(slot, prompt)
-        other = max(self.slots, key=lambda each: self._kept(each, prompt))
-        shared = self._kept(other, prompt)
+        other = max(self.slots, key=lambda each: self._shared(each, prompt))
+        shared = self._shared(other, prompt)
         if self.store is not None and self._restored(slot, prompt, max(keep, shared) + TILE):
             return len(slot.tokens)
         if shared > keep + TILE:
@@ -293,6 +302,7 @@ class Scheduler:
     def _cut(self, slot: Slot, keep: int) -> None:
         if keep > 0 and self.session.seq_rm(slot.seq, keep, -1):
             del slot.tokens[keep:]
+            slot.shifted_at = None
         else:
             self._forget(slot)
 
@@ -328,7 +338,7 @@ class Scheduler:
         self._forget(slot)
 
     def _save(self, slot: Slot) -> None:
-        if self.store is not None and len(slot.tokens) >= LEAST_PARKED:
+        if self.store is not None and len(slot.tokens) >= LEAST_PARKED and slot.shifted_at is None:
             self.store.put(slot.tokens, lambda: self.session.seq_state_bytes(slot.seq))
 
     def close_store(self) -> None:
@@ -375,14 +385,17 @@ class Scheduler:
             job.limit += more if self._make_room(slot, more) else max(0, min(more, self._free(slot)))
 
     def _shift(self, slot: Slot, n_keep: int) -> None:
-        """Forgets half of the tokens behind the first `n_keep`; the others move forward."""
+        """Forgets half of the tokens behind the first `n_keep`; the others move forward. Not where a sliding
+        window would miss some: then the answer ends."""
         last = n_keep + (len(slot.tokens) - n_keep) // 2
         last = min(last, len(slot.tokens) - self.session.window)  # what layers with a window hold stays
         if last <= n_keep:
             return
-        self.session.seq_rm(slot.seq, n_keep, last)
+        if not self.session.seq_rm(slot.seq, n_keep, last):
+            return
         self.session.seq_add(slot.seq, last, -1, n_keep - last)
         del slot.tokens[n_keep:last]
+        slot.shifted_at = n_keep
 
     # Ends.
 
@@ -408,7 +421,7 @@ class Scheduler:
 
     def _forget(self, slot: Slot) -> None:
         self.session.seq_rm(slot.seq)
-        slot.tokens = []
+        slot.tokens, slot.shifted_at = [], None
 
     def _touch(self, slot: Slot) -> None:
         self._turn += 1

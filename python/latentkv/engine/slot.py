@@ -46,8 +46,11 @@ class Job:
 
     def read(self, logits: NDArray[np.float32]) -> Piece | None:
         """Takes the logits [n, n_vocab] of n prompt tokens; the scored prompt after the last of them."""
-        if self._prompt is None or self.has_read:
+        if self.has_read:
             return None
+        if self._prompt is None:
+            is_all = self.limit == 0 and not self.pending
+            return Piece("", (), "length") if is_all else None
         self._prompt.add(logits)
         if self.pending:
             return None
@@ -141,6 +144,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     job: Job | None = None
     used: int = 0  # when it last had a job, in jobs
+    shifted_at: int | None = None  # tokens from here on were computed behind some that a shift forgot
 
     @property
     def has_read(self) -> bool:
