@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from latentkv.errors import expected
 from latentkv.text import utf8
+
+MAX_NESTING = 256  # libllama parses them by recursion: its stack ends at some thousands
+_UNNESTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 
 # RFC 8259, any object at the top. Whitespace is bounded: unbounded whitespace lets a model print blanks for
 # ever.
@@ -27,6 +32,8 @@ class LlamaGrammar:
 
     def __init__(self, text: str, root: str = "root") -> None:
         utf8(text, "grammar")
+        if (depth := nesting(text)) > MAX_NESTING:
+            raise expected("grammar", f"parentheses at most {MAX_NESTING} deep", depth)
         self.text = text
         self.root = root
 
@@ -39,3 +46,16 @@ class LlamaGrammar:
     def from_file(cls, file: str | Path, verbose: bool = False) -> LlamaGrammar:
         """From a GBNF file."""
         return cls(Path(file).read_text(encoding="utf-8"))
+
+
+def nesting(text: str) -> int:
+    """How deep the parentheses of a grammar are, those in literals, sets and comments aside.
+
+    >>> nesting('root ::= ("(" ("a" | [(]))')
+    2
+    """
+    depth = deepest = 0
+    for sign in re.findall(r"[()]", _UNNESTED.sub("", text)):
+        depth += 1 if sign == "(" else -1
+        deepest = max(deepest, depth)
+    return deepest
