@@ -179,10 +179,10 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "-n",
         "--n-predict",
-        type=int,
+        type=number(ranges.Range(1, special={-1: "as many as there is room for"})),
         default=-1,
         metavar="N",
-        help="tokens of an answer (default: -1, as many as there is room for)",
+        help="tokens of an answer whose request does not say (default: -1, as many as there is room for)",
     )
     group.add_argument(
         "-a", "--alias", type=text, default="", metavar="NAME", help="the model's name in the interface"

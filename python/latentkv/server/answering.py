@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from latentkv.answer import Piece
 from latentkv.engine.engine import Engine
@@ -83,7 +84,31 @@ async def _gone(request: HttpRequest) -> None:
         pass
 
 
-def events(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+async def wholes(answers: Sequence[Answering]) -> list[list[Piece]]:
+    """The pieces of each. The first error ends all."""
+    try:
+        return list(await asyncio.gather(*(answer.whole() for answer in answers)))
+    finally:
+        for answer in answers:
+            answer.cancel()
+
+
+class Streaming(StreamingResponse):
+    """Ends its answers when it ends, also where its client went before the first piece was asked for."""
+
+    def __init__(self, content: AsyncIterator[str], answers: Sequence[Answering]) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for answer in self._answers:
+                answer.cancel()
+
+
+def events(chunks: AsyncIterator[dict[str, Any]], answers: Sequence[Answering]) -> StreamingResponse:
     """Server-sent events, `[DONE]` last. An error after the first chunk is an event of its own."""
 
     async def lines() -> AsyncIterator[str]:
@@ -95,7 +120,7 @@ def events(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
             yield f"data: {json.dumps(said, ensure_ascii=False)}\n\n"
         yield "data: [DONE]\n\n"
 
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return Streaming(lines(), answers)
 
 
 async def merged(streams: Iterable[AsyncIterator[T]]) -> AsyncIterator[T]:

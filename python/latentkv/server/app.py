@@ -46,7 +46,7 @@ def create_app(
     routers = [chat.router, completions.router, native.router, metrics.router, refused.router]
     for router in routers + ([page.router] if with_page else []):
         app.include_router(router)
-    app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes)
+    app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes, origins=origins)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from fastapi import Request as HttpRequest
 
 from latentkv.chat import ChatShape
 from latentkv.engine.request import Request
-from latentkv.server.answering import Answering, events, merged, unless_gone
+from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
 from latentkv.server.completions import timings_of, usage_of
 from latentkv.server.schemas import ChatBody
 from latentkv.server.serving import Serving, serving_of
@@ -29,7 +28,7 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
         Request(
             prompt,
             body.sampling(serving.sampling, choice),
-            max_tokens=body.limit(),
+            max_tokens=body.limit(serving.n_predict),
             stop=body.stops() + serving.template.stop,
             logprobs=body.rivals(),
             ignore_eos=body.ignore_eos,
@@ -38,9 +37,11 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
     ]
     answers = serving.answering(requests)
     shapes = [ChatShape(serving.name, body.rivals() is not None, index) for index in range(body.n)]
+    for shape in shapes:
+        shape.head = shapes[0].head  # one answer has one id
     if body.stream:
-        return events(stream(shapes, answers, body))
-    pieces = await unless_gone(http, asyncio.gather(*(answer.whole() for answer in answers)))
+        return events(stream(shapes, answers, body), answers)
+    pieces = await unless_gone(http, wholes(answers))
     parts = [
         shape.whole(each, answer.ticket.progress)
         for shape, each, answer in zip(shapes, pieces, answers, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from fastapi import Request as HttpRequest
 from latentkv.answer import Piece
 from latentkv.completion import CompletionShape, usage
 from latentkv.engine.request import Request
-from latentkv.server.answering import Answering, events, merged, unless_gone
+from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
 from latentkv.server.schemas import CompletionBody
 from latentkv.server.serving import Serving, serving_of
 
@@ -31,7 +30,7 @@ async def completions(
         Request(
             prompt,
             body.sampling(serving.sampling, choice),
-            max_tokens=body.limit(),
+            max_tokens=body.limit(serving.n_predict),
             stop=body.stops(),
             logprobs=body.logprobs,
             ignore_eos=body.ignore_eos,
@@ -46,12 +45,14 @@ async def completions(
         CompletionShape(serving.name, len(text), body.logprobs is not None, index)
         for index, text in enumerate(texts)
     ]
+    for shape in shapes:
+        shape.head = shapes[0].head  # one answer has one id
     if body.echo and body.logprobs is None:
         answers = [answer.after(text) for answer, text in zip(answers, texts, strict=True)]
     if not body.stream:
-        pieces = await unless_gone(http, asyncio.gather(*(answer.whole() for answer in answers)))
+        pieces = await unless_gone(http, wholes(answers))
         return whole(shapes, pieces, answers, body.n)
-    return events(stream(shapes, answers, body))
+    return events(stream(shapes, answers, body), answers)
 
 
 def whole(

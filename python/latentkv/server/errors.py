@@ -13,7 +13,12 @@ from latentkv import _core
 from latentkv.engine.engine import Closed
 from latentkv.errors import LatentKVError
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 501: "not_supported_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+}
 
 
 class Refused(Exception):

@@ -16,14 +16,22 @@ OPEN = ("/", "/health", "/v1/health")  # need no key, as in llama.cpp; nor does 
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, keys: Sequence[str], max_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], max_bytes: int, origins: Sequence[str] = ()
+    ) -> None:
+        """origins: of other pages that may call ("*": all)."""
         self.app, self.keys, self.max_bytes = app, [key.encode() for key in keys], max_bytes
+        self.origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if not self._is_at_home(headers):
+            said = f"[origin] expected a page of this server; got {headers['origin']}; allow it with --cors"
+            await errors.response(403, said)(scope, receive, send)
+            return
         if not self._may(scope["path"], scope["method"], headers):
             refusal = errors.response(401, "expected a valid API key", code="invalid_api_key")
             await refusal(scope, receive, send)
@@ -44,10 +52,17 @@ class Guard:
 
         await self.app(scope, limited, send)
 
+    def _is_at_home(self, headers: Headers) -> bool:
+        """No page of another origin: a browser sends a plain POST of one without asking first."""
+        origin = headers.get("origin")
+        if origin is None or not self.origins.isdisjoint((origin, "*")):
+            return True
+        return origin.partition("://")[2] == headers.get("host")
+
     def _may(self, path: str, method: str, headers: Headers) -> bool:
         if not self.keys or path in OPEN or path.startswith("/page/") or method == "OPTIONS":
             return True
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
+        given = headers.get("authorization", "").removeprefix("Bearer ").strip().encode("latin-1")
         # every key is compared: how long it takes says nothing
         return any([hmac.compare_digest(given, key) for key in self.keys])
 

@@ -24,9 +24,13 @@ async def health() -> dict[str, str]:
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(serving: Served) -> dict[str, Any]:
-    meta = {key: serving.about[key] for key in ("n_ctx", "n_ctx_train", "n_vocab", "n_params", "size")}
-    model = {"id": serving.name, "object": "model", "created": serving.created, "owned_by": "latentkv"}
-    return {"object": "list", "data": [model | {"meta": meta}]}
+    return {"object": "list", "data": [_model(serving)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, serving: Served) -> dict[str, Any]:
+    serving.check_model(name)
+    return _model(serving)
 
 
 @router.post("/tokenize")
@@ -93,6 +97,12 @@ def _slots(scheduler: Scheduler) -> list[dict[str, Any]]:
 def _cache(scheduler: Scheduler) -> dict[str, Any]:
     session = scheduler.session
     return session.kv_bytes() | {"n_ctx": session.n_ctx, "n_used": session.n_cells_used()}
+
+
+def _model(serving: Serving) -> dict[str, Any]:
+    meta = {key: serving.about[key] for key in ("n_ctx", "n_ctx_train", "n_vocab", "n_params", "size")}
+    shown = {"id": serving.name, "object": "model", "created": serving.created, "owned_by": "latentkv"}
+    return shown | {"meta": meta}
 
 
 def _piece(serving: Serving, token: int) -> str | list[int]:

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
-from latentkv.sampling import SamplingOptions, token_bias
+from latentkv.sampling import RANDOM_SEED, SamplingOptions, token_bias
 from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]
+Gbnf = Annotated[str, Field(max_length=1 << 16)]
+MAX_ANSWERS = 1024  # of one request: prompts times n
+MAX_STOPS = 64  # strings, each looked for after every token
+MAX_STOP_LENGTH = 4096  # characters
 
 
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, given: Any) -> Any:
+        """As in OpenAI's interface, where null means the default."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or cls._takes_null(name)}
 
-def _limit(name: str, value: int | None, least: int) -> int:
+    @classmethod
+    def _takes_null(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        if field is None or field.is_required() or field.annotation is None:
+            return True  # what is unknown or needed is refused with its null
+        return type(None) in get_args(field.annotation)
+
+
+def _limit(name: str, value: int | None, least: int, default: int = -1) -> int:
     if value is not None and value < least and value != -1:
         raise expected(name, f"a number of at least {least}, or -1 (as many as there is room for)", value)
-    return -1 if value is None else value
+    return default if value is None else value
 
 
 class StreamOptions(Body):
@@ -53,7 +72,7 @@ class Sampled(Body):
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     logit_bias: dict[str, float] | None = None
-    grammar: Text | None = None
+    grammar: Gbnf | None = None
     ignore_eos: bool = False
     cache_prompt: Literal[True] = True
     # of OpenAI's service, without a meaning here
@@ -62,14 +81,18 @@ class Sampled(Body):
     store: bool | None = None
     service_tier: str | None = None
 
-    def limit(self) -> int:
-        """Of tokens; -1: as many as there is room for."""
-        return _limit("max_tokens", self.max_tokens, least=1)
+    def limit(self, default: int = -1) -> int:
+        """Of tokens; -1: as many as there is room for. default: of the command line."""
+        return _limit("max_tokens", self.max_tokens, 1, default)
 
     def stops(self) -> list[str]:
         found = stop_list(self.stop)
         if any(not each for each in found):
             raise expected("stop", "strings of at least one character", "''")
+        if len(found) > MAX_STOPS:
+            raise expected("stop", f"at most {MAX_STOPS} strings", len(found))
+        if (longest := max(map(len, found), default=0)) > MAX_STOP_LENGTH:
+            raise expected("stop", f"strings of at most {MAX_STOP_LENGTH} characters", longest)
         return found
 
     def sampling(self, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
@@ -89,9 +112,13 @@ class Sampled(Body):
             "mirostat_eta": self.mirostat_eta,
             "logit_bias": token_bias(self.logit_bias) if self.logit_bias else None,
             "grammar": LlamaGrammar(self.grammar) if self.grammar else None,
-            "seed": None if self.seed is None or self.seed == -1 else (self.seed + choice) % 2**32,
+            "seed": self._seed(defaults.seed, choice),
         }
         return replace(defaults, **{name: value for name, value in names.items() if value is not None})
+
+    def _seed(self, default: int, choice: int) -> int:
+        asked = default if self.seed is None else self.seed
+        return RANDOM_SEED if asked in (-1, RANDOM_SEED) else (asked + choice) % RANDOM_SEED
 
 
 class CompletionBody(Sampled):
@@ -102,11 +129,21 @@ class CompletionBody(Sampled):
     best_of: Literal[1] | None = None
     suffix: None = None
 
-    def limit(self) -> int:
-        return _limit("max_tokens", self.max_tokens, least=0 if self.echo else 1)
+    def limit(self, default: int = -1) -> int:
+        """As above; left out, and without one on the command line: 16, as OpenAI's."""
+        asked = self.max_tokens
+        if default != -1 and "max_tokens" not in self.model_fields_set:
+            asked = default
+        return _limit("max_tokens", asked, 0 if self.echo else 1, default)
 
     def prompts(self) -> list[str | list[int]]:
         """One or several, as text or tokens."""
+        found = self._prompts()
+        if len(found) * self.n > MAX_ANSWERS:
+            raise expected("prompt", f"at most {MAX_ANSWERS} answers, prompts times n", len(found) * self.n)
+        return found
+
+    def _prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
@@ -133,12 +170,12 @@ class ChatBody(Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    def limit(self) -> int:
+    def limit(self, default: int = -1) -> int:
         if self.max_completion_tokens is None:
-            return super().limit()
+            return super().limit(default)
         if self.max_tokens is not None:
             raise expected("max_tokens", "max_tokens or max_completion_tokens", "both")
-        return _limit("max_completion_tokens", self.max_completion_tokens, least=1)
+        return _limit("max_completion_tokens", self.max_completion_tokens, 1, default)
 
     def rivals(self) -> int | None:
         """Reported per token; None: no log-probabilities."""

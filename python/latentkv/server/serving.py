@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -12,6 +13,7 @@ from fastapi import Request as HttpRequest
 from latentkv import _core
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
+from latentkv.errors import expected
 from latentkv.sampling import SamplingOptions
 from latentkv.server import errors
 from latentkv.server.answering import Answering
@@ -37,7 +39,9 @@ class Serving:
 
     def tokens(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
         if isinstance(prompt, str):
-            found = list(self.model.tokenize(utf8(prompt, "prompt"), True, special))
+            text = utf8(prompt, "prompt")
+            self.check_length(text)
+            found = list(self.model.tokenize(text, True, special))
             # an empty text in a vocabulary without a start token
             return found or [max(self.model.token_bos(), self.model.token_eos())]
         outside = [token for token in prompt if not 0 <= token < self.model.n_vocab]
@@ -46,6 +50,21 @@ class Serving:
                 400, f"[prompt] expected token ids below {self.model.n_vocab}; got {outside[0]}", "prompt"
             )
         return list(prompt)
+
+    def check_length(self, text: bytes) -> None:
+        """Raises LatentKVError for a text that no context holds, before its tokens are found: of megabytes
+        that takes seconds."""
+        n_ctx = self.engine.scheduler.n_ctx_seq
+        if len(text) > n_ctx * self.longest_piece:
+            got = f"a text of {len(text)} bytes"
+            raise expected(
+                "context", f"a prompt of at most {n_ctx - 1} tokens", got, "shorten it, or raise -c"
+            )
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self.model.token_to_piece(token, True)) for token in range(self.model.n_vocab))
 
     def text(self, tokens: Sequence[int]) -> str:
         """As a client sees them, special ones too."""

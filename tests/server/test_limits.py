@@ -1,0 +1,83 @@
+"""What one request may ask of a server that others use too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from latentkv.errors import LatentKVError
+from latentkv.grammar import LlamaGrammar, nesting
+from latentkv.server.schemas import CompletionBody
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"stop": ["x"] * 65}, "[stop] expected at most 64 strings; got 65"),
+    ({"stop": "x" * 4097}, "[stop] expected strings of at most 4096 characters; got 4097"),
+    ({"prompt": ["x"] * 33, "n": 32}, "[prompt] expected at most 1024 answers"),
+    ({"grammar": "root ::= " + "(" * 20000 + '"a"' + ")" * 20000}, "[grammar] expected parentheses"),
+    ({"grammar": 'root ::= "' + "a" * (1 << 16)}, "[grammar]"),
+    ({"prompt": "a" * 4_000_000}, "[context] expected a prompt of at most 2047 tokens; got a text"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), BAD, ids=[said[:40] for _, said in BAD])
+def test_what_would_stop_others_is_refused(http: Any, fields: dict[str, Any], said: str) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1} | fields)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+    assert http.get("/health").status_code == 200
+
+
+def test_how_deep_a_grammar_is() -> None:
+    assert nesting(r'root ::= ("(" ("\"((" | [(\](] # (((') == 2
+    assert nesting('root ::= "a"') == 0
+    LlamaGrammar("root ::= " + "(" * 256 + '"a"' + ")" * 256)
+    with pytest.raises(LatentKVError, match=r"\[grammar\] expected parentheses at most 256 deep; got 257"):
+        LlamaGrammar("root ::= " + "(" * 257 + '"a"' + ")" * 257)
+
+
+@pytest.mark.parametrize("name", ["n", "stream", "echo", "ignore_eos", "cache_prompt", "temperature", "stop"])
+def test_null_is_as_if_left_out(name: str) -> None:
+    left_out = CompletionBody.model_validate({"prompt": "x"})
+    assert CompletionBody.model_validate({"prompt": "x", name: None}) == left_out
+
+
+def test_a_limit_of_the_command_line_is_for_requests_without_one() -> None:
+    assert CompletionBody.model_validate({"prompt": "x"}).limit(-1) == 16
+    assert CompletionBody.model_validate({"prompt": "x"}).limit(9) == 9
+    assert CompletionBody.model_validate({"prompt": "x", "max_tokens": 5}).limit(9) == 5
+
+
+def test_choices_differ_where_the_command_line_has_a_seed() -> None:
+    from latentkv.sampling import RANDOM_SEED, SamplingOptions
+
+    body, defaults = CompletionBody.model_validate({"prompt": "x", "n": 2}), SamplingOptions(seed=5)
+    assert [body.sampling(defaults, choice).seed for choice in (0, 1)] == [5, 6]
+    anew = CompletionBody.model_validate({"prompt": "x", "seed": -1})
+    assert anew.sampling(defaults).seed == RANDOM_SEED
+
+
+def test_pages_of_other_origins_may_not_call(http: Any) -> None:
+    body = '{"prompt": "x", "max_tokens": 1}'  # of no stated type, which a browser sends without asking first
+    for origin, status in (("http://other.example", 403), ("null", 403), (str(http.base_url), 200)):
+        headers = {"Origin": origin.rstrip("/")}
+        assert http.post("/v1/completions", content=body, headers=headers).status_code == status
+
+
+def test_a_model_is_told_of_by_its_name(openai: Any) -> None:
+    from openai import NotFoundError
+
+    assert openai.models.retrieve("demo").id == "demo"
+    with pytest.raises(NotFoundError, match="gpt-9"):
+        openai.models.retrieve("gpt-9")
+
+
+def test_choices_of_a_stream_have_one_id(openai: Any) -> None:
+    chunks = list(openai.completions.create(model="demo", prompt=["a", "b"], n=2, max_tokens=2, stream=True))
+    assert {chunk.choices[0].index for chunk in chunks} == {0, 1, 2, 3}
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_an_echo_alone_writes_no_token(openai: Any) -> None:
+    answer = openai.completions.create(model="demo", prompt="The clerk", max_tokens=0, echo=True)
+    assert (answer.choices[0].text, answer.usage.completion_tokens) == ("The clerk", 0)
