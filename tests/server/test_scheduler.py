@@ -300,3 +300,21 @@ def test_a_prompt_without_an_answer(model: Any) -> None:
     assert run(scheduler(model, 2), ticket) == [""]
     assert ticket.progress.completion_tokens == 0
     assert ticket.progress.timings.prompt_n == ticket.progress.prompt_tokens
+
+
+@pytest.mark.parametrize("cache", [{}, {"sink": 4, "recent": 32}], ids=["no window", "window"])
+def test_choices_that_come_together_read_their_prompt_once(model: Any, cache: dict[str, Any]) -> None:
+    window = Window(cache.get("recent", 0))
+    four = scheduler(model, 4, 2048, cache=cache, window=window)
+    prompt = TEXT[1000:2200]
+    tickets = [asked(model, prompt) for _ in range(3)] + [asked(model, "Cache")]
+    for ticket in tickets:
+        four.submit(ticket)
+    four.step()
+    assert [ticket.progress.slot >= 0 for ticket in tickets] == [True, False, False, True]
+    run(four)
+    alone = run(scheduler(model, 1, 2048, cache=cache, window=window), asked(model, prompt))[0]
+    texts = ["".join(piece.text for piece in ticket) for ticket in tickets]
+    assert texts[:3] == [alone] * 3
+    for ticket in tickets[1:3]:
+        assert ticket.progress.timings.prompt_n <= 1 + window.recent

@@ -231,11 +231,32 @@ class Scheduler:
                 self._finish(slot)
 
     def _admit(self) -> None:
-        while self.waiting:
+        n_passed = 0
+        for ticket in list(self.waiting):
             idle = [slot for slot in self.slots if slot.job is None]
-            if not idle or not self._start(idle, self.waiting[0]):
+            if not idle or n_passed > len(self.slots):
                 return
-            self.waiting.popleft()
+            if self._is_read_now(idle, ticket):
+                n_passed += 1
+                continue
+            if not self._start(idle, ticket):
+                return
+            self.waiting.remove(ticket)
+
+    def _is_read_now(self, idle: list[Slot], ticket: Ticket) -> bool:
+        """Whether another request reads what this prompt begins with, more than an idle sequence has of it:
+        choices of one request, clients with one system prompt. It is lent when it is read."""
+        prompt = ticket.request.prompt
+        if ticket.request.scores_prompt:
+            return False
+        most = max(self._kept(slot, prompt) for slot in idle)
+        most = max(most, *(self._shared(slot, prompt) for slot in self.slots))
+        readers = (slot.job.ticket.request.prompt for slot in self.slots if slot.job and not slot.has_read)
+        return any(self._lendable(read, prompt) > most + TILE for read in readers)
+
+    def _lendable(self, tokens: Sequence[int], prompt: Sequence[int]) -> int:
+        keep = kept(tokens, prompt, self.window, self._is_lazy)
+        return keep if self.shift is None else min(keep, self.shift.n_keep)
 
     def _start(self, idle: list[Slot], ticket: Ticket) -> bool:
         """Gives the request a sequence, if there is room for it."""
