@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from latentkv.answer import Piece
+from latentkv.engine.request import Request, Ticket
 from latentkv.errors import LatentKVError
 from latentkv.grammar import LlamaGrammar, nesting
+from latentkv.sampling import SamplingOptions
+from latentkv.server.errors import Refused
 from latentkv.server.schemas import CompletionBody
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -81,3 +86,32 @@ def test_choices_of_a_stream_have_one_id(openai: Any) -> None:
 def test_an_echo_alone_writes_no_token(openai: Any) -> None:
     answer = openai.completions.create(model="demo", prompt="The clerk", max_tokens=0, echo=True)
     assert (answer.choices[0].text, answer.usage.completion_tokens) == ("The clerk", 0)
+
+
+def test_a_client_that_never_reads_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from latentkv.server import answering
+
+    class Endless:
+        def submit(self, request: Request, put: Any) -> Ticket:
+            self.put = put
+            return Ticket(request, put)
+
+        def cancel(self, ticket: Ticket) -> None:
+            ticket.cancel()
+
+    shown: list[str] = []
+
+    async def read() -> None:
+        engine: Any = Endless()
+        answer = answering.Answering(engine, Request([1], SamplingOptions()))
+        for _ in range(9):
+            engine.put(Piece("x"))
+        await asyncio.sleep(0)
+        assert answer.ticket.cancelled
+        async for piece in answer:
+            shown.append(piece.text)
+
+    monkeypatch.setattr(answering, "MAX_UNREAD", 4)
+    with pytest.raises(Refused, match="4 pieces unread"):
+        asyncio.run(read())
+    assert shown == ["x"] * 4

@@ -18,6 +18,7 @@ from latentkv.engine.request import Request, Ticket
 from latentkv.server import errors
 
 T = TypeVar("T")
+MAX_UNREAD = 1 << 16  # pieces: an answer with context shift need not end, and its client need not read
 
 
 class Answering:
@@ -29,10 +30,20 @@ class Answering:
         self._engine = engine
 
         def put(piece: Piece | None) -> None:
-            loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+            loop.call_soon_threadsafe(self._arrive, piece)
 
-        self.ticket: Ticket = engine.submit(request, put)
         self._is_over = False
+        self.ticket: Ticket = engine.submit(request, put)
+
+    def _arrive(self, piece: Piece | None) -> None:
+        if self.ticket.cancelled:
+            return
+        if self._pieces.qsize() >= MAX_UNREAD:
+            said = f"expected a client that reads; got {MAX_UNREAD} pieces unread"
+            self.ticket.error = errors.Refused(408, said)
+            self._engine.cancel(self.ticket)
+            piece = None
+        self._pieces.put_nowait(piece)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         try:
