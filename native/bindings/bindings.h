@@ -9,6 +9,7 @@
 #include "model/model.h"
 
 void bind_blocks(pybind11::module_& module);
+void bind_chat(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
 void bind_session(pybind11::module_& module);
 void bind_sampler(pybind11::module_& module);

@@ -68,6 +68,7 @@ PYBIND11_MODULE(_core, module) {
         py::arg("path"));
     bind_blocks(module);
     bind_model(module);
+    bind_chat(module);
     bind_session(module);
     bind_sampler(module);
 }

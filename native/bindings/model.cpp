@@ -272,6 +272,9 @@ void bind_model(py::module_& module) {
         .def("token_bos", [](const Model& m) { return m.vocab().bos(); })
         .def("token_eos", [](const Model& m) { return m.vocab().eos(); })
         .def("token_nl", [](const Model& m) { return m.vocab().nl(); })
+        .def("token_prefix", [](const Model& m) { return m.vocab().fim_prefix(); })
+        .def("token_suffix", [](const Model& m) { return m.vocab().fim_suffix(); })
+        .def("token_middle", [](const Model& m) { return m.vocab().fim_middle(); })
         .def(
             "is_eog", [](const Model& m, int32_t token) { return m.vocab().is_eog(token); }, py::arg("token"))
         .def("add_bos", [](const Model& m) { return m.vocab().add_bos(); })

@@ -3,6 +3,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <functional>
+
+#include "base/error.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -17,41 +20,88 @@ struct PySampler {
     Sampler sampler;
 };
 
+lkv::GrammarTrigger trigger_of(const py::dict& item) {
+    using Type = lkv::GrammarTrigger::Type;
+    static const std::map<std::string, Type> types = {
+        {"word", Type::word}, {"pattern", Type::pattern}, {"pattern_full", Type::pattern_full}, {"token", Type::token}};
+    const auto type = types.find(item["type"].cast<std::string>());
+    if (type == types.end()) {
+        lkv::fail("sampler", "expected a trigger of type word, pattern, pattern_full or token; got ",
+                  lkv::quoted(item["type"].cast<std::string>()));
+    }
+    lkv::GrammarTrigger out{type->second, item["value"].cast<std::string>(), -1};
+    if (item.contains("token")) {
+        out.token = item["token"].cast<int32_t>();
+    }
+    return out;
+}
+
+// A field of the options for every keyword; what is not given keeps its default.
+SamplerOptions options_of(const py::kwargs& given) {
+    SamplerOptions o;
+    std::map<std::string, std::function<void(const py::handle&)>> fields;
+    const auto field = [&fields](const char* name, auto& place) {
+        fields[name] = [&place](const py::handle& value) { place = value.cast<std::decay_t<decltype(place)>>(); };
+    };
+    field("temperature", o.temperature);
+    field("top_k", o.top_k);
+    field("top_p", o.top_p);
+    field("min_p", o.min_p);
+    field("typical_p", o.typical_p);
+    field("repeat_penalty", o.repeat_penalty);
+    field("frequency_penalty", o.frequency_penalty);
+    field("presence_penalty", o.presence_penalty);
+    field("penalty_last_n", o.penalty_last_n);
+    field("mirostat_mode", o.mirostat_mode);
+    field("mirostat_tau", o.mirostat_tau);
+    field("mirostat_eta", o.mirostat_eta);
+    field("top_n_sigma", o.top_n_sigma);
+    field("xtc_probability", o.xtc_probability);
+    field("xtc_threshold", o.xtc_threshold);
+    field("dynatemp_range", o.dynatemp_range);
+    field("dynatemp_exponent", o.dynatemp_exponent);
+    field("dry_multiplier", o.dry_multiplier);
+    field("dry_base", o.dry_base);
+    field("dry_allowed_length", o.dry_allowed_length);
+    field("dry_penalty_last_n", o.dry_penalty_last_n);
+    field("dry_sequence_breakers", o.dry_sequence_breakers);
+    field("seed", o.seed);
+    field("grammar", o.grammar);
+    field("grammar_root", o.grammar_root);
+    field("grammar_lazy", o.grammar_lazy);
+    field("grammar_prefix", o.grammar_prefix);
+    fields["logit_bias"] = [&o](const py::handle& value) {
+        o.logit_bias = value.cast<std::optional<std::map<int32_t, float>>>().value_or(std::map<int32_t, float>{});
+    };
+    fields["grammar_triggers"] = [&o](const py::handle& value) {
+        for (const auto& item : value.cast<std::vector<py::dict>>()) {
+            o.grammar_triggers.push_back(trigger_of(item));
+        }
+    };
+    for (const auto& [key, value] : given) {
+        const auto found = fields.find(key.cast<std::string>());
+        if (found == fields.end()) {
+            throw py::type_error("Sampler() got an unexpected keyword argument '" + key.cast<std::string>() + "'");
+        }
+        try {
+            found->second(value);
+        } catch (const py::cast_error&) {
+            throw py::type_error("Sampler() got a " + py::str(py::type::of(value)).cast<std::string>() + " for " +
+                                 key.cast<std::string>());
+        }
+    }
+    return o;
+}
+
 }  // namespace
 
 void bind_sampler(py::module_& module) {
     py::class_<PySampler>(module, "Sampler")
-        .def(py::init([](const std::shared_ptr<lkv::Model>& model, float temperature, int32_t top_k, float top_p,
-                         float min_p, float typical_p, float repeat_penalty, float frequency_penalty,
-                         float presence_penalty, int32_t penalty_last_n, int32_t mirostat_mode, float mirostat_tau,
-                         float mirostat_eta, uint32_t seed, const std::optional<std::map<int32_t, float>>& logit_bias,
-                         const std::optional<std::string>& grammar, const std::string& grammar_root) {
-                 SamplerOptions options;
-                 options.temperature = temperature;
-                 options.top_k = top_k;
-                 options.top_p = top_p;
-                 options.min_p = min_p;
-                 options.typical_p = typical_p;
-                 options.repeat_penalty = repeat_penalty;
-                 options.frequency_penalty = frequency_penalty;
-                 options.presence_penalty = presence_penalty;
-                 options.penalty_last_n = penalty_last_n;
-                 options.mirostat_mode = mirostat_mode;
-                 options.mirostat_tau = mirostat_tau;
-                 options.mirostat_eta = mirostat_eta;
-                 options.seed = seed;
-                 options.logit_bias = logit_bias.value_or(std::map<int32_t, float>{});
-                 options.grammar = grammar;
-                 options.grammar_root = grammar_root;
-                 return new PySampler{
-                     model, Sampler(options, model->hparams().n_vocab, model->has_vocab() ? &model->vocab() : nullptr)};
+        .def(py::init([](const std::shared_ptr<lkv::Model>& model, const py::kwargs& given) {
+                 return new PySampler{model, Sampler(options_of(given), model->hparams().n_vocab,
+                                                     model->has_vocab() ? &model->vocab() : nullptr)};
              }),
-             py::arg("model"), py::kw_only(), py::arg("temperature") = 0.8F, py::arg("top_k") = 40,
-             py::arg("top_p") = 0.95F, py::arg("min_p") = 0.05F, py::arg("typical_p") = 1.0F,
-             py::arg("repeat_penalty") = 1.0F, py::arg("frequency_penalty") = 0.0F, py::arg("presence_penalty") = 0.0F,
-             py::arg("penalty_last_n") = 64, py::arg("mirostat_mode") = 0, py::arg("mirostat_tau") = 5.0F,
-             py::arg("mirostat_eta") = 0.1F, py::arg("seed") = SamplerOptions::random_seed,
-             py::arg("logit_bias") = py::none(), py::arg("grammar") = py::none(), py::arg("grammar_root") = "root")
+             py::arg("model"))
         .def(
             "sample",
             [](PySampler& s, const py::array_t<float, py::array::c_style | py::array::forcecast>& logits) {
@@ -62,5 +112,6 @@ void bind_sampler(py::module_& module) {
             "accept", [](PySampler& s, int32_t token, bool in_grammar) { s.sampler.accept(token, in_grammar); },
             py::arg("token"), py::arg("in_grammar") = true)
         .def("reset", [](PySampler& s) { s.sampler.reset(); })
+        .def("clone", [](const PySampler& s) { return new PySampler{s.model, s.sampler.clone()}; })
         .def_property_readonly("seed", [](const PySampler& s) { return s.sampler.seed(); });
 }

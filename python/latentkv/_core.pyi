@@ -114,6 +114,10 @@ class Model:
     def token_bos(self) -> int: ...
     def token_eos(self) -> int: ...
     def token_nl(self) -> int: ...
+    def token_prefix(self) -> int:
+        """Fill in the middle: before the text in front of the gap; -1 where the vocabulary has none."""
+    def token_suffix(self) -> int: ...
+    def token_middle(self) -> int: ...
     def is_eog(self, token: int) -> bool: ...
     def add_bos(self) -> bool: ...
     def find_token(self, text: str) -> int:
@@ -239,15 +243,92 @@ class Sampler:
         mirostat_mode: int = 0,
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
+        top_n_sigma: float = -1.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = 0,
+        dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*"),
         seed: int = 0xFFFFFFFF,
         logit_bias: Mapping[int, float] | None = None,
         grammar: str | None = None,
         grammar_root: str = "root",
+        grammar_lazy: bool = False,
+        grammar_triggers: Sequence[Mapping[str, Any]] = (),
+        grammar_prefix: str = "",
     ) -> None:
-        """temperature <= 0 is greedy. The order is llama.cpp's default chain."""
-    def sample(self, logits: NDArray[np.float32]) -> int: ...
+        """temperature <= 0 is greedy. The order is llama.cpp's default chain.
+
+        grammar_lazy: the grammar waits for one of grammar_triggers ({"type": "word", "pattern",
+        "pattern_full" or "token", "value", "token"}) and describes the text from there on. grammar_prefix:
+        text in front of the answer that the grammar describes as well."""
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """A token, drawn as if the grammar had no say; one that it refuses is drawn again from those that it
+        allows. Mirostat draws from those at once."""
     def accept(self, token: int, in_grammar: bool = True) -> None:
         """in_grammar False: a prompt token, which penalties see and the grammar does not."""
-    def reset(self) -> None: ...
+    def reset(self) -> None:
+        """Back to the state after construction, random numbers included."""
+    def clone(self) -> Sampler:
+        """Another sampler in the same state."""
     @property
     def seed(self) -> int: ...
+
+class ChatTemplates:
+    """A chat template, by llama.cpp's code: conversations to prompts, and what reads the answers."""
+
+    def __init__(
+        self, model: Model | None, source: str = "", *, bos_token: str = "", eos_token: str = ""
+    ) -> None:
+        """source: Jinja; "" = the model's own, ChatML where it has none. bos_token, eos_token: for a source
+        without a model. Errors: "[chat template] expected …"."""
+    @property
+    def source(self) -> str: ...
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """supports_tools, supports_tool_calls, supports_parallel_tool_calls, supports_system_role,
+        supports_string_content, supports_typed_content, supports_preserve_reasoning,
+        supports_reasoning_effort, supports_object_arguments."""
+    @property
+    def supports_thinking(self) -> bool:
+        """Its models think before they answer."""
+    def apply(self, request: str) -> dict[str, Any]:
+        """request: a JSON object with "messages" (OpenAI's) and, where wanted, "tools", "tool_choice"
+        ("auto", "none", "required"), "parallel_tool_calls" (the template's), "json_schema", "grammar",
+        "add_generation_prompt" (true), "continue_final_message" (true, "content", "reasoning_content": go
+        on with the last message, an assistant's), "enable_thinking" (true), "chat_template_kwargs",
+        "reasoning_format" ("auto", "none", "deepseek", "deepseek-legacy").
+
+        Returns {"prompt": text to tokenize with special tokens parsed and those added that the vocabulary
+        adds, "format", "grammar": GBNF or "", "grammar_lazy", "grammar_triggers": [{"type", "value",
+        "token"}], "grammar_from_generation_prompt": the grammar describes the text from "generation_prompt"
+        on, with which the prompt ends, "preserved_tokens": texts of special tokens that the answer has to
+        show, "additional_stops", "generation_prompt", "supports_thinking", "thinking_start_tag",
+        "thinking_end_tags", "parser": ChatParser}. Errors: Error "[where] expected …"."""
+
+class ChatParser:
+    """Reads answers to one prompt."""
+
+    def parse(self, text: str, is_partial: bool) -> str:
+        """The message as JSON: {"role", "content", "reasoning_content", "tool_calls"}, the last two where
+        there are any. is_partial: the text may go on. Errors: Error "[chat] expected …" for a text that
+        does not fit."""
+    def stream(self) -> ChatStream:
+        """Reads one answer as it grows."""
+
+class ChatStream:
+    def push(self, text: str, is_partial: bool = True) -> str:
+        """Appends text; a JSON list of OpenAI's deltas. An empty text with is_partial False ends the
+        answer."""
+    @property
+    def message(self) -> str:
+        """The message so far, as JSON, without what the prompt began."""
+    @property
+    def has_tool_calls(self) -> bool: ...
+
+def json_schema_to_grammar(schema: str) -> str:
+    """GBNF of the JSON texts that fit the schema. Errors: Error "[json_schema] expected …"."""

@@ -39,6 +39,7 @@ class AnswerOptions:
     logprobs: int | None = None  # rivals reported per token; None: no log-probabilities
     processor: LogitsProcessor | None = None
     stopping: StoppingCriteria | None = None
+    shown: frozenset[int] = frozenset()  # special tokens whose text is part of the answer
 
 
 class Answer:
@@ -111,7 +112,7 @@ class Answer:
         )
 
     def _piece(self, token: int) -> bytes:
-        return self._llama.model.token_to_piece(token)
+        return self._llama.model.token_to_piece(token, token in self._options.shown)
 
     def _score(self, token: int, piece: bytes, offset: int, logits: NDArray[np.float32] | None) -> TokenScore:
         if logits is None or self._options.logprobs is None:

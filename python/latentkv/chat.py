@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from latentkv import _core
 from latentkv.answer import Answer, AnswerOptions, Piece
+from latentkv.chat_prompt import ToolUse, chat_prompt, chat_request
 from latentkv.completion import Counted, usage
 from latentkv.errors import expected
 from latentkv.generation import LogitsProcessor
-from latentkv.grammar import JSON_OBJECT, LlamaGrammar
-from latentkv.logprobs import chat_shape
-from latentkv.sampling import SamplingOptions, require_tfs_off, token_bias
-from latentkv.template import Message, content_text
-from latentkv.text import stop_list, utf8
+from latentkv.grammar import LlamaGrammar
+from latentkv.logprobs import TokenScore, chat_shape
+from latentkv.sampling import SamplingOptions, require_tfs_off, server_options, token_bias
+from latentkv.template import Message
+from latentkv.text import stop_list
 
 if TYPE_CHECKING:
+    from latentkv._core import ChatParser
     from latentkv.llama import Llama
+
+__all__ = [
+    "ChatShape",
+    "MessageStream",
+    "chat_prompt",
+    "create_chat_completion",
+    "create_chat_completion_openai_v1",
+]
 
 
 def create_chat_completion(
@@ -51,25 +63,43 @@ def create_chat_completion(
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
     logprobs: bool | None = None,
     top_logprobs: int | None = None,
+    *,
+    parallel_tool_calls: bool | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    continue_final_message: bool | str = False,
+    reasoning_format: str = "auto",
+    **server: Any,
 ) -> Any:
     """Answers `messages` ({"role", "content"}), through the template in use.
 
     `max_tokens` None or below 1: until the context is full. `tools` are handed to the template; a call that
-    the model writes comes back as text. `response_format` {"type": "json_object"} constrains the answer to a
-    JSON object. Returns a dict, or with `stream` an iterator of chunks: the role first, then the text,
-    `finish_reason` in the last.
+    the model writes comes back as the message's `tool_calls`, with the finish_reason "tool_calls".
+    `tool_choice` "auto" constrains a call once it has begun, "required" and a named function ({"type":
+    "function", "function": {"name"}}) force one, "none" hides the tools; `functions` and `function_call`
+    are the same in OpenAI's older shape. `response_format` constrains the answer to a JSON object or a
+    schema. What a model thinks before it answers is the message's `reasoning_content` (`reasoning_format`
+    "none" leaves it in the text); `chat_template_kwargs` are variables of the template, as
+    {"enable_thinking": False}. `continue_final_message` goes on with a last assistant's message, which the
+    answer does not repeat. `server` as in create_completion. Returns a dict, or with `stream` an iterator
+    of chunks: the role first, then the deltas, `finish_reason` in the last.
     """
     require_tfs_off(tfs_z)
-    if functions is not None or function_call is not None:
-        raise expected("functions", "None", "a value", "pass tools")
-    if tool_choice not in (None, "none", "auto"):
-        raise expected(
-            "tool_choice", "None, 'none' or 'auto'", repr(tool_choice), "constrain the answer with grammar"
-        )
-    prompt = chat_prompt(self, messages, tools if tool_choice != "none" else None)
+    use = ToolUse.of(tools, tool_choice, functions, function_call)
+    prompt = chat_request(
+        self.model,
+        self.chat_template,
+        messages,
+        use,
+        grammar,
+        response_format,
+        parallel_tool_calls=parallel_tool_calls,
+        chat_template_kwargs=chat_template_kwargs,
+        continue_final_message=continue_final_message or None,
+        reasoning_format=reasoning_format,
+    )
     answer = Answer(
         self,
-        prompt,
+        prompt.tokens,
         SamplingOptions(
             temperature=temperature,
             top_k=top_k,
@@ -79,70 +109,97 @@ def create_chat_completion(
             repeat_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            penalty_last_n=self.last_n_tokens_size,
             mirostat_mode=mirostat_mode,
             mirostat_tau=mirostat_tau,
             mirostat_eta=mirostat_eta,
             seed=self.seed if seed is None else seed,
             logit_bias=token_bias(logit_bias),
-            grammar=_grammar(grammar, response_format),
+            grammar=prompt.grammar,
+            **server_options("create_chat_completion", server, self.last_n_tokens_size, self.n_ctx()),
         ),
         AnswerOptions(
             max_tokens=max_tokens,
-            stop=stop_list(stop) + self.chat_template.stop,
+            stop=stop_list(stop) + prompt.stop,
             logprobs=(top_logprobs or 0) if logprobs or top_logprobs else None,
             processor=logits_processor,
+            shown=prompt.shown,
         ),
     )
-    shape = ChatShape(model or self.model_path, with_logprobs=bool(logprobs or top_logprobs))
+    shape = ChatShape(
+        model or self.model_path,
+        prompt.parser,
+        with_logprobs=bool(logprobs or top_logprobs),
+        as_function=use.as_function,
+    )
     if stream:
         return shape.stream(answer)
     with self.lock:
         return shape.whole(list(answer), answer)
 
 
-def chat_prompt(
-    llama: Llama, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-) -> list[int]:
-    """The tokens of a conversation that waits for an answer. The template writes its own start token; none is
-    added."""
-    template = llama.chat_template
-    if not messages:
-        raise expected("messages", "at least one message", "none")
-    for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise expected("messages", 'dicts like {"role": "user", "content": "…"}', repr(message))
-        utf8(content_text(message.get("content")), "prompt")
-    if tools and "tools" not in template.source:
+def create_chat_completion_openai_v1(self: Llama, *args: Any, **kwargs: Any) -> Any:
+    """create_chat_completion() whose answers are the objects of the openai package: a ChatCompletion, or with
+    `stream` an iterator of ChatCompletionChunk."""
+    try:
+        from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    except ImportError:
         raise expected(
-            "tools", "a chat template that takes tools", "one that never mentions them", "pass chat_template"
-        )
-    text = utf8(template.render(messages, tools=tools), "prompt")
-    return llama.tokenize(text, add_bos=False, special=True)
+            "openai", "the package openai", "none", "pip install openai, or call create_chat_completion()"
+        ) from None
+    answer = self.create_chat_completion(*args, **kwargs)
+    if isinstance(answer, Mapping):
+        return ChatCompletion.model_validate(answer)
+    return (ChatCompletionChunk.model_validate(chunk) for chunk in answer)
 
 
-def _grammar(grammar: LlamaGrammar | None, response_format: Mapping[str, Any] | None) -> LlamaGrammar | None:
-    kind = (response_format or {}).get("type", "text")
-    if kind == "text":
-        return grammar
-    if kind != "json_object" or "schema" in (response_format or {}):
-        raise expected(
-            "response_format",
-            "text, or json_object without a schema",
-            dict(response_format or {}),
-            "pass grammar",
-        )
-    if grammar is not None:
-        raise expected("response_format", "either response_format or grammar", "both")
-    return LlamaGrammar(JSON_OBJECT)
+class MessageStream:
+    """An answer's text as it grows, read as OpenAI's deltas."""
+
+    def __init__(self, parser: ChatParser) -> None:
+        self._native = parser.stream()
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """What `text` adds: {"content"}, {"reasoning_content"} or {"tool_calls"} each."""
+        deltas: list[dict[str, Any]] = json.loads(self._native.push(text))
+        return deltas
+
+    def end(self, finish_reason: str) -> list[dict[str, Any]]:
+        """What was held back. Text that broke off, or that is no call although it began as one, stays as it
+        was read so far."""
+        try:
+            deltas: list[dict[str, Any]] = json.loads(self._native.push("", finish_reason == "length"))
+        except _core.Error:
+            return []
+        return deltas
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The whole message so far."""
+        message: dict[str, Any] = json.loads(self._native.message)
+        return message
+
+    def finish_reason(self, reason: str) -> str:
+        """`reason`, or that the answer ended with calls."""
+        return "tool_calls" if reason == "stop" and self._native.has_tool_calls else reason
 
 
 class ChatShape:
-    """One choice in the shapes of OpenAI's chat call."""
+    """One choice in the shapes of OpenAI's chat call. as_function: the first call as `function_call` too,
+    for who asked with functions."""
 
-    def __init__(self, model: str, with_logprobs: bool, index: int = 0) -> None:
+    def __init__(
+        self,
+        model: str,
+        parser: ChatParser,
+        with_logprobs: bool,
+        index: int = 0,
+        as_function: bool = False,
+    ) -> None:
         self.head = {"id": f"chatcmpl-{uuid.uuid4()}", "model": model, "created": int(time.time())}
         self._logprobs, self._index = with_logprobs, index
+        self._message = MessageStream(parser)
+        self._as_function = as_function
+        self._waiting: list[TokenScore] = []  # tokens whose text no delta has shown yet
 
     def stream(self, answer: Iterable[Piece]) -> Iterator[dict[str, Any]]:
         yield self.first()
@@ -150,30 +207,46 @@ class ChatShape:
             yield from self.chunks(piece)
 
     def first(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant"}, Piece(""))
+        return self._chunk({"role": "assistant"}, None)
 
     def chunks(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        if piece.text or (piece.tokens and piece.finish_reason is None):
-            yield self._chunk({"content": piece.text}, Piece(piece.text, piece.tokens))
+        self._waiting += piece.tokens
+        deltas = self._message.push(piece.text) if piece.text else []
         if piece.finish_reason is not None:
-            rest = () if piece.text else piece.tokens
-            yield self._chunk({}, Piece("", rest, piece.finish_reason))
+            deltas += self._message.end(piece.finish_reason)
+        for delta in deltas:
+            yield self._chunk(self._older(delta), None)
+        if piece.finish_reason is not None:
+            yield self._chunk({}, self._finish_reason(piece.finish_reason))
 
-    def _chunk(self, delta: dict[str, str], piece: Piece) -> dict[str, Any]:
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+        tokens, self._waiting = self._waiting, []
         choice = {
             "index": self._index,
             "delta": delta,
-            "logprobs": chat_shape(piece.tokens) if self._logprobs and piece.tokens else None,
-            "finish_reason": piece.finish_reason,
+            "logprobs": chat_shape(tokens) if self._logprobs and tokens else None,
+            "finish_reason": finish_reason,
         }
         return {**self.head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def whole(self, pieces: Sequence[Piece], counted: Counted) -> dict[str, Any]:
+        reason = pieces[-1].finish_reason or "stop"
+        self._message.push("".join(piece.text for piece in pieces))
+        self._message.end(reason)
         tokens = [token for piece in pieces for token in piece.tokens]
         choice = {
             "index": self._index,
-            "message": {"role": "assistant", "content": "".join(piece.text for piece in pieces)},
+            "message": self._older(self._message.message),
             "logprobs": chat_shape(tokens) if self._logprobs else None,
-            "finish_reason": pieces[-1].finish_reason,
+            "finish_reason": self._finish_reason(reason),
         }
         return {**self.head, "object": "chat.completion", "choices": [choice], "usage": usage(counted)}
+
+    def _older(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._as_function and message.get("tool_calls"):
+            message["function_call"] = message["tool_calls"][0]["function"]
+        return message
+
+    def _finish_reason(self, reason: str) -> str:
+        read = self._message.finish_reason(reason)
+        return "function_call" if self._as_function and read == "tool_calls" else read

@@ -12,7 +12,7 @@ from latentkv.errors import expected
 from latentkv.generation import LogitsProcessor, StoppingCriteria
 from latentkv.grammar import LlamaGrammar
 from latentkv.logprobs import TokenScore, completion_shape
-from latentkv.sampling import SamplingOptions, require_tfs_off, token_bias
+from latentkv.sampling import SamplingOptions, require_tfs_off, server_options, token_bias
 from latentkv.text import stop_list, utf8
 
 if TYPE_CHECKING:
@@ -46,15 +46,17 @@ def create_completion(
     logits_processor: LogitsProcessor | None = None,
     grammar: LlamaGrammar | None = None,
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+    **server: Any,
 ) -> Any:
     """Continues `prompt`.
 
-    `max_tokens` None or below 1: until the context is full. `seed` None: the object's; -1: a new one. A call
-    repeated with its seed gives the same text; after other calls, and where `recent` tokens are kept exact,
-    reset() first makes that exact (a reused prefix may differ in the last bits). `logprobs` counts rivals per
-    token and needs no logits_all here. Returns a dict (`id`, `object`, `created`, `model`, `choices`,
-    `usage`); with `stream`, an iterator of such dicts whose texts add up to the same, `finish_reason` in the
-    last one. Raises LatentKVError when the prompt does not fit.
+    `max_tokens` None or below 1: until the context is full. `seed` None: the object's; -1: a new one. A
+    call repeated with its seed gives the same text; after other calls, and where `recent` tokens are kept
+    exact, reset() first makes that exact (a reused prefix may differ in the last bits). `logprobs` counts
+    rivals per token and needs no logits_all here. `server`: sampling options under llama.cpp's server's
+    names (dry_multiplier, xtc_probability, top_n_sigma, …: sampling.py). Returns a dict (`id`, `object`,
+    `created`, `model`, `choices`, `usage`); with `stream`, an iterator of such dicts whose texts add up to
+    the same, `finish_reason` in the last one. Raises LatentKVError when the prompt does not fit.
     """
     require_tfs_off(tfs_z)
     if suffix is not None:
@@ -72,7 +74,7 @@ def create_completion(
             repeat_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            penalty_last_n=self.last_n_tokens_size,
+            **server_options("create_completion", server, self.last_n_tokens_size, self.n_ctx()),
             mirostat_mode=mirostat_mode,
             mirostat_tau=mirostat_tau,
             mirostat_eta=mirostat_eta,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
-from latentkv.sampling import SamplingOptions, require_tfs_off
+from latentkv.sampling import SamplingOptions, require_tfs_off, server_options
 from latentkv.timings import Timings
 from latentkv.turns import in_turn
 
@@ -116,11 +116,12 @@ def generate(
     stopping_criteria: StoppingCriteria | None = None,
     grammar: LlamaGrammar | None = None,
     seed: int | None = None,
+    **server: Any,
 ) -> Generator[int, Sequence[int] | None, None]:
     """Yields tokens after `tokens`, without end: the caller stops at an end token or when it has enough.
 
     `reset` replaces what is cached (keeping a common prefix); False continues it. `send(more)` evaluates
-    `more` tokens behind the yielded one. Raises when the context is full.
+    `more` tokens behind the yielded one. `server` as in create_completion. Raises when the context is full.
     """
     require_tfs_off(tfs_z)
     if not penalize_nl:
@@ -134,7 +135,7 @@ def generate(
         repeat_penalty=repeat_penalty,
         frequency_penalty=frequency_penalty,
         presence_penalty=presence_penalty,
-        penalty_last_n=self.last_n_tokens_size,
+        **server_options("generate", server, self.last_n_tokens_size, self.n_ctx()),
         mirostat_mode=mirostat_mode,
         mirostat_tau=mirostat_tau,
         mirostat_eta=mirostat_eta,
@@ -178,8 +179,10 @@ def sample(
     grammar: LlamaGrammar | None = None,
     idx: int | None = None,
     seed: int | None = None,
+    **server: Any,
 ) -> int:
-    """One token from the logits after the last cached token, or after token `idx` (needs logits_all)."""
+    """One token from the logits after the last cached token, or after token `idx` (needs logits_all).
+    `server` as in create_completion."""
     require_tfs_off(tfs_z)
     if not penalize_nl:
         raise expected("penalize_nl", "True", penalize_nl, "use logit_bias")
@@ -192,7 +195,7 @@ def sample(
         repeat_penalty=repeat_penalty,
         frequency_penalty=frequency_penalty,
         presence_penalty=presence_penalty,
-        penalty_last_n=self.last_n_tokens_size,
+        **server_options("sample", server, self.last_n_tokens_size, self.n_ctx()),
         mirostat_mode=mirostat_mode,
         mirostat_tau=mirostat_tau,
         mirostat_eta=mirostat_eta,

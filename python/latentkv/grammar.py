@@ -2,50 +2,67 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from latentkv.errors import expected
+from latentkv.errors import LatentKVError, expected
 from latentkv.text import utf8
 
 MAX_NESTING = 256  # libllama parses them by recursion: its stack ends at some thousands
 _UNNESTED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 
-# RFC 8259, any object at the top. Whitespace is bounded: unbounded whitespace lets a model print blanks for
-# ever.
-JSON_OBJECT = r"""
-root   ::= object
-value  ::= object | array | string | number | ("true" | "false" | "null") ws
-object ::= "{" ws ( pair ("," ws pair)* )? "}" ws
-pair   ::= string ":" ws value
-array  ::= "[" ws ( value ("," ws value)* )? "]" ws
-string ::= "\"" char* "\"" ws
-char   ::= [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt/] | "u" hex hex hex hex)
-hex    ::= [0-9a-fA-F]
-number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
-ws     ::= | " " | "\n" [ \t]{0,20}
-""".strip()
-
 
 class LlamaGrammar:
-    """GBNF text with the name of its first rule. Parsed by libllama when a sampler is built."""
+    """GBNF text with the name of its first rule. Parsed by libllama when a sampler is built.
 
-    def __init__(self, text: str, root: str = "root") -> None:
+    A `lazy` grammar waits for one of `triggers` ({"type": "word" | "pattern" | "pattern_full" | "token",
+    "value", "token"}) and describes the text from there on. `prefix` is text in front of the answer that
+    the grammar describes as well.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        root: str = "root",
+        *,
+        lazy: bool = False,
+        triggers: Sequence[Mapping[str, Any]] = (),
+        prefix: str = "",
+    ) -> None:
         utf8(text, "grammar")
         if (depth := nesting(text)) > MAX_NESTING:
             raise expected("grammar", f"parentheses at most {MAX_NESTING} deep", depth)
         self.text = text
         self.root = root
+        self.lazy = lazy
+        self.triggers = [dict(trigger) for trigger in triggers]
+        self.prefix = prefix
 
     @classmethod
-    def from_string(cls, grammar: str, verbose: bool = False) -> LlamaGrammar:
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
         """From GBNF text. `verbose` is accepted for llama-cpp-python's signature."""
         return cls(grammar)
 
     @classmethod
-    def from_file(cls, file: str | Path, verbose: bool = False) -> LlamaGrammar:
+    def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
         """From a GBNF file."""
         return cls(Path(file).read_text(encoding="utf-8"))
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> LlamaGrammar:
+        """JSON texts that fit a schema, by llama.cpp's converter. Raises LatentKVError for a schema that a
+        grammar cannot say."""
+        from latentkv import _core  # a grammar alone needs no native code
+
+        schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+        utf8(schema, "json_schema")
+        try:
+            return cls(_core.json_schema_to_grammar(schema))
+        except _core.Error as error:
+            raise LatentKVError(str(error)) from None
 
 
 def nesting(text: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from latentkv import _core, ranges
 from latentkv.errors import expected
@@ -28,6 +29,16 @@ class SamplingOptions:
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    top_n_sigma: float = -1.0  # keeps logits within so many standard deviations of the largest; <= 0: off
+    xtc_probability: float = 0.0  # of removing the likeliest tokens
+    xtc_threshold: float = 0.1  # those above it, but for the least of them
+    dynatemp_range: float = 0.0  # the temperature moves by so much with the entropy
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0  # DRY: penalty multiplier * base ** (length - allowed_length) on what repeats
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     seed: int = RANDOM_SEED
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: LlamaGrammar | None = None
@@ -43,6 +54,7 @@ class SamplingOptions:
         ranges.SEED.check("seed", self.seed)
         ranges.TOP_K.check("top_k", self.top_k)
         ranges.PENALTY_LAST_N.check("penalty_last_n", self.penalty_last_n)
+        ranges.PENALTY_LAST_N.check("dry_penalty_last_n", self.dry_penalty_last_n)
         for token in self.logit_bias:
             ranges.TOKEN_ID.check("logit_bias", token)
 
@@ -62,11 +74,54 @@ class SamplingOptions:
             mirostat_mode=self.mirostat_mode,
             mirostat_tau=self.mirostat_tau,
             mirostat_eta=self.mirostat_eta,
+            top_n_sigma=self.top_n_sigma,
+            xtc_probability=self.xtc_probability,
+            xtc_threshold=self.xtc_threshold,
+            dynatemp_range=self.dynatemp_range,
+            dynatemp_exponent=self.dynatemp_exponent,
+            dry_multiplier=self.dry_multiplier,
+            dry_base=self.dry_base,
+            dry_allowed_length=self.dry_allowed_length,
+            dry_penalty_last_n=self.dry_penalty_last_n,
+            dry_sequence_breakers=list(self.dry_sequence_breakers),
             seed=RANDOM_SEED if self.seed == -1 else self.seed,
             logit_bias=dict(self.logit_bias) or None,
             grammar=self.grammar.text if self.grammar else None,
             grammar_root=self.grammar.root if self.grammar else "root",
+            grammar_lazy=self.grammar.lazy if self.grammar else False,
+            grammar_triggers=self.grammar.triggers if self.grammar else [],
+            grammar_prefix=self.grammar.prefix if self.grammar else "",
         )
+
+
+# Options that llama-cpp-python's calls do not name: llama.cpp's server's names.
+SERVER_OPTIONS = (
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+)
+
+
+def server_options(call: str, given: Mapping[str, Any], last_n: int, n_ctx: int) -> dict[str, Any]:
+    """The keywords of SamplingOptions in `given`, the rest of a call's arguments. `repeat_last_n` stands
+    for penalty_last_n (else `last_n`); -1, in it and in dry_penalty_last_n, for the context. Raises
+    TypeError for another name."""
+    for name in given:
+        if name not in SERVER_OPTIONS and name != "repeat_last_n":
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    options = {name: value for name, value in given.items() if name != "repeat_last_n"}
+    options["penalty_last_n"] = given.get("repeat_last_n", last_n)
+    for name in ("penalty_last_n", "dry_penalty_last_n"):
+        if options.get(name) == -1:
+            options[name] = n_ctx
+    return options
 
 
 def token_bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None) -> dict[int, float]:

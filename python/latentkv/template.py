@@ -1,23 +1,21 @@
-"""Chat templates: Jinja as Hugging Face writes it, rendered in a sandbox."""
+"""Chat templates: Jinja as Hugging Face writes it, rendered by llama.cpp's own code, which also reads the
+answers."""
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-
+from latentkv import _core
 from latentkv.errors import LatentKVError, expected
+from latentkv.grammar import LlamaGrammar
 
 if TYPE_CHECKING:
-    from latentkv import _core
+    from latentkv._core import ChatParser, Model
 
 Message = Mapping[str, Any]
 
@@ -27,18 +25,51 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-BUILT_IN = {"chatml": CHATML}
+# ChatML with tools in the prompt, calls in <tool_call> and results in <tool_response>, as Hermes and Qwen
+# are trained.
+CHATML_TOOLS = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+    {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
+    {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments ' }}
+    {{- 'within <tool_call></tool_call> XML tags:\n<tool_call>\n' }}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role != 'system' or not loop.first %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+BUILT_IN = {"chatml": CHATML, "chatml-function-calling": CHATML_TOOLS}
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's text for training masks; for inference its body is all there
-    is."""
+@dataclass(frozen=True)
+class RenderedChat:
+    """A conversation ready for the model. `text` is tokenized with special tokens parsed and those added
+    that the vocabulary adds; `special` are texts of special tokens that the parser reads in the answer."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+    text: str
+    grammar: LlamaGrammar | None
+    special: Sequence[str]
+    stop: Sequence[str]
+    parser: ChatParser
 
 
 class ChatTemplate:
@@ -47,25 +78,47 @@ class ChatTemplate:
 
     def __init__(
         self,
-        source: str,
-        bos_token: str,
-        eos_token: str,
+        source: str = "",
+        bos_token: str = "",
+        eos_token: str = "",
         stop: Sequence[str] = (),
-        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+        model: Model | None = None,
     ) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
-        self.source = source
+        """`source` "" is the model's own. With a `model` its vocabulary has the tokens."""
         self.stop = list(stop)
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise expected("chat template", "valid Jinja", _one_line(error)) from error
+        with _one_error():
+            self._native = _core.ChatTemplates(model, source, bos_token=bos_token, eos_token=eos_token)
+
+    @property
+    def source(self) -> str:
+        return self._native.source
+
+    @property
+    def capabilities(self) -> Mapping[str, bool]:
+        """supports_tools, supports_tool_calls, supports_system_role, supports_parallel_tool_calls, …"""
+        return self._native.capabilities
+
+    def apply(self, messages: Sequence[Message], **options: Any) -> RenderedChat:
+        """`options` are those of ChatTemplates.apply (_core.pyi): tools, tool_choice, json_schema,
+        chat_template_kwargs, …; None leaves one out. Template errors become LatentKVError."""
+        plain = [{**message, "content": _plain(message)} for message in messages]
+        request = {"messages": plain} | {key: value for key, value in options.items() if value is not None}
+        with _one_error():
+            prompt = self._native.apply(_json(request))
+        return RenderedChat(
+            text=prompt["prompt"],
+            grammar=LlamaGrammar(
+                prompt["grammar"],
+                lazy=prompt["grammar_lazy"],
+                triggers=prompt["grammar_triggers"],
+                prefix=prompt["generation_prompt"] if prompt["grammar_from_generation_prompt"] else "",
+            )
+            if prompt["grammar"]
+            else None,
+            special=prompt["preserved_tokens"],
+            stop=[*self.stop, *prompt["additional_stops"]],
+            parser=prompt["parser"],
+        )
 
     def render(
         self,
@@ -74,24 +127,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The text to tokenize: special tokens parsed, nothing added. Template errors become
-        LatentKVError."""
-        plain = [{**message, "content": content_text(message.get("content"))} for message in messages]
-        try:
-            return self._template.render(
-                messages=plain, add_generation_prompt=add_generation_prompt, tools=tools, **self._tokens
-            )
-        except LatentKVError:
-            raise
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
-            raise expected("chat template", "messages that it accepts", _one_line(error)) from error
+        """The text alone."""
+        return self.apply(messages, add_generation_prompt=add_generation_prompt, tools=tools).text
 
 
 def content_text(content: Any) -> str:
@@ -119,32 +156,34 @@ def require_built_in(name: str | None) -> None:
         )
 
 
-def template_of(model: _core.Model, name: str | None = None, source: str | None = None) -> ChatTemplate:
+def template_of(model: Model, name: str | None = None, source: str | None = None) -> ChatTemplate:
     """The template to use: `source`, else the built-in `name`, else the file's, else ChatML with a
     warning."""
     require_built_in(name)
-    bos, eos = (_special(model, token) for token in (model.token_bos(), model.token_eos()))
-    if source is None and name is None:
-        source = model.chat_template
-        if source is None:
-            print("warning: the file has no chat template; using ChatML", file=sys.stderr)
     if source is not None:
-        return ChatTemplate(source, bos, eos)
-    return ChatTemplate(BUILT_IN[name or "chatml"], bos, eos, stop=["<|im_end|>"])
+        return ChatTemplate(source, model=model)
+    if name is None and model.chat_template is not None:
+        return ChatTemplate(model=model)
+    if name is None:
+        print("warning: the file has no chat template; using ChatML", file=sys.stderr)
+    return ChatTemplate(BUILT_IN[name or "chatml"], stop=["<|im_end|>"], model=model)
 
 
-def _special(model: _core.Model, token: int) -> str:
-    return model.token_to_piece(token, True).decode("utf-8", errors="replace") if token >= 0 else ""
+def _plain(message: Message) -> str | None:
+    content = message.get("content")
+    return None if content is None and message.get("tool_calls") else content_text(content)
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    # Jinja's own tojson escapes HTML characters, which a prompt must not have.
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
+def _json(request: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(request, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise expected("messages", "values that JSON has", " ".join(str(error).split())) from None
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+@contextmanager
+def _one_error() -> Iterator[None]:
+    try:
+        yield
+    except _core.Error as error:
+        raise LatentKVError(str(error)) from None

@@ -99,8 +99,20 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
 
         def accept(self, token: int, in_grammar: bool = True) -> None: ...
 
+    def chat_templates(model: Model, source: str, **tokens: str) -> Any:
+        if not NATIVE:
+            pytest.skip("needs the native module (pip install .)")
+        from latentkv import _core
+
+        return _core.ChatTemplates(None, source, **tokens)  # the scripted model has no vocabulary
+
     return types.SimpleNamespace(
-        Model=Model, Session=Session, Sampler=Sampler, set_log_level=lambda level: None, Error=ValueError
+        ChatTemplates=chat_templates,
+        Model=Model,
+        Session=Session,
+        Sampler=Sampler,
+        set_log_level=lambda level: None,
+        Error=ValueError,
     )
 
 
@@ -111,7 +123,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     core = scripted_core(written)
     if not NATIVE:
         sys.modules.setdefault("latentkv._core", core)  # type: ignore[arg-type]
-    for name in ("latentkv.llama", "latentkv.sampling"):
+    for name in ("latentkv.llama", "latentkv.sampling", "latentkv.template"):
         monkeypatch.setattr(importlib.import_module(name), "_core", core)
     return written
 

@@ -23,14 +23,16 @@ def test_chatml() -> None:
 
 def test_special_tokens_and_block_trimming() -> None:
     assert render(
-        "{{ bos_token }}\n  {% for m in messages %}\n{{ m.role }};{% endfor %}\n{{ eos_token }}"
-    ) == ("<s>\nsystem;user;</s>")
+        "{{ bos_token }}\n  {% for m in messages %}\n{{ m.role }}:{{ m.content }};{% endfor %}\n"
+        "{{ eos_token }}"
+    ) == ("<s>\nsystem:Be brief.;user:Why?;</s>")
 
 
 def test_loop_controls_and_generation_blocks() -> None:
-    source = "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}"
-    assert render(source) == "system"
-    assert render("a{% generation %}b{{ messages[0].role }}{% endgeneration %}c") == "absystemc"
+    body = "{{ m.content }}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}"
+    assert render("{% for m in messages %}" + body + "{% endfor %}") == "Be brief.systemWhy?"
+    marked = "one {% generation %}two {{ messages[0].content }}{% endgeneration %} three"
+    assert render(marked, ASK[1:]) == "one two Why? three"
 
 
 def test_tojson_escapes_no_html() -> None:
@@ -46,7 +48,7 @@ def test_content_parts() -> None:
     with pytest.raises(
         LatentKVError, match=r"\[messages\] expected text parts only; got a part of type image_url"
     ):
-        render("", [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}])
+        render("{{ messages }}", [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}])
 
 
 def test_a_template_that_complains() -> None:
@@ -59,17 +61,51 @@ def test_a_template_that_complains() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__() }}",
         "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ messages[9].role }}",
-        "{{ 1 // 0 }}",
+        "{% for i in range(1000000000) %}x{% endfor %}",
+        "{% for i in range(5, -1000000000, -1) %}x{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ g() }}",
+        "{{ " + "(" * 200 + "1" + ")" * 200 + " }}",
+        "{{ " + "not " * 5000 + "1 }}",
+        "{% if 1 %}" * 300 + "{% endif %}" * 300,
+        "{% if 0 %}" + "{% elif 0 %}" * 300 + "{% endif %}",
+        "{{ messages | no_such_filter }}",
     ],
 )
 def test_hostile_templates_end_in_one_line(source: str) -> None:
-    with pytest.raises(LatentKVError) as error:
+    with pytest.raises(LatentKVError, match=r"^\[chat template\] expected ") as error:
         render(source)
     assert "\n" not in str(error.value)
+
+
+def test_long_ranges_that_fit() -> None:
+    assert render("{{ range(100000) | length }} {{ range(3, 0, -1) | join }}") == "100000 321"
+    assert render("{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(20) }}") == (
+        "".join(str(n) for n in range(20, -1, -1))
+    )
+
+
+def test_kwargs_reach_the_template() -> None:
+    template = ChatTemplate("{{ mood }} {{ enable_thinking }}")
+    options = {"mood": "calm", "enable_thinking": False}
+    assert template.apply(ASK, chat_template_kwargs=options).text == "calm False"
+    with pytest.raises(
+        LatentKVError, match=r"\[chat_template_kwargs\] expected enable_thinking to be true or false"
+    ):
+        template.apply(ASK, chat_template_kwargs={"enable_thinking": "no"})
+
+
+def test_typed_content() -> None:
+    """Templates that know content as a list of parts get one."""
+    source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    assert render(source) == "[Be brief.][Why?]"
+
+
+def test_values_that_json_lacks() -> None:
+    with pytest.raises(LatentKVError, match=r"\[messages\] expected values that JSON has"):
+        ChatTemplate(CHATML).apply(ASK, chat_template_kwargs={"x": object()})
 
 
 def test_invalid_jinja() -> None:

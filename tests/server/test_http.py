@@ -238,3 +238,65 @@ def test_echo_without_an_answer(openai: Any) -> None:
     assert len(only.choices[0].logprobs.tokens) == only.usage.prompt_tokens
     both = openai.completions.create(model="demo", prompt=PROMPT, max_tokens=2, echo=True)
     assert both.choices[0].text.startswith(PROMPT)
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Looks.", "parameters": CITY}}
+# Llama 3.1's way: an answer that calls is nothing but {"name": ..., "parameters": ...}.
+CALLING = r"""
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|im_start|>assistant\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson }}
+        {{- '}<|im_end|>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' }}
+        {%- if tools and loop.first %}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{%- endif %}
+        {{- message.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+
+
+def test_a_chat_that_fits_a_schema(openai: Any) -> None:
+    from openai import BadRequestError
+
+    ask: list[Any] = [{"role": "user", "content": "Weather?"}]
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    out = openai.chat.completions.create(model="", messages=ask, response_format=schema, max_tokens=100)
+    assert json.loads(out.choices[0].message.content)["city"] in ("Rome", "Oslo")
+    with pytest.raises(BadRequestError, match=r"\[tools\] expected a chat template that takes tools"):
+        openai.chat.completions.create(model="", messages=ask, tools=[WEATHER])
+
+
+def test_calls_of_tools(converted: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path) -> None:
+    import httpx
+    from openai import OpenAI
+
+    (tmp_path / "calling.jinja").write_text(CALLING)
+    plain = converted("--method", "none", "--outtype", "f32")
+    options: dict[str, Any] = {
+        "model": "",
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "max_tokens": 200,
+    }
+    with serve(
+        plain, "-c", "2048", "--temp", "0", "--chat-template-file", tmp_path / "calling.jinja"
+    ) as address:
+        client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        # text may come before a call: the bias has this model begin with one
+        found = httpx.post(f"{address}/tokenize", json={"content": "{"}).json()["tokens"]
+        options["logit_bias"] = {str(found[0]): 100}
+        (choice,) = client.chat.completions.create(**options).choices
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
+        chunks = list(client.chat.completions.create(**options, stream=True))
+        calls = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
+        assert "".join(part.function.arguments for part in calls) == call.function.arguments
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"

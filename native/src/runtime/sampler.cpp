@@ -33,10 +33,23 @@ void check(const SamplerOptions& o, int32_t n_vocab) {
     check_range("repeat_penalty", o.repeat_penalty, 1e-6f, 1e6f);
     check_range("frequency_penalty", o.frequency_penalty, -largest, largest);
     check_range("presence_penalty", o.presence_penalty, -largest, largest);
+    check_range("top_n_sigma", o.top_n_sigma, -largest, largest);
+    check_range("xtc_probability", o.xtc_probability, 0, 1);
+    check_range("xtc_threshold", o.xtc_threshold, 0, 1);
+    check_range("dynatemp_range", o.dynatemp_range, 0, largest);
+    check_range("dynatemp_exponent", o.dynatemp_exponent, -largest, largest);
+    check_range("dry_multiplier", o.dry_multiplier, 0, largest);
+    check_range("dry_base", o.dry_base, 0, largest);
     check_range("mirostat_tau", o.mirostat_tau, 0, largest);
     check_range("mirostat_eta", o.mirostat_eta, 0, largest);
     if (o.penalty_last_n < 0 || o.penalty_last_n > max_penalty_last_n) {
         fail("sampler", "expected penalty_last_n from 0 to ", max_penalty_last_n, "; got ", o.penalty_last_n);
+    }
+    if (o.dry_penalty_last_n < 0 || o.dry_penalty_last_n > max_penalty_last_n) {
+        fail("sampler", "expected dry_penalty_last_n from 0 to ", max_penalty_last_n, "; got ", o.dry_penalty_last_n);
+    }
+    if (o.dry_allowed_length < 0) {
+        fail("sampler", "expected dry_allowed_length of at least 0; got ", o.dry_allowed_length);
     }
     if (o.mirostat_mode < 0 || o.mirostat_mode > 2) {
         fail("sampler", "expected mirostat_mode 0, 1 or 2; got ", o.mirostat_mode);
@@ -76,15 +89,36 @@ std::vector<llama_logit_bias> biases(const SamplerOptions& options, int32_t n_vo
     return out;
 }
 
-llama_sampler* new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed, const Vocab* vocab) {
-    llama_sampler* const chain = llama_sampler_chain_init({/*no_perf=*/true});
-    const auto add = [chain](llama_sampler* sampler) { llama_sampler_chain_add(chain, sampler); };
+llama_sampler* new_temperature(const SamplerOptions& o) {
+    return o.dynatemp_range > 0 ? llama_sampler_init_temp_ext(o.temperature, o.dynatemp_range, o.dynatemp_exponent)
+                                : llama_sampler_init_temp(o.temperature);
+}
+
+llama_sampler* new_dry(const SamplerOptions& o, const Vocab* vocab) {
+    if (vocab == nullptr) {
+        fail("sampler", "expected a file with a tokenizer for dry_multiplier; got none");
+    }
+    std::vector<const char*> breakers;
+    for (const std::string& breaker : o.dry_sequence_breakers) {
+        breakers.push_back(breaker.c_str());
+    }
+    return llama_sampler_init_dry(vocab->get(), o.dry_multiplier, o.dry_base, o.dry_allowed_length,
+                                  o.dry_penalty_last_n, breakers.data(), breakers.size());
+}
+
+SamplerHandle new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed, const Vocab* vocab) {
+    SamplerHandle owner(llama_sampler_chain_init({/*no_perf=*/true}));
+    const auto add = [chain = owner.get()](llama_sampler* sampler) { llama_sampler_chain_add(chain, sampler); };
 
     if (const auto bias = biases(o, n_vocab, vocab); !bias.empty()) {
         add(llama_sampler_init_logit_bias(n_vocab, static_cast<int32_t>(bias.size()), bias.data()));
     }
     add(llama_sampler_init_penalties(n_vocab, o.penalty_last_n, o.repeat_penalty, o.frequency_penalty,
                                      o.presence_penalty));
+    const bool mirostat = o.temperature > 0 && o.mirostat_mode != 0;
+    if (o.dry_multiplier > 0 && o.dry_penalty_last_n > 0 && !mirostat) {
+        add(new_dry(o, vocab));
+    }
     if (o.temperature <= 0) {
         add(llama_sampler_init_greedy());
     } else if (o.mirostat_mode == 1) {
@@ -94,14 +128,87 @@ llama_sampler* new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed
         add(llama_sampler_init_temp(o.temperature));
         add(llama_sampler_init_mirostat_v2(seed, o.mirostat_tau, o.mirostat_eta));
     } else {
+        if (o.top_n_sigma > 0) {
+            add(llama_sampler_init_top_n_sigma(o.top_n_sigma));
+        }
         add(llama_sampler_init_top_k(o.top_k));
         add(llama_sampler_init_typical(o.typical_p, min_keep));
         add(llama_sampler_init_top_p(o.top_p, min_keep));
         add(llama_sampler_init_min_p(o.min_p, min_keep));
-        add(llama_sampler_init_temp(o.temperature));
+        if (o.xtc_probability > 0) {
+            add(llama_sampler_init_xtc(o.xtc_probability, o.xtc_threshold, min_keep, seed));
+        }
+        add(new_temperature(o));
         add(llama_sampler_init_dist(seed));
     }
-    return chain;
+    return owner;
+}
+
+std::string escaped(const std::string& word) {
+    std::string out;
+    for (const char c : word) {
+        if (std::string_view(".^$|()*+?[]{}\\").find(c) != std::string_view::npos) {
+            out += '\\';
+        }
+        out += c;
+    }
+    return out;
+}
+
+struct Triggers {
+    std::vector<std::string> patterns;
+    std::vector<llama_token> tokens;
+};
+
+// A word that is one special token is that token: comparing ids is all that its wait costs.
+void add_word(const std::string& word, const Vocab& vocab, Triggers& out) {
+    const std::vector<int32_t> ids = vocab.tokenize(word, false, true);
+    const int special = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED;
+    if (ids.size() == 1 && (llama_vocab_get_attr(vocab.get(), ids[0]) & special) != 0) {
+        out.tokens.push_back(ids[0]);
+    } else {
+        out.patterns.push_back(escaped(word));
+    }
+}
+
+Triggers triggers(const SamplerOptions& options, const Vocab& vocab) {
+    Triggers out;
+    for (const GrammarTrigger& trigger : options.grammar_triggers) {
+        switch (trigger.type) {
+            case GrammarTrigger::Type::word:
+                add_word(trigger.value, vocab, out);
+                break;
+            case GrammarTrigger::Type::pattern:
+                out.patterns.push_back(trigger.value);
+                break;
+            case GrammarTrigger::Type::pattern_full:
+                out.patterns.push_back((trigger.value.starts_with('^') ? "" : "^") + trigger.value +
+                                       (trigger.value.ends_with('$') ? "" : "$"));
+                break;
+            case GrammarTrigger::Type::token:
+                out.tokens.push_back(trigger.token);
+                break;
+        }
+    }
+    if (out.patterns.empty() && out.tokens.empty()) {
+        fail("sampler", "expected at least one of grammar_triggers for grammar_lazy; got none");
+    }
+    return out;
+}
+
+llama_sampler* new_lazy_grammar(const SamplerOptions& options, const Vocab& vocab) {
+    const Triggers starts = triggers(options, vocab);
+    std::vector<const char*> patterns;
+    for (const std::string& pattern : starts.patterns) {
+        patterns.push_back(pattern.c_str());
+    }
+    try {
+        return llama_sampler_init_grammar_lazy_patterns(vocab.get(), options.grammar->c_str(),
+                                                        options.grammar_root.c_str(), patterns.data(), patterns.size(),
+                                                        starts.tokens.data(), starts.tokens.size());
+    } catch (const std::exception& error) {  // std::regex
+        fail("sampler", "expected regular expressions in grammar_triggers; got ", quoted(error.what()));
+    }
 }
 
 llama_sampler* new_grammar(const SamplerOptions& options, const Vocab* vocab) {
@@ -111,7 +218,9 @@ llama_sampler* new_grammar(const SamplerOptions& options, const Vocab* vocab) {
     }
     const LibraryErrorCapture capture;
     llama_sampler* const grammar =
-        llama_sampler_init_grammar(vocab->get(), options.grammar->c_str(), options.grammar_root.c_str());
+        options.grammar_lazy
+            ? new_lazy_grammar(options, *vocab)
+            : llama_sampler_init_grammar(vocab->get(), options.grammar->c_str(), options.grammar_root.c_str());
     if (grammar == nullptr) {
         fail("sampler", "expected a GBNF grammar with the rule ", quoted(options.grammar_root),
              "; got one that does not parse", capture.first().empty() ? "" : ": ",
@@ -120,20 +229,31 @@ llama_sampler* new_grammar(const SamplerOptions& options, const Vocab* vocab) {
     return grammar;
 }
 
+// Tokens of the text in front of the answer, without the space that a tokenizer puts before a text.
+std::vector<int32_t> prefix_tokens(const std::string& prefix, const Vocab& vocab) {
+    std::vector<int32_t> tokens = vocab.tokenize(prefix, false, true);
+    if (!tokens.empty() && !prefix.starts_with(' ') && vocab.token_to_piece(tokens[0], true) == " ") {
+        tokens.erase(tokens.begin());
+    }
+    return tokens;
+}
+
 }  // namespace
 
 Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab, const Vocab* vocab)
     : n_vocab_(n_vocab), seed_(chosen_seed(options.seed)) {
     check(options, n_vocab);
     grammar_.reset(new_grammar(options, vocab));
-    chain_.reset(new_chain(options, n_vocab, seed_, vocab));
+    grammar_first_ = options.mirostat_mode != 0 && options.temperature > 0;
+    if (grammar_ && !options.grammar_lazy && !options.grammar_prefix.empty()) {
+        prefix_ = prefix_tokens(options.grammar_prefix, *vocab);
+        read_prefix();
+    }
+    chain_ = new_chain(options, n_vocab, seed_, vocab);
     candidates_.resize(static_cast<size_t>(n_vocab));
 }
 
-int32_t Sampler::sample(std::span<const float> logits) {
-    if (logits.size() != candidates_.size()) {
-        fail("sampler", "expected ", candidates_.size(), " logits; got ", logits.size());
-    }
+void Sampler::load(std::span<const float> logits) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     for (int32_t token = 0; token < n_vocab_; ++token) {
         if (std::isnan(logits[token]) || logits[token] == infinity) {
@@ -141,22 +261,39 @@ int32_t Sampler::sample(std::span<const float> logits) {
         }
         candidates_[token] = {token, logits[token], 0.0f};
     }
+}
+
+int32_t Sampler::choose(bool masked) {
     llama_token_data_array row = {candidates_.data(), candidates_.size(), /*selected=*/-1, /*sorted=*/false};
     try {
-        if (grammar_) {
+        if (masked) {
             llama_sampler_apply(grammar_.get(), &row);
         }
         llama_sampler_apply(chain_.get(), &row);
     } catch (const std::exception& error) {
         fail("sampler", "expected logits for the tokens of the vocabulary; got ", quoted(error.what()));
     }
-    const bool possible =
-        row.selected >= 0 && static_cast<size_t>(row.selected) < row.size && row.data[row.selected].logit > -infinity;
-    if (!possible) {
+    const bool possible = row.selected >= 0 && static_cast<size_t>(row.selected) < row.size &&
+                          row.data[row.selected].logit > -std::numeric_limits<float>::infinity();
+    return possible ? row.data[row.selected].id : -1;
+}
+
+int32_t Sampler::sample(std::span<const float> logits) {
+    if (logits.size() != candidates_.size()) {
+        fail("sampler", "expected ", candidates_.size(), " logits; got ", logits.size());
+    }
+    load(logits);
+    int32_t token = choose(grammar_ && grammar_first_);
+    if (token >= 0 && grammar_ && !grammar_first_ && !grammar_allows(token)) {
+        load(logits);
+        token = choose(/*masked=*/true);
+    }
+    if (token < 0) {
         fail("sampler", "expected at least one possible token; got none after ",
              grammar_ ? "the grammar and the biases" : "the biases");
     }
-    return row.data[row.selected].id;
+    allowed_ = token;
+    return token;
 }
 
 bool Sampler::grammar_allows(int32_t token) const {
@@ -166,24 +303,55 @@ bool Sampler::grammar_allows(int32_t token) const {
     return candidate.logit > -std::numeric_limits<float>::infinity();
 }
 
+void Sampler::accept_in_grammar(int32_t token) {
+    // libllama would abort on an end of generation that the grammar does not allow
+    if (token != allowed_ && !grammar_allows(token)) {
+        fail("sampler", "expected a token that the grammar allows; got ", token);
+    }
+    allowed_ = -1;
+    try {
+        llama_sampler_accept(grammar_.get(), token);
+    } catch (const std::exception& error) {  // a trigger in front of text that the grammar does not describe
+        fail("sampler", "expected text that the grammar describes; got ", quoted(error.what()));
+    }
+}
+
+void Sampler::read_prefix() {
+    for (const int32_t token : prefix_) {
+        accept_in_grammar(token);
+    }
+}
+
 void Sampler::accept(int32_t token, bool in_grammar) {
     if (token < 0 || token >= n_vocab_) {
         fail("sampler", "expected a token id from 0 to ", n_vocab_ - 1, "; got ", token);
     }
     if (grammar_ && in_grammar) {
-        if (!grammar_allows(token)) {  // libllama would abort on an end of generation the grammar does not allow
-            fail("sampler", "expected a token that the grammar allows; got ", token);
-        }
-        llama_sampler_accept(grammar_.get(), token);
+        accept_in_grammar(token);
     }
     llama_sampler_accept(chain_.get(), token);
 }
 
 void Sampler::reset() {
+    allowed_ = -1;
     if (grammar_) {
         llama_sampler_reset(grammar_.get());
+        read_prefix();
     }
     llama_sampler_reset(chain_.get());
+}
+
+Sampler Sampler::clone() const {
+    Sampler copy(n_vocab_, seed_);
+    copy.grammar_first_ = grammar_first_;
+    copy.prefix_ = prefix_;
+    copy.allowed_ = allowed_;
+    if (grammar_) {
+        copy.grammar_.reset(llama_sampler_clone(grammar_.get()));
+    }
+    copy.chain_.reset(llama_sampler_clone(chain_.get()));
+    copy.candidates_.resize(candidates_.size());
+    return copy;
 }
 
 }  // namespace lkv

@@ -1,7 +1,10 @@
 // Picks a token from one row of logits: libllama's samplers in llama.cpp's default order.
 //
-//   grammar · logit bias · penalties · top-k · typical · top-p · min-p · temperature · draw
-//   mirostat replaces everything from top-k on but the temperature; temperature <= 0 takes the largest logit instead
+//   logit bias · penalties · DRY · top-n-sigma · top-k · typical · top-p · min-p · XTC · temperature · draw · grammar
+//   mirostat replaces everything from DRY on but the temperature; temperature <= 0 takes the largest logit instead
+//
+// The grammar sees the drawn token first. One that it refuses is drawn again from the tokens that it allows: a model that keeps
+// to the grammar pays for one token, not for the vocabulary. Mirostat, which learns from what it draws, is masked first.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +19,15 @@
 #include "runtime/vocab.h"
 
 namespace lkv {
+
+// What starts a lazy grammar: a word, or a regular expression from whose first group on (else its match) the text is the
+// grammar's; pattern_full has to match the whole text so far.
+struct GrammarTrigger {
+    enum class Type { word, pattern, pattern_full, token };
+    Type type = Type::word;
+    std::string value;
+    int32_t token = -1;  // of Type::token
+};
 
 struct SamplerOptions {
     static constexpr uint32_t random_seed = LLAMA_DEFAULT_SEED;  // 0xFFFFFFFF
@@ -32,11 +44,30 @@ struct SamplerOptions {
     int32_t mirostat_mode = 0;    // 0: off, 1, 2
     float mirostat_tau = 5.0f;
     float mirostat_eta = 0.1f;
+    float top_n_sigma = -1.0f;     // keeps logits within so many standard deviations of the largest; <= 0: off
+    float xtc_probability = 0.0f;  // of removing the likeliest tokens; 0: off
+    float xtc_threshold = 0.1f;    // those above it, but for the least of them; > 0.5: off
+    float dynatemp_range = 0.0f;   // the temperature moves by so much with the entropy; 0: off
+    float dynatemp_exponent = 1.0f;
+    float dry_multiplier = 0.0f;  // DRY: penalty multiplier · base^(length - allowed_length) on what repeats; 0: off
+    float dry_base = 1.75f;
+    int32_t dry_allowed_length = 2;
+    int32_t dry_penalty_last_n = 0;  // tokens that DRY looks back on; 0: off
+    std::vector<std::string> dry_sequence_breakers = {"\n", ":", "\"", "*"};
     uint32_t seed = random_seed;
     std::map<int32_t, float> logit_bias;  // added to the logit; -inf bans the token
     std::optional<std::string> grammar;   // GBNF
     std::string grammar_root = "root";
+    bool grammar_lazy = false;  // the grammar waits for one of its triggers, and describes the text from there on
+    std::vector<GrammarTrigger> grammar_triggers;
+    std::string
+        grammar_prefix;  // text in front of the answer that the grammar describes as well: the end of the prompt
 };
+
+struct FreeSampler {
+    void operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
+};
+using SamplerHandle = std::unique_ptr<llama_sampler, FreeSampler>;
 
 class Sampler {
 public:
@@ -55,20 +86,28 @@ public:
     // Back to the state after construction, random numbers included.
     void reset();
 
+    // Another sampler in the same state.
+    Sampler clone() const;
+
     uint32_t seed() const { return seed_; }  // the one in use; never random_seed
 
 private:
-    struct Release {
-        void operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
-    };
-    using Handle = std::unique_ptr<llama_sampler, Release>;
+    Sampler(int32_t n_vocab, uint32_t seed) : n_vocab_(n_vocab), seed_(seed) {}
 
     bool grammar_allows(int32_t token) const;
+    void accept_in_grammar(int32_t token);
+    void read_prefix();  // tells a new grammar the text in front of the answer
+    void load(std::span<const float> logits);
+    // The chain's choice among the candidates, -1 where none is possible.
+    int32_t choose(bool masked);
 
     int32_t n_vocab_;
     uint32_t seed_;
-    Handle grammar_;  // null: none
-    Handle chain_;
+    bool grammar_first_ = false;   // mask, then draw
+    SamplerHandle grammar_;        // null: none
+    std::vector<int32_t> prefix_;  // tokens of SamplerOptions::grammar_prefix
+    int32_t allowed_ = -1;         // a token that the grammar has allowed at its present state
+    SamplerHandle chain_;
     std::vector<llama_token_data> candidates_;  // [n_vocab], reused
 };
 

@@ -193,6 +193,9 @@ std::string Vocab::detokenize(std::span<const int32_t> tokens, bool special) con
 int32_t Vocab::bos() const { return llama_vocab_bos(vocab_); }
 int32_t Vocab::eos() const { return llama_vocab_eos(vocab_); }
 int32_t Vocab::nl() const { return llama_vocab_nl(vocab_); }
+int32_t Vocab::fim_prefix() const { return llama_vocab_fim_pre(vocab_); }
+int32_t Vocab::fim_suffix() const { return llama_vocab_fim_suf(vocab_); }
+int32_t Vocab::fim_middle() const { return llama_vocab_fim_mid(vocab_); }
 bool Vocab::add_bos() const { return llama_vocab_get_add_bos(vocab_); }
 
 bool Vocab::is_eog(int32_t token) const {

@@ -47,7 +47,14 @@ public:
     // The Jinja template of `tokenizer.chat_template`.
     const std::optional<std::string>& chat_template() const { return chat_template_; }
 
+    // Fill in the middle: what stands before the text before the gap, before the text after it, and before what fills it.
+    // -1: the vocabulary has none.
+    int32_t fim_prefix() const;
+    int32_t fim_suffix() const;
+    int32_t fim_middle() const;
+
     const llama_vocab* get() const { return vocab_; }
+    const llama_model* model() const { return model_.get(); }  // vocabulary and tokenizer.* keys, no weights
 
 private:
     struct Release {

@@ -26,6 +26,7 @@ class Request:
     logprobs: int | None = None  # rivals reported per token; None: no log-probabilities
     ignore_eos: bool = False
     scores_prompt: bool = False
+    shown: frozenset[int] = frozenset()  # special tokens whose text is part of the answer
 
 
 @dataclass

@@ -86,8 +86,9 @@ class Job:
         return shown
 
     def _scored(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
-        count = self.ticket.request.logprobs
-        return token_score(self._model, token, self._text.length, logits, count)
+        request = self.ticket.request
+        special = token in request.shown
+        return token_score(self._model, token, self._text.length, logits, request.logprobs, special)
 
 
 class PromptScores:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 
 from latentkv.chat import ChatShape
+from latentkv.chat_prompt import chat_request
 from latentkv.engine.request import Request
 from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
 from latentkv.server.completions import timings_of, usage_of
@@ -22,21 +24,37 @@ router = APIRouter()
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, Depends(serving_of)]) -> Any:
     serving.check_model(body.model)
-    text = serving.template.render(body.messages)
-    prompt = list(serving.model.tokenize(text.encode(), False, True))
+    use = body.use()
+    sampling = body.sampling(serving.sampling)
+    prompt = chat_request(
+        serving.model,
+        serving.template,
+        body.messages,
+        use,
+        sampling.grammar,
+        body.response_format,
+        parallel_tool_calls=body.parallel_tool_calls,
+        chat_template_kwargs=body.chat_template_kwargs,
+        continue_final_message=body.continue_final_message or None,
+        reasoning_format=body.reasoning_format,
+    )
     requests = [
         Request(
-            prompt,
-            body.sampling(serving.sampling, choice),
+            prompt.tokens,
+            replace(body.sampling(serving.sampling, choice), grammar=prompt.grammar),
             max_tokens=body.limit(serving.n_predict),
-            stop=body.stops() + serving.template.stop,
+            stop=body.stops() + prompt.stop,
             logprobs=body.rivals(),
             ignore_eos=body.ignore_eos,
+            shown=prompt.shown,
         )
         for choice in range(body.n)
     ]
     answers = serving.answering(requests)
-    shapes = [ChatShape(serving.name, body.rivals() is not None, index) for index in range(body.n)]
+    shapes = [
+        ChatShape(serving.name, prompt.parser, body.rivals() is not None, index, use.as_function)
+        for index in range(body.n)
+    ]
     for shape in shapes:
         shape.head = shapes[0].head  # one answer has one id
     if body.stream:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from latentkv.chat_prompt import ToolUse
 from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
-from latentkv.sampling import RANDOM_SEED, SamplingOptions, token_bias
+from latentkv.sampling import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
 from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -71,6 +72,16 @@ class Sampled(Body):
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
     logit_bias: dict[str, float] | None = None
     grammar: Gbnf | None = None
     ignore_eos: bool = False
@@ -114,6 +125,7 @@ class Sampled(Body):
             "grammar": LlamaGrammar(self.grammar) if self.grammar else None,
             "seed": self._seed(defaults.seed, choice),
         }
+        names |= {name: getattr(self, name) for name in SERVER_OPTIONS}
         return replace(defaults, **{name: value for name, value in names.items() if value is not None})
 
     def _seed(self, default: int, choice: int) -> int:
@@ -169,6 +181,20 @@ class ChatBody(Sampled):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    # llama.cpp's server's
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_format: str = "auto"
+    continue_final_message: bool | str = False
+
+    def use(self) -> ToolUse:
+        """Of tools."""
+        return ToolUse.of(self.tools, self.tool_choice, self.functions, self.function_call)
 
     def limit(self, default: int = -1) -> int:
         if self.max_completion_tokens is None:

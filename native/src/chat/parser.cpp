@@ -1,0 +1,114 @@
+#include "chat/parser.h"
+
+#include <random>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "chat/json_schema.h"
+#include "chat/limits.h"
+
+namespace lkv {
+namespace {
+
+std::string new_call_id() {
+    constexpr std::string_view letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    static thread_local std::mt19937_64 random{std::random_device{}()};
+    std::string id = "call_";
+    for (int i = 0; i < 24; i++) {
+        id += letters[std::uniform_int_distribution<size_t>(0, letters.size() - 1)(random)];
+    }
+    return id;
+}
+
+common_chat_msg parsed(std::string_view text, bool is_partial, const common_chat_parser_params& params) {
+    check_nesting("chat", text);
+    const LibraryErrorCapture capture;
+    try {
+        return common_chat_parse(std::string(text), is_partial, params);
+    } catch (const std::exception& error) {
+        fail("chat", "expected an answer in the format of the template; got ", reason(error));
+    }
+}
+
+common_json delta(const common_chat_msg_diff& diff) {
+    auto out = common_json::object();
+    if (!diff.reasoning_content_delta.empty()) {
+        out["reasoning_content"] = diff.reasoning_content_delta;
+    }
+    if (!diff.content_delta.empty()) {
+        out["content"] = diff.content_delta;
+    }
+    if (diff.tool_call_index == std::string::npos) return out;
+    const common_chat_tool_call& call = diff.tool_call_delta;
+    auto entry = common_json::object();
+    entry["index"] = diff.tool_call_index;
+    auto function = common_json::object();
+    if (!call.id.empty()) {
+        entry["id"] = call.id;
+        entry["type"] = "function";
+    }
+    if (!call.name.empty()) {
+        function["name"] = call.name;
+    }
+    function["arguments"] = call.arguments;
+    entry["function"] = function;
+    auto calls = common_json::array();
+    calls.push_back(entry);
+    out["tool_calls"] = calls;
+    return out;
+}
+
+std::string to_json(const common_chat_msg& message) {
+    auto out = message.to_json_oaicompat();
+    out["role"] = "assistant";
+    if (message.content.empty() && !message.tool_calls.empty()) {
+        out["content"] = nullptr;
+    }
+    return out.dump_safe();
+}
+
+}  // namespace
+
+std::string ChatParser::parse(std::string_view text, bool is_partial) const {
+    common_chat_msg message = parsed(text, is_partial, params_);
+    std::vector<std::string> ids;
+    message.set_tool_call_ids(ids, new_call_id);
+    return to_json(message);
+}
+
+ChatStream::ChatStream(ChatParser parser) : parser_(std::move(parser)) {
+    if (parser_.params().is_continuation) {
+        begun_ = message_ = parsed("", true, parser_.params());
+    }
+}
+
+std::string ChatStream::push(std::string_view text, bool is_partial) {
+    text_ += text;
+    common_chat_msg grown = parsed(text_, is_partial, parser_.params());
+    auto deltas = common_json::array();
+    if (grown.empty()) return deltas.dump();
+    grown.set_tool_call_ids(ids_, new_call_id);
+    try {
+        for (const auto& diff : common_chat_msg_diff::compute_diffs(message_, grown)) {
+            deltas.push_back(delta(diff));
+        }
+    } catch (const std::exception& error) {
+        fail("chat", "expected an answer that goes on as it began; got ", reason(error));
+    }
+    message_ = std::move(grown);
+    return deltas.dump_safe();
+}
+
+std::string ChatStream::message() const {
+    common_chat_msg rest = message_;
+    const auto drop = [](std::string& text, const std::string& begun) {
+        if (text.starts_with(begun)) {
+            text.erase(0, begun.size());
+        }
+    };
+    drop(rest.content, begun_.content);
+    drop(rest.reasoning_content, begun_.reasoning_content);
+    return to_json(rest);
+}
+
+}  // namespace lkv

@@ -1,0 +1,49 @@
+// An answer's text as a message: content, reasoning, tool calls. The parser belongs to the prompt that asked for the answer.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "chat.h"
+
+namespace lkv {
+
+class ChatParser {
+public:
+    explicit ChatParser(common_chat_parser_params params) : params_(std::move(params)) {}
+
+    // OpenAI's message as JSON: {"role", "content", "reasoning_content", "tool_calls"}, the last two where there are any. is_partial:
+    // the text may go on, and what is unfinished is left out or cut. Without it a text that does not fit the format is refused.
+    // Errors: Error `[chat] …`.
+    std::string parse(std::string_view text, bool is_partial) const;
+
+    const common_chat_parser_params& params() const { return params_; }
+
+private:
+    common_chat_parser_params params_;
+};
+
+// The same answer as it grows, and what each piece adds.
+class ChatStream {
+public:
+    explicit ChatStream(ChatParser parser);
+
+    // Appends text. A JSON list of OpenAI's deltas: {"content"}, {"reasoning_content"}, {"tool_calls": [{"index", "id", "type",
+    // "function": {"name", "arguments"}}]}. An empty text with is_partial false ends the answer: what was held back comes out.
+    std::string push(std::string_view text, bool is_partial);
+
+    // The message so far, as JSON, without what the prompt began.
+    std::string message() const;
+
+    bool has_tool_calls() const { return !message_.tool_calls.empty(); }
+
+private:
+    ChatParser parser_;
+    std::string text_;
+    common_chat_msg begun_;  // by the prompt
+    common_chat_msg message_;
+    std::vector<std::string> ids_;  // of tool calls: the template's, else made up once
+};
+
+}  // namespace lkv
