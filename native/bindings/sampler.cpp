@@ -98,8 +98,10 @@ SamplerOptions options_of(const py::kwargs& given) {
 void bind_sampler(py::module_& module) {
     py::class_<PySampler>(module, "Sampler")
         .def(py::init([](const std::shared_ptr<lkv::Model>& model, const py::kwargs& given) {
-                 return new PySampler{model, Sampler(options_of(given), model->hparams().n_vocab,
-                                                     model->has_vocab() ? &model->vocab() : nullptr)};
+                 const lkv::Vocab* const vocab = model->has_vocab() ? &model->vocab() : nullptr;
+                 const int32_t known = model->hparams().n_vocab;  // 0: opened for its vocabulary alone
+                 const int32_t n_vocab = known == 0 && vocab != nullptr ? vocab->n_tokens() : known;
+                 return new PySampler{model, Sampler(options_of(given), n_vocab, vocab)};
              }),
              py::arg("model"))
         .def(

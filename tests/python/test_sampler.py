@@ -1,0 +1,200 @@
+"""The native sampler on rows of logits: what each option keeps, grammars that wait, copies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+WORDS = 'root ::= "<tool_call>" ("yes" | "no") "!"'
+
+
+@pytest.fixture(scope="module")
+def model(plain_gguf: Path) -> Any:
+    from latentkv import _core
+
+    return _core.Model(str(plain_gguf), vocab_only=True)
+
+
+def sampler(model: Any, **options: Any) -> Any:
+    from latentkv import _core
+
+    return _core.Sampler(model, **({"seed": 1} | options))
+
+
+def row(model: Any, *likely: tuple[int, float]) -> np.ndarray:
+    """Zeros but for (token, logit)."""
+    logits = np.zeros(model.n_vocab, np.float32)
+    for token, logit in likely:
+        logits[token] = logit
+    return logits
+
+
+def rows(model: Any, count: int) -> np.ndarray:
+    return np.random.default_rng(3).normal(0, 3, (count, model.n_vocab)).astype(np.float32)
+
+
+def token(model: Any, text: bytes) -> int:
+    return int(model.tokenize(text, False, True)[0])
+
+
+def drawn(sampler: Any, logits: np.ndarray, count: int = 400) -> Counter[int]:
+    return Counter(sampler.sample(logits) for _ in range(count))
+
+
+def write(model: Any, sampler: Any, logits: np.ndarray) -> bytes:
+    """What comes of the rows, until the end token."""
+    text = b""
+    for line in logits:
+        chosen = sampler.sample(line)
+        sampler.accept(chosen)
+        if model.is_eog(chosen):
+            break
+        text += model.token_to_piece(chosen, True)
+    return text
+
+
+OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
+
+
+def test_top_n_sigma_keeps_what_is_near_the_largest(model: Any) -> None:
+    logits = row(model, (5, 20.0), (6, 19.9), (7, 10.0))
+    assert set(drawn(sampler(model, **OPEN, top_n_sigma=1.0), logits)) == {5, 6}
+    flat = rows(model, 1)[0] * 0.1
+    assert len(drawn(sampler(model, **OPEN), flat)) > 100
+
+
+def test_xtc_removes_the_likeliest(model: Any) -> None:
+    logits = row(model, (5, 22.0), (6, 21.5), (7, 21.0))
+    assert set(drawn(sampler(model, **OPEN, xtc_probability=1.0, xtc_threshold=0.1), logits)) == {7}
+    assert set(drawn(sampler(model, **OPEN), logits)) == {5, 6, 7}
+
+
+def test_dynatemp_flattens_what_is_uncertain(model: Any) -> None:
+    logits = row(model, (5, 30.0), (6, 29.0))
+    plain = drawn(sampler(model, **(OPEN | {"temperature": 0.3})), logits)
+    moved = drawn(sampler(model, **(OPEN | {"temperature": 0.3}), dynatemp_range=5.0), logits)
+    assert moved[6] != plain[6]
+
+
+def test_dry_penalises_what_repeats(model: Any) -> None:
+    a, b, c, d = (token(model, text) for text in (b" one", b" two", b" cat", b" dog"))
+    logits = row(model, (c, 10.0), (d, 9.0))
+    for penalty, wanted in ((0.0, c), (5.0, d)):
+        chain = sampler(
+            model, temperature=0, dry_multiplier=penalty, dry_penalty_last_n=64, dry_sequence_breakers=[]
+        )
+        for past in (a, b, c, a, b):
+            chain.accept(past)
+        assert chain.sample(logits) == wanted
+
+
+def test_a_grammar_allows_what_masking_first_allows(model: Any) -> None:
+    from latentkv import _core
+
+    grammar = 'root ::= [a-f]+ "."'
+    for logits in rows(model, 20):
+        greedy = sampler(model, temperature=0, grammar=grammar)
+        allowed = [
+            i
+            for i in np.argsort(-logits)[:500]
+            if (piece := model.token_to_piece(int(i))) and set(piece) <= set(b"abcdef")
+        ]
+        if allowed:
+            assert greedy.sample(logits) == allowed[0]
+    text = write(model, sampler(model, grammar=grammar, temperature=1.5), rows(model, 40))
+    assert set(text) <= set(b"abcdef.")
+    mirostat = sampler(model, grammar=grammar, mirostat_mode=2)
+    assert set(write(model, mirostat, rows(model, 10))) <= set(b"abcdef.")
+    with pytest.raises(_core.Error, match=r"\[sampler\] expected a token that the grammar allows"):
+        sampler(model, grammar=grammar).accept(token(model, b"Z"))
+
+
+@pytest.mark.parametrize(
+    ("trigger", "lead"),
+    [
+        ({"type": "word", "value": "<tool_call>"}, b"so <tool_call>"),
+        ({"type": "word", "value": "<|im_start|>"}, b"so <|im_start|>"),
+        ({"type": "pattern", "value": r"so\s+(<tool_call>)"}, b"so <tool_call>"),
+        ({"type": "pattern_full", "value": r"so (<tool_call>)"}, b"so <tool_call>"),
+    ],
+)
+def test_a_lazy_grammar_waits_for_its_trigger(model: Any, trigger: dict[str, str], lead: bytes) -> None:
+    grammar = WORDS.replace("<tool_call>", "<|im_start|>") if b"im_start" in lead else WORDS
+    chain = sampler(model, grammar=grammar, grammar_lazy=True, grammar_triggers=[trigger], temperature=1.0)
+    free = write(model, chain, rows(model, 12))
+    assert b"yes!" not in free  # twelve tokens of anything
+    chain.reset()
+    for piece in model.tokenize(lead, False, True):
+        assert chain.sample(row(model, (piece, 50.0))) == piece
+        chain.accept(piece)
+    assert write(model, chain, rows(model, 12)) in (b"yes!", b"no!")
+
+
+def test_a_trigger_can_be_a_token(model: Any) -> None:
+    start = token(model, b"<|im_start|>")
+    chain = sampler(
+        model,
+        grammar='root ::= "<|im_start|>" "yes"',
+        grammar_lazy=True,
+        grammar_triggers=[{"type": "token", "value": "", "token": start}],
+    )
+    chain.accept(start)
+    assert write(model, chain, rows(model, 5)) == b"yes"
+
+
+def test_a_grammar_reads_the_end_of_the_prompt(model: Any) -> None:
+    chain = sampler(
+        model, grammar='root ::= "<|im_start|>assistant\\n" "yes"', grammar_prefix="<|im_start|>assistant\n"
+    )
+    for _ in range(2):
+        assert write(model, chain, rows(model, 5)) == b"yes"
+        chain.reset()
+
+
+def test_a_clone_goes_on_alone(model: Any) -> None:
+    options = {"temperature": 1.0, "repeat_penalty": 1.3, "grammar": 'root ::= [a-z ]+ "."', "top_k": 0}
+    first = sampler(model, **options)
+    write(model, first, rows(model, 3))
+    second = first.clone()
+    third = first.clone()
+    ahead = rows(model, 30)[5:]
+    assert write(model, second, ahead) == write(model, first, ahead)
+    third.reset()
+    first.reset()
+    assert (
+        write(model, third, ahead)
+        == write(model, first, ahead)
+        == write(model, sampler(model, **options), ahead)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"xtc_probability": 2.0}, "xtc_probability from 0 to 1; got 2"),
+        ({"dry_penalty_last_n": -5}, "dry_penalty_last_n from 0"),
+        ({"dry_allowed_length": -1}, "dry_allowed_length of at least 0; got -1"),
+        ({"dynatemp_range": float("nan")}, "dynatemp_range"),
+        ({"grammar": WORDS, "grammar_lazy": True}, "at least one of grammar_triggers"),
+        (
+            {"grammar": WORDS, "grammar_lazy": True, "grammar_triggers": [{"type": "pattern", "value": "("}]},
+            "regular expressions in grammar_triggers",
+        ),
+        (
+            {"grammar": WORDS, "grammar_lazy": True, "grammar_triggers": [{"type": "x", "value": "("}]},
+            "a trigger of type word, pattern",
+        ),
+        ({"grammar": WORDS, "grammar_prefix": "other"}, "a token that the grammar allows"),
+    ],
+)
+def test_refusals(model: Any, options: dict[str, Any], message: str) -> None:
+    from latentkv import _core
+
+    with pytest.raises(_core.Error, match=rf"^\[sampler\] expected .*{message}"):
+        sampler(model, **options)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'top_kk'"):
+        sampler(model, top_kk=1)
