@@ -13,20 +13,38 @@ from typing import TYPE_CHECKING, Any
 from latentkv.errors import LatentKVError
 
 if TYPE_CHECKING:
-    from latentkv.generation import LogitsProcessorList, StoppingCriteriaList
+    from latentkv.generation import (
+        LogitsProcessor,
+        LogitsProcessorList,
+        MinTokensLogitsProcessor,
+        StoppingCriteria,
+        StoppingCriteriaList,
+    )
     from latentkv.grammar import LlamaGrammar
     from latentkv.llama import Llama
     from latentkv.perplexity import perplexity
+    from latentkv.prompt_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
+    from latentkv.prompt_cache import LlamaRAMCache as LlamaCache
+    from latentkv.speculative import LlamaDraftModel, LlamaPromptLookupDecoding
     from latentkv.state import LlamaState
 
     __version__: str
 
 __all__ = [
+    "BaseLlamaCache",
     "LatentKVError",
     "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
+    "LlamaDraftModel",
     "LlamaGrammar",
+    "LlamaPromptLookupDecoding",
+    "LlamaRAMCache",
     "LlamaState",
+    "LogitsProcessor",
     "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteria",
     "StoppingCriteriaList",
     "__version__",
     "perplexity",
@@ -34,10 +52,19 @@ __all__ = [
 
 # Loaded on first use: `latentkv --help` and `latentkv convert` start without the native module.
 _HOME = {
+    "BaseLlamaCache": "latentkv.prompt_cache",
     "Llama": "latentkv.llama",
+    "LlamaCache": "latentkv.prompt_cache",
+    "LlamaDiskCache": "latentkv.prompt_cache",
+    "LlamaDraftModel": "latentkv.speculative",
     "LlamaGrammar": "latentkv.grammar",
+    "LlamaPromptLookupDecoding": "latentkv.speculative",
+    "LlamaRAMCache": "latentkv.prompt_cache",
     "LlamaState": "latentkv.state",
+    "LogitsProcessor": "latentkv.generation",
     "LogitsProcessorList": "latentkv.generation",
+    "MinTokensLogitsProcessor": "latentkv.generation",
+    "StoppingCriteria": "latentkv.generation",
     "StoppingCriteriaList": "latentkv.generation",
     "perplexity": "latentkv.perplexity",
 }

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from latentkv.errors import expected
 from latentkv.generation import LogitsProcessor, StoppingCriteria, TokenLoop
 from latentkv.logprobs import TokenScore, best, log_softmax
+from latentkv.prompt_cache import recall, remember
 from latentkv.ranges import integer
 from latentkv.sampling import SamplingOptions
 from latentkv.text import StopMatcher, Utf8Stream
@@ -82,6 +83,14 @@ class Answer:
         return step_by_step(self._llama, self._pieces())
 
     def _pieces(self) -> Iterator[Piece]:
+        recall(self._llama, self._prompt)
+        try:
+            yield from self._until_the_end()
+        finally:
+            self._loop.finish()
+        remember(self._llama)
+
+    def _until_the_end(self) -> Iterator[Piece]:
         self._loop.start(self._prompt)
         while True:
             token = self._loop.next()
@@ -90,7 +99,7 @@ class Answer:
                 return
             self.completion_tokens += 1
             piece = self._piece(token)
-            logits = None if self._options.logprobs is None else self._llama.logits
+            logits = None if self._options.logprobs is None else self._loop.logits
             shown = self._text.push(self._score(token, piece, self._text.length, logits))
             if shown.finish_reason is not None:
                 yield shown
@@ -108,7 +117,7 @@ class Answer:
     def _stop_asked(self, token: int) -> bool:
         stopping = self._options.stopping
         return stopping is not None and stopping(
-            np.append(self._llama.input_ids, np.intc(token)), self._llama.logits
+            np.append(self._loop.input_ids, np.intc(token)), self._loop.logits
         )
 
     def _piece(self, token: int) -> bytes:

@@ -38,9 +38,7 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "lora_path": ((None,), "merge the adapter before converting"),
     "lora_scale": ((1.0,), "merge the adapter before converting"),
     "chat_handler": ((None,), "pass chat_template"),
-    "draft_model": ((None,), "speculative decoding does not exist here"),
     "tokenizer": ((None,), "the file's own tokenizer is used"),
-    "spm_infill": ((False,), "infill does not exist here"),
 }
 
 

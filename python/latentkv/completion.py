@@ -48,7 +48,7 @@ def create_completion(
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
     **server: Any,
 ) -> Any:
-    """Continues `prompt`.
+    """Continues `prompt`, or fills the gap between it and `suffix`, where the vocabulary has tokens for that.
 
     `max_tokens` None or below 1: until the context is full. `seed` None: the object's; -1: a new one. A
     call repeated with its seed gives the same text; after other calls, and where `recent` tokens are kept
@@ -59,9 +59,7 @@ def create_completion(
     the same, `finish_reason` in the last one. Raises LatentKVError when the prompt does not fit.
     """
     require_tfs_off(tfs_z)
-    if suffix is not None:
-        raise expected("suffix", "None", repr(suffix), "infill does not exist here")
-    tokens = _prompt_tokens(self, prompt)
+    tokens = _prompt_tokens(self, prompt) if suffix is None else _infill_tokens(self, prompt, suffix)
     answer = Answer(
         self,
         tokens,
@@ -111,6 +109,25 @@ def _prompt_tokens(llama: Llama, prompt: str | Sequence[int]) -> list[int]:
     if outside:
         raise expected("prompt", f"token ids below {llama.n_vocab()}", outside[0])
     return tokens
+
+
+def _infill_tokens(llama: Llama, prompt: str | Sequence[int], suffix: str) -> list[int]:
+    """What stands before a gap and behind it, as vocabularies trained for it mark them."""
+    model = llama.model
+    before, behind, gap = model.token_prefix(), model.token_suffix(), model.token_middle()
+    if min(before, behind, gap) < 0:
+        raise expected(
+            "suffix", "a vocabulary with tokens to fill in the middle", "one without", "pass suffix=None"
+        )
+    text = (
+        llama.tokenize(utf8(prompt, "prompt"), add_bos=False)
+        if isinstance(prompt, str)
+        else _prompt_tokens(llama, prompt)
+    )
+    prefix_part = [before, *text]
+    suffix_part = [behind, *llama.tokenize(utf8(suffix, "suffix"), add_bos=False)]
+    parts = suffix_part + prefix_part if llama.spm_infill else prefix_part + suffix_part
+    return [*([model.token_bos()] if model.add_bos() else []), *parts, gap]
 
 
 def _with_echo(answer: Answer, text: str, scored: bool) -> Iterator[Piece]:

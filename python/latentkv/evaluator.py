@@ -105,9 +105,7 @@ class Evaluator:
             before = len(self._tokens)
             logits = self._decode(batch, "all" if self._logits_all else "last" if last else "none")
             if self._logits_all:
-                if self._scores is None:
-                    self._scores = np.empty((self.session.n_ctx, logits.shape[1]), np.float32)
-                self._scores[before : before + len(batch)] = logits
+                self._keep_scores(before, logits)
             if last:
                 self._logits = np.array(logits[-1])
 
@@ -118,8 +116,15 @@ class Evaluator:
         size = self._batch_size(len(tokens))
         starts = range(0, len(tokens), size)
         rows = np.concatenate([self._decode(tokens[i : i + size], "all") for i in starts])
+        if self._logits_all:
+            self._keep_scores(len(self._tokens) - len(rows), rows)
         self._logits = np.array(rows[-1])
         return rows
+
+    def _keep_scores(self, before: int, rows: NDArray[np.float32]) -> None:
+        if self._scores is None:
+            self._scores = np.empty((self.session.n_ctx, rows.shape[1]), np.float32)
+        self._scores[before : before + len(rows)] = rows
 
     def _batch_size(self, count: int) -> int:
         """Tokens per call: a prompt that is prefilled lazily goes as one."""
@@ -181,6 +186,14 @@ class Evaluator:
         if self._mark is not None and len(self._tokens) < self._mark[0]:
             self._mark = None
         return kept
+
+    @in_turn
+    def rewind(self, count: int, logits: NDArray[np.float32]) -> None:
+        """truncate() to tokens behind which the logits are known."""
+        self.truncate(count)
+        if len(self._tokens) != count:
+            raise expected("draft_model", "a cache that can forget its last tokens", "one that cannot")
+        self._logits = np.array(logits)
 
     @in_turn
     def restore(self, state: LlamaState) -> None:

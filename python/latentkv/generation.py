@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
 # (tokens so far [n], logits [n_vocab]) -> stop here
 StoppingCriteria = Callable[[NDArray[np.intc], NDArray[np.float32]], bool]
+# tokens so far [n] -> tokens that may follow
+DraftModel = Callable[[NDArray[np.intc]], NDArray[np.intc]]
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
@@ -34,6 +36,22 @@ class LogitsProcessorList(list[LogitsProcessor]):
         return scores
 
 
+class MinTokensLogitsProcessor:
+    """No end token before `min_tokens` tokens; counts from the first call on."""
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens = min_tokens
+        self.token_eos = token_eos
+        self.prompt_tokens: int | None = None
+
+    def __call__(self, input_ids: NDArray[np.intc], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.prompt_tokens is None:
+            self.prompt_tokens = len(input_ids)
+        if len(input_ids) - self.prompt_tokens < self.min_tokens:
+            scores[self.token_eos] = -np.inf
+        return scores
+
+
 class StoppingCriteriaList(list[StoppingCriteria]):
     """Stops when one of them says so."""
 
@@ -42,7 +60,10 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
 
 class TokenLoop:
-    """Prompt in, tokens out, one at a time; the caller decides when to end."""
+    """Prompt in, tokens out, one at a time; the caller decides when to end.
+
+    With a draft model the session runs ahead: it holds `_ahead`, guesses behind the tokens so far, and
+    `_rows` their logits. What is not sampled like that is forgotten."""
 
     def __init__(
         self,
@@ -53,6 +74,21 @@ class TokenLoop:
         self._llama = llama
         self._sampler: _core.Sampler = options.sampler(llama.model)
         self._processor = processor
+        self._ahead: list[int] = []
+        self._rows: NDArray[np.float32] | None = None  # [1 + guesses, n_vocab]
+
+    @property
+    def input_ids(self) -> NDArray[np.intc]:
+        """The tokens so far, [n]."""
+        ids = self._llama.input_ids
+        return ids[: ids.size - len(self._ahead)]
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits after them, [n_vocab]."""
+        return (
+            self._llama.logits if self._rows is None else self._rows[len(self._rows) - 1 - len(self._ahead)]
+        )
 
     def start(self, prompt: Sequence[int], reset: bool = True) -> None:
         """Evaluates the prompt, after the part of it that is cached (`reset`) or behind everything cached."""
@@ -70,25 +106,58 @@ class TokenLoop:
             self._sampler.accept(token, in_grammar=False)
 
     def next(self) -> int:
-        """Samples after the last evaluated token."""
-        llama = self._llama
+        """Samples after the last token."""
         self._require_latest()
         begin = time.perf_counter()
-        logits = llama.logits
+        logits = self.logits
         if self._processor is not None:
-            logits = np.ascontiguousarray(self._processor(llama.input_ids, logits.copy()), dtype=np.float32)
+            logits = np.ascontiguousarray(self._processor(self.input_ids, logits.copy()), dtype=np.float32)
         token = self._sampler.sample(logits)
         self._sampler.accept(token)
-        llama.timings.predicted_s += time.perf_counter() - begin
+        self._llama.timings.predicted_s += time.perf_counter() - begin
         return token
 
     def push(self, tokens: Sequence[int]) -> None:
         """Evaluates sampled (or given) tokens."""
         self._require_latest()
         begin = time.perf_counter()
-        self._llama.eval(tokens)
+        if self._ahead and list(tokens) == self._ahead[:1]:
+            del self._ahead[0]
+        else:
+            self._forget_ahead()
+            self._evaluate(tokens)
         self._llama.timings.predicted_s += time.perf_counter() - begin
         self._llama.timings.predicted_n += len(tokens)
+
+    def finish(self) -> None:
+        """Forgets the guesses, unless another call has the session by now."""
+        with self._llama.lock:
+            if self._llama.running is self:
+                self._forget_ahead()
+
+    def _evaluate(self, tokens: Sequence[int]) -> None:
+        llama = self._llama
+        guess = llama.draft_model
+        room = llama.n_ctx() - llama.n_tokens - len(tokens)
+        if guess is None or room <= 0:
+            llama.eval(tokens)
+            return
+        self._ahead = [
+            int(token) for token in guess(np.append(llama.input_ids, np.asarray(tokens, np.intc)))
+        ][:room]
+        if not self._ahead:
+            llama.eval(tokens)
+            return
+        ahead, self._ahead = self._ahead, []  # nothing is ahead while the call may fail
+        self._rows = llama.eval_all([*tokens, *ahead])[len(tokens) - 1 :]
+        self._ahead = ahead
+
+    def _forget_ahead(self) -> None:
+        if self._ahead:
+            llama = self._llama
+            llama.rewind(llama.n_tokens - len(self._ahead), self.logits)
+            self._ahead = []
+        self._rows = None
 
     def _require_latest(self) -> None:
         if self._llama.running is not self:
@@ -144,19 +213,22 @@ def generate(
     )
     loop = TokenLoop(self, options, logits_processor)
     pending: Sequence[int] | None = None
-    while True:
-        with self.lock:
-            if pending is None:
-                loop.start(tokens, reset)
-            else:
-                loop.push(pending)
-            token = loop.next()
-            if stopping_criteria is not None:
-                so_far = np.append(self.input_ids, np.intc(token))
-                if stopping_criteria(so_far, self.logits):
-                    return
-        more = yield token
-        pending = [token, *(more or ())]
+    try:
+        while True:
+            with self.lock:
+                if pending is None:
+                    loop.start(tokens, reset)
+                else:
+                    loop.push(pending)
+                token = loop.next()
+                if stopping_criteria is not None:
+                    so_far = np.append(loop.input_ids, np.intc(token))
+                    if stopping_criteria(so_far, loop.logits):
+                        return
+            more = yield token
+            pending = [token, *(more or ())]
+    finally:
+        loop.finish()
 
 
 @in_turn

@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core, compat, hub, ranges
-from latentkv.chat import create_chat_completion
+from latentkv.chat import create_chat_completion, create_chat_completion_openai_v1
 from latentkv.completion import create_completion
 from latentkv.errors import expected
 from latentkv.evaluator import Evaluator
 from latentkv.formats import format_name
-from latentkv.generation import generate, sample
+from latentkv.generation import DraftModel, generate, sample
 from latentkv.master import planned
 from latentkv.prefix import Window
+from latentkv.prompt_cache import BaseLlamaCache
 from latentkv.sampling import RANDOM_SEED
 from latentkv.state import load_state, save_state
 from latentkv.template import ChatTemplate, require_built_in, template_of
@@ -28,21 +29,29 @@ from latentkv.timings import Timings
 from latentkv.turns import in_turn
 
 
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments by name, from its locals()."""
+    named = {key: value for key, value in given.items() if key not in ("self", "llama_cpp", "__class__")}
+    return named | given["llama_cpp"]
+
+
 class Llama(Evaluator):
     """A GGUF model and its cache.
 
     `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
-    `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to native
-    code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V ("" =
-    the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are llama-cpp-python's names
-    for the same, as format names or ggml type numbers; `kv_budget` plans a master file anew ("14%" of the f16
-    cache, or "2.5GiB@131072": bytes at a context); `sink`/`recent` count tokens that keep every segment,
-    `recent_ratio` is recent as a share of the sequence (-1 = the file's default), `kv_sink`/`kv_recent` are
-    their formats ("" = the file's, else f16); `prefill` "lazy" lets a prompt that starts the cache attend to
-    exact K and V, "eager" to the compressed past ("" = the file's default); `require_fused` turns a slower
-    implementation into an error. `chat_format` names a built-in template, `chat_template` is one (Jinja);
-    without them the file's own is used. Arguments of llama-cpp-python that have no meaning here are accepted
-    at their neutral value and refused, with the reason, at any other.
+    `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to
+    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V
+    ("" = the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are
+    llama-cpp-python's names for the same, as format names or ggml type numbers; `kv_budget` plans a master
+    file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context); `sink`/`recent` count tokens
+    that keep every segment, `recent_ratio` is recent as a share of the sequence (-1 = the file's default),
+    `kv_sink`/`kv_recent` are their formats ("" = the file's, else f16); `prefill` "lazy" lets a prompt that
+    starts the cache attend to exact K and V, "eager" to the compressed past ("" = the file's default);
+    `require_fused` turns a slower implementation into an error. `chat_format` names a built-in template,
+    `chat_template` is one (Jinja); without them the file's own is used. `draft_model` guesses tokens ahead
+    (LlamaPromptLookupDecoding), which are verified together; `spm_infill` puts the suffix of an infill
+    first. Pickling keeps the arguments, not the cache. Arguments of llama-cpp-python that have no meaning
+    here are accepted at their neutral value and refused, with the reason, at any other.
 
     The cache is reused: a prompt that begins like the tokens already cached computes only the rest. Threads
     may share an object: their calls take turns, whole calls unless they stream; a stream whose turn comes
@@ -67,6 +76,8 @@ class Llama(Evaluator):
         last_n_tokens_size: int = 64,
         chat_format: str | None = None,
         chat_template: str | None = None,
+        draft_model: DraftModel | None = None,
+        spm_infill: bool = False,
         type_k: int | str | None = None,
         type_v: int | str | None = None,
         kv: str = "",
@@ -86,6 +97,7 @@ class Llama(Evaluator):
         verbose: bool = False,
         **llama_cpp: Any,
     ) -> None:
+        self._arguments = _arguments(locals())
         compat.check(llama_cpp)
         require_built_in(chat_format)
         n_ctx = ranges.N_CTX.check("n_ctx", n_ctx)
@@ -134,7 +146,17 @@ class Llama(Evaluator):
                 require_fused=require_fused,
             )
             session = _core.Session(self._model, **planned(self._model, options))
+        self.cache: BaseLlamaCache | None = None
+        self.draft_model = draft_model
+        self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else self._model.regions, recent, recent_ratio)
+        if draft_model is not None and window.tokens(n_ctx or 1):
+            raise expected(
+                "draft_model",
+                "a cache without exact recent tokens, which guesses would push out",
+                f"{window}",
+                "pass recent=0",
+            )
         super().__init__(session, n_batch, logits_all, window)
 
     @classmethod
@@ -160,6 +182,7 @@ class Llama(Evaluator):
     create_completion = create_completion
     __call__ = create_completion
     create_chat_completion = create_chat_completion
+    create_chat_completion_openai_v1 = create_chat_completion_openai_v1
     save_state = save_state
     load_state = load_state
 
@@ -189,6 +212,12 @@ class Llama(Evaluator):
     def __del__(self) -> None:
         if hasattr(self, "_session"):  # absent when the constructor raised
             self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._arguments | {"seed": self._seed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     # Vocabulary.
 
@@ -257,6 +286,12 @@ class Llama(Evaluator):
     def seed(self) -> int:
         return self._seed
 
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Where completions keep what they computed, and look for what begins like their prompts. Without
+        one (None) the previous call's prefix alone is reused. A cache belongs to one model and its cache
+        formats."""
+        self.cache = cache
+
     # What llama-cpp-python has and this runtime does not.
 
     def embed(self, *args: Any, **kwargs: Any) -> None:
@@ -264,13 +299,6 @@ class Llama(Evaluator):
         raise expected("embed", "a call that generates text", "embed()", "this runtime computes logits only")
 
     create_embedding = embed
-
-    def set_cache(self, cache: object) -> None:
-        """Only None: the previous call's prefix is always reused, other calls' are not kept."""
-        if cache is not None:
-            raise expected(
-                "set_cache", "None", type(cache).__name__, "keep a prompt with save_state() instead"
-            )
 
     @staticmethod
     def logits_to_logprobs(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float64]:

@@ -41,6 +41,24 @@ class LlamaState:
     def n_tokens(self) -> int:
         return len(self.input_ids)
 
+    @property
+    def llama_state_size(self) -> int:
+        """Bytes of the cache and the logits."""
+        return len(self.cache) + (0 if self.logits is None else self.logits.nbytes)
+
+    @staticmethod
+    def read_ids(path: str | Path) -> list[int]:
+        """The tokens of the state in a file, without its cache."""
+        with open(path, "rb") as file:
+            fixed = file.read(_FIXED.size)
+            if len(fixed) == _FIXED.size and fixed[:8] == _MAGIC:
+                try:
+                    ids: list[int] = json.loads(file.read(_FIXED.unpack(fixed)[1]))["input_ids"]
+                    return ids
+                except (ValueError, KeyError, TypeError):
+                    pass
+        raise expected("state", "a file written by save_state", str(path))
+
     def write(self, path: str | Path) -> None:
         """To a file, under a temporary name first: an interrupted save leaves nothing behind."""
         logits = b"" if self.logits is None else self.logits.astype("<f4").tobytes()

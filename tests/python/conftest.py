@@ -29,6 +29,7 @@ class Script:
     pieces: dict[int, bytes] = field(default_factory=dict)  # tokens of more than one byte
     decoded: list[int] = field(default_factory=list)  # every token that went through decode()
     prompt: int = 0  # tokens before the script starts
+    infill: tuple[int, int, int] = (-1, -1, -1)  # tokens before a prefix, a suffix and a gap
 
     def say(self, prompt: int, *pieces: bytes) -> None:
         """The answer as pieces, one token each, then the end token."""
@@ -65,6 +66,18 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
 
         def token_eos(self) -> int:
             return END
+
+        def token_prefix(self) -> int:
+            return script.infill[0]
+
+        def token_suffix(self) -> int:
+            return script.infill[1]
+
+        def token_middle(self) -> int:
+            return script.infill[2]
+
+        def add_bos(self) -> bool:
+            return False
 
         def is_eog(self, token: int) -> bool:
             return token == END

@@ -207,7 +207,10 @@ def test_chat_shapes(scripted: Build, script: Any, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm("a", suffix="b"), r"\[suffix\] expected None; got 'b'"),
+        (
+            lambda llm: llm("a", suffix="b"),
+            r"\[suffix\] expected a vocabulary with tokens to fill in the middle",
+        ),
         (lambda llm: llm("a", tfs_z=0.5), r"\[tfs_z\] expected 1.0"),
         (lambda llm: llm("a", top_p=2), r"\[top_p\] expected a probability"),
         (lambda llm: llm("a", seed=-2), r"\[seed\] expected 0 … 4294967295, or -1"),

@@ -1,0 +1,217 @@
+"""Calls and classes that llama-cpp-python has beside the completions."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latentkv import (
+    LatentKVError,
+    LlamaDiskCache,
+    LlamaPromptLookupDecoding,
+    LlamaRAMCache,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+)
+
+Build = Callable[..., Any]
+
+# Repeats itself, as what prompt lookup is for does.
+PROMPT = "The clerk keeps the ledger. The clerk keeps the ledger. The clerk keeps the"
+
+
+def build(path: Path, **options: Any) -> Any:
+    from latentkv import Llama
+
+    return Llama(str(path), **({"n_ctx": 256, "n_threads": 1, "kv": "f16"} | options))
+
+
+@pytest.fixture(scope="module")
+def plain(latent_gguf: Path) -> Iterator[Any]:
+    with build(latent_gguf) as llama:
+        yield llama
+
+
+def test_min_tokens(scripted: Build, script: Any) -> None:
+    script.say(2, b"a")
+    at_least = LogitsProcessorList([MinTokensLogitsProcessor(3, 0)])
+    out = scripted()("xy", max_tokens=8, logits_processor=at_least)
+    assert out["usage"]["completion_tokens"] == 3
+    assert scripted()("xy", max_tokens=8)["usage"]["completion_tokens"] == 1
+
+
+def test_openai_objects(scripted: Build, script: Any) -> None:
+    pytest.importorskip("openai")
+    llm = scripted(chat_format="chatml")
+    ask = [{"role": "user", "content": "Hi"}]
+    script.say(len(llm.chat_template.render(ask)), b"Yes", b".")
+    answer = llm.create_chat_completion_openai_v1(ask)
+    assert answer.choices[0].message.content == "Yes."
+    assert answer.usage.completion_tokens == 2
+    chunks = llm.create_chat_completion_openai_v1(ask, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Yes."
+
+
+def test_openai_is_asked_for_by_name(scripted: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai.types.chat", None)
+    with pytest.raises(LatentKVError, match=r"\[openai\] expected the package openai; got none; pip install"):
+        scripted(chat_format="chatml").create_chat_completion_openai_v1([{"role": "user", "content": "Hi"}])
+
+
+def test_infill(scripted: Build, script: Any) -> None:
+    script.infill = (390, 391, 392)
+    script.say(8, b"mid")
+    llm = scripted()
+    out = llm("ab", suffix="cde", max_tokens=4)
+    assert out["choices"][0]["text"] == "mid"
+    a, b, c, d, e = (ord(letter) + 1 for letter in "abcde")
+    assert llm.eval_tokens[:8] == [390, a, b, 391, c, d, e, 392]
+    assert out["usage"]["prompt_tokens"] == 8
+    suffix_first = scripted(spm_infill=True)
+    assert suffix_first("ab", suffix="cde", max_tokens=4)["choices"][0]["text"] == "mid"
+    assert suffix_first.eval_tokens[:8] == [391, c, d, e, 390, a, b, 392]
+
+
+def test_lookup_guesses_what_followed_the_last_time() -> None:
+    guess = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=3)
+    assert guess(np.array([1, 2, 3, 4, 5, 1, 2], np.intc)).tolist() == [3, 4, 5]
+    assert guess(np.array([1, 2, 9, 1, 2, 3, 1, 2], np.intc)).tolist() == [3, 1, 2]
+    assert guess(np.array([7, 2, 9, 1, 2], np.intc)).tolist() == [9, 1, 2]  # of one token
+    assert guess(np.array([1, 2, 3], np.intc)).tolist() == []
+    assert guess(np.array([1], np.intc)).tolist() == []
+    with pytest.raises(LatentKVError, match=r"\[num_pred_tokens\]"):
+        LlamaPromptLookupDecoding(num_pred_tokens=0)
+
+
+class Wrong:
+    """Guesses what never comes."""
+
+    def __call__(self, input_ids: np.ndarray, **options: Any) -> np.ndarray:
+        return np.array([3, 3, 3], np.intc)
+
+
+@pytest.mark.parametrize("guess", [LlamaPromptLookupDecoding(num_pred_tokens=6), Wrong()])
+def test_guesses_change_no_answer(latent_gguf: Path, plain: Any, guess: Any) -> None:
+    options = {"max_tokens": 40, "temperature": 0, "logprobs": 1, "stop": ["\n\n"]}
+    plain.reset()
+    wanted = plain(PROMPT, **options)["choices"][0]
+    with build(latent_gguf, draft_model=guess) as llm:
+        got = llm(PROMPT, **options)["choices"][0]
+        assert got["text"] == wanted["text"]
+        assert got["finish_reason"] == wanted["finish_reason"]
+        assert got["logprobs"]["token_logprobs"] == pytest.approx(
+            wanted["logprobs"]["token_logprobs"], abs=5e-2
+        )
+        assert llm.eval_tokens == plain.eval_tokens  # no guess is left behind
+        assert llm.session.seq_pos_max(0) + 1 == llm.n_tokens
+        chunks = list(llm(PROMPT, stream=True, **options))
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == wanted["text"]
+
+
+def test_guesses_save_calls(latent_gguf: Path) -> None:
+    calls: dict[bool, int] = {}
+    for guessing in (False, True):
+        guess = LlamaPromptLookupDecoding(num_pred_tokens=8) if guessing else None
+        with build(latent_gguf, draft_model=guess) as llm:
+            decode, count = llm._decode, [0]
+
+            def counted(*args: Any, decode: Any = decode, count: list[int] = count) -> Any:
+                count[0] += 1
+                return decode(*args)
+
+            llm._decode = counted
+            # every second line of the text again: the model is made to quote
+            quote = iter(llm.tokenize(PROMPT.encode(), add_bos=False) * 2)
+
+            def say(ids: np.ndarray, logits: np.ndarray, quote: Any = quote) -> np.ndarray:
+                logits[next(quote)] = 99
+                return logits
+
+            llm(PROMPT, max_tokens=30, temperature=0, logits_processor=say)
+            calls[guessing] = count[0]
+    assert calls[False] == 30  # the prompt, and every token but the last
+    assert calls[True] < 15
+
+
+def test_guesses_and_generate(latent_gguf: Path, plain: Any) -> None:
+    tokens = plain.tokenize(PROMPT.encode())
+    plain.reset()
+    wanted = [token for _, token in zip(range(20), plain.generate(tokens, temp=0), strict=False)]
+    with build(latent_gguf, draft_model=LlamaPromptLookupDecoding(), logits_all=True) as llm:
+        stream = llm.generate(tokens, temp=0)
+        assert [next(stream) for _ in range(20)] == wanted
+        stream.close()
+        assert llm.eval_tokens == [*tokens, *wanted[:-1]]
+        row = llm.scores[len(tokens)]
+        assert int(row.argmax()) == wanted[1]
+
+
+def test_guesses_would_wear_exact_tokens(latent_gguf: Path) -> None:
+    with pytest.raises(LatentKVError, match=r"\[draft_model\] expected a cache without exact recent tokens"):
+        build(latent_gguf, draft_model=LlamaPromptLookupDecoding(), recent=16)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_cache_keeps_other_calls(plain: Any, tmp_path: Path, kind: str) -> None:
+    cache = LlamaRAMCache() if kind == "memory" else LlamaDiskCache(str(tmp_path / "states"))
+    plain.reset()
+    plain.set_cache(cache)
+    try:
+        first = plain(PROMPT, max_tokens=8, temperature=0)
+        plain("Something else entirely, of which nothing is shared.", max_tokens=4, temperature=0)
+        again = plain(PROMPT, max_tokens=8, temperature=0)
+        assert plain.timings.cached_n >= len(plain.tokenize(PROMPT.encode())) - 1
+        assert again["choices"] == first["choices"]
+        assert cache.cache_size > 0
+        assert plain.tokenize(PROMPT.encode()) in cache
+        assert [] not in cache
+        with pytest.raises(KeyError):
+            cache[[8191]]
+    finally:
+        plain.set_cache(None)
+    plain("Something else entirely.", max_tokens=1)
+    plain(PROMPT, max_tokens=1)
+    assert plain.timings.cached_n < 3
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_cache_forgets_what_was_longest_unused(plain: Any, tmp_path: Path, kind: str) -> None:
+    plain.reset()
+    plain.eval(plain.tokenize(PROMPT.encode()))
+    state = plain.save_state()
+    room = 2 * state.llama_state_size + 2000
+    cache: Any = LlamaRAMCache(room) if kind == "memory" else LlamaDiskCache(str(tmp_path / "states"), room)
+    for first in (1, 2):
+        state.input_ids = [first, 5, 6]
+        cache[[first, 5, 6]] = state
+    assert cache[[1, 5]].n_tokens == 3  # used
+    state.input_ids = [3, 5, 6]
+    cache[[3, 5, 6]] = state
+    assert [1] in cache
+    assert [2] not in cache
+    assert [3] in cache
+    assert cache.cache_size <= room
+
+
+def test_a_directory_with_other_files(tmp_path: Path) -> None:
+    (tmp_path / "x.lkv").write_bytes(b"other")
+    with pytest.raises(LatentKVError, match=r"\[state\] expected a file written by save_state"):
+        _ = [1] in LlamaDiskCache(str(tmp_path))
+
+
+def test_pickling_keeps_the_arguments(latent_gguf: Path) -> None:
+    with build(latent_gguf, n_ctx=64, kv="q4", chat_format="chatml", flash_attn=True) as llm:
+        llm.set_seed(11)
+        wanted = llm(PROMPT, max_tokens=8)["choices"]
+        data = pickle.dumps(llm)
+    with pickle.loads(data) as copy:
+        assert copy.n_ctx() == 64
+        assert copy.seed == 11
+        assert "im_start" in copy.chat_template.source
+        assert copy(PROMPT, max_tokens=8)["choices"] == wanted
