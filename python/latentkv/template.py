@@ -3,9 +3,11 @@ answers."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,8 +85,13 @@ class ChatTemplate:
         eos_token: str = "",
         stop: Sequence[str] = (),
         model: Model | None = None,
+        now: Callable[[], datetime.datetime] | None = None,
     ) -> None:
-        """`source` "" is the model's own. With a `model` its vocabulary has the tokens."""
+        """`source` "" is the model's own. With a `model` its vocabulary has the tokens. `now`, for a
+        `source`: the date that it writes; None: the clock's."""
+        self._dates: dict[str, str] = {}
+        if now is not None:
+            source, self._dates = _dated(source, now())
         self.stop = list(stop)
         with _one_error():
             self._native = _core.ChatTemplates(model, source, bos_token=bos_token, eos_token=eos_token)
@@ -102,6 +109,8 @@ class ChatTemplate:
         """`options` are those of ChatTemplates.apply (_core.pyi): tools, tool_choice, json_schema,
         chat_template_kwargs, …; None leaves one out. Template errors become LatentKVError."""
         plain = [{**message, "content": _plain(message)} for message in messages]
+        if self._dates:
+            options["chat_template_kwargs"] = self._dates | dict(options.get("chat_template_kwargs") or {})
         request = {"messages": plain} | {key: value for key, value in options.items() if value is not None}
         with _one_error():
             prompt = self._native.apply(_json(request))
@@ -129,6 +138,14 @@ class ChatTemplate:
     ) -> str:
         """The text alone."""
         return self.apply(messages, add_generation_prompt=add_generation_prompt, tools=tools).text
+
+
+def _dated(source: str, now: datetime.datetime) -> tuple[str, dict[str, str]]:
+    """The template with its calls of strftime_now answered, and the dates that llama.cpp hands to every
+    one."""
+    call = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+    dates = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
+    return call.sub(lambda found: json.dumps(now.strftime(found[2])), source), dates
 
 
 def content_text(content: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from latentkv import LatentKVError
@@ -95,6 +97,14 @@ def test_kwargs_reach_the_template() -> None:
         LatentKVError, match=r"\[chat_template_kwargs\] expected enable_thinking to be true or false"
     ):
         template.apply(ASK, chat_template_kwargs={"enable_thinking": "no"})
+
+
+def test_a_date_that_stays() -> None:
+    source = "{{ strftime_now('%Y-%m-%d') }} {{ date_string }}"
+    assert ChatTemplate(source, now=lambda: datetime.datetime(2025, 1, 2)).render(ASK) == (
+        "2025-01-02 02 Jan 2025"
+    )
+    assert ChatTemplate(source).render(ASK) > "2025-01-02"
 
 
 def test_typed_content() -> None:
