@@ -202,7 +202,8 @@ class Session:
         """Context shift. Free and lossless where K is `rebuild`; refused with the reason elsewhere."""
     def seq_pos_min(self, seq: int) -> int: ...
     def seq_pos_max(self, seq: int) -> int: ...
-    def n_cells_used(self) -> int: ...
+    def n_cells_used(self) -> int:
+        """Cells that no new token can take: those of tokens, and what is left of broken blocks."""
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
         """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,

@@ -318,3 +318,14 @@ def test_choices_that_come_together_read_their_prompt_once(model: Any, cache: di
     assert texts[:3] == [alone] * 3
     for ticket in tickets[1:3]:
         assert ticket.progress.timings.prompt_n <= 1 + window.recent
+
+
+def test_broken_blocks_count_as_taken(model: Any) -> None:
+    """A rewind leaves holes in blocks of 32 slots that only a whole block can take again."""
+    cache = {"kv": "", "kv_k": "c4", "kv_v": "q4", "recent": 32}
+    one = scheduler(model, 1, 512, window=Window(32), cache=cache)
+    text = model.tokenize(TEXT[1000:2000].encode())
+    for cut in (200, 150, 110, 75):
+        ticket = Ticket(Request([*text[:cut], 7], GREEDY, ignore_eos=True))
+        run(one, ticket)
+        assert ticket.progress.completion_tokens > 300 - cut

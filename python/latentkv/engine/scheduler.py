@@ -273,7 +273,10 @@ class Scheduler:
         share = max(1, self.session.n_ctx // len(self.slots) - len(prompt))
         limit = min(hard, room, room if asked >= 0 else share)
         if not self._make_room(slot, len(prompt) - keep + max(0, limit - 1)):
-            return False
+            if self.running:
+                return False
+            self._park(slot)  # alone, but for broken blocks of what it keeps
+            keep = 0
         try:
             slot.job = Job(self.model, ticket, keep, limit, hard, self.last_n_tokens)
         except Exception as error:
