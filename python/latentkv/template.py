@@ -182,6 +182,7 @@ def template_of(model: Model, name: str | None = None, source: str | None = None
     if name is None and model.chat_template is not None:
         return ChatTemplate(model=model)
     if name is None:
+        model.token_bos()  # raises for a file without a vocabulary, where the warning would mislead
         print("warning: the file has no chat template; using ChatML", file=sys.stderr)
     return ChatTemplate(BUILT_IN[name or "chatml"], stop=["<|im_end|>"], model=model)
 

@@ -124,7 +124,7 @@ def test_chat_streams_what_the_server_answers(page: Any, http: httpx.Client) -> 
     said = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
     assert re.sub(r"\W+", "", text) == re.sub(r"\W+", "", said)
     lengths = {length for length in seen.json_value() if length}
-    assert len(lengths) > 4, "the answer came in one piece"
+    assert len(lengths) > 1, "the answer came in one piece"
 
 
 def test_stop_stops(page: Any, http: httpx.Client) -> None:
