@@ -13,7 +13,7 @@ from test_calibrate import stream
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from latentkv_convert.calibrate import copies
+from latentkv_convert.calibrate import copies, head
 from latentkv_convert.calibrate.attention import attention
 from latentkv_convert.calibrate.two_copies import TwoCopies
 from latentkv_convert.errors import ConvertError
@@ -71,7 +71,7 @@ def test_fisher_moments_equal_autograd_through_the_body_copies(
     directory = tiny(**variant)
     source = stream(directory, windows=3, window=WINDOW)
     labels = torch.from_numpy(np.random.default_rng(1).integers(0, source.spec.n_vocab, WINDOW))
-    monkeypatch.setattr(copies, "drawn", lambda predicted, generator: labels)
+    monkeypatch.setattr(head, "drawn", lambda predicted, generator: labels)
     found = dict(copies.collect(source, SINK, RECENT, seed=0))
 
     probe = Probe()
@@ -153,7 +153,7 @@ def test_sampled_labels_follow_the_seed() -> None:
     logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
 
     def draw(seed: int) -> list[int]:
-        return copies.drawn(logits, torch.Generator().manual_seed(seed)).tolist()
+        return head.drawn(logits, torch.Generator().manual_seed(seed)).tolist()
 
     assert draw(1) == draw(1) != draw(2)
 

@@ -21,11 +21,12 @@ from torch import Tensor
 from ..errors import ConvertError
 from ..ir import SIDES, Array
 from ..recipe import Recipe
+from . import head
 from .heads import norm_module
 from .stream import LayerStream
 from .two_copies import TwoCopies
 
-VERSION = 3
+VERSION = 4
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
 
 
@@ -60,8 +61,7 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     generator = torch.Generator(stream.device).manual_seed(seed)
 
     def slope(row: int, hidden: Tensor) -> Tensor:
-        top = hidden.clone().requires_grad_()
-        return torch.autograd.grad(_surprise(stream, top, generator), top)[0][0]
+        return head.drawn_slope(stream, hidden, generator)
 
     with stream.bar(back=1, n_windows=len(windows)) as bar:
         for index, hidden, output in stream.forward(windows, keep=True):
@@ -84,18 +84,6 @@ def check_window(stream: LayerStream, sink: int, recent: int) -> None:
             f"windows longer than sink {sink} and recent {recent} together",
             f"{window_size} tokens",
         )
-
-
-def drawn(predicted: Tensor, generator: torch.Generator) -> Tensor:
-    """One label per row of logits, from its own distribution."""
-    return torch.multinomial(predicted.softmax(-1), 1, generator=generator)[:, 0]
-
-
-def _surprise(stream: LayerStream, hidden: Tensor, generator: torch.Generator) -> Tensor:
-    """Summed negative log-likelihood of labels drawn from the prediction itself."""
-    predicted = stream.logits(hidden)
-    labels = drawn(predicted.detach(), generator)
-    return torch.nn.functional.cross_entropy(predicted, labels, reduction="sum")
 
 
 class Tap:

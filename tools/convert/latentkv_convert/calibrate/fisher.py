@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..ir import SIDES, Array
 from ..recipe import Recipe
+from . import head
 from .stream import LayerStream
 
 VERSION = 2
@@ -29,8 +30,7 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of (dL/dW)^2)."""
 
     def slope(window: int, hidden: Tensor) -> Tensor:
-        top = hidden.clone().requires_grad_()
-        return torch.autograd.grad(stream.loss(window, top), top)[0][0]
+        return head.text_slope(stream, window, hidden)
 
     with stream.bar(back=1) as bar:
         for index, hidden, output in stream.forward(keep=True):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..ir import SIDES, Array
-from . import copies
+from . import copies, head
 from .copies import Meter, Tap
 from .decoder import Layer
 from .heads import norm_module
@@ -145,8 +145,7 @@ def _disturbed(
 @torch.no_grad()
 def _nats(stream: LayerStream, output: Tensor, sink: int) -> Array:
     """Divergence of the disturbed window's predictions, over the square of the disturbance, per token."""
-    p, q = (stream.logits(output[row][None])[sink:].log_softmax(-1) for row in (0, -1))
-    divergence = float((p.exp() * (p - q)).sum(-1).double().mean())
+    divergence = head.divergence(stream, output[0, sink:], output[-1, sink:])
     return np.array([divergence / _square(output[-1] - output[0], sink)])
 
 

@@ -149,12 +149,6 @@ class LayerStream:
         """[window, n_vocab] from the last layer's output [1, window, d]."""
         return self.ends.logits(hidden)[0]
 
-    def loss(self, window: int, hidden: Tensor) -> Tensor:
-        """Mean next-token negative log-likelihood of a window in nats, from the last layer's output [1,
-        window, d]."""
-        labels = self.tokens[window].to(self.device)
-        return torch.nn.functional.cross_entropy(self.logits(hidden)[:-1], labels[1:])
-
     def bar(self, passes: int = 1, back: int = 0, n_windows: int | None = None) -> Any:
         """Of what is left: passes up, and back down."""
         up = self.spec.n_layer - self.journal.reached

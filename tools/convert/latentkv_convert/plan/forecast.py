@@ -62,6 +62,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     """Mean KL divergence in nats per token of each window, over its second half."""
     import torch
 
+    from ..calibrate import head
     from ..calibrate.arithmetic import model_arithmetic
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
@@ -88,11 +89,10 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
                     with TwoCopies(spec.n_kv, plan.sink, plan.recent, copy, batch):
                         cached[row] = stream.run(live, index, below)[0]
                     bar.update(1)
-        result = []
-        for row in range(len(windows)):
-            p, q = (stream.logits(each[row : row + 1])[first:-1].log_softmax(-1) for each in (exact, cached))
-            result.append(float((p.exp() * (p - q)).sum(-1).double().mean()))
-    return result
+        scored = slice(first, -1)
+        return [
+            head.divergence(stream, exact[row, scored], cached[row, scored]) for row in range(len(windows))
+        ]
 
 
 class Copies:

@@ -1,0 +1,57 @@
+"""Gradients and divergences that are taken a block of tokens at a time equal those of whole windows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_calibrate import stream
+from torch.nn.functional import cross_entropy
+
+from conftest import Tiny
+from latentkv_convert.calibrate import head
+from latentkv_convert.calibrate.stream import LayerStream
+
+BLOCK = 7  # tokens: no divisor of a window
+
+
+@pytest.fixture
+def blocked(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> LayerStream:
+    live = stream(tiny())
+    monkeypatch.setattr(head, "N_LOGITS", BLOCK * live.ends.token_embd.shape[0])
+    return live
+
+
+def outputs(live: LayerStream, n: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(n, live.tokens.shape[1], live.spec.n_embd)
+
+
+def test_slope_of_the_text(blocked: LayerStream) -> None:
+    """The published code shifts the labels twice; the two losses must not be confused."""
+    hidden = outputs(blocked, 1).requires_grad_()
+    predicted, tokens = blocked.logits(hidden), blocked.tokens[0]
+    once, twice = (cross_entropy(predicted[:-shift], tokens[shift:]) for shift in (1, 2))
+    (expected,) = torch.autograd.grad(once, hidden, retain_graph=True)
+    (other,) = torch.autograd.grad(twice, hidden)
+    found = head.text_slope(blocked, 0, hidden.detach())
+    torch.testing.assert_close(found, expected[0])
+    assert (found - other[0]).norm() > 0.1 * found.norm()
+
+
+def test_slope_of_drawn_labels(blocked: LayerStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = outputs(blocked, 1).requires_grad_()
+    labels = torch.randint(blocked.ends.token_embd.shape[0], (hidden.shape[1],))
+    left = list(labels.split(BLOCK))
+    monkeypatch.setattr(head, "drawn", lambda predicted, generator: left.pop(0))
+    loss = cross_entropy(blocked.logits(hidden), labels, reduction="sum")
+    (expected,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(head.drawn_slope(blocked, hidden.detach(), torch.Generator()), expected[0])
+    assert not left
+
+
+def test_divergence(blocked: LayerStream) -> None:
+    hidden = outputs(blocked, 2)
+    p, q = (blocked.logits(each[None]).log_softmax(-1).double() for each in hidden)
+    expected = float((p.exp() * (p - q)).sum(-1).mean())
+    assert head.divergence(blocked, *hidden) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.01
