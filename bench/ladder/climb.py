@@ -243,7 +243,8 @@ def shape(plain: Path) -> rungs.Shape:
     from latentkv import _core
 
     model = _core.Model(str(plain))
-    return rungs.Shape(model.n_layer, model.n_head_kv, model.head_dim, model.n_head)
+    slots = model.forecast(rungs.SERVED, kv="f16", sink=0, recent=0)["layer_slots"]
+    return rungs.Shape(model.n_layer, model.n_head_kv, model.head_dim, model.n_head, sum(slots) / len(slots))
 
 
 def finished(path: Path, command: str, digest: str, restart: bool) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ class Shape:
     n_kv: int
     head_dim: int
     n_head: int
+    held: float = SERVED  # slots of a layer, their mean: fewer where it sees a window
 
     @property
     def dims(self) -> int:
@@ -85,9 +86,10 @@ class Published:
     def keep(self, shape: Shape, budget: float, bits: int) -> float:
         """The largest in hundredths that fits: rows of all slots, exact ones in f16, cells."""
         latents = 2 * shape.n_layer * (1 if self.joint else shape.n_kv)
-        total = budget * SERVED * (2 * shape.dims + CELL_BYTES)
-        fixed = SERVED * (CELL_BYTES + 5 * latents) + EXACT_SLOTS * CELL_BYTES  # 4 for scale and minimum
-        a_dimension = shape.dims * (SERVED * bits / 8 + EXACT_SLOTS * 2)
+        cells = SERVED * CELL_BYTES
+        total = budget * (shape.held * 2 * shape.dims + cells)
+        fixed = cells + shape.held * 5 * latents + EXACT_SLOTS * CELL_BYTES  # 4 for scale and minimum
+        a_dimension = shape.dims * (shape.held * bits / 8 + EXACT_SLOTS * 2)
         return min(1.0, int(100 * (total - fixed) / a_dimension) / 100)
 
 
@@ -108,9 +110,10 @@ def tale(shape: Shape) -> Iterator[Rung]:
     heads = shape.n_layer * shape.n_kv
     for budget, bits, recent, ratio in TALE:
         row = 2 * shape.dims
-        latest = (ratio + EXACT_SLOTS / SERVED) * row * {"q8": 0.54, "q4": 0.29}[recent]
+        latest = (ratio + EXACT_SLOTS / shape.held) * row * {"q8": 0.54, "q4": 0.29}[recent]
         k = heads * (4 + shape.head_dim * bits / 8)
-        v = 0.99 * share(budget) * (row + CELL_BYTES) - 1.15 * CELL_BYTES - latest - k
+        cells = CELL_BYTES * SERVED / shape.held
+        v = 0.99 * share(budget) * (row + cells) - 1.15 * cells - latest - k
         kept = (v - 5 * heads / groups) / (heads * shape.head_dim * bits / 8)
         keep = int(100 * (0.5 + min(1.0, kept) / 2)) / 100
         if keep >= 0.5 + 8 / (groups * shape.head_dim):

@@ -48,6 +48,31 @@ def m(request: pytest.FixtureRequest, gemma: Path, tmp_path_factory: pytest.Temp
     return run(gemma, text.with_name("model.gguf"), *FILES[request.param], *calibration)
 
 
+@pytest.mark.parametrize("more", [(), ("--quick",)], ids=["gradients", "quick"])
+def test_a_window_no_longer_than_the_exact_one(gemma: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """No query of such a layer reads what is cached: it takes the fewest bytes, and costs nothing."""
+    (tmp_path / "calib.txt").write_bytes(
+        bytes(np.random.default_rng(5).integers(32, 127, 6000, dtype=np.uint8))
+    )
+    run(
+        gemma,
+        tmp_path / "m.gguf",
+        "--kv-budget",
+        "40%",
+        "--recent",
+        str(WINDOW),
+        "--calib",
+        str(tmp_path / "calib.txt"),
+        *CALIBRATED,
+        *more,
+    )
+    layers = json.loads((tmp_path / "m.report.json").read_text(encoding="utf-8"))["layers"]
+    formats = [
+        {each for side in "kv" for group in layers[at][side]["formats"] for each in group} for at in range(3)
+    ]
+    assert formats[0] == formats[2] == {"q1"} != formats[1]
+
+
 def ringed(m: Any, **options: Any) -> Any:
     return core.Session(
         m, **({"n_ctx": N_CTX, "n_threads": 1, "n_ubatch": UBATCH, "kv": "f32", "recent": 0} | options)

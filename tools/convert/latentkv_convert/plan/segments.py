@@ -66,8 +66,10 @@ def tables(
 
 
 def importance(cached: CachedRows, fisher: F64, heads: slice, head_dim: int) -> F64:
-    """[n] gradient energy of the group's rows over the mean."""
+    """[n] gradient energy of the group's rows over the mean; ones where no query reads them."""
     share = np.diagonal(fisher).reshape(-1, head_dim).sum(1)  # mean energy of each KV head
+    if not share.any():
+        return np.ones(len(cached.energy))
     weight = cached.energy[:, heads] @ share / share.sum()
     return np.asarray(weight / weight.mean(), dtype=np.float64)
 

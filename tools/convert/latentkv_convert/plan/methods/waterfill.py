@@ -301,19 +301,18 @@ class Cut:
 
 def weighted(moment: F64, fisher: F64, where: str, balance: bool = True, device: str = "cpu") -> Basis:
     """down = R U Λ^(-1/4), up = Λ^(1/4) Uᵀ R⁻¹, with R = F^(1/2) and R M R = U Λ Uᵀ; sigma = Λ^(1/2).
-    Without balance Λ^(1/4) is left out.
+    Without balance Λ^(1/4) is left out. Where F is 0, as of a layer whose queries see no further than the
+    exact recent tokens, R = 1: what is cached is never read there.
 
     Raises:
-        ConvertError: no query read a cached copy, or a moment is not finite.
+        ConvertError: a moment is not finite.
     """
     import torch
 
     rows, costs = (floats.tensor(each, device) for each in (moment, fisher))
     root, axes = spectrum(costs, where)
     if not root[0] > 0:
-        raise ConvertError(
-            where, "cached copies that matter to the prediction", "no gradient", "raise --calib-window"
-        )
+        root = torch.ones_like(root)
     root = root.clamp_min(FISHER_FLOOR**0.5 * float(root[0]))
     forward, backward = (axes * root) @ axes.T, (axes / root) @ axes.T
     sigma, directions = spectrum(forward @ rows @ forward, where)
