@@ -250,7 +250,9 @@ def test_two_runs_at_once_and_forgotten_ones(tmp_path: Path) -> None:
     with store.journal("key", 1) as first, store.journal("key", 1) as second:
         assert first.folder != second.folder
         store.finish(second, "key", layers())
+        named = store.root.joinpath("key").stat().st_ino
         store.finish(first, "key", layers())
+    assert store.root.joinpath("key").stat().st_ino == named, "taken away from under its readers"
     assert not list(store.root.glob(".partial-*"))
     with store.journal("left", 1) as left:
         left.write(0, {"a": np.ones(2)})

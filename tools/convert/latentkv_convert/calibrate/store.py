@@ -90,12 +90,23 @@ class Store:
             return [journal.read(layer) for layer in range(journal.n_layer)]
         journal.settle()
         with writing(self.root):
-            shutil.rmtree(self.root / key, ignore_errors=True)
-            os.replace(journal.layers, self.root / key)
+            self._name(journal.layers, key, journal.n_layer)
             shutil.rmtree(journal.folder, ignore_errors=True)
         found = self.load(key, journal.n_layer)
         assert found is not None
         return found
+
+    def _name(self, layers: Path, key: str, n_layer: int) -> None:
+        """Gives a folder of all layers its name. What another process has named so meanwhile stays: somebody
+        may be reading it."""
+        if self.load(key, n_layer) is not None:
+            return
+        shutil.rmtree(self.root / key, ignore_errors=True)
+        try:
+            os.replace(layers, self.root / key)
+        except OSError:
+            if self.load(key, n_layer) is None:
+                raise
 
     def _locked(self, key: str) -> tuple[Path, IO[bytes]]:
         """The folder of an unfinished statistic, or a new one where another process is at work on it."""
