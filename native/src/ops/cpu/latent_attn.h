@@ -22,6 +22,8 @@ struct LatentAttnPlan {
     int k_kept;        // most stored channels of a group, over the regions
     int v_kept;
     int row_bytes;          // longest row
+    int k_words;            // of the longest group of K in codes (code_scores.h), 0: there is none
+    int k_segments;         // most segments of such a group
     size_t scratch_floats;  // size of the scratch buffer, any alignment
 };
 

@@ -2,6 +2,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/cpu/code_scores.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/scratch.h"
 
@@ -60,6 +61,19 @@ int max_kept(const LatentAttnParams& p, RowLayout RegionView::* side) {
     return kept;
 }
 
+// What codes of K need: words of a row's group, segments of one.
+void plan_codes(const LatentAttnParams& p, LatentAttnPlan& plan) {
+    if (p.rebuilds()) return;
+    for (int r = 0; r < p.n_regions; r++) {
+        const RowLayout& layout = p.regions[r].k;
+        for (int g = 0; g < layout.n_groups; g++) {
+            if (!is_coded(layout, layout.groups[g])) continue;
+            plan.k_words = std::max(plan.k_words, coded_words(layout, layout.groups[g]));
+            plan.k_segments = std::max(plan.k_segments, layout.groups[g].n_segments);
+        }
+    }
+}
+
 int max_row_bytes(const LatentAttnParams& p) {
     int bytes = 0;
     for (int r = 0; r < p.n_regions; r++) {
@@ -94,6 +108,7 @@ LatentAttnPlan latent_attn_plan(const LatentAttnParams& p, int n_threads) {
     plan.k_kept = max_kept(p, &RegionView::k);
     plan.v_kept = max_kept(p, &RegionView::v);
     plan.row_bytes = max_row_bytes(p);
+    plan_codes(p, plan);
 
     // Per slot and head, rebuilding V costs rank · head_dim and saves rank − head_dim for each query row.
     const int64_t saved = int64_t{p.n_tokens} * rep * (plan.v_kept - p.head_dim);

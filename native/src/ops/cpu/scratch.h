@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ops/cpu/code_scores.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/latent_attn.h"
 #include "ops/cpu/softmax.h"
@@ -53,6 +54,15 @@ struct PartialSums {
     SoftmaxState& state(int split, int64_t row) const { return states[split * n_rows + row]; }
 };
 
+// Queries of some tokens and one stretch of heads as integers, for one region's rows: made once for many tiles.
+struct CodedRun {
+    const RegionView* region;  // null: none yet
+    int first_head;
+    int n_tokens;
+    int32_t* tokens;
+    CodedQueries queries;
+};
+
 // Temporaries of one thread. Bounded by the batch, the ranks and the tile: nothing grows with the context.
 struct ThreadScratch {
     int32_t* tokens;  // [n_tokens] tokens that see the tile
@@ -66,6 +76,9 @@ struct ThreadScratch {
     const float** a;  // row pointers of a product
     float** c;
     uint8_t* zero_row;  // stands in for slots nobody sees
+    uint32_t* words;    // [k_words, 64] a tile of codes, turned
+    CodedRun* coded;    // [runs] queries as integers, of every stretch of heads that shares a latent
+    int n_runs;
 
     ThreadScratch(Arena& arena, const LatentAttnParams& p, const LatentAttnPlan& plan) {
         const bool k_rebuild = p.rebuilds();
@@ -82,7 +95,31 @@ struct ThreadScratch {
         a = arena.take<const float*>(n_pointers);
         c = arena.take<float*>(n_pointers);
         zero_row = arena.take<uint8_t>(plan.row_bytes);
+        words = arena.take<uint32_t>(int64_t{plan.k_words} * tile_slots);
+        n_runs = plan.k_words == 0 ? 0 : plan.unit_heads / p.k_group + 1;
+        coded = arena.take<CodedRun>(n_runs);
+        rows_ = std::min(max_coded_rows, p.k_group * (p.n_head / p.n_kv) * plan.block_tokens);
+        pairs_ = coded_pairs(plan.k_kept, plan.k_segments) * rows_;
+        sums_ = plan.k_segments * rows_;
+        coded_ints_ = arena.take<int32_t>(int64_t{n_runs} * (rows_ + pairs_));
+        coded_floats_ = arena.take<float>(int64_t{n_runs} * (sums_ + rows_));
     }
+
+    // To be called once by the thread that owns this, before it looks at `coded`.
+    void forget_coded() const {
+        for (int i = 0; i < n_runs; i++) {
+            int32_t* const ints = coded_ints_ + int64_t{i} * (rows_ + pairs_);
+            float* const floats = coded_floats_ + int64_t{i} * (sums_ + rows_);
+            coded[i] = {nullptr, 0, 0, ints, {ints + rows_, floats, floats + sums_, 0}};
+        }
+    }
+
+private:
+    int rows_;
+    int pairs_;
+    int sums_;
+    int32_t* coded_ints_;
+    float* coded_floats_;
 };
 
 }  // namespace lkv

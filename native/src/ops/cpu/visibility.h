@@ -15,18 +15,29 @@ class TileVisibility {
 public:
     TileVisibility(const RegionView& region, int first, int32_t window) : window_(window) {
         const int n = std::min(tile_slots, region.n_slots - first);
+        // in registers: every layer of a decoded token comes by here, for every slot
+        uint64_t used = 0;
+        uint64_t any_seq = 0;
+        uint64_t every_seq = ~uint64_t{0};
+        int32_t min_pos = std::numeric_limits<int32_t>::max();
+        int32_t max_pos = -1;
         for (int i = 0; i < n; i++) {
             const int32_t pos = region.pos[first + i];
-            const uint64_t seq = region.seq[first + i];
-            if (pos < 0 || seq == 0) continue;
-            used_ |= uint64_t{1} << i;
-            pos_[i] = pos;
+            const bool use = pos >= 0 && region.seq[first + i] != 0;
+            const uint64_t seq = use ? region.seq[first + i] : 0;
+            used |= uint64_t{use} << i;
+            any_seq |= seq;
+            every_seq &= use ? seq : ~uint64_t{0};
+            min_pos = std::min(min_pos, use ? pos : std::numeric_limits<int32_t>::max());
+            max_pos = std::max(max_pos, use ? pos : -1);
+            pos_[i] = use ? pos : 0;
             seq_[i] = seq;
-            any_seq_ |= seq;
-            every_seq_ &= seq;
-            min_pos_ = std::min(min_pos_, pos);
-            max_pos_ = std::max(max_pos_, pos);
         }
+        used_ = used;
+        any_seq_ = any_seq;
+        every_seq_ = every_seq;
+        min_pos_ = min_pos;
+        max_pos_ = max_pos;
     }
 
     uint64_t slots(int32_t seq, int32_t pos) const {
@@ -46,11 +57,11 @@ public:
 
 private:
     int32_t window_;
-    uint64_t used_ = 0;
-    uint64_t any_seq_ = 0;
-    uint64_t every_seq_ = ~uint64_t{0};
-    int32_t min_pos_ = std::numeric_limits<int32_t>::max();
-    int32_t max_pos_ = -1;
+    uint64_t used_;
+    uint64_t any_seq_;
+    uint64_t every_seq_;
+    int32_t min_pos_;
+    int32_t max_pos_;
     int32_t pos_[tile_slots] = {};
     uint64_t seq_[tile_slots] = {};
 };

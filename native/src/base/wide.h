@@ -1,0 +1,149 @@
+// Integer lanes for kernels that multiply codes: eight, or sixteen where the instructions have them. Host only.
+#pragma once
+
+#include <type_traits>
+
+#include "base/simd.h"
+
+namespace lkv {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define LKV_AVX512 1
+constexpr int wide_lanes = 16;
+#else
+constexpr int wide_lanes = 8;
+#endif
+
+template <int N>
+struct WideOf;
+template <>
+struct WideOf<8> {
+    using Unsigned = u32x8;
+    using Signed = i32x8;
+    using Float = f32x8;
+};
+template <>
+struct WideOf<16> {
+    using Unsigned = uint32_t __attribute__((vector_size(64)));
+    using Signed = int32_t __attribute__((vector_size(64)));
+    using Float = float __attribute__((vector_size(64)));
+};
+
+template <int N>
+using Wide = typename WideOf<N>::Unsigned;
+template <int N>
+using WideInt = typename WideOf<N>::Signed;
+template <int N>
+using WideFloat = typename WideOf<N>::Float;
+
+using f32xw = WideFloat<wide_lanes>;
+using i32xw = WideInt<wide_lanes>;
+using u32xw = Wide<wide_lanes>;
+using i16xw = int16_t __attribute__((vector_size(2 * wide_lanes)));
+
+template <class Vector, class T>
+LKV_INLINE Vector load_wide(const T* p) {
+    Vector v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+template <class Vector, class T>
+LKV_INLINE void store_wide(T* p, Vector v) {
+    memcpy(p, &v, sizeof v);
+}
+
+template <int N>
+LKV_INLINE WideFloat<N> signed_to_f32(Wide<N> v) {
+    return __builtin_convertvector(std::bit_cast<WideInt<N>>(v), WideFloat<N>);
+}
+
+// a·b + c
+LKV_INLINE f32xw fma_wide(f32xw a, f32xw b, f32xw c) {
+#if defined(LKV_AVX512)
+    return _mm512_fmadd_ps(a, b, c);
+#else
+    return fma8(a, b, c);
+#endif
+}
+
+// N bytes, a lane each.
+template <int N>
+LKV_INLINE Wide<N> widened(const uint8_t* p) {
+#if defined(LKV_AVX512)
+    if constexpr (N == 16) {
+        // without a mask GCC 12 warns that the instruction's unused operand is not initialised
+        return (Wide<16>)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+#endif
+    if constexpr (N == 8) return std::bit_cast<Wide<8>>(load8_u8(p));
+}
+
+// Per lane: acc + the products of both 16-bit halves, signed, with those of `by`.
+template <int N>
+LKV_INLINE Wide<N> add_pairs(Wide<N> acc, Wide<N> pairs, int32_t by) {
+#if defined(LKV_AVX512)
+    if constexpr (N == 16) {
+        const auto p = (__m512i)pairs;
+#if defined(__AVX512VNNI__)
+        return (Wide<N>)_mm512_dpwssd_epi32((__m512i)acc, p, _mm512_set1_epi32(by));
+#else
+        return acc + (Wide<N>)_mm512_madd_epi16(p, _mm512_set1_epi32(by));
+#endif
+    }
+#endif
+    if constexpr (N == 8) {
+#if defined(LKV_AVX512) && defined(__AVX512VNNI__)
+        return (Wide<N>)_mm256_dpwssd_epi32((__m256i)acc, (__m256i)pairs, _mm256_set1_epi32(by));
+#elif defined(__AVXVNNI__)
+        return (Wide<N>)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)pairs, _mm256_set1_epi32(by));
+#elif defined(__AVX2__)
+        return acc + (Wide<N>)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(by));
+#else
+        const auto v = std::bit_cast<WideInt<N>>(pairs);
+        const int32_t low = static_cast<int16_t>(by & 0xffff);
+        return acc + std::bit_cast<Wide<N>>(((v << 16) >> 16) * low + (v >> 16) * (by >> 16));
+#endif
+    }
+}
+
+// Halves in the low 16 bits; finite ones.
+LKV_INLINE f32xw half_to_f32(u32xw h) {
+    const f32xw magnitude = std::bit_cast<f32xw>((h & 0x7fffu) << 13) * 0x1p112f;
+    return std::bit_cast<f32xw>(std::bit_cast<u32xw>(magnitude) | (h & 0x8000u) << 16);
+}
+
+template <class Combine>
+LKV_INLINE f32x8 halved(f32xw v, [[maybe_unused]] Combine combine) {
+#if defined(LKV_AVX512)
+    return combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                   __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+    return v;
+#endif
+}
+
+LKV_INLINE float wide_sum(f32xw v) {
+    return sum(halved(v, [](f32x8 a, f32x8 b) { return a + b; }));
+}
+
+LKV_INLINE float wide_max(f32xw v) {
+    return max(halved(v, [](f32x8 a, f32x8 b) { return max8(a, b); }));
+}
+
+LKV_INLINE bool any(i32xw mask) {
+    int32_t found = 0;
+    for (int i = 0; i < wide_lanes; i++) found |= mask[i];
+    return found != 0;
+}
+
+// Calls f with n, 1 … Most, as a constant.
+template <int Most, class F>
+LKV_INLINE void with_rows(int n, F&& f) {
+    if constexpr (Most > 0) {
+        if (n == Most) return f(std::integral_constant<int, Most>{});
+        with_rows<Most - 1>(n, f);
+    }
+}
+
+}  // namespace lkv

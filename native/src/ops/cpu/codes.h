@@ -1,0 +1,53 @@
+// Products straight on integer codes, for rows whose segments are all q8, q4, q2 or q1: what the converter's own plans use. Both
+// take 16-bit integers of the other factor, so that a pair of products is one instruction and exact:
+//   code_scores.h   q · x          a lane is a slot
+//   code_values.h   Σ_t p_t x_t    a lane is a byte of codes
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <type_traits>
+
+#include "cache/formats.h"
+#include "cache/row.h"
+
+namespace lkv {
+
+constexpr int min_coded_rows = 3;   // of V: for fewer, two slots' codes cost more to bring together than the products
+constexpr int max_coded_rows = 32;  // query rows of a tile: past this one dequantized tile and a matrix product win
+constexpr int max_coded_width = 1024;  // channels of a segment
+
+inline std::span<const SegmentLayout> segments_of(const RowLayout& layout, const GroupLayout& group) {
+    return {layout.segments + group.first_segment, static_cast<size_t>(group.n_segments)};
+}
+
+// Calls f with the bits of a code as a constant. False: not one of these formats.
+template <class F>
+bool with_bits(int format, F&& f) {
+    switch (static_cast<Format>(format)) {
+        case Format::q8:
+            f(std::integral_constant<int, 8>{});
+            return true;
+        case Format::q4:
+            f(std::integral_constant<int, 4>{});
+            return true;
+        case Format::q2:
+            f(std::integral_constant<int, 2>{});
+            return true;
+        case Format::q1:
+            f(std::integral_constant<int, 1>{});
+            return true;
+        default:
+            return false;
+    }
+}
+
+// Whether a group's segments are all of these formats.
+inline bool is_coded(const RowLayout& layout, const GroupLayout& group) {
+    const auto segments = segments_of(layout, group);
+    return !segments.empty() && std::all_of(segments.begin(), segments.end(), [](const SegmentLayout& segment) {
+        return segment.width <= max_coded_width && with_bits(segment.format, [](auto) {});
+    });
+}
+
+}  // namespace lkv
