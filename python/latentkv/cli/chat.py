@@ -20,7 +20,8 @@ _EPILOG = """examples:
   latentkv chat model.gguf -sys "Answer in one sentence." < question.txt
 
 The answer goes to standard output, everything else to standard error. In a conversation /help lists
-the commands; Ctrl-C stops an answer, Ctrl-D (or Ctrl-C twice at the prompt) leaves."""
+the commands; Alt-Enter, or a backslash at the end of a line, adds a line; Ctrl-C stops an answer, Ctrl-D (or
+Ctrl-C twice at the prompt) leaves. What was typed is kept in ~/.local/state/latentkv/chat_history."""
 
 DEFAULT_CONTEXT = 8192
 
@@ -33,7 +34,6 @@ def main(argv: Sequence[str]) -> int:
     from latentkv import Llama, _core
     from latentkv.cli._console import Console
     from latentkv.cli._conversation import Conversation
-    from latentkv.cli._repl import Repl
 
     n_ctx = args.ctx_size
     if n_ctx is None:
@@ -67,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
     )
     with llama:
         if prompt is None:
+            from latentkv.cli._repl import Repl
+
             return Repl(conversation, console).run()
         return conversation.complete(prompt) if args.raw else conversation.answer_once(prompt)
 
