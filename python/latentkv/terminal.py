@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
+
+Block = str | Table
 
 _WIDEST = 10_000  # columns of a page that nobody sees
 
@@ -33,10 +35,13 @@ def console(stream: TextIO, color: str = "auto") -> Console:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, rule: bool = True) -> Table:
-    """The first `left` columns to the left, the others (numbers) to the right."""
+    """The first `left` columns to the left, the others (numbers) to the right. Where a window is too narrow,
+    headers of several words are folded first, and what has to be cut ends in …"""
     made = Table.grid(padding=(0, 2, 0, 0))
-    for i in range(len(header)):
-        made.add_column(justify="left" if i < left else "right", overflow="fold")
+    for i, name in enumerate(header):
+        folds = len(name.split()) > 1
+        side: JustifyMethod = "left" if i < left else "right"
+        made.add_column(justify=side, no_wrap=not folds, overflow="fold" if folds else "ellipsis")
     made.add_row(*map(Text, header), style="bold")
     if rule:
         made.add_row(*[Rule(characters="-", style="dim") for _ in header])
@@ -45,7 +50,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, r
     return made
 
 
-def plain(block: str | Table) -> str:
+def plain(block: Block) -> str:
     """Its lines as a pipe gets them, however long."""
     if isinstance(block, str):
         return block
@@ -55,7 +60,7 @@ def plain(block: str | Table) -> str:
     return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
 
-def show(*blocks: str | Table) -> None:
+def show(*blocks: Block) -> None:
     """Prints texts and tables, one below the other. A terminal folds a table's cells to its width."""
     screen = console(sys.stdout)
     for block in blocks:

@@ -12,7 +12,7 @@ import pytest
 
 from latentkv.cli import commands
 from latentkv.cli._errors import one_line
-from latentkv.cli._table import bytes_text, count_text, markdown, table
+from latentkv.cli._table import bytes_text, count_text, markdown
 
 
 def test_help_lists_every_command(run: Any) -> None:
@@ -127,12 +127,6 @@ def test_numbers_for_people() -> None:
         "0 B", "1023 B", "8.00 KiB", "16.2 MiB", "5.00 GiB",
     ]  # fmt: skip
     assert [count_text(n) for n in (12, 8_524_032, 8_030_261_248)] == ["12", "8.52 M", "8.03 B"]
-    assert table(["a", "n"], [["x", "1"], ["yy", "22"]]).splitlines() == [
-        "a    n",
-        "--  --",
-        "x    1",
-        "yy  22",
-    ]
     assert markdown(["a", "n"], [["x", "1"]]).splitlines()[1] == "|-----|----:|"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from latentkv.errors import LatentKVError
+from latentkv.terminal import show
 
 from .errors import ConvertError, Interrupted
 from .files import Progress
@@ -259,8 +260,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         said = "; ".join(part for part in (str(progress) or "nothing written", kept) if part)
         print(f"error: [convert] interrupted; {said}", file=sys.stderr)
         return stop.status
-    print(report.table())
-    print()
+    show(*report.blocks(), "")
     for path in report.files:
         print(f"wrote {path} ({path.stat().st_size} bytes)")
     return 0
