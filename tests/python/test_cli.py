@@ -45,7 +45,22 @@ def test_command_help(run: Any, command: str) -> None:
             ["info"],
             "error: [latentkv info] expected FILE or -hf USER/REPO; got none; see latentkv info --help",
         ),
-        (["info", "a.gguf", "--bogus"], "error: [latentkv info] unrecognized arguments: --bogus"),
+        (
+            ["info", "a.gguf", "--bogus"],
+            "error: [latentkv info] expected options as in latentkv info --help; got unrecognized arguments: "
+            "--bogus",
+        ),
+        (
+            ["perplexity", "a.gguf"],
+            "error: [latentkv perplexity] expected -f/--file; got none; see latentkv perplexity --help",
+        ),
+        (["info", "a.gguf", "-c"], "error: [-c] expected one argument; got none"),
+        (["info", "a.gguf", "-c", "x"], "error: [-c] expected 1 … 268435456, or 0 (as trained); got x"),
+        (["info", "a.gguf", "--json=1"], "error: [--json] expected no value; got '1'"),
+        (["chat", "a.gguf", "--top-p", "x"], "error: [--top-p] expected a number; got 'x'"),
+        (["chat", "a.gguf", "--mirostat", "x"], "error: [--mirostat] expected an integer; got 'x'"),
+        (["chat", "a.gguf", "--mirostat", "3"], "error: [--mirostat] expected one of 0, 1, 2; got 3"),
+        (["convert", "a.gguf"], "error: [latentkv convert] expected -o/--output; got none; see"),
         (["bench", "a.gguf", "-d", "x"], "error: [-d] expected numbers separated by commas; got 'x'"),
         (
             ["bench", "a.gguf", "-p", "0", "-n", "0"],

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from latentkv import ranges
+from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number, text
 from latentkv.cli._table import bytes_text, count_text, markdown
 from latentkv.errors import expected
 from latentkv.progress import stage
@@ -100,7 +100,7 @@ def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[s
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("bench", __doc__, epilog=_EPILOG)
+    parser = Parser("latentkv bench", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     parser.add_argument(
         "-p",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from latentkv import ranges
+from latentkv.arguments import Parser, number
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number
 from latentkv.errors import expected
 from latentkv.text import utf8
 
@@ -103,7 +103,7 @@ def _read(path: str | None) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("chat", __doc__, epilog=_EPILOG)
+    parser = Parser("latentkv chat", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and leave")
     parser.add_argument("-f", "--file", metavar="PATH", help="answer the text of this file and leave")

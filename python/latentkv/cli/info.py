@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latentkv import factors, ranges
+from latentkv.arguments import Parser, number
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number
 from latentkv.cli._table import bytes_text, count_text
 from latentkv.errors import LatentKVError
 from latentkv.terminal import Block, show, table
@@ -351,7 +351,7 @@ def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("info", __doc__)
+    parser = Parser("latentkv info", description=__doc__)
     options.add_model(parser)
     parser.add_argument(
         "-c",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from latentkv import ranges
+from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number, text
 from latentkv.errors import expected
 from latentkv.progress import stage
 from latentkv.terminal import Block, show, table
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("perplexity", __doc__, epilog=_EPILOG)
+    parser = Parser("latentkv perplexity", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     parser.add_argument("-f", "--file", required=True, metavar="TEXT", help="UTF-8 text to score")
     parser.add_argument(
