@@ -76,6 +76,7 @@ class Editor:
             complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
             history=history,
             key_bindings=_keys(),
+            enable_suspend=True,
             color_depth=None if bold else ColorDepth.DEPTH_1_BIT,
             input=input,
             output=output or create_output(always_prefer_tty=True),  # answers may go to a file
