@@ -125,6 +125,11 @@ def _keys() -> KeyBindings:
     return keys
 
 
+class _File(FileHistory):
+    def store_string(self, string: str) -> None:
+        super().store_string(string.encode(errors="replace").decode())  # bytes that were no UTF-8
+
+
 def history_path() -> Path:
     """$XDG_STATE_HOME/latentkv/chat_history, or the same in ~/.local/state."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))  # by XDG's rules a relative one does not count
@@ -141,4 +146,4 @@ def history(console: Console) -> History:
         why = (error.strerror or str(error)).lower()
         console.warn(f"note: the history ends with this run: {path}: {why}")
         return InMemoryHistory()
-    return FileHistory(path)
+    return _File(path)
