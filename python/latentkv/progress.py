@@ -66,7 +66,7 @@ class Bar(Stage):
         self._next = 0.0
         self._drawn = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=24 if screen.width >= 80 else 8),  # a ^C is echoed behind the line
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}s"),
             TimeRemainingColumn(elapsed_when_finished=True),
@@ -76,7 +76,6 @@ class Bar(Stage):
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,  # it may be a file
-            expand=True,
         )
         self._task = self._drawn.add_task(label, total=total or None, unit=unit, note="")
 
