@@ -13,6 +13,7 @@ from typing import Any
 
 from command import ROOT, latentkv, score
 from hide import hide
+from latentkv.terminal import show, table
 from record import RESULTS, Column, save
 
 TEXT = Path("models/demo/sample-val.txt")
@@ -32,15 +33,8 @@ COLUMNS = [
 
 def print_table(rows: list[dict[str, Any]], columns: list[Column]) -> None:
     """Names to the left, numbers to the right."""
-    cells = [[c.label for c in columns]]
-    cells += [["-" if row[c.key] is None else format(row[c.key], c.format) for c in columns] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    for line in cells:
-        texts = [
-            text.ljust(w) if i < 2 else text.rjust(w)
-            for i, (text, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(texts))
+    cells = [["-" if row[c.key] is None else format(row[c.key], c.format) for c in columns] for row in rows]
+    show(table([c.label for c in columns], cells, left=2, rule=False))
 
 
 def main() -> None:

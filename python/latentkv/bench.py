@@ -63,19 +63,19 @@ def measure(
     `kv` is a row format or K/V, as in q8/q4; `options` are Session's other keywords, and kv_budget. One
     warm-up run per test.
     """
-    both, k, v = split_pair(kv)
+    name, (both, k, v) = kv or "file", split_pair(kv)
     options = planned(model, options | {"kv": both, "kv_k": k, "kv_v": v})
     session = _core.Session(model, n_ctx=depth + max(prefill, decode, 1), **options)
     tokens = np.random.default_rng(0).integers(0, model.n_vocab, depth + max(prefill, decode)).tolist()
     if depth:
-        note(f"filling {depth} tokens, {kv}")
+        note(f"filling {depth} tokens, {name}")
         session.decode(tokens[:depth], output="none")
     for test, count, step in (("pp", prefill, _prefill), ("tg", decode, _decode)):
         if not count:
             continue
         samples = []
         for repetition in range(repetitions + 1):
-            note(f"{test}{count} @ d{depth}, {kv}, {repetition}/{repetitions}")
+            note(f"{test}{count} @ d{depth}, {name}, {repetition}/{repetitions}")
             begin = time.perf_counter()
             step(session, tokens[depth : depth + count])
             seconds = time.perf_counter() - begin

@@ -191,7 +191,8 @@ def test_config_values_that_no_runtime_takes(model_type: str, field: str, value:
 
 def test_missing_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
-    assert "required: -o/--output" in capsys.readouterr().err
+    line = "error: [latentkv convert] expected -o/--output; got none; see latentkv convert --help\n"
+    assert capsys.readouterr().err == line
 
 
 def test_bad_checkpoints(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

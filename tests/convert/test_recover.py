@@ -15,6 +15,7 @@ from both import distance, load, logits, run, session, token_ids
 from test_matrix import arguments, planned
 
 from conftest import TEXT, Tiny
+from latentkv.errors import LatentKVError
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
@@ -179,7 +180,9 @@ def test_a_short_text_and_stray_options_are_refused(
         run(tiny(), room / "out.gguf", *options, "--finetune", str(text))
     with pytest.raises(ConvertError, match=r"^\[--lora-rank\] expected --finetune TEXT beside it; got none"):
         parse([str(room), "-o", str(room / "out.gguf"), *options, "--lora-rank", "4"], "test")
-    with pytest.raises(ConvertError, match=r"^\[--lr\] expected a learning rate above 0 and below 1; got 2$"):
+    with pytest.raises(
+        LatentKVError, match=r"^\[--lr\] expected a learning rate above 0 and below 1; got 2$"
+    ):
         parse([str(room), "-o", str(room / "out.gguf"), *options, "--lr", "2"], "test")
 
 

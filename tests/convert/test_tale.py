@@ -17,6 +17,7 @@ from both import distance, load, logits, run, token_ids
 from test_matrix import MODELS, planned
 
 from conftest import TEXT, Tiny, keys
+from latentkv.errors import LatentKVError
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import FULL
@@ -361,5 +362,5 @@ def test_what_does_not_fit_is_refused(
 
 @pytest.mark.parametrize("bad", [["--recent-ratio", "1.5"], ["--sink", "-1"], ["--kv-middle", "q7"]])
 def test_bad_options_are_refused(bad: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConvertError, match=r"^\[--"):
+    with pytest.raises(LatentKVError, match=r"^\[--"):
         parse([str(tmp_path), "-o", str(tmp_path / "out.gguf"), "--method", "tale", *bad], "test")

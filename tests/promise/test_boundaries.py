@@ -35,7 +35,11 @@ RULES = [
     (re.compile(r'#include [<"]ggml'), ["native/src/cache"], set(), "the cache knows no graph"),
     (re.compile(r"^\s*(import|from) torch", re.MULTILINE), ["python"], set(), "the runtime needs no torch"),
     (
-        re.compile(r"\blatentkv\._core\b|from latentkv\b|^\s*from \.+ import .*\bnative\b", re.MULTILINE),
+        re.compile(
+            r"\blatentkv\._core\b|from latentkv\b(?!\.(arguments|progress|terminal) )"
+            r"|^\s*from \.+ import .*\bnative\b",
+            re.MULTILINE,
+        ),
         ["tools/convert"],
         {
             f"tools/convert/latentkv_convert/{name}.py"
@@ -51,7 +55,8 @@ RULES = [
                 "cli",
             ]
         },
-        "the converter needs no runtime but to code, tokenize, hash and render alike, for budgets and limits",
+        "the converter needs no runtime but to code, tokenize, hash and render alike, for budgets, limits "
+        "and the terminal",
     ),
     (
         re.compile(r"\b(checkpoint|gguf)_source\b"),

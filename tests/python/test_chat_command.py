@@ -21,14 +21,14 @@ FIGURES = b" of "  # ends the line after an answer: "KV 1.00 MiB of 2.00 MiB"
 
 
 class Terminal:
-    """The command behind a pseudo-terminal, as a user has it."""
+    """The command behind a pseudo-terminal, as a user has it; a dumb one has no line editor."""
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, *args: object, **environment: str) -> None:
         self._master, slave = pty.openpty()
-        environment = os.environ | {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"}
+        given = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "200"} | environment
         self.process = subprocess.Popen(
             [sys.executable, "-m", "latentkv", "chat", *map(str, args)],
-            stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
+            stdin=slave, stdout=slave, stderr=slave, env=os.environ | given, start_new_session=True,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
         )  # fmt: skip
         os.close(slave)
@@ -209,5 +209,42 @@ def test_a_line_that_is_not_utf8_is_refused(
         assert "answer" in terminal.turn("Hello")
         terminal.send(b"/exit\n")
         assert terminal.status() == 0
+    finally:
+        terminal.close()
+
+
+def test_the_line_editor(latent_gguf: Path, tmp_path: Path) -> None:
+    environment = {
+        "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path),
+    }  # fmt: skip
+    prompt = b"\x1b[2C"  # the cursor behind it
+    terminal = Terminal(latent_gguf, "-t", 1, *ENDLESS, **environment)
+    try:
+        terminal.read_until(prompt)
+        terminal.send(b"/st")
+        terminal.read_until(b"context, cache bytes")  # the menu
+        terminal.send(b"\t\r")
+        assert "bytes per token" in terminal.read_until(prompt)
+        terminal.send(b"\x1b[200~one\ntwo\x1b[201~\r")
+        time.sleep(1.5)
+        terminal.send(b"\x03")
+        assert "(stopped)" in terminal.read_until(prompt)
+        terminal.send(b"a\xff\r")
+        assert "[prompt] expected UTF-8; got byte 0xff" in terminal.read_until(prompt)
+        terminal.send(b"\x04")
+        assert terminal.status() == 0
+    finally:
+        terminal.close()
+    kept = (tmp_path / "latentkv/chat_history").read_text(encoding="utf-8")
+    assert [line for line in kept.splitlines() if line.startswith("+")] == ["+/stats", "+one", "+two", "+a?"]
+    terminal = Terminal(latent_gguf, "-t", 1, **environment)
+    try:
+        terminal.read_until(prompt)
+        terminal.send(b"\x1b[A\x1b[A")
+        assert "two" in terminal.read_until(b"two")
+        terminal.send(b"\x03")
+        terminal.read_until(prompt)
+        terminal.send(b"\x03")
+        assert terminal.status() == 130
     finally:
         terminal.close()

@@ -12,7 +12,7 @@ import pytest
 
 from latentkv.cli import commands
 from latentkv.cli._errors import one_line
-from latentkv.cli._table import bytes_text, count_text, markdown, table
+from latentkv.cli._table import bytes_text, count_text, markdown
 
 
 def test_help_lists_every_command(run: Any) -> None:
@@ -45,7 +45,22 @@ def test_command_help(run: Any, command: str) -> None:
             ["info"],
             "error: [latentkv info] expected FILE or -hf USER/REPO; got none; see latentkv info --help",
         ),
-        (["info", "a.gguf", "--bogus"], "error: [latentkv info] unrecognized arguments: --bogus"),
+        (
+            ["info", "a.gguf", "--bogus"],
+            "error: [latentkv info] expected options as in latentkv info --help; got unrecognized arguments: "
+            "--bogus",
+        ),
+        (
+            ["perplexity", "a.gguf"],
+            "error: [latentkv perplexity] expected -f/--file; got none; see latentkv perplexity --help",
+        ),
+        (["info", "a.gguf", "-c"], "error: [-c] expected one argument; got none"),
+        (["info", "a.gguf", "-c", "x"], "error: [-c] expected 1 … 268435456, or 0 (as trained); got x"),
+        (["info", "a.gguf", "--json=1"], "error: [--json] expected no value; got '1'"),
+        (["chat", "a.gguf", "--top-p", "x"], "error: [--top-p] expected a number; got 'x'"),
+        (["chat", "a.gguf", "--mirostat", "x"], "error: [--mirostat] expected an integer; got 'x'"),
+        (["chat", "a.gguf", "--mirostat", "3"], "error: [--mirostat] expected one of 0, 1, 2; got 3"),
+        (["convert", "a.gguf"], "error: [latentkv convert] expected -o/--output; got none; see"),
         (["bench", "a.gguf", "-d", "x"], "error: [-d] expected numbers separated by commas; got 'x'"),
         (
             ["bench", "a.gguf", "-p", "0", "-n", "0"],
@@ -127,12 +142,6 @@ def test_numbers_for_people() -> None:
         "0 B", "1023 B", "8.00 KiB", "16.2 MiB", "5.00 GiB",
     ]  # fmt: skip
     assert [count_text(n) for n in (12, 8_524_032, 8_030_261_248)] == ["12", "8.52 M", "8.03 B"]
-    assert table(["a", "n"], [["x", "1"], ["yy", "22"]]).splitlines() == [
-        "a    n",
-        "--  --",
-        "x    1",
-        "yy  22",
-    ]
     assert markdown(["a", "n"], [["x", "1"]]).splitlines()[1] == "|-----|----:|"
 
 

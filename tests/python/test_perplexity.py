@@ -88,7 +88,7 @@ def test_command_writes_json(run: Any, latent_gguf: Path, plain_gguf: Path) -> N
         *("--kld-against", f"{plain_gguf}:f16", "--depth-buckets", "--json"),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert all(line.startswith("perplexity: ") for line in done.stderr.splitlines())  # where it takes long
     result = json.loads(done.stdout)
     keys = {"ppl", "ppl_se", "nll", "tokens", "kv_bytes_per_token", "kld", "same_top", "rms_dp", "ppl_ratio"}
     assert keys | {"depth", "command", "version", "kv"} <= result.keys()
@@ -134,9 +134,9 @@ def test_command_reports_to_people(run: Any, latent_gguf: Path) -> None:
         ),
         (
             ["-f", TEXT, "--window", "half"],
-            "error: [latentkv perplexity] argument --window: invalid choice: 'half'",
+            "error: [--window] expected one of ",
         ),
-        ([], "error: [latentkv perplexity] the following arguments are required: -f/--file"),
+        ([], "error: [latentkv perplexity] expected -f/--file; got none"),
     ],
 )
 def test_command_errors(run: Any, latent_gguf: Path, options: list[object], message: str) -> None:

@@ -1,22 +1,18 @@
-"""The terminal: answers to standard output, the rest, dimmed, to standard error."""
+"""The screen of a conversation: answers to standard output, the rest, dimmed, to standard error."""
 
 from __future__ import annotations
 
-import os
 import sys
 
-_DIM, _BOLD, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+from latentkv import terminal
 
 
 class Console:
-    """`color` is auto, always or never; auto colors terminals, unless NO_COLOR is set."""
+    """`color` is auto, always or never (terminal.console)."""
 
     def __init__(self, color: str = "auto", quiet: bool = False) -> None:
-        def wanted(terminal: bool) -> bool:
-            return color == "always" or (color == "auto" and terminal and "NO_COLOR" not in os.environ)
-
-        self._color_out = wanted(sys.stdout.isatty())
-        self._color_err = wanted(sys.stderr.isatty())
+        self._errors = terminal.console(sys.stderr, color)
+        self.styled = self._errors.color_system is not None
         self.quiet = quiet
 
     def write(self, text: str) -> None:
@@ -26,17 +22,10 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line about what happens, never part of an answer."""
-        print(f"{_DIM}{text}{_RESET}" if self._color_err else text, file=sys.stderr, flush=True)
+        self._say(text, "dim")
 
     def warn(self, text: str) -> None:
-        print(f"{_BOLD}{text}{_RESET}" if self._color_err else text, file=sys.stderr, flush=True)
+        self._say(text, "bold")
 
-    def end_line(self) -> None:
-        """Leaves the line that the user was typing."""
-        print(file=sys.stderr, flush=True)
-
-    def read(self, first: bool = True) -> str:
-        """One line from the user. Raises EOFError (Ctrl-D) and KeyboardInterrupt (Ctrl-C)."""
-        prompt = "> " if first else "… "
-        # \001 and \002 tell readline which bytes have no width.
-        return input(f"\001{_BOLD}\002{prompt}\001{_RESET}\002" if self._color_out else prompt)
+    def _say(self, text: str, style: str) -> None:
+        self._errors.print(text, style=style, soft_wrap=not terminal.has_width(self._errors))

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
-from collections.abc import Callable
-from typing import NoReturn
 
 from latentkv.errors import LatentKVError
-from latentkv.ranges import Range, RealRange
-from latentkv.text import utf8
 
 BAD_INPUT = 2
 ABORTED = 130  # 128 + SIGINT
@@ -55,42 +50,3 @@ def _no_library(said: str) -> str | None:
             "or latentkv without -DLATENTKV_CUDA=ON"
         )
     return f"[install] expected the shared library {library}; got none; install it"
-
-
-def number(allowed: Range | RealRange) -> Callable[[str], float]:
-    """An argparse type: a number within a range, refused in our words."""
-
-    def convert(text: str) -> float:
-        try:
-            return allowed.read(text)
-        except ValueError:  # LatentKVError is one
-            raise argparse.ArgumentTypeError(f"expected {allowed}; got {text}") from None
-
-    return convert
-
-
-def text(argument: str) -> str:
-    """An argparse type: what native code takes as UTF-8."""
-    try:
-        utf8(argument, "")
-    except LatentKVError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("[] ")) from None
-    return argument
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose complaints look like all others."""
-
-    def __init__(self, command: str, description: str | None, **options: str) -> None:
-        super().__init__(
-            prog=f"latentkv {command}",
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-            **options,  # type: ignore[arg-type]
-        )
-
-    def error(self, message: str) -> NoReturn:
-        if ours := re.fullmatch(r"argument ([^/:]+)[^:]*: (expected .*)", message, re.DOTALL):
-            raise LatentKVError(f"[{ours[1]}] {ours[2]}")
-        raise LatentKVError(f"[{self.prog}] {message}; see {self.prog} --help")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from latentkv import hub, ranges
-from latentkv.cli._errors import number, text
+from latentkv.arguments import number, text
 from latentkv.errors import expected
 from latentkv.formats import split_pair
 

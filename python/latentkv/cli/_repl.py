@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from latentkv.cli._console import Console
 from latentkv.cli._conversation import Conversation
 from latentkv.cli._errors import ABORTED, one_line
+from latentkv.cli._input import Command, reader
 from latentkv.cli._table import bytes_text
 from latentkv.errors import expected
 from latentkv.text import utf8
-
-try:
-    import readline  # line editing and history; absent on some systems
-except ImportError:
-    readline = None  # type: ignore[assignment]
 
 
 class Repl:
@@ -24,21 +18,17 @@ class Repl:
         self._conversation = conversation
         self._console = console
         self._open = True
-        self._commands: dict[str, tuple[Callable[[str], None], str, str]] = {
-            "/reset": (self._reset, "", "forget the conversation"),
-            "/system": (self._system, "TEXT", "set the system message (no text: show it)"),
-            "/regen": (self._regen, "", "answer the last question again"),
-            "/save": (self._save, "FILE", "save the conversation with its cache"),
-            "/load": (self._load, "FILE", "go on from a saved conversation"),
-            "/stats": (self._stats, "", "context, cache bytes, what runs where"),
-            "/help": (self._help, "", "this list"),
-            "/exit": (self._exit, "", "leave (or Ctrl-D)"),
+        self._commands = {
+            "/reset": Command(self._reset, "", "forget the conversation"),
+            "/system": Command(self._system, "TEXT", "set the system message (no text: show it)"),
+            "/regen": Command(self._regen, "", "answer the last question again"),
+            "/save": Command(self._save, "FILE", "save the conversation with its cache"),
+            "/load": Command(self._load, "FILE", "go on from a saved conversation"),
+            "/stats": Command(self._stats, "", "context, cache bytes, what runs where"),
+            "/help": Command(self._help, "", "this list"),
+            "/exit": Command(self._exit, "", "leave (or Ctrl-D)"),
         }
-        if readline is not None:
-            readline.set_history_length(1000)
-            readline.set_completer(self._complete)
-            readline.set_completer_delims("")
-            readline.parse_and_bind("tab: complete")
+        self._read = reader(self._commands, console)
 
     def run(self) -> int:
         model = self._conversation.llama.metadata.get("general.name", self._conversation.llama.model_path)
@@ -48,10 +38,8 @@ class Repl:
             try:
                 line = self._read()
             except EOFError:
-                self._console.end_line()
                 return 0
             except KeyboardInterrupt:
-                self._console.end_line()
                 if interrupted:
                     return ABORTED
                 interrupted = True
@@ -77,26 +65,13 @@ class Repl:
             raise error
         self._console.warn(f"error: {said}")
 
-    def _read(self) -> str:
-        """A line; a backslash at its end asks for another."""
-        lines = [self._console.read()]
-        while lines[-1].endswith("\\"):
-            lines[-1] = lines[-1][:-1]
-            lines.append(self._console.read(first=False))
-        return "\n".join(lines).strip()
-
-    def _complete(self, text: str, state: int) -> str | None:
-        """Tab: the commands that begin like the line."""
-        names = [f"{name} " if argument else name for name, (_, argument, _) in self._commands.items()]
-        return next(iter([name for name in names if text and name.startswith(text)][state:]), None)
-
     def _turn(self, line: str) -> None:
         if not line:
             return
         if line.startswith("/"):
-            name, _, rest = line.partition(" ")
+            name, *rest = line.split(maxsplit=1)
             if name in self._commands:
-                self._commands[name][0](rest.strip())
+                self._commands[name].run("".join(rest))
             else:
                 self._console.warn(f"unknown command {name}; there are {' '.join(self._commands)}")
         elif self._conversation.fits(line):
@@ -147,9 +122,11 @@ class Repl:
         self._console.note("\n".join(lines))
 
     def _help(self, rest: str) -> None:
-        for name, (_, argument, meaning) in self._commands.items():
-            self._console.note(f"  {name + ' ' + argument:<14} {meaning}")
-        self._console.note("  a backslash at the end of a line continues it; Ctrl-C stops an answer")
+        for name, command in self._commands.items():
+            self._console.note(f"  {name + ' ' + command.argument:<14} {command.meaning}")
+        self._console.note(
+            "  Alt-Enter, or a backslash at the end of a line, adds a line; Ctrl-C stops an answer"
+        )
 
     def _exit(self, rest: str) -> None:
         self._open = False

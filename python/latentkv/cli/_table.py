@@ -1,4 +1,4 @@
-"""Tables and numbers for people."""
+"""Numbers for people, and tables for pages."""
 
 from __future__ import annotations
 
@@ -25,21 +25,8 @@ def count_text(count: float) -> str:
     return f"{count:.0f}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns aligned by spaces: the first `left` to the left, the others (numbers) to the right."""
-    cells = [list(header), *map(list, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-    return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
-
-
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """The same as a Markdown table, aligned in the source too."""
+    """A Markdown table, aligned in its source too; columns as terminal.table() has them."""
     cells = [list(header), *map(list, rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from latentkv import ranges
+from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number, text
-from latentkv.cli._progress import ProgressLine
-from latentkv.cli._table import bytes_text, count_text, markdown, table
+from latentkv.cli._table import bytes_text, count_text, markdown
 from latentkv.errors import expected
+from latentkv.progress import stage
+from latentkv.terminal import show, table
 
 _EPILOG = """examples:
   latentkv bench model.gguf -d 0,4096,16384 --kv f16,q4
@@ -38,7 +40,14 @@ def main(argv: Sequence[str]) -> int:
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
     session_options = options.cache_options(args) | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
-    with ProgressLine() as line:
+    n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)
+    with stage(len(formats) * n_runs, "bench", "run") as bar:
+        runs = itertools.count()
+
+        def begins(text: str) -> None:
+            bar.note(text)
+            bar.reach(next(runs))
+
         for kv in formats:
             for depth in depths:
                 rows += measure(
@@ -49,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
                     decode=args.n_gen,
                     repetitions=args.repetitions,
                     options=session_options,
-                    note=line.show,
+                    note=begins,
                 )
     if args.output == "json":
         result = {
@@ -67,13 +76,8 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(result, indent=2))
     else:
         layout = markdown if args.output == "md" else table
-        print(
-            layout(
-                ["model", "kv", "test", "size", "params", "threads", "t/s", "kv"],
-                _cells(model, args, rows),
-                left=3,
-            )
-        )
+        header = ["model", "kv", "test", "size", "params", "threads", "t/s", "kv"]
+        show(layout(header, _cells(model, args, rows), left=3))
     return 0
 
 
@@ -96,7 +100,7 @@ def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[s
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("bench", __doc__, epilog=_EPILOG)
+    parser = Parser("latentkv bench", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     parser.add_argument(
         "-p",

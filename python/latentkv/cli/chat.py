@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from latentkv import ranges
+from latentkv.arguments import Parser, number
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number
 from latentkv.errors import expected
 from latentkv.text import utf8
 
@@ -20,7 +20,8 @@ _EPILOG = """examples:
   latentkv chat model.gguf -sys "Answer in one sentence." < question.txt
 
 The answer goes to standard output, everything else to standard error. In a conversation /help lists
-the commands; Ctrl-C stops an answer, Ctrl-D (or Ctrl-C twice at the prompt) leaves."""
+the commands; Alt-Enter, or a backslash at the end of a line, adds a line; Ctrl-C stops an answer, Ctrl-D (or
+Ctrl-C twice at the prompt) leaves. What was typed is kept in ~/.local/state/latentkv/chat_history."""
 
 DEFAULT_CONTEXT = 8192
 
@@ -33,7 +34,6 @@ def main(argv: Sequence[str]) -> int:
     from latentkv import Llama, _core
     from latentkv.cli._console import Console
     from latentkv.cli._conversation import Conversation
-    from latentkv.cli._repl import Repl
 
     n_ctx = args.ctx_size
     if n_ctx is None:
@@ -67,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
     )
     with llama:
         if prompt is None:
+            from latentkv.cli._repl import Repl
+
             return Repl(conversation, console).run()
         return conversation.complete(prompt) if args.raw else conversation.answer_once(prompt)
 
@@ -101,7 +103,7 @@ def _read(path: str | None) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("chat", __doc__, epilog=_EPILOG)
+    parser = Parser("latentkv chat", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and leave")
     parser.add_argument("-f", "--file", metavar="PATH", help="answer the text of this file and leave")

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latentkv import factors, ranges
+from latentkv.arguments import Parser, number
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number
-from latentkv.cli._table import bytes_text, count_text, table
+from latentkv.cli._table import bytes_text, count_text
 from latentkv.errors import LatentKVError
+from latentkv.terminal import Block, show, table
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
@@ -33,7 +34,10 @@ def main(argv: Sequence[str]) -> int:
         "forecast": forecasts(model, args, n_ctx),
         "budgets": budgets(model, args),
     }
-    print(json.dumps(report, indent=2, default=str) if args.json else text(report, model, n_ctx))
+    if args.json:
+        print(json.dumps(report, indent=2, default=str))
+    else:
+        show(*blocks(report, model, n_ctx))
     return 0
 
 
@@ -159,17 +163,21 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
     return options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
 
 
-def text(report: dict[str, Any], model: Any, n_ctx: int) -> str:
+def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     file = report["file"]
-    blocks = [
+    shown: list[Block] = [
         _facts(file),
-        _layers(report["layers"], file),
-        _memory(report["forecast"]),
-        *([_budgets(report["budgets"])] if file["master"] else []),
+        "",
+        *_layers(report["layers"], file),
+        "",
+        *_memory(report["forecast"]),
     ]
+    if file["master"]:
+        shown += ["", *_budgets(report["budgets"])]
     if n_ctx > model.n_ctx_train:
-        blocks.append(f"note: the model was trained for {model.n_ctx_train} tokens; {n_ctx} is beyond that")
-    return "\n\n".join(blocks)
+        beyond = f"note: the model was trained for {model.n_ctx_train} tokens; {n_ctx} is beyond that"
+        shown += ["", beyond]
+    return shown
 
 
 def _facts(file: dict[str, Any]) -> str:
@@ -224,7 +232,7 @@ def _regions(regions: Mapping[str, Any]) -> str:
     return f"{sink}, recent {window} in {regions['recent_format']}, {regions['prefill']} prefill, by default"
 
 
-def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> str:
+def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
     width = file["n_head_kv"] * file["head_dim"]
     rows = [
         [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], width))]
@@ -241,11 +249,8 @@ def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> str:
         for i, layer in enumerate(layers)
         if _planned(layer)
     ]
-    blocks = [
-        table(["layer", *sides], merged),
-        *(["segments (width:format)\n" + "\n".join(plans)] if plans else []),
-    ]
-    return "\n\n".join(blocks)
+    shown: list[Block] = [table(["layer", *sides], merged)]
+    return [*shown, "", "segments (width:format)", *plans] if plans else shown
 
 
 def _planned(layer: dict[str, Any]) -> bool:
@@ -294,7 +299,7 @@ def _ranks(ranks: list[int]) -> str:
     return shown if len(shown) <= 18 else f"{len(ranks)} of {min(ranks)}-{max(ranks)}"
 
 
-def _memory(forecast: list[dict[str, Any]]) -> str:
+def _memory(forecast: list[dict[str, Any]]) -> list[Block]:
     """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
     contexts = sorted({row["n_ctx"] for row in forecast})
     lazy = any(row["prefill"] for row in forecast)
@@ -322,10 +327,10 @@ def _memory(forecast: list[dict[str, Any]]) -> str:
         head += f"bytes/token are of all {contexts[-1]}"
     caches = [f"cache at {count}" for count in contexts]
     columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
-    return head + "\n" + table(columns, rows)
+    return [head, table(columns, rows)]
 
 
-def _budgets(rows: list[dict[str, Any]]) -> str:
+def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
     """One row per budget: the whole cache where it is counted, and the expected divergence."""
     cells = [
         [
@@ -339,14 +344,14 @@ def _budgets(rows: list[dict[str, Any]]) -> str:
     head = (
         "budgets of this master file, exact tokens and bookkeeping included; expected KLD in nats per token"
     )
-    shown = head + "\n" + table(["--kv-budget", "bytes/token", "whole cache", "expected KLD"], cells)
+    shown: list[Block] = [head, table(["--kv-budget", "bytes/token", "whole cache", "expected KLD"], cells)]
     if rows and (differs := rows[0]["unmeasured"]):
-        shown += f"\nno expected KLD: it was measured with {differs}"
+        shown.append(f"no expected KLD: it was measured with {differs}")
     return shown
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("info", __doc__)
+    parser = Parser("latentkv info", description=__doc__)
     options.add_model(parser)
     parser.add_argument(
         "-c",

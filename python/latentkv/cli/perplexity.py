@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from latentkv import ranges
+from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number, text
-from latentkv.cli._progress import ProgressLine, bar
-from latentkv.cli._table import table
 from latentkv.errors import expected
+from latentkv.progress import stage
+from latentkv.terminal import Block, show, table
 
 _EPILOG = """examples:
   latentkv perplexity model.gguf -f wiki.txt -c 2048
@@ -36,10 +36,12 @@ def main(argv: Sequence[str]) -> int:
         path, format_name = split_reference(args.kld_against)
         other = _core.Model(path, n_gpu_layers=args.gpu_layers) if path else model
         against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": "", "kv_budget": ""})
-    with ProgressLine() as line:
+    with stage(0, "perplexity", "window") as bar:
 
-        def show(p: Progress) -> None:
-            line.show(f"{bar(p.windows / p.of)} window {p.windows:.1f}/{p.of}  ppl {p.ppl:.4f}")
+        def shown(p: Progress) -> None:
+            bar.total = p.of
+            bar.note(f"ppl {p.ppl:.4f}")
+            bar.reach(p.windows)
 
         result = perplexity(
             Cache(model, cache_options),
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
             n_ubatch=args.ubatch_size,
             against=against,
             depth_buckets=args.depth_buckets,
-            progress=show,
+            progress=shown,
         )
     result |= {
         "model": args.model,
@@ -63,12 +65,15 @@ def main(argv: Sequence[str]) -> int:
         "command": shlex.join(["latentkv", "perplexity", *argv]),
         "version": version(),
     }
-    print(json.dumps(result, indent=2) if args.json else report(result))
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        show(*report(result))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("perplexity", __doc__, epilog=_EPILOG)
+    parser = Parser("latentkv perplexity", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     parser.add_argument("-f", "--file", required=True, metavar="TEXT", help="UTF-8 text to score")
     parser.add_argument(
@@ -127,14 +132,14 @@ def split_reference(text: str) -> tuple[str | None, str]:
     return None, text
 
 
-def report(r: dict[str, Any]) -> str:
+def report(r: dict[str, Any]) -> list[Block]:
     """What people read: one line without a reference, llama-perplexity's statistics with one."""
     share = r["kv_bytes_per_token"] / r["f16_bytes_per_token"]
     allocated = r["kv_bytes"] / (r["parallel"] * r["n_ctx"])
     exact = ""
     if allocated > 1.01 * r["kv_bytes_per_token"]:
         exact = f"; {allocated:.1f} at {r['n_ctx']} tokens with the exact ones"
-    lines = [
+    lines: list[Block] = [
         f"perplexity  {r['ppl']:.4f} ± {r['ppl_se']:.4f}   "
         f"({r['tokens']} tokens scored in {r['chunks']} windows of {r['n_ctx']}, {r['window']}"
         f"{', decoded one by one' if r['decode'] else ''})",
@@ -160,10 +165,10 @@ def report(r: dict[str, Any]) -> str:
         ]
     if "depth" in r:
         lines += ["", _depth_table(r["depth"])]
-    return "\n".join(lines)
+    return lines
 
 
-def _depth_table(rows: list[dict[str, Any]]) -> str:
+def _depth_table(rows: list[dict[str, Any]]) -> Block:
     with_kld = "kld" in rows[0]
     header = ["depth", "tokens", "ppl", *(["KLD mean", "KLD 99 %", "same top"] if with_kld else [])]
     body = []

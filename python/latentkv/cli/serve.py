@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
+from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
-from latentkv.cli._errors import Parser, number, text
 from latentkv.errors import LatentKVError, expected
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _read(path: str | None) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("serve", __doc__, epilog=_EPILOG)
+    parser = Parser("latentkv serve", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     _add_server(parser.add_argument_group("server"))
     options.add_cache(parser)

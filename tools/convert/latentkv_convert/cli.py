@@ -10,10 +10,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from latentkv.arguments import Parser
 from latentkv.errors import LatentKVError
+from latentkv.terminal import show
 
+from . import limits
 from .errors import ConvertError, Interrupted
 from .files import Progress
 from .plan import methods
@@ -25,50 +28,13 @@ _COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "fi
 _FINETUNE = tuple(field.name for field in dataclasses.fields(Finetune) if field.name != "text")
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Argument errors take the same one-line form as all others."""
-        where, _, text = message.partition(": ")
-        if where.startswith("argument ") and text:
-            raise ConvertError(where.removeprefix("argument "), *_split(text))
-        raise ConvertError("arguments", "options as in --help", message)
-
-
-def _split(text: str) -> tuple[str, str]:
-    """`invalid choice: 'x' (choose from 'a', 'b')` or `what; got x` -> (expected, got)."""
-    if "; got " in text:
-        expected, _, got = text.partition("; got ")
-        return expected, got
-    if text.startswith("invalid choice: "):
-        got, _, choices = text.removeprefix("invalid choice: ").partition(" (choose from ")
-        return f"one of {choices.rstrip(')')}", got
-    if text.startswith("invalid "):
-        kind, _, got = text.removeprefix("invalid ").partition(" value: ")
-        return f"a value of type {kind}", got
-    return "a value", text
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number above 0; got {text}")
-    return int(text)
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number from 0; got {text}")
-    return int(text)
-
-
 def build_parser(method: str, prog: str) -> Parser:
     """The common options and those of one method."""
     summaries = "\n".join(f"  {name:<10} {methods.module(name).SUMMARY}" for name in methods.names())
     parser = Parser(
-        prog=prog,
+        prog,
         description="Convert a Hugging Face checkpoint or a GGUF to a GGUF whose KV cache is a latent.",
         epilog=f"methods:\n{summaries}\n\nOptions of another method: {prog} --method NAME --help",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "source",
@@ -116,7 +82,9 @@ def build_parser(method: str, prog: str) -> Parser:
         default=True,
         help="store rows about their mean, where that is a large part of them (default on; nothing is lost)",
     )
-    parser.add_argument("--seed", type=_natural, default=0, help="seed of sampling and rotation (default 0)")
+    parser.add_argument(
+        "--seed", type=limits.natural, default=0, help="seed of sampling and rotation (default 0)"
+    )
     text = parser.add_argument_group("calibration")
     text.add_argument(
         "--calib",
@@ -125,14 +93,22 @@ def build_parser(method: str, prog: str) -> Parser:
         help="text to calibrate on, UTF-8 (default: prose, code, chats and hidden numbers out of Python)",
     )
     text.add_argument(
-        "--calib-tokens", type=_positive, default=65536, metavar="N", help="tokens to read (default 65536)"
+        "--calib-tokens",
+        type=limits.positive,
+        default=65536,
+        metavar="N",
+        help="tokens to read (default 65536)",
     )
     text.add_argument(
-        "--calib-window", type=_positive, default=2048, metavar="N", help="tokens per window (default 2048)"
+        "--calib-window",
+        type=limits.positive,
+        default=2048,
+        metavar="N",
+        help="tokens per window (default 2048)",
     )
     text.add_argument(
         "--fisher-tokens",
-        type=_positive,
+        type=limits.positive,
         default=32768,
         metavar="N",
         help="tokens to take gradients on (default 32768)",
@@ -165,8 +141,10 @@ def _add_finetune(group: Any) -> None:
     group.add_argument(
         "--finetune", type=Path, metavar="TEXT", help="train LoRA adapters on it and merge them"
     )
-    group.add_argument("--steps", type=_positive, metavar="N", help="of 4 x 512 tokens (default 200)")
-    group.add_argument("--lora-rank", type=_positive, metavar="R", help="rank of the adapters (default 32)")
+    group.add_argument("--steps", type=limits.positive, metavar="N", help="of 4 x 512 tokens (default 200)")
+    group.add_argument(
+        "--lora-rank", type=limits.positive, metavar="R", help="rank of the adapters (default 32)"
+    )
     group.add_argument("--lr", type=_rate, metavar="X", help="peak learning rate (default 2e-4)")
     group.add_argument(
         "--lora-on", choices=("a", "ab"), help="adapt A alone, or A and the up-projections (default ab)"
@@ -220,7 +198,7 @@ def _source(chosen: dict[str, Any]) -> Path:
 
 def parse(argv: Sequence[str], prog: str) -> Recipe:
     """Two passes: the method's name decides which options exist."""
-    first = Parser(add_help=False, allow_abbrev=False)
+    first = Parser(prog, add_help=False)
     first.add_argument("--method", default=None)
     method = first.parse_known_args(list(argv))[0].method or DEFAULT_METHOD
     if method == DEFAULT_METHOD and any(word.split("=")[0] == "--keep" for word in argv):
@@ -259,8 +237,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         said = "; ".join(part for part in (str(progress) or "nothing written", kept) if part)
         print(f"error: [convert] interrupted; {said}", file=sys.stderr)
         return stop.status
-    print(report.table())
-    print()
+    show(*report.blocks(), "")
     for path in report.files:
         print(f"wrote {path} ({path.stat().st_size} bytes)")
     return 0

@@ -39,6 +39,20 @@ _WHOLE = {
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon")
 
 
+def natural(text: str) -> int:
+    """argparse type: a whole number from 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number from 0; got {text}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """argparse type: a whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number above 0; got {text}")
+    return int(text)
+
+
 def tokens(low: int, high: int) -> Callable[[str], int]:
     """argparse type: a number of tokens from `low` to `high`."""
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import calibrate, files, progress, report
+from latentkv.progress import stage
+
+from . import calibrate, files, report
 from .calibrate.arithmetic import host_threads
 from .errors import ConvertError, Interrupted, warn
 from .ir import SIDES, Master, Plan, TensorRole
@@ -107,7 +109,7 @@ def _written(
         keys[KEYS["full_bytes"]] = full
     if base is not None:
         keys, tensors = sidecar.keys(base, keys), sidecar.tensors(source, tensors, encoding)
-    with progress.bar(len(tensors), "write", "tensor") as bar:
+    with stage(len(tensors), "write", "tensor") as bar:
         size = gguf_write.write(
             recipe.output, spec.gguf_arch, keys, tensors, encoding, lambda tensor: bar.update(1)
         )

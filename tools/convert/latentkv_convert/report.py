@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latentkv.terminal import Block, table
+
 from .errors import ConvertError, need
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
@@ -116,31 +118,33 @@ class Report:
             "layers": layers,
         }
 
-    def table(self) -> str:
-        """Aligned text for the terminal."""
+    def blocks(self) -> list[Block]:
+        """For the terminal."""
         full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
-        lines = [["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"]]
+        header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
         for index, layer in enumerate(self.plan.layers):
             row = [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
                 ranks = _stored(chosen) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
-            lines.append(row)
-        text = _align(lines)
-        cells = [["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]]
+            rows.append(row)
+        cells = []
         for fmt, size in {"f16, full": full, **self.bytes_per_token()}.items():
             cells.append(
                 [fmt, f"{size:.10g}", f"{100 * size / full:.1f} %", f"{size * CONTEXT / 2**20:.1f} MiB"]
             )
         kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
-        tail = ["", self._summary()] if self.planned else []
-        chosen_from = [] if self.plan.frontier is None else ["", _align(self.plan.frontier.cells())]
+        tail = ["", *self._summary()] if self.planned else []
+        found = self.plan.frontier
+        chosen_from = [] if found is None else ["", _numbers(found.header, found.cells())]
         trained = [] if self.recovery is None else [_recovered(self.recovery), ""]
         means = [f"about their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
-        return "\n".join([text, "", kept, "", *means, *trained, _align(cells), *chosen_from, *tail])
+        sizes_of = ["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]
+        text = [_numbers(header, rows), "", kept, "", *means, *trained, _numbers(sizes_of, cells)]
+        return [*text, *chosen_from, *tail]
 
-    def _summary(self) -> str:
+    def _summary(self) -> list[str]:
         cache = self.cache()
         size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
         share = f"{100 * cache['share_of_f16']:.2f} % of f16"
@@ -156,7 +160,7 @@ class Report:
             lines.append("calibrated with --quick, without gradients of the loss: without it less is lost")
         if self.plan.frontier is not None:
             lines.append(self.plan.frontier.sentence)
-        return "\n".join(lines)
+        return lines
 
 
 def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
@@ -337,9 +341,5 @@ def _short(ranks: tuple[int, ...]) -> str:
     return f"{len(ranks)} of {min(ranks)}-{max(ranks)}, sum {sum(ranks)}"
 
 
-def _align(lines: list[list[str]]) -> str:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    padded = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
-    ]
-    return "\n".join(padded)
+def _numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Block:
+    return table(header, rows, left=0, rule=False)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .. import progress
+from latentkv.progress import Stage, stage
+
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..source.source import Source
@@ -149,12 +150,12 @@ class LayerStream:
         """[window, n_vocab] from the last layer's output [1, window, d]."""
         return self.ends.logits(hidden)[0]
 
-    def bar(self, passes: int = 1, back: int = 0, n_windows: int | None = None) -> Any:
+    def bar(self, passes: int = 1, back: int = 0, n_windows: int | None = None) -> Stage:
         """Of what is left: passes up, and back down."""
         up = self.spec.n_layer - self.journal.reached
         down = self.spec.n_layer if self.journal.returned is None else self.journal.returned
         total = (passes * up + back * down) * (n_windows or self.n_windows)
-        return progress.bar(total, f"calibrate {self.label}", "window")
+        return stage(total, f"calibrate {self.label}", "window")
 
 
 def _device(name: str) -> torch.device:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import floats, progress
+from latentkv.progress import stage
+
+from .. import floats
 from ..calibrate.sample import Sample
 from ..errors import warn
 from ..ir import SIDES, Forecast, LayerPlan, Plan, SidePlan
@@ -77,7 +79,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     with (
         model_arithmetic(),
         torch.no_grad(),
-        progress.bar(spec.n_layer * len(windows), label, "window") as bar,
+        stage(spec.n_layer * len(windows), label, "window") as bar,
     ):
         for index, layer in enumerate(plan.layers):
             body = Copies(work, layer, index)

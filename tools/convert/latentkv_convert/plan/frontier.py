@@ -91,21 +91,27 @@ class Frontier:
             "lines": lines,
         }
 
+    @property
+    def _timed(self) -> bool:
+        return self.full_us is not None and any(point.us for line in self.lines for point in line.points)
+
+    @property
+    def header(self) -> list[str]:
+        """Of the terminal's table; times only where there are any."""
+        depths = [f"us at {self.depths[0]}", *map(str, self.depths[1:])] if self._timed else []
+        return ["KV heads a group", f"MiB at {self.context}", "predicted nats", *depths]
+
     def cells(self) -> list[list[str]]:
-        """Rows of the terminal's table, its header first; times only where there are any."""
-        timed = self.full_us is not None and any(point.us for line in self.lines for point in line.points)
-        depths = [f"us at {self.depths[0]}", *map(str, self.depths[1:])] if timed else []
-        rows = [["KV heads a group", f"MiB at {self.context}", "predicted nats", *depths]]
-        rows.append(["full f16", f"{self.full_bytes / 2**20:.1f}", "0", *self._shown(self.full_us, timed)])
+        rows = [["full f16", f"{self.full_bytes / 2**20:.1f}", "0", *self._shown(self.full_us)]]
         for index, line in enumerate(self.lines):
             for point in line.points:
                 mark = "> " if index == self.chosen and point.budget == 1 else ""
                 sizes = [f"{point.bytes / 2**20:.1f}", f"{point.predicted:.2g}"]
-                rows.append([f"{mark}{line.name}", *sizes, *self._shown(point.us, timed)])
+                rows.append([f"{mark}{line.name}", *sizes, *self._shown(point.us)])
         return rows
 
-    def _shown(self, us: Us | None, timed: bool) -> list[str]:
-        if not timed:
+    def _shown(self, us: Us | None) -> list[str]:
+        if not self._timed:
             return []
         return ["-"] * len(self.depths) if us is None else [f"{each:.1f}" for each in us]
 

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .. import progress
+from latentkv.progress import stage
+
 from ..calibrate.decoder import Decoder
 from ..calibrate.sample import Encoded, encode, read_text
 from ..errors import ConvertError, need
@@ -130,7 +131,7 @@ def descend(model: Any, training: Tensor, options: Finetune, rng: np.random.Gene
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, options.steps))
     order: list[int] = []
     model.train()
-    with progress.bar(options.steps, "finetune", "step") as bar:
+    with stage(options.steps, "finetune", "step") as bar:
         for step in range(options.steps):
             if len(order) < BATCH:
                 order += rng.permutation(len(training)).tolist()
@@ -145,7 +146,7 @@ def descend(model: Any, training: Tensor, options: Finetune, rng: np.random.Gene
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            bar.set_postfix(loss=f"{shown:.3f}", refresh=False)
+            bar.note(f"loss {shown:.3f}")
             bar.update(1)
     model.eval()
 

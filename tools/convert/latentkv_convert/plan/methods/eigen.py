@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import limits
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from ...schema import RANK_PAD
 from ...write.fuse import center
@@ -63,7 +64,7 @@ def add_arguments(parser: Any) -> None:
     )
     parser.add_argument(
         "--search-tokens",
-        type=_positive,
+        type=limits.positive,
         default=4096,
         metavar="N",
         help="tokens of the calibration sample to measure block errors on (default 4096)",
@@ -79,12 +80,6 @@ def _error(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"a relative error above 0 and at most 1; got {text}")
     return value
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number above 0; got {text}")
-    return int(text)
 
 
 def create(options: Mapping[str, Any], spec: ModelSpec) -> Eigen:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import limits
 from ...errors import ConvertError, warn
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from .. import latent_plan
@@ -33,7 +34,7 @@ def add_arguments(parser: Any) -> None:
     latent_plan.add_keep(parser)
     parser.add_argument(
         "--skip-layers",
-        type=_natural,
+        type=limits.natural,
         default=0,
         metavar="N",
         help="first layers that keep full K and V, counted in --keep (default 0)",
@@ -46,12 +47,6 @@ def add_arguments(parser: Any) -> None:
         help="least d_min / d_max; below it d_max comes down instead (default 0.25; 0: as published)",
     )
     latent_plan.add_k_path(parser, "rebuild")
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number from 0; got {text}")
-    return int(text)
 
 
 def _share(text: str) -> float:

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ... import floats, progress
+from latentkv.progress import stage
+
+from ... import floats
 from ...errors import ConvertError
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ...rows import cached_rows, sizes
@@ -184,7 +186,7 @@ class Waterfill:
         sides = [(side, self.groups[side]) for side in SIDES]
         missing = [key for key in sides if key not in known]
         label = f"measure formats, groups of {self.groups['k']}"
-        with progress.bar(len(missing) * work.spec.n_layer, label, "side") as bar:
+        with stage(len(missing) * work.spec.n_layer, label, "side") as bar:
             for layer in range(work.spec.n_layer):
                 for key in missing:
                     known.setdefault(key, []).append(self.tables(work, layer, key[0]))

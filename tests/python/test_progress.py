@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from latentkv_convert import progress
+from latentkv import progress
 
 
 class Clock:
@@ -53,13 +53,13 @@ def test_a_stage_that_is_stopped_does_not_claim_to_have_ended() -> None:
 
 def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert isinstance(progress.bar(3, "write", "tensor"), progress.Lines)
+    assert isinstance(progress.stage(3, "write", "tensor"), progress.Lines)
 
 
 def test_a_line_says_the_loss_too() -> None:
     clock, out = Clock(), io.StringIO()
     with progress.Lines(300, "finetune", "step", out, clock) as lines:
-        lines.set_postfix(loss="2.345", refresh=False)
+        lines.note("loss 2.345")
         clock.now += 20
         lines.update(100)
         lines.update(200)

@@ -1,0 +1,67 @@
+"""The command line: argparse, whose complaints look like all others.
+
+argparse stays. llama.cpp's names have one dash and several letters (-ngl, -ctk), a method of the converter
+adds options of its own, and the tables of options are what another library would need as well. What is by
+hand is one class that turns argparse's sentences into ours."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from latentkv.errors import LatentKVError, expected
+from latentkv.ranges import Range, RealRange
+from latentkv.text import utf8
+
+# What argparse says of one option, and what is expected and got then.
+_OF_AN_OPTION = (
+    (r"(?:expected )?(.+); got (.*)", r"\1", r"\2"),  # a type of ours
+    (r"invalid choice: (.+) \(choose from (.+)\)", r"one of \2", r"\1"),
+    (r"invalid int value: (.+)", "an integer", r"\1"),
+    (r"invalid float value: (.+)", "a number", r"\1"),
+    (r"ignored explicit argument (.+)", "no value", r"\1"),
+    (r"expected (.+)", r"\1", "none"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises LatentKVError, where argparse prints its usage and ends the process."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(
+            prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
+        )
+
+    def error(self, message: str) -> NoReturn:
+        named = re.fullmatch(r"argument ([^/:]+)[^:]*: (.*)", message, re.DOTALL)
+        if named is not None:
+            for said, wanted, got in _OF_AN_OPTION:
+                if found := re.fullmatch(said, named[2], re.DOTALL):
+                    raise expected(named[1], found.expand(wanted), found.expand(got))
+        missing = message.removeprefix("the following arguments are required: ")
+        if missing != message:
+            raise expected(self.prog, missing, "none", f"see {self.prog} --help")
+        raise expected(self.prog, f"options as in {self.prog} --help", message)
+
+
+def number(allowed: Range | RealRange) -> Callable[[str], float]:
+    """An argparse type: a number within a range, refused in our words."""
+
+    def convert(text: str) -> float:
+        try:
+            return allowed.read(text)
+        except ValueError:  # LatentKVError is one
+            raise argparse.ArgumentTypeError(f"{allowed}; got {text}") from None
+
+    return convert
+
+
+def text(argument: str) -> str:
+    """An argparse type: what native code takes as UTF-8."""
+    try:
+        utf8(argument, "")
+    except LatentKVError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("[] ")) from None
+    return argument
