@@ -67,16 +67,33 @@ LKV_INLINE f32xw fma_wide(f32xw a, f32xw b, f32xw c) {
 #endif
 }
 
-// N bytes, a lane each.
-template <int N>
+// B bytes, a lane each, as often as N lanes hold them.
+template <int N, int B>
 LKV_INLINE Wide<N> widened(const uint8_t* p) {
-#if defined(LKV_AVX512)
-    if constexpr (N == 16) {
-        // without a mask GCC 12 warns that the instruction's unused operand is not initialised
-        return (Wide<16>)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    static_assert(N % B == 0 && (B == 4 || B == 8 || B == 16));
+#if defined(__AVX2__)
+    __m128i bytes;
+    if constexpr (B == 4) {
+        int32_t word;
+        memcpy(&word, p, sizeof word);
+        bytes = _mm_set1_epi32(word);
+    } else if constexpr (B == 8) {
+        long long word;
+        memcpy(&word, p, sizeof word);
+        bytes = _mm_set1_epi64x(word);
+    } else {
+        memcpy(&bytes, p, sizeof bytes);
     }
+#if defined(LKV_AVX512)
+    // without a mask GCC 12 warns that the instruction's unused operand is not initialised
+    if constexpr (N == 16) return (Wide<16>)_mm512_maskz_cvtepu8_epi32(0xffff, bytes);
 #endif
-    if constexpr (N == 8) return std::bit_cast<Wide<8>>(load8_u8(p));
+    if constexpr (N == 8) return (Wide<8>)_mm256_cvtepu8_epi32(bytes);
+#else
+    Wide<N> v;
+    for (int i = 0; i < N; i++) v[i] = p[i % B];
+    return v;
+#endif
 }
 
 // Per lane: acc + the products of both 16-bit halves, signed, with those of `by`.

@@ -9,8 +9,8 @@ namespace lkv {
 namespace {
 
 using Header = AffineFormat<8>;                       // of all these formats
-constexpr int most_rows = wide_lanes == 16 ? 10 : 5;  // at once, with most_planes each: their sums stay in registers
-constexpr int most_planes = 2;
+constexpr int most_rows = wide_lanes == 16 ? 10 : 5;  // at once, with most_vectors each: their sums stay in registers
+constexpr int most_vectors = 2;
 constexpr int n_pairs = tile_slots / 2;
 
 // One segment in a tile's rows, and its query rows' weights as integers.
@@ -77,111 +77,132 @@ void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step,
     }
 }
 
-// Bytes first … first + N of the codes of two slots, a lane each: those of one in bits 0 … 7, of the other in 16 … 23.
-template <int N>
-LKV_INLINE Wide<N> two_slots(const uint8_t* a, const uint8_t* b, int n_bytes) {
-    if constexpr (N == wide_lanes || N == lanes) {
-        uint8_t held[2][N] = {};
-        if (n_bytes < N) {
-            memcpy(held[0], a, static_cast<size_t>(n_bytes));
-            memcpy(held[1], b, static_cast<size_t>(n_bytes));
-            a = held[0];
-            b = held[1];
-        }
-        return widened<N>(a) | widened<N>(b) << 16;
-    }
-}
+// How B bytes of a segment's codes fill vectors: N lanes, each with another byte or another plane of it.
+template <int Bits, int B>
+struct Lanes {
+    static constexpr int planes = 8 / Bits;
+    static constexpr int N = std::min(wide_lanes, std::max(lanes, planes* B));
+    static constexpr int in_one = std::min(planes, N / B);  // planes in a vector
+    static constexpr int n_vectors = planes / in_one;
 
-// sums[r][k][lane] = Σ n·code of R rows, `P` planes from `plane` on.
-template <int Bits, int N, int R, int P>
-LKV_INLINE void plane_sums(const Tile& tile, int first_row, int first_byte, int n_bytes, int plane,
-                           float (*sums)[8 / Bits][N]) {
+    static constexpr Wide<N> shifts() {
+        Wide<N> v{};
+        for (int i = 0; i < N; i++) v[i] = static_cast<uint32_t>(Bits * (i / B % planes));
+        return v;
+    }
+
+    // The codes of two slots: of one in bits 0 … 7, of the other in 16 … 23, the vector's first plane lowest.
+    static LKV_INLINE Wide<N> of_two(const uint8_t* a, const uint8_t* b) {
+        const Wide<N> both = widened<N, B>(a) | widened<N, B>(b) << 16;
+        if constexpr (in_one == 1) return both;
+        return both >> shifts();
+    }
+};
+
+// sums[r][vector][lane] = Σ n·code of R rows, V vectors from `first` on.
+template <int Bits, int B, int R, int V>
+LKV_INLINE void vector_sums(const Tile& tile, int first_row, int byte, int first,
+                            float (*sums)[Lanes<Bits, B>::n_vectors][Lanes<Bits, B>::N]) {
+    using L = Lanes<Bits, B>;
+    constexpr int N = L::N;
     constexpr uint32_t mask = Planes<Bits>::levels * 0x00010001u;
-    Wide<N> acc[R][P];
+    Wide<N> acc[R][V];
     LKV_UNROLL
     for (int r = 0; r < R; r++) {
         LKV_UNROLL
-        for (int k = 0; k < P; k++) acc[r][k] = Wide<N>{};
+        for (int v = 0; v < V; v++) acc[r][v] = Wide<N>{};
     }
-    const int offset = tile.offset + first_byte;
+    const int offset = tile.offset + byte;
     for (int i = 0; i < n_pairs; i++) {
         const Wide<N> both =
-            two_slots<N>(tile.rows.slot[2 * i] + offset, tile.rows.slot[2 * i + 1] + offset, n_bytes) >> (Bits * plane);
+            L::of_two(tile.rows.slot[2 * i] + offset, tile.rows.slot[2 * i + 1] + offset) >> (Bits * L::in_one * first);
         LKV_UNROLL
-        for (int k = 0; k < P; k++) {
-            const Wide<N> codes = (both >> (Bits * k)) & mask;
+        for (int v = 0; v < V; v++) {
+            const Wide<N> codes = (both >> (Bits * L::in_one * v)) & mask;
             LKV_UNROLL
             for (int r = 0; r < R; r++) {
-                acc[r][k] = add_pairs<N>(acc[r][k], codes, tile.pairs[first_row + r][i]);
+                acc[r][v] = add_pairs<N>(acc[r][v], codes, tile.pairs[first_row + r][i]);
             }
         }
     }
     LKV_UNROLL
     for (int r = 0; r < R; r++) {
         LKV_UNROLL
-        for (int k = 0; k < P; k++) store_wide(&sums[r][plane + k][0], signed_to_f32<N>(acc[r][k]));
+        for (int v = 0; v < V; v++) store_wide(&sums[r][first + v][0], signed_to_f32<N>(acc[r][v]));
     }
 }
 
-// Channel of plane k of a byte.
+// Where planes.h puts a byte's planes.
 template <int Bits>
-constexpr int channel(int byte, int k) {
+constexpr int channel(int byte, int plane) {
     if constexpr (Bits == 8) return byte;
-    if constexpr (Bits == 4) return 16 * (byte / 8) + byte % 8 + 8 * k;
-    if constexpr (Bits == 2) return 16 * (byte / 4) + byte % 4 + 4 * k;
-    return 8 * byte + k;
+    if constexpr (Bits == 4) return 16 * (byte / 8) + byte % 8 + 8 * plane;
+    if constexpr (Bits == 2) return 16 * (byte / 4) + byte % 4 + 4 * plane;
+    return 8 * byte + plane;
 }
 
-// Lanes whose channels follow each other.
-template <int Bits>
-constexpr int run = Bits == 8   ? 8
-                    : Bits == 4 ? 8
-                    : Bits == 2 ? 4
-                                : 1;
-
-template <int Bits, int N>
-void add_sums(const float (&sums)[8 / Bits][N], int n_bytes, float step, float constant, float* out) {
-    for (int k = 0; k < 8 / Bits; k++) {
-        for (int byte = 0; byte < n_bytes; byte += run<Bits>) {
-            float* const to = out + channel<Bits>(byte, k);
-            for (int i = 0; i < run<Bits>; i++) to[i] += sums[k][byte + i] * step + constant;
+// out += sums · step + constant, of the first n_bytes of B bytes.
+template <int Bits, int B>
+void add_sums(const float* sums, int n_bytes, float step, float constant, float* out) {
+    using L = Lanes<Bits, B>;
+    if constexpr (Bits == 1 && B == lanes) {
+        f32x8 of_byte[lanes];  // [plane][byte], then turned
+        for (int plane = 0; plane < lanes; plane++) of_byte[plane] = load8(sums + plane * B);
+        transpose8(of_byte);
+        for (int byte = 0; byte < n_bytes; byte++) {
+            store8(out + 8 * byte, load8(out + 8 * byte) + fma8(of_byte[byte], splat(step), splat(constant)));
+        }
+        return;
+    }
+    constexpr int run = Bits == 1 ? 1 : Bits == 2 ? 4 : std::min(8, B);  // lanes whose channels follow each other
+    for (int plane = 0; plane < L::planes; plane++) {
+        const float* const from = sums + plane / L::in_one * L::N + plane % L::in_one * B;
+        for (int byte = 0; byte < n_bytes; byte += run) {
+            float* const to = out + channel<Bits>(byte, plane);
+            for (int i = 0; i < run; i++) to[i] += from[byte + i] * step + constant;
         }
     }
 }
 
-template <int Bits, int N, int R>
-void byte_values(const Tile& tile, int first_row, int first_byte, int n_bytes, float* const* out) {
-    constexpr int planes = 8 / Bits;
-    constexpr int at_once = std::min(planes, most_planes);
-    alignas(64) float sums[R][planes][N];
-    for (int k = 0; k < planes; k += at_once) {
-        plane_sums<Bits, N, R, at_once>(tile, first_row, first_byte, n_bytes, k, sums);
+template <int Bits, int B, int R>
+void byte_values(const Tile& tile, int first_row, int byte, int n_bytes, float* const* out) {
+    using L = Lanes<Bits, B>;
+    constexpr int at_once = std::min(L::n_vectors, most_vectors);
+    alignas(64) float sums[R][L::n_vectors][L::N];
+    for (int v = 0; v < L::n_vectors; v += at_once) {
+        vector_sums<Bits, B, R, at_once>(tile, first_row, byte, v, sums);
     }
     for (int r = 0; r < R; r++) {
-        add_sums<Bits, N>(sums[r], n_bytes, tile.step[first_row + r], tile.constant[first_row + r],
-                          out[first_row + r] + channel<Bits>(first_byte, 0));
+        add_sums<Bits, B>(&sums[r][0][0], n_bytes, tile.step[first_row + r], tile.constant[first_row + r],
+                          out[first_row + r] + channel<Bits>(byte, 0));
+    }
+}
+
+template <int Bits, int R>
+void row_values(const Tile& tile, int first_row, int n_bytes, float* const* out) {
+    for (int byte = 0; byte < n_bytes;) {
+        const int left = n_bytes - byte;
+        if (left >= wide_lanes) {
+            byte_values<Bits, wide_lanes, R>(tile, first_row, byte, wide_lanes, out);
+            byte += wide_lanes;
+        } else if (left >= lanes) {
+            byte_values<Bits, lanes, R>(tile, first_row, byte, lanes, out);
+            byte += lanes;
+        } else {
+            // 2 bytes, of 16 codes of one bit: of the next two, which a row has, no channel is made
+            byte_values<Bits, 4, R>(tile, first_row, byte, std::min(left, 4), out);
+            byte += 4;
+        }
     }
 }
 
 template <int Bits>
 void segment_values(const Tile& tile, int width, float* const* out) {
-    const int n_bytes = width * Bits / 8;
     const int n_blocks = (tile.n_rows + most_rows - 1) / most_rows;
     for (int block = 0, r = 0; block < n_blocks; block++) {
         const int n = (tile.n_rows - r + n_blocks - block - 1) / (n_blocks - block);
-        with_rows<most_rows>(n, [&](auto rows) {
-            constexpr int R = decltype(rows)::value;
-            for (int byte = 0; byte < n_bytes;) {
-                const int left = n_bytes - byte;
-                if (left > lanes) {
-                    byte_values<Bits, wide_lanes, R>(tile, r, byte, std::min(left, wide_lanes), out);
-                    byte += wide_lanes;
-                } else {
-                    byte_values<Bits, lanes, R>(tile, r, byte, left, out);
-                    byte += lanes;
-                }
-            }
-        });
+        with_rows<most_rows>(
+            n, [&](auto rows) { row_values<Bits, decltype(rows)::value>(tile, r, width * Bits / 8, out); });
         r += n;
     }
 }
