@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from latentkv.errors import LatentKVError
 from latentkv.grammar import LlamaGrammar, nesting
 from latentkv.sampling import SamplingOptions
 from latentkv.server.errors import Refused
+from latentkv.server.guard import hosts_of
 from latentkv.server.schemas import CompletionBody
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -67,6 +70,44 @@ def test_pages_of_other_origins_may_not_call(http: Any) -> None:
     for origin, status in (("http://other.example", 403), ("null", 403), (str(http.base_url), 200)):
         headers = {"Origin": origin.rstrip("/")}
         assert http.post("/v1/completions", content=body, headers=headers).status_code == status
+
+
+def test_a_name_that_was_made_to_lead_here_is_refused(http: Any) -> None:
+    """DNS rebinding: the page's origin is the name that it calls the server by."""
+    port = http.base_url.port
+    for host, status in (
+        (f"evil.example:{port}", 403),
+        ("localhost.evil.example", 403),
+        ("[::1", 403),
+        (f"localhost:{port}", 200),
+        ("LOCALHOST", 200),
+        (f"127.0.0.1:{port}", 200),
+        (f"[::1]:{port}", 200),
+    ):
+        answer = http.get("/v1/models", headers={"Host": host, "Origin": f"http://{host}"})
+        assert answer.status_code == status, host
+        if status == 403:
+            error = answer.json()["error"]
+            assert error["type"] == "permission_error"
+            assert "[host] expected a name of this server" in error["message"]
+            assert "--allowed-hosts" in error["message"]
+
+
+def test_which_names_a_server_has() -> None:
+    local = ["localhost", "127.0.0.1", "::1"]
+    assert hosts_of("127.0.0.1", ["box"]) == [*local, "127.0.0.1", "box"]
+    assert hosts_of("127.0.0.2") == [*local, "127.0.0.2"]
+    assert hosts_of("0.0.0.0") == ["*"]
+    assert hosts_of("0.0.0.0", ["box"]) == ["0.0.0.0", "box"]
+
+
+def test_more_names_are_allowed(converted: Callable[..., Path], serve: Callable[..., Any]) -> None:
+    import httpx
+
+    plain = converted("--method", "none", "--outtype", "f32")
+    with serve(plain, "-c", "256", "--allowed-hosts", "Box.example") as address:
+        for host, status in (("box.example:99", 200), ("other.example", 403), ("localhost", 200)):
+            assert httpx.get(f"{address}/health", headers={"Host": host}).status_code == status
 
 
 def test_a_model_is_told_of_by_its_name(openai: Any) -> None:

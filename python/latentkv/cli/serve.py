@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
         import uvicorn
 
         from latentkv.server.app import create_app
+        from latentkv.server.guard import hosts_of, is_loopback
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("latentkv"):
             raise
@@ -43,14 +44,19 @@ def main(argv: Sequence[str]) -> int:
     if args.keep and not args.context_shift:
         raise expected("--keep", "--context-shift beside it", "none")
     keys = _keys(args)
-    if args.host not in ("127.0.0.1", "localhost", "::1") and not keys:
+    if not is_loopback(args.host) and not keys:
         print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
     from latentkv import _core
 
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
     serving = _serving(args, model)
     app = create_app(
-        serving, api_keys=keys, origins=args.cors or (), max_bytes=args.max_body << 20, with_page=args.page
+        serving,
+        api_keys=keys,
+        origins=args.cors or (),
+        hosts=hosts_of(args.host, args.allowed_hosts or ()),
+        max_bytes=args.max_body << 20,
+        with_page=args.page,
     )
     print(_told(args, serving), file=sys.stderr)
     config = uvicorn.Config(
@@ -131,6 +137,14 @@ def _keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
+def _host(argument: str) -> str:
+    """An argparse type: a name or an address, without a port."""
+    name = text(argument).strip("[]")
+    if not name or "/" in name or name.count(":") == 1:
+        raise argparse.ArgumentTypeError(f"expected a name without a scheme and a port; got {argument!r}")
+    return name
+
+
 def _read(path: str | None) -> str | None:
     return None if path is None else Path(path).read_text(encoding="utf-8").rstrip("\n")
 
@@ -200,6 +214,14 @@ def _add_server(group: Any) -> None:
         default=16,
         metavar="MIB",
         help="largest request (default: 16)",
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        action="append",
+        type=_host,
+        metavar="NAME",
+        help="answer requests that call the server by this name too, without a port (*: any; default: any, "
+        "or this machine's names where --host is one)",
     )
     group.add_argument(
         "--timeout",
