@@ -36,6 +36,25 @@ def test_what_would_stop_others_is_refused(http: Any, fields: dict[str, Any], sa
     assert http.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a" * 4_000_000}),
+        ("/detokenize", {"tokens": [5] * 2048}),
+        ("/v1/completions", {"prompt": [5] * 2048}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 4_000_000}]}),
+    ],
+)
+def test_what_no_context_holds_is_refused_before_it_takes_time(
+    http: Any, path: str, body: dict[str, Any]
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith("[context] expected a prompt of at most 2047 tokens; got ")
+    assert error["code"] == "context_length_exceeded"
+
+
 def test_how_deep_a_grammar_is() -> None:
     assert nesting(r'root ::= ("(" ("\"((" | [(\](] # (((') == 2
     assert nesting('root ::= "a"') == 0

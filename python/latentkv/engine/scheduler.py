@@ -137,12 +137,18 @@ class Scheduler:
 
     def check(self, ticket: Ticket) -> None:
         """Raises LatentKVError for a prompt that no cache of this size can answer."""
-        n_ctx, prompt = self.n_ctx_seq, ticket.request.prompt
-        if not len(prompt):
+        if not len(ticket.request.prompt):
             raise expected("prompt", "at least one token", "none")
-        if len(prompt) >= n_ctx:
-            hint = "shorten it, or raise -c / n_ctx"
-            raise expected("context", f"a prompt of at most {n_ctx - 1} tokens", f"{len(prompt)}", hint)
+        self.check_length(len(ticket.request.prompt))
+
+    def check_length(self, count: int) -> None:
+        """Raises LatentKVError for a prompt of so many tokens that none is left to answer."""
+        if count >= self.n_ctx_seq:
+            raise self.too_long(f"{count}")
+
+    def too_long(self, got: str) -> LatentKVError:
+        hint = "shorten it, or raise -c / n_ctx"
+        return expected("context", f"a prompt of at most {self.n_ctx_seq - 1} tokens", got, hint)
 
     def submit(self, ticket: Ticket) -> None:
         self.waiting.append(ticket)

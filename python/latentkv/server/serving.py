@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 from latentkv import _core
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
-from latentkv.errors import expected
+from latentkv.engine.scheduler import Scheduler
 from latentkv.sampling import SamplingOptions
 from latentkv.server import errors
 from latentkv.server.answering import Answering
@@ -44,6 +44,7 @@ class Serving:
             found = list(self.model.tokenize(text, True, special))
             # an empty text in a vocabulary without a start token
             return found or [max(self.model.token_bos(), self.model.token_eos())]
+        self.scheduler.check_length(len(prompt))
         outside = [token for token in prompt if not 0 <= token < self.model.n_vocab]
         if outside:
             raise errors.Refused(
@@ -51,15 +52,15 @@ class Serving:
             )
         return list(prompt)
 
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.engine.scheduler
+
     def check_length(self, text: bytes) -> None:
         """Raises LatentKVError for a text that no context holds, before its tokens are found: of megabytes
         that takes seconds."""
-        n_ctx = self.engine.scheduler.n_ctx_seq
-        if len(text) > n_ctx * self.longest_piece:
-            got = f"a text of {len(text)} bytes"
-            raise expected(
-                "context", f"a prompt of at most {n_ctx - 1} tokens", got, "shorten it, or raise -c"
-            )
+        if len(text) > self.scheduler.n_ctx_seq * self.longest_piece:
+            raise self.scheduler.too_long(f"a text of {len(text)} bytes")
 
     @cached_property
     def longest_piece(self) -> int:
