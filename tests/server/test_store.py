@@ -64,10 +64,20 @@ def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
     assert len(PrefixStore("another", 20, tmp_path, 1000)) == 0
 
 
+def test_a_closed_store_keeps_nothing(tmp_path: Path) -> None:
+    store = PrefixStore("m", 20, tmp_path, 1000)
+    store.put([1, 2], lambda: b"x" * 10)
+    store.close()
+    store.put([3, 4], lambda: b"y" * 10)
+    assert len(store) == 0
+    assert len(PrefixStore("m", 20, tmp_path, 1000)) == 1
+
+
 def test_damage_is_forgotten(tmp_path: Path) -> None:
     store = PrefixStore("m", 0, tmp_path, 10_000)
     store.put([1, 2], lambda: b"x" * 100)
     store.put([3, 4], lambda: b"y" * 100)
+    store.close()
     first, second = sorted(tmp_path.rglob("*.state"))
     first.write_bytes(first.read_bytes()[:-3])
     second.write_bytes(b"nonsense")
@@ -120,3 +130,41 @@ def test_killed_while_writing_leaves_old_or_new(tmp_path: Path) -> None:
         for key in list(store._entries):
             rows = store.take(key)
             assert rows == bytes([store.tokens(key)[2] % 256]) * (1 << 20)
+        store.close()
+
+
+HOLDER = """
+import sys
+from latentkv.engine.store import PrefixStore
+store = PrefixStore("m", 0, sys.argv[1], 1 << 20)
+store.put([1, 2], lambda: b"x" * 100)
+print("ready", flush=True)
+sys.stdin.read()
+store.close()
+"""
+
+
+def test_a_folder_is_one_servers_at_a_time(tmp_path: Path) -> None:
+    def holder() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    first = holder()
+    said = rf"\[--cache-dir\] expected a folder without another server .* by process {first.pid}; choose"
+    with pytest.raises(LatentKVError, match=said):
+        PrefixStore("m", 0, tmp_path, 1 << 20)
+    other = PrefixStore("another", 0, tmp_path, 1 << 20)  # of another model: a folder of its own
+    other.put([5, 6], lambda: b"z" * 100)
+    other.close()
+    assert first.communicate("", timeout=30) == ("", "")
+    mine = PrefixStore("m", 0, tmp_path, 1 << 20)
+    assert mine.take(longest(mine, [1, 2])[0]) == b"x" * 100
+    mine.close()
+    killed = holder()  # the lock goes with its process
+    killed.kill()
+    killed.communicate()
+    assert len(PrefixStore("m", 0, tmp_path, 1 << 20)) == 1

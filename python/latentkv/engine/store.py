@@ -1,13 +1,17 @@
 """Sequences that lost their place in the cache, kept in compressed rows: in memory, and behind that in files.
 
 A file is complete or absent (LlamaState.write), is checked when it is read, and lies in a folder named after
-the weights and row formats that it belongs to. Nothing else is needed to find it again after a restart.
+the weights and row formats that it belongs to. Nothing else is needed to find it again after a restart. The
+folder is one process's at a time: two would take each other's files for too much, and remove them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +40,7 @@ class PrefixStore:
         self._ram, self._disk = ram_bytes, disk_bytes
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # the longest unused first
         self._folder: Path | None = None
+        self._unlock: Callable[[], object] | None = None
         if folder is not None:
             name = hashlib.sha256(identity.encode()).hexdigest()[:16]
             self._folder = self._opened(Path(folder) / f"latentkv-{name}")
@@ -124,6 +129,7 @@ class PrefixStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise expected("--cache-dir", "a folder to write to", f"{folder}: {error.strerror}") from None
+        self._unlock = weakref.finalize(self, os.close, _locked(folder))
         for partial in folder.glob(".*.state.*"):  # of a process that was killed
             partial.unlink(missing_ok=True)
         for path in sorted(folder.glob("*.state"), key=lambda each: each.stat().st_mtime):
@@ -137,11 +143,36 @@ class PrefixStore:
         return folder
 
     def close(self) -> None:
-        """Writes what is in memory, as far as files take it."""
+        """Writes what is in memory, as far as files take it, and leaves them to others."""
         for key, entry in list(self._entries.items()):
             if entry.rows is not None:
                 self._written(key, entry)
         self._fit()
+        self._entries.clear()
+        self._ram = self._disk = 0
+        if self._unlock is not None:
+            self._unlock()
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that is open as long as this process has the folder. The system gives it back, however the
+    process ends."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
+        except OSError:
+            os.close(lock)
+            raise
+    except BlockingIOError:
+        got = f"{folder}, in use by process {(folder / 'lock').read_text() or 'unknown'}"
+        hint = "choose another, or stop that one"
+        raise expected("--cache-dir", "a folder without another server of this model", got, hint) from None
+    except OSError as error:
+        raise expected("--cache-dir", "a folder to lock", f"{folder}: {error.strerror}") from None
+    return lock
 
 
 def _key(tokens: Sequence[int]) -> str:
