@@ -1,6 +1,6 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -181,11 +181,13 @@ class Session:
         pos: Sequence[int] | None = None,
         seq: Sequence[int] | None = None,
         output: str | Sequence[bool] = "last",
+        take: Callable[[NDArray[np.float32]], object] | None = None,
     ) -> NDArray[np.float32]:
         """Runs tokens through model and cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
 
         pos None: continue each sequence; seq None: sequence 0.
         output "last" (of the batch), "all", "none" or one bool per token.
+        take: is called with the logits [n, n_vocab] of each ubatch that has some, in place of returning them.
         Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""
     def interrupt(self) -> None:
         """Async-signal-safe: the running decode() stops after its ubatch and raises KeyboardInterrupt."""

@@ -296,16 +296,25 @@ void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                      std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches) {
+    const auto room = [&logits, width = static_cast<size_t>(model_->hparams().n_vocab)](size_t n) {
+        return std::exchange(logits, logits + n * width);
+    };
+    decode(tokens, pos, seq, output, room, between_ubatches);
+}
+
+void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
+                     std::span<const uint8_t> output, const LogitsRoom& room,
+                     const std::function<void()>& between_ubatches) {
     check_batch(tokens, pos, seq);
     if (prefill_ == Prefill::lazy && starts_sequences(seq)) {
-        prefill_lazily(tokens, pos, seq, output, logits, between_ubatches);
+        prefill_lazily(tokens, pos, seq, output, room, between_ubatches);
         return;
     }
     for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
         n = next_ubatch(seq.subspan(first));
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, logits);
-        logits += out_ids.size() * static_cast<size_t>(model_->hparams().n_vocab);
+        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids,
+                   room(out_ids.size()));
         if (between_ubatches) {
             between_ubatches();
         }
