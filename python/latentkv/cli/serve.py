@@ -80,7 +80,9 @@ def main(argv: Sequence[str]) -> int:
 def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv import _core
     from latentkv.engine.engine import Engine
-    from latentkv.engine.scheduler import Scheduler, Shift
+    from latentkv.engine.reuse import Reuse
+    from latentkv.engine.scheduler import Scheduler
+    from latentkv.engine.shift import Shift
     from latentkv.engine.store import PrefixStore
     from latentkv.master import planned
     from latentkv.prefix import Window
@@ -93,6 +95,7 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     n_ctx = args.ctx_size or min(DEFAULT_CONTEXT, n_ctx_seq) * args.parallel
     cache = planned(model, options.cache_options(args))
     session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
+    sink = args.sink if args.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
     sampling = options.sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
@@ -103,7 +106,8 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
         n_ctx_seq=n_ctx_seq,
         window=Window.of(model.regions, args.recent, args.recent_ratio),
         last_n_tokens=args.repeat_last_n,
-        shift=Shift.of(model, args.keep) if args.context_shift else None,
+        shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
+        reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
         store=PrefixStore(
             f"{model.fingerprint} {cache}", args.cache_ram << 20, args.cache_dir, args.cache_dir_size << 20
         ),
@@ -209,13 +213,6 @@ def _add_server(group: Any) -> None:
         "--cors", action="append", type=text, metavar="ORIGIN", help="let pages of this origin call (*: all)"
     )
     group.add_argument(
-        "--max-body",
-        type=number(ranges.Range(1, 1024)),
-        default=16,
-        metavar="MIB",
-        help="largest request (default: 16)",
-    )
-    group.add_argument(
         "--allowed-hosts",
         action="append",
         type=_host,
@@ -224,11 +221,26 @@ def _add_server(group: Any) -> None:
         "or this machine's names where --host is one)",
     )
     group.add_argument(
+        "--max-body",
+        type=number(ranges.Range(1, 1024)),
+        default=16,
+        metavar="MIB",
+        help="largest request (default: 16)",
+    )
+    group.add_argument(
         "--timeout",
         type=number(ranges.Range(1, 86400)),
         default=600,
         metavar="S",
         help="seconds an idle connection stays open (default: 600)",
+    )
+    group.add_argument(
+        "--cache-reuse",
+        type=number(ranges.TOKENS),
+        default=0,
+        metavar="N",
+        help="move cached chunks of at least N tokens to where a prompt has them (default: 0, none; files "
+        "with --prefer size)",
     )
     group.add_argument(
         "--cache-ram",
