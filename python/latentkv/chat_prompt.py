@@ -79,12 +79,12 @@ def chat_request(
     use: ToolUse | None = None,
     grammar: LlamaGrammar | None = None,
     response_format: Mapping[str, Any] | None = None,
-    check: Callable[[bytes], None] | None = None,
+    check_length: Callable[[int], None] | None = None,
     **options: Any,
 ) -> ChatPrompt:
-    """`check` may refuse the text before its tokens are found. `options` are those of ChatTemplates.apply
-    that the calls hand on: parallel_tool_calls, chat_template_kwargs, continue_final_message,
-    reasoning_format."""
+    """`check_length` may refuse a text of so many bytes before its tokens are found. `options` are those of
+    ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
+    continue_final_message, reasoning_format."""
     use = use or ToolUse()
     _check(messages)
     schema = response_schema(response_format)
@@ -115,8 +115,8 @@ def chat_request(
             "pass chat_format='chatml-function-calling'",
         )
     text = utf8(rendered.text, "prompt")
-    if check is not None:
-        check(text)
+    if check_length is not None:
+        check_length(len(text))
     return ChatPrompt(
         tokens=list(model.tokenize(text, True, True)),
         grammar=rendered.grammar or grammar,

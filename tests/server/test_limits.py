@@ -43,6 +43,7 @@ def test_what_would_stop_others_is_refused(http: Any, fields: dict[str, Any], sa
         ("/detokenize", {"tokens": [5] * 2048}),
         ("/v1/completions", {"prompt": [5] * 2048}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 4_000_000}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 100_000}),
     ],
 )
 def test_what_no_context_holds_is_refused_before_it_takes_time(

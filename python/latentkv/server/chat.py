@@ -50,6 +50,7 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
 
 def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
     """The prompt, and a request for each of n answers."""
+    serving.check_messages(body.messages)
     sampling = body.sampling(serving.sampling)
     prompt = chat_request(
         serving.model,

@@ -38,7 +38,7 @@ async def model(name: str, serving: Served) -> dict[str, Any]:
 @router.post("/tokenize")
 def tokenize(body: TokenizeBody, serving: Served) -> JSONResponse:
     text = utf8(body.content, "content")
-    serving.check_length(text)
+    serving.check_length(len(text))
     tokens = serving.model.tokenize(text, body.add_special, body.parse_special)
     if not body.with_pieces:
         return JSONResponse({"tokens": tokens})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from latentkv.engine.scheduler import Scheduler
 from latentkv.sampling import SamplingOptions
 from latentkv.server import errors
 from latentkv.server.answering import Answering
-from latentkv.template import ChatTemplate
+from latentkv.template import ChatTemplate, content_text
 from latentkv.text import utf8
 
 
@@ -40,7 +40,7 @@ class Serving:
     def tokens(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
         if isinstance(prompt, str):
             text = utf8(prompt, "prompt")
-            self.check_length(text)
+            self.check_length(len(text))
             found = list(self.model.tokenize(text, True, special))
             # an empty text in a vocabulary without a start token
             return found or [max(self.model.token_bos(), self.model.token_eos())]
@@ -56,11 +56,17 @@ class Serving:
     def scheduler(self) -> Scheduler:
         return self.engine.scheduler
 
-    def check_length(self, text: bytes) -> None:
+    def check_length(self, n_bytes: int) -> None:
         """Raises LatentKVError for a text that no context holds, before its tokens are found: of megabytes
         that takes seconds."""
-        if len(text) > self.scheduler.n_ctx_seq * self.longest_piece:
-            raise self.scheduler.too_long(f"a text of {len(text)} bytes")
+        if n_bytes > self.scheduler.n_ctx_seq * self.longest_piece:
+            raise self.scheduler.too_long(f"a text of {n_bytes} bytes")
+
+    def check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """The same for a chat, before its template is filled in."""
+        if len(messages) > self.scheduler.n_ctx_seq:
+            raise self.scheduler.too_long(f"{len(messages)} messages")
+        self.check_length(sum(len(content_text(message.get("content"))) for message in messages))
 
     @cached_property
     def longest_piece(self) -> int:
