@@ -232,12 +232,13 @@ void bind_session(py::module_& module) {
             py::arg("seq"))
         .def(
             "set_seq_state",
-            [](PySession& s, int seq, const py::bytes& data) {
+            [](PySession& s, int seq, const py::bytes& data, bool convert) {
                 const std::string_view view(data);
                 const py::gil_scoped_release release;
-                s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()});
+                return s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()},
+                                               convert);
             },
-            py::arg("seq"), py::arg("data"))
+            py::arg("seq"), py::arg("data"), py::arg("convert") = false)
         .def(
             "set_state",
             [](PySession& s, const py::bytes& data) {

@@ -223,9 +223,10 @@ class Session:
     def set_state(self, data: bytes) -> None: ...
     def seq_state_bytes(self, seq: int) -> bytes:
         """Of one sequence alone."""
-    def set_seq_state(self, seq: int, data: bytes) -> None:
-        """Replaces a sequence by a saved one, in any slots that are free. Raises Error where there are too
-        few, or the weights or row formats differ; the sequence is empty then."""
+    def set_seq_state(self, seq: int, data: bytes, convert: bool = False) -> bool:
+        """Replaces a sequence by a saved one, in any slots that are free. convert: rows of finer formats are
+        coded anew; returns whether some were. Raises Error where there are too few slots, or the weights or
+        row formats differ; the sequence is empty then."""
 
 class Sampler:
     """A chain of libllama samplers over one logits row."""

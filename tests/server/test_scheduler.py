@@ -223,6 +223,48 @@ def test_a_sequence_that_lost_its_place_comes_back(model: Any, cache: dict[str, 
     assert again.counters.restored_tokens >= least
 
 
+def test_kept_rows_of_other_formats(
+    converted: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Finer ones are coded anew; coarser ones are left to those whose they are."""
+    from latentkv import _core
+
+    rebuilt = _core.Model(str(converted("--method", "eigen", "--keep", "0.75")))
+    first, more = TEXT[1000:1800], TEXT[1000:1830]
+
+    def one(kv: str) -> Scheduler:
+        store = PrefixStore("m", 0, tmp_path, 64 << 20, formats=kv)
+        return scheduler(rebuilt, 1, cache={"kv": kv}, store=store)
+
+    for kv in ("q8", "q4"):
+        served = one(kv)
+        run(served, asked(rebuilt, first))
+        served.close(LatentKVError("stopped"))
+        if kv == "q8":
+            assert served.counters.restored_tokens == 0
+    assert served.counters.restored_tokens > 200
+    assert (
+        "tokens were kept in finer row formats, and are coded anew: bits are lost" in capfd.readouterr().err
+    )
+    for path in tmp_path.rglob("*.state"):
+        if path.stem.endswith(served.store._formats):
+            continue
+        path.unlink()  # q4 is left
+    served = one("q8")
+    n_computed = len(rebuilt.tokenize(more.encode()))
+    for _ in range(2):
+        ticket = asked(rebuilt, more)
+        said = run(served, ticket)
+        assert said == run(scheduler(rebuilt, 1, cache={"kv": "q8"}), asked(rebuilt, more))
+    assert served.counters.restored_tokens == 0
+    assert served.counters.prompt_tokens <= n_computed + 1
+    noted = capfd.readouterr().err
+    assert (
+        noted.count("tokens that are kept in other row formats are computed anew: [state] expected rows") == 1
+    )
+    served.close(LatentKVError("stopped"))
+
+
 def test_what_the_store_pushes_out_meanwhile_is_no_end(model: Any) -> None:
     """Two long sequences and a store of one: each takes the other's place."""
     first, second = TEXT[1000:1800], TEXT[5000:5900]

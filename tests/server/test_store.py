@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +64,26 @@ def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
         bytes([t]) * 10 for t in range(5)
     ]
     assert len(PrefixStore("another", 20, tmp_path, 1000)) == 0
+
+
+def test_rows_of_other_formats_are_found_and_stay(tmp_path: Path) -> None:
+    fine = PrefixStore("m", 0, tmp_path, 10_000, formats="q8")
+    fine.put([1, 2, 3], lambda: b"f" * 100)
+    fine.close()
+    coarse = PrefixStore("m", 0, tmp_path, 10_000, formats="q4")
+    key, worth = longest(coarse, [1, 2, 3])
+    assert (worth, coarse.is_own(key), coarse.take(key)) == (3, False, b"f" * 100)
+    coarse.put([1, 2, 3], lambda: b"c" * 50)  # is not the same
+    assert len(coarse) == 2
+    own, _ = longest(coarse, [1, 2, 3])
+    assert (coarse.is_own(own), coarse.take(own)) == (True, b"c" * 50)
+    coarse.pass_over(key)
+    coarse.put([1, 2, 3, 4], lambda: b"d" * 50)
+    assert longest(coarse, [1, 2, 3])[0] != key
+    coarse.close()
+    again = PrefixStore("m", 0, tmp_path, 10_000, formats="q8")
+    assert again.take(longest(again, [1, 2, 3])[0]) == b"f" * 100
+    assert len(again) == 2
 
 
 def test_a_closed_store_keeps_nothing(tmp_path: Path) -> None:
@@ -168,3 +190,32 @@ def test_a_folder_is_one_servers_at_a_time(tmp_path: Path) -> None:
     killed.kill()
     killed.communicate()
     assert len(PrefixStore("m", 0, tmp_path, 1 << 20)) == 1
+
+
+def test_a_second_server_says_so(
+    converted: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    options = ["-c", "256", "--cache-dir", str(tmp_path)]
+    plain = converted("--method", "none", "--outtype", "f32")
+    with serve(plain, *options) as address:
+        command = [
+            sys.executable,
+            "-m",
+            "latentkv",
+            "serve",
+            str(plain),
+            "--port",
+            "1",
+            *options,
+            "--kv",
+            "q8",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(
+            "error: [--cache-dir] expected a folder without another server of this model; got"
+        )
+        assert address.startswith("http")
+    with serve(plain, *options):  # the first has gone
+        pass

@@ -90,7 +90,8 @@ public:
     std::vector<uint8_t> state() const;
     void set_state(std::span<const uint8_t> state);
     std::vector<uint8_t> seq_state(int seq) const;
-    void set_seq_state(int seq, std::span<const uint8_t> state);
+    // convert: see KvCache::restore_sequence
+    bool set_seq_state(int seq, std::span<const uint8_t> state, bool convert = false);
 
 private:
     struct ThreadpoolDeleter {
@@ -113,7 +114,8 @@ private:
     // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
     void compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                  const KvCache& rows, const BatchSlots& batch);
-    uint64_t fingerprint() const;
+    unsigned rotated() const;
+    uint64_t fingerprint(unsigned rotated) const;
     std::vector<uint8_t> signed_state(std::vector<uint8_t> rows) const;
     std::span<const uint8_t> unsigned_state(std::span<const uint8_t> state) const;
 

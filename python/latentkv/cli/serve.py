@@ -15,6 +15,7 @@ from latentkv.errors import LatentKVError, expected
 
 if TYPE_CHECKING:
     from latentkv import _core
+    from latentkv.engine.store import PrefixStore
     from latentkv.server.serving import Serving
 
 _EPILOG = """examples:
@@ -83,7 +84,6 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv.engine.reuse import Reuse
     from latentkv.engine.scheduler import Scheduler
     from latentkv.engine.shift import Shift
-    from latentkv.engine.store import PrefixStore
     from latentkv.master import planned
     from latentkv.prefix import Window
     from latentkv.sampling import SamplingOptions
@@ -108,13 +108,28 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
-        store=PrefixStore(
-            f"{model.fingerprint} {cache}", args.cache_ram << 20, args.cache_dir, args.cache_dir_size << 20
-        ),
+        store=_store(args, model, cache),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
     return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict)
+
+
+def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) -> PrefixStore:
+    from latentkv.engine.store import PrefixStore
+
+    def of(names: Sequence[str]) -> str:
+        return repr({name: cache[name] for name in sorted(names) if name in cache})
+
+    places = ("sink", "recent", "recent_ratio", "prefill", "kv_rotate")
+    formats = ("kv", "kv_k", "kv_v", "k_plan", "v_plan", "kv_sink", "kv_recent")
+    return PrefixStore(
+        f"{model.fingerprint} {of(places)}",
+        args.cache_ram << 20,
+        args.cache_dir,
+        args.cache_dir_size << 20,
+        of(formats),
+    )
 
 
 def _told(args: argparse.Namespace, serving: Serving) -> str:

@@ -362,7 +362,7 @@ class Scheduler:
         key, worth = self.store.best(lambda tokens: kept(tokens, prompt, self.window, self._is_lazy))
         if worth < least:
             return False
-        tokens = self.store.tokens(key)
+        tokens, is_own = self.store.tokens(key), self.store.is_own(key)
         if self._promised() + len(tokens) > self.session.n_ctx:
             return False
         rows = self.store.take(key)  # before others go to the store, which may push it out
@@ -372,9 +372,14 @@ class Scheduler:
         if not self._make_room(slot, len(tokens)):
             return False
         try:
-            self.session.set_seq_state(slot.seq, rows)
-        except ValueError:  # no room in a region that others fill: all is computed
+            is_coded = self.session.set_seq_state(slot.seq, rows, convert=True)
+        except ValueError as error:  # no room in a region that others fill: all is computed
+            if not is_own:
+                self.store.pass_over(key)
+                _note(f"{len(tokens)} tokens that are kept in other row formats are computed anew: {error}")
             return False
+        if is_coded:
+            _note(f"{len(tokens)} tokens were kept in finer row formats, and are coded anew: bits are lost")
         slot.tokens = list(tokens)
         self._cut(slot, worth)
         self.counters.restored_tokens += len(slot.tokens)
@@ -491,6 +496,10 @@ class Scheduler:
 
 def _age(slot: Slot) -> int:
     return slot.used
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _said(error: StepError) -> StepError:
