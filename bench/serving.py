@@ -5,8 +5,10 @@
 
 Prompts share beginnings of different lengths, so slots lend and reuse; every fifth client goes away at a
 random moment, some before their answer begins. Answers are greedy. With weights and rows of f32 they equal
-those that the same server gave one by one; in coarser files two batches of other sizes round differently, and
-answers part where two tokens are equally likely (--share says how many have to agree).
+those that the same server gave one by one, where no tokens are kept exact (--no-windows): those of one piece
+of a prompt see each other exactly, and pieces are cut at other places beside other answers. In coarser files
+two batches of other sizes round differently, and answers part where two tokens are equally likely (--share
+says how many have to agree).
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ def server(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
     options += ["-t", str(args.threads), "-ngl", str(args.gpu_layers)] + (
         ["--kv", args.kv] if args.kv else []
     )
+    options += ["--sink", "0", "--recent", "0"] if args.no_windows else []
     process = subprocess.Popen([sys.executable, "-m", "latentkv", "serve", args.model, *options])
     try:
         while True:
@@ -184,7 +187,7 @@ def native(args: argparse.Namespace) -> float:
         n_ctx=args.ctx_size,
         n_seq_max=args.parallel,
         n_threads=args.threads,
-        **planned(model, {"kv": args.kv}),
+        **planned(model, {"kv": args.kv} | ({"sink": 0, "recent": 0} if args.no_windows else {})),
     )
     for seq, prompt in enumerate(prompts(2, 8)):
         tokens = model.tokenize(prompt.encode())
@@ -214,6 +217,7 @@ def main() -> int:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-ngl", "--gpu-layers", type=int, default=0)
     parser.add_argument("--kv", default="")
+    parser.add_argument("--no-windows", action="store_true", help="no exact tokens: --sink 0 --recent 0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
