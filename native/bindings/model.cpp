@@ -254,13 +254,20 @@ void bind_model(py::module_& module) {
         .def(
             "tokenize",
             [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {
-                return m.vocab().tokenize(std::string_view(s), add_special, parse_special);
+                const std::string_view text(s);
+                const py::gil_scoped_release release;  // seconds, for megabytes
+                return m.vocab().tokenize(text, add_special, parse_special);
             },
             py::arg("text"), py::arg("add_special") = true, py::arg("parse_special") = false)
         .def(
             "detokenize",
             [](const Model& m, const std::vector<int32_t>& tokens, bool special) {
-                return py::bytes(m.vocab().detokenize(tokens, special));
+                std::string text;
+                {
+                    const py::gil_scoped_release release;
+                    text = m.vocab().detokenize(tokens, special);
+                }
+                return py::bytes(text);
             },
             py::arg("tokens"), py::arg("special") = false)
         .def(

@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "bindings.h"
@@ -45,7 +46,8 @@ std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
 
 py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                           const std::optional<std::vector<int32_t>>& pos,
-                          const std::optional<std::vector<int32_t>>& seq, const py::object& output) {
+                          const std::optional<std::vector<int32_t>>& seq, const py::object& output,
+                          const py::object& take) {
     const size_t n = tokens.size();
     std::vector<int32_t> sequences = seq.value_or(std::vector<int32_t>(n, 0));
     if (sequences.size() != n || (pos && pos->size() != n)) {
@@ -64,14 +66,29 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
         }
     }
     const std::vector<uint8_t> mask = output_mask(output, n);
+    const auto n_vocab = static_cast<py::ssize_t>(self.session.model().hparams().n_vocab);
+    const bool in_parts = !take.is_none();
     const auto n_outputs = static_cast<py::ssize_t>(std::accumulate(mask.begin(), mask.end(), size_t{0}));
-    py::array_t<float> logits({n_outputs, static_cast<py::ssize_t>(self.session.model().hparams().n_vocab)});
-    float* const data = logits.mutable_data();
+    py::array_t<float> logits({in_parts ? 0 : n_outputs, n_vocab});
+    py::object part = py::none();  // logits of the ubatch that runs
+    float* data = logits.mutable_data();
+    const auto room = [&](size_t n_rows) {
+        if (!in_parts || n_rows == 0) {
+            return std::exchange(data, data + n_rows * static_cast<size_t>(n_vocab));
+        }
+        const py::gil_scoped_acquire acquire;
+        py::array_t<float> rows({static_cast<py::ssize_t>(n_rows), n_vocab});
+        part = rows;
+        return rows.mutable_data();
+    };
     self.interrupted = false;
     {
         const py::gil_scoped_release release;
-        self.session.decode(tokens, positions, sequences, mask, data, [&self] {
+        self.session.decode(tokens, positions, sequences, mask, room, [&] {
             const py::gil_scoped_acquire acquire;
+            if (!part.is_none()) {
+                take(std::exchange(part, py::none()));
+            }
             if (self.interrupted.exchange(false)) {
                 PyErr_SetNone(PyExc_KeyboardInterrupt);
                 throw py::error_already_set();
@@ -167,7 +184,7 @@ void bind_session(py::module_& module) {
                                    return out;
                                })
         .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(),
-             py::arg("seq") = py::none(), py::arg("output") = "last")
+             py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none())
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         .def("clear", [](PySession& s) { s.session.clear(); })
         .def(
@@ -215,12 +232,13 @@ void bind_session(py::module_& module) {
             py::arg("seq"))
         .def(
             "set_seq_state",
-            [](PySession& s, int seq, const py::bytes& data) {
+            [](PySession& s, int seq, const py::bytes& data, bool convert) {
                 const std::string_view view(data);
                 const py::gil_scoped_release release;
-                s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()});
+                return s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()},
+                                               convert);
             },
-            py::arg("seq"), py::arg("data"))
+            py::arg("seq"), py::arg("data"), py::arg("convert") = false)
         .def(
             "set_state",
             [](PySession& s, const py::bytes& data) {

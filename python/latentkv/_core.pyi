@@ -1,6 +1,6 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -181,11 +181,13 @@ class Session:
         pos: Sequence[int] | None = None,
         seq: Sequence[int] | None = None,
         output: str | Sequence[bool] = "last",
+        take: Callable[[NDArray[np.float32]], object] | None = None,
     ) -> NDArray[np.float32]:
         """Runs tokens through model and cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
 
         pos None: continue each sequence; seq None: sequence 0.
         output "last" (of the batch), "all", "none" or one bool per token.
+        take: is called with the logits [n, n_vocab] of each ubatch that has some, in place of returning them.
         Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""
     def interrupt(self) -> None:
         """Async-signal-safe: the running decode() stops after its ubatch and raises KeyboardInterrupt."""
@@ -221,9 +223,10 @@ class Session:
     def set_state(self, data: bytes) -> None: ...
     def seq_state_bytes(self, seq: int) -> bytes:
         """Of one sequence alone."""
-    def set_seq_state(self, seq: int, data: bytes) -> None:
-        """Replaces a sequence by a saved one, in any slots that are free. Raises Error where there are too
-        few, or the weights or row formats differ; the sequence is empty then."""
+    def set_seq_state(self, seq: int, data: bytes, convert: bool = False) -> bool:
+        """Replaces a sequence by a saved one, in any slots that are free. convert: rows of finer formats are
+        coded anew; returns whether some were. Raises Error where there are too few slots, or the weights or
+        row formats differ; the sequence is empty then."""
 
 class Sampler:
     """A chain of libllama samplers over one logits row."""

@@ -3,7 +3,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +79,12 @@ def chat_request(
     use: ToolUse | None = None,
     grammar: LlamaGrammar | None = None,
     response_format: Mapping[str, Any] | None = None,
+    check_length: Callable[[int], None] | None = None,
     **options: Any,
 ) -> ChatPrompt:
-    """`options` are those of ChatTemplates.apply that the calls hand on: parallel_tool_calls,
-    chat_template_kwargs, continue_final_message, reasoning_format."""
+    """`check_length` may refuse a text of so many bytes before its tokens are found. `options` are those of
+    ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
+    continue_final_message, reasoning_format."""
     use = use or ToolUse()
     _check(messages)
     schema = response_schema(response_format)
@@ -112,8 +114,11 @@ def chat_request(
             "one whose calls it does not know",
             "pass chat_format='chatml-function-calling'",
         )
+    text = utf8(rendered.text, "prompt")
+    if check_length is not None:
+        check_length(len(text))
     return ChatPrompt(
-        tokens=list(model.tokenize(utf8(rendered.text, "prompt"), True, True)),
+        tokens=list(model.tokenize(text, True, True)),
         grammar=rendered.grammar or grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),

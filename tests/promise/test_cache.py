@@ -168,6 +168,73 @@ def test_a_sequence_that_finds_no_room_leaves_the_others(m: Any) -> None:
     assert s.n_cells_used() == 140
 
 
+REGIONS: dict[str, Any] = {"sink": 4, "recent": 32}
+
+
+@pytest.mark.parametrize("regions", [{}, REGIONS], ids=["no window", "window"])
+def test_a_sequence_in_finer_rows_is_coded_anew(latent: Any, regions: dict[str, Any]) -> None:
+    ids = tokens(latent, N)
+
+    def state(kv: str) -> bytes:
+        s = session(latent, kv=kv, **regions)
+        s.decode(ids, output="none")
+        return bytes(s.seq_state_bytes(0))
+
+    fine, coarse = state("q8"), state("q4")
+    s = session(latent, kv="q4", **regions)
+    with pytest.raises(ValueError, match=r"^\[state\] expected row bytes"):
+        s.set_seq_state(0, fine)
+    assert s.n_cells_used() == 0
+    assert s.set_seq_state(0, fine, convert=True)
+    again = s.seq_state_bytes(0)
+    assert len(again) == len(coarse) < len(fine)
+    other = session(latent, kv="q4", **regions)
+    assert not other.set_seq_state(0, again, convert=True)  # nothing is coded twice
+    assert other.seq_state_bytes(0) == again
+    expected = session(latent, kv="f32", **regions)
+    expected.decode(ids, output="none")
+    want = expected.decode([9])
+    assert distance(s.decode([9]), want) < 0.1
+    with pytest.raises(ValueError, match=r"^\[state\] expected rows .* as fine as this session's or finer"):
+        session(latent, kv="q8", **regions).set_seq_state(0, coarse, convert=True)
+    for cut in (24, 60, len(fine) // 2, len(fine) - 1):
+        broken = session(latent, kv="q4", **regions)
+        with pytest.raises(ValueError, match=r"^\[state\] expected"):
+            broken.set_seq_state(0, fine[:cut], convert=True)
+        assert broken.n_cells_used() == 0
+
+
+def test_dropped_channels_of_a_sequence_read_as_those_of_a_smaller_plan(latent: Any) -> None:
+    """Between two plans of one file: what the smaller does not keep is not missed."""
+    ids = tokens(latent, N)
+    whole_plan = {
+        f"{side}_plan": ["f32" for layer in latent.layers for group in layer[side]["segments"] for _ in group]
+        for side in ("k", "v")
+    }
+    s = session(latent, **whole_plan)
+    s.decode(ids, output="none")
+    assert not session(latent, kv="f32").set_seq_state(0, s.seq_state_bytes(0), convert=True)
+    none = {"k_plan": whole_plan["k_plan"], "v_plan": ["none"] * len(whole_plan["v_plan"])}
+    blind = session(latent, **none)
+    assert blind.set_seq_state(0, s.seq_state_bytes(0), convert=True)
+    with pytest.raises(ValueError, match=r"^\[state\] expected rows .* or finer"):
+        session(latent, **whole_plan).set_seq_state(0, blind.seq_state_bytes(0), convert=True)
+
+
+def test_rows_of_another_rotation_are_no_rows_of_this_session(converted: Any) -> None:
+    """Full rows are rotated where they are quantized: the same layout holds other numbers."""
+    m = model(converted("--method", "none", "--outtype", "f32"))
+    s = session(m, kv="q8", kv_rotate=False)
+    s.decode([5, 6, 7], output="none")
+    said = r"^\[state\] expected full rows that are rotated as this session's"
+    with pytest.raises(ValueError, match=said):
+        session(m, kv="q8").set_state(s.state_bytes())
+    with pytest.raises(ValueError, match=said):
+        session(m, kv="q8").set_seq_state(0, s.seq_state_bytes(0), convert=True)
+    session(m, kv="q8", kv_rotate=False).set_state(s.state_bytes())
+    assert session(m, kv="q4", kv_rotate=False).set_seq_state(0, s.seq_state_bytes(0), convert=True)
+
+
 def test_a_state_of_other_weights_is_refused(converted: Any, tmp_path: Path) -> None:
     """The same names, types, shapes and size: what differs is one number of a tensor."""
     path = Path(converted("--method", "none", "--outtype", "f32"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from latentkv.errors import LatentKVError
 from latentkv.grammar import LlamaGrammar, nesting
 from latentkv.sampling import SamplingOptions
 from latentkv.server.errors import Refused
+from latentkv.server.guard import hosts_of
 from latentkv.server.schemas import CompletionBody
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -31,6 +34,26 @@ def test_what_would_stop_others_is_refused(http: Any, fields: dict[str, Any], sa
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
     assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "a" * 4_000_000}),
+        ("/detokenize", {"tokens": [5] * 2048}),
+        ("/v1/completions", {"prompt": [5] * 2048}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 4_000_000}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 100_000}),
+    ],
+)
+def test_what_no_context_holds_is_refused_before_it_takes_time(
+    http: Any, path: str, body: dict[str, Any]
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith("[context] expected a prompt of at most 2047 tokens; got ")
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_how_deep_a_grammar_is() -> None:
@@ -67,6 +90,44 @@ def test_pages_of_other_origins_may_not_call(http: Any) -> None:
     for origin, status in (("http://other.example", 403), ("null", 403), (str(http.base_url), 200)):
         headers = {"Origin": origin.rstrip("/")}
         assert http.post("/v1/completions", content=body, headers=headers).status_code == status
+
+
+def test_a_name_that_was_made_to_lead_here_is_refused(http: Any) -> None:
+    """DNS rebinding: the page's origin is the name that it calls the server by."""
+    port = http.base_url.port
+    for host, status in (
+        (f"evil.example:{port}", 403),
+        ("localhost.evil.example", 403),
+        ("[::1", 403),
+        (f"localhost:{port}", 200),
+        ("LOCALHOST", 200),
+        (f"127.0.0.1:{port}", 200),
+        (f"[::1]:{port}", 200),
+    ):
+        answer = http.get("/v1/models", headers={"Host": host, "Origin": f"http://{host}"})
+        assert answer.status_code == status, host
+        if status == 403:
+            error = answer.json()["error"]
+            assert error["type"] == "permission_error"
+            assert "[host] expected a name of this server" in error["message"]
+            assert "--allowed-hosts" in error["message"]
+
+
+def test_which_names_a_server_has() -> None:
+    local = ["localhost", "127.0.0.1", "::1"]
+    assert hosts_of("127.0.0.1", ["box"]) == [*local, "127.0.0.1", "box"]
+    assert hosts_of("127.0.0.2") == [*local, "127.0.0.2"]
+    assert hosts_of("0.0.0.0") == ["*"]
+    assert hosts_of("0.0.0.0", ["box"]) == ["0.0.0.0", "box"]
+
+
+def test_more_names_are_allowed(converted: Callable[..., Path], serve: Callable[..., Any]) -> None:
+    import httpx
+
+    plain = converted("--method", "none", "--outtype", "f32")
+    with serve(plain, "-c", "256", "--allowed-hosts", "Box.example") as address:
+        for host, status in (("box.example:99", 200), ("other.example", 403), ("localhost", 200)):
+            assert httpx.get(f"{address}/health", headers={"Host": host}).status_code == status
 
 
 def test_a_model_is_told_of_by_its_name(openai: Any) -> None:

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import GREEDY, TEXT, WORDS, asked, run, scheduler
 
 from latentkv.engine.engine import Engine
-from latentkv.engine.request import Request, Ticket
-from latentkv.engine.scheduler import Scheduler, Shift
+from latentkv.engine.request import Request, StepError, Ticket
+from latentkv.engine.scheduler import Scheduler
+from latentkv.engine.shift import Shift
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError
 from latentkv.prefix import Window, common, kept
 from latentkv.sampling import SamplingOptions
-
-GREEDY = SamplingOptions(temperature=0)
-TEXT = (Path(__file__).parents[2] / "models" / "demo" / "sample-calib.txt").read_text(encoding="utf-8")
-WORDS = tuple(TEXT[at : at + 40] for at in range(1000, 9000, 1000))
+from latentkv.server import errors
 
 
 @pytest.fixture(scope="session")
@@ -26,27 +25,6 @@ def model(converted: Callable[..., Path]) -> Any:
     from latentkv import _core
 
     return _core.Model(str(converted("--method", "none", "--outtype", "f32")))
-
-
-def scheduler(model: Any, n_seq: int, n_ctx: int = 1024, **options: Any) -> Scheduler:
-    from latentkv import _core
-
-    cache = {"kv": "f32", "n_threads": 1, **options.pop("cache", {})}
-    session = _core.Session(model, n_ctx=n_ctx, n_seq_max=n_seq, **cache)
-    return Scheduler(model, session, **options)
-
-
-def asked(model: Any, text: str, limit: int = 12, **options: Any) -> Ticket:
-    return Ticket(Request(model.tokenize(text.encode()), GREEDY, limit, **{"ignore_eos": True} | options))
-
-
-def run(scheduler: Scheduler, *tickets: Ticket) -> list[str]:
-    for ticket in tickets:
-        scheduler.check(ticket)
-        scheduler.submit(ticket)
-    while scheduler.step():
-        pass
-    return ["".join(piece.text for piece in ticket) for ticket in tickets]
 
 
 @pytest.mark.parametrize("cache", [{}, {"sink": 4, "recent": 32}], ids=["no window", "window"])
@@ -245,6 +223,48 @@ def test_a_sequence_that_lost_its_place_comes_back(model: Any, cache: dict[str, 
     assert again.counters.restored_tokens >= least
 
 
+def test_kept_rows_of_other_formats(
+    converted: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Finer ones are coded anew; coarser ones are left to those whose they are."""
+    from latentkv import _core
+
+    rebuilt = _core.Model(str(converted("--method", "eigen", "--keep", "0.75")))
+    first, more = TEXT[1000:1800], TEXT[1000:1830]
+
+    def one(kv: str) -> Scheduler:
+        store = PrefixStore("m", 0, tmp_path, 64 << 20, formats=kv)
+        return scheduler(rebuilt, 1, cache={"kv": kv}, store=store)
+
+    for kv in ("q8", "q4"):
+        served = one(kv)
+        run(served, asked(rebuilt, first))
+        served.close(LatentKVError("stopped"))
+        if kv == "q8":
+            assert served.counters.restored_tokens == 0
+    assert served.counters.restored_tokens > 200
+    assert (
+        "tokens were kept in finer row formats, and are coded anew: bits are lost" in capfd.readouterr().err
+    )
+    for path in tmp_path.rglob("*.state"):
+        if path.stem.endswith(served.store._formats):
+            continue
+        path.unlink()  # q4 is left
+    served = one("q8")
+    n_computed = len(rebuilt.tokenize(more.encode()))
+    for _ in range(2):
+        ticket = asked(rebuilt, more)
+        said = run(served, ticket)
+        assert said == run(scheduler(rebuilt, 1, cache={"kv": "q8"}), asked(rebuilt, more))
+    assert served.counters.restored_tokens == 0
+    assert served.counters.prompt_tokens <= n_computed + 1
+    noted = capfd.readouterr().err
+    assert (
+        noted.count("tokens that are kept in other row formats are computed anew: [state] expected rows") == 1
+    )
+    served.close(LatentKVError("stopped"))
+
+
 def test_what_the_store_pushes_out_meanwhile_is_no_end(model: Any) -> None:
     """Two long sequences and a store of one: each takes the other's place."""
     first, second = TEXT[1000:1800], TEXT[5000:5900]
@@ -263,11 +283,59 @@ def test_an_engine_outlives_a_bug(model: Any, monkeypatch: pytest.MonkeyPatch) -
     with Engine(scheduler(model, 2)) as engine:
         with monkeypatch.context() as broken:
             broken.setattr(engine.scheduler, "_admit", lambda: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(StepError, match=r"\[engine\] expected a step that .* ZeroDivisionError"):
                 list(engine.submit(asked(model, "The clerk").request))
         gone = engine.submit(asked(model, "Cache").request, lambda piece: [][1])
         assert "".join(piece.text for piece in engine.submit(asked(model, "The clerk").request))
         assert gone.cancelled
+
+
+class FailsOnce:
+    """A session whose decode call fails once, before or behind what it computes."""
+
+    def __init__(self, session: Any, error: Exception, computes: bool) -> None:
+        self.session, self.error, self.computes, self.is_armed = session, error, computes, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def decode(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_armed:
+            return self.session.decode(*args, **kwargs)
+        self.is_armed = False
+        if self.computes:
+            self.session.decode(*args, **kwargs)
+        raise self.error
+
+
+@pytest.mark.parametrize("computes", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("error", [RuntimeError("no\nmemory"), LatentKVError("[compute] expected 6; got 5")])
+def test_an_engine_outlives_a_call_that_fails(
+    model: Any, computes: bool, error: Exception, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two = scheduler(model, 2)
+    want = [run(scheduler(model, 1), asked(model, word))[0] for word in WORDS[:3]]
+    assert run(two, asked(model, WORDS[2])) == want[2:]
+    before = two.session.n_cells_used()
+    session: Any = FailsOnce(two.session, error, computes)
+    two.session = session
+    for ticket in (failed := [asked(model, word, 50) for word in WORDS[:2]]):
+        two.submit(ticket)
+    two.step()
+    session.is_armed = True
+    two.step()
+    for ticket in failed:
+        with pytest.raises(StepError, match="expected a step that runs; got"):
+            list(ticket)
+        refused = errors.of(ticket.error or error)
+        assert (refused.status, "\n" in refused.message) == (500, False)
+        assert errors.body(refused.status, refused.message)["error"]["type"] == "server_error"
+    assert not two.running
+    assert two.session.n_cells_used() <= before
+    assert capfd.readouterr().err.count("error: [engine] expected a step that runs; got") == 1
+    again = [asked(model, word) for word in WORDS[:3]]
+    assert run(two, *again) == want
+    assert two.session.n_cells_used() > 0
 
 
 def test_a_shift_moves_no_tokens_of_another_answer(converted: Callable[..., Path]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,10 +66,40 @@ def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
     assert len(PrefixStore("another", 20, tmp_path, 1000)) == 0
 
 
+def test_rows_of_other_formats_are_found_and_stay(tmp_path: Path) -> None:
+    fine = PrefixStore("m", 0, tmp_path, 10_000, formats="q8")
+    fine.put([1, 2, 3], lambda: b"f" * 100)
+    fine.close()
+    coarse = PrefixStore("m", 0, tmp_path, 10_000, formats="q4")
+    key, worth = longest(coarse, [1, 2, 3])
+    assert (worth, coarse.is_own(key), coarse.take(key)) == (3, False, b"f" * 100)
+    coarse.put([1, 2, 3], lambda: b"c" * 50)  # is not the same
+    assert len(coarse) == 2
+    own, _ = longest(coarse, [1, 2, 3])
+    assert (coarse.is_own(own), coarse.take(own)) == (True, b"c" * 50)
+    coarse.pass_over(key)
+    coarse.put([1, 2, 3, 4], lambda: b"d" * 50)
+    assert longest(coarse, [1, 2, 3])[0] != key
+    coarse.close()
+    again = PrefixStore("m", 0, tmp_path, 10_000, formats="q8")
+    assert again.take(longest(again, [1, 2, 3])[0]) == b"f" * 100
+    assert len(again) == 2
+
+
+def test_a_closed_store_keeps_nothing(tmp_path: Path) -> None:
+    store = PrefixStore("m", 20, tmp_path, 1000)
+    store.put([1, 2], lambda: b"x" * 10)
+    store.close()
+    store.put([3, 4], lambda: b"y" * 10)
+    assert len(store) == 0
+    assert len(PrefixStore("m", 20, tmp_path, 1000)) == 1
+
+
 def test_damage_is_forgotten(tmp_path: Path) -> None:
     store = PrefixStore("m", 0, tmp_path, 10_000)
     store.put([1, 2], lambda: b"x" * 100)
     store.put([3, 4], lambda: b"y" * 100)
+    store.close()
     first, second = sorted(tmp_path.rglob("*.state"))
     first.write_bytes(first.read_bytes()[:-3])
     second.write_bytes(b"nonsense")
@@ -120,3 +152,70 @@ def test_killed_while_writing_leaves_old_or_new(tmp_path: Path) -> None:
         for key in list(store._entries):
             rows = store.take(key)
             assert rows == bytes([store.tokens(key)[2] % 256]) * (1 << 20)
+        store.close()
+
+
+HOLDER = """
+import sys
+from latentkv.engine.store import PrefixStore
+store = PrefixStore("m", 0, sys.argv[1], 1 << 20)
+store.put([1, 2], lambda: b"x" * 100)
+print("ready", flush=True)
+sys.stdin.read()
+store.close()
+"""
+
+
+def test_a_folder_is_one_servers_at_a_time(tmp_path: Path) -> None:
+    def holder() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    first = holder()
+    said = rf"\[--cache-dir\] expected a folder without another server .* by process {first.pid}; choose"
+    with pytest.raises(LatentKVError, match=said):
+        PrefixStore("m", 0, tmp_path, 1 << 20)
+    other = PrefixStore("another", 0, tmp_path, 1 << 20)  # of another model: a folder of its own
+    other.put([5, 6], lambda: b"z" * 100)
+    other.close()
+    assert first.communicate("", timeout=30) == ("", "")
+    mine = PrefixStore("m", 0, tmp_path, 1 << 20)
+    assert mine.take(longest(mine, [1, 2])[0]) == b"x" * 100
+    mine.close()
+    killed = holder()  # the lock goes with its process
+    killed.kill()
+    killed.communicate()
+    assert len(PrefixStore("m", 0, tmp_path, 1 << 20)) == 1
+
+
+def test_a_second_server_says_so(
+    converted: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    options = ["-c", "256", "--cache-dir", str(tmp_path)]
+    plain = converted("--method", "none", "--outtype", "f32")
+    with serve(plain, *options) as address:
+        command = [
+            sys.executable,
+            "-m",
+            "latentkv",
+            "serve",
+            str(plain),
+            "--port",
+            "1",
+            *options,
+            "--kv",
+            "q8",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(
+            "error: [--cache-dir] expected a folder without another server of this model; got"
+        )
+        assert address.startswith("http")
+    with serve(plain, *options):  # the first has gone
+        pass

@@ -178,9 +178,9 @@ public:
     std::vector<uint8_t> save() const;
     void restore(std::span<const uint8_t> state);
     // One sequence alone, and into one, whose tokens it replaces, in any slots that are free. Errors: as above, or no room; the
-    // sequence is empty then.
+    // sequence is empty then. convert: rows of finer layouts are coded anew; whether some were.
     std::vector<uint8_t> save_sequence(int seq) const;
-    void restore_sequence(int seq, std::span<const uint8_t> state);
+    bool restore_sequence(int seq, std::span<const uint8_t> state, bool convert = false);
 
 private:
     struct Layer {
@@ -220,9 +220,9 @@ private:
     static std::vector<int> slots_of(const Region& region, uint64_t mask);
     static void save(const Region& region, uint64_t mask, std::span<const int> slots, StateWriter& out);
     std::vector<uint8_t> save(uint64_t mask) const;
-    void restore(Region& region, StateReader& in, int to_seq);
+    bool restore(Region& region, StateReader& in, int to_seq, bool convert);
     void check_header(StateReader& in, int to_seq) const;
-    void restore_rows(StateReader& in, int to_seq);
+    bool restore_rows(StateReader& in, int to_seq, bool convert);
     void release_sequence(int seq);
 
     // The ring (ring.cpp). Which layers are in it, of so many slots; 0: none is.

@@ -1,16 +1,21 @@
 // The cache's state as bytes: which slot holds what, and the rows of the slots in use, bit for bit.
 //
 //   u32 magic · u32 version · u32 n_sequences, 0: all of the cache, 1: one sequence · u32 n_regions, the ring with them
-//   per region: u32 n_layers · u32 n_used · per layer u32 k_row_bytes, v_row_bytes, u64 hash of both layouts, 0 each where its
-//                                           rows are in another region
+//   per region: u32 n_layers · u32 n_used · per layer the layouts of K and V: u32 n_groups, 0 where its rows are in another
+//                                           region · per group u32 n_segments · per segment i32 format, i32 width
 //               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer that has some there
 //
 // Where tokens lie in blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
 // pos −1 and seq 0. The slots of all of the cache are taken again, holes included; one sequence goes to any that are free.
+//
+// A sequence may come from rows of finer formats, where it is asked for: it is coded anew, segment by segment, as in a
+// demotion. Segments that this cache does not keep are dropped: axes are sorted, and the file's segments are the same.
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "base/error.h"
+#include "cache/formats.h"
 #include "cache/kv_cache.h"
 
 namespace lkv {
@@ -56,38 +61,115 @@ private:
 namespace {
 
 constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
-constexpr uint32_t state_version = 2;
+constexpr uint32_t state_version = 3;
 constexpr uint64_t all_sequences = ~uint64_t{0};
 
-// FNV-1a over a layout: same hash, same meaning of a row's bytes.
-uint64_t add_layout(uint64_t hash, const RowLayout& row) {
-    const auto mix = [&hash](int32_t value) { hash = (hash ^ static_cast<uint32_t>(value)) * 1099511628211ULL; };
-    mix(row.width);
-    mix(row.n_groups);
+// Stored segments, and behind them what a group drops as one of `none`.
+void put_layout(StateWriter& out, const RowLayout& row) {
+    out.put(static_cast<uint32_t>(row.n_groups));
     for (int g = 0; g < row.n_groups; g++) {
         const GroupLayout& group = row.groups[g];
-        mix(group.column);
-        mix(group.kept);
+        const int dropped = group.width - group.kept;
+        out.put(static_cast<uint32_t>(group.n_segments + (dropped > 0 ? 1 : 0)));
         for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
-            mix(row.segments[s].format);
-            mix(row.segments[s].width);
-            mix(row.segments[s].offset);
+            out.put(row.segments[s].format);
+            out.put(row.segments[s].width);
+        }
+        if (dropped > 0) {
+            out.put(static_cast<int32_t>(Format::none));
+            out.put(static_cast<int32_t>(dropped));
         }
     }
-    return hash;
 }
 
-uint64_t layout_hash(const RowLayout& k, const RowLayout& v) {
-    return add_layout(add_layout(14695981039346656037ULL, k), v);
-}
+constexpr const char* as_it_was_saved =
+    "; use the same model, --kv, --kv-budget, --sink and --recent, and of models with sliding windows the same -c";
 
 template <typename A, typename B>
 void expect_same(const char* what, A expected, B got) {
     if (static_cast<uint64_t>(expected) != static_cast<uint64_t>(got)) {
-        fail("state", "expected ", what, ' ', expected, " as in this session; got ", got,
-             "; use the same model, --kv, --kv-budget, --sink and --recent, and of models with sliding windows the "
-             "same -c");
+        fail("state", "expected ", what, ' ', expected, " as in this session; got ", got, as_it_was_saved);
     }
+}
+
+// A layout with the groups of `own`.
+RowPlan get_layout(StateReader& in, const RowLayout& own) {
+    expect_same("groups in a row", own.n_groups, in.get<uint32_t>());
+    std::vector<std::vector<SegmentSpec>> groups;
+    for (int g = 0; g < own.n_groups; g++) {
+        const auto n_segments = in.get<uint32_t>();
+        if (n_segments == 0 || n_segments > static_cast<uint32_t>(own.groups[g].width)) {
+            fail("state", "expected 1 to ", own.groups[g].width, " segments in a group; got ", n_segments);
+        }
+        std::vector<SegmentSpec>& segments = groups.emplace_back();
+        int64_t width = 0;
+        for (uint32_t s = 0; s < n_segments; s++) {
+            const auto format = in.get<int32_t>();
+            segments.push_back({static_cast<Format>(format), in.get<int32_t>()});
+            width += segments.back().width;
+        }
+        expect_same("channels in a group", own.groups[g].width, width);
+    }
+    try {
+        return RowPlan(groups);
+    } catch (const std::invalid_argument& error) {
+        fail("state", "expected a row's layout; got one that says: ", error.what());
+    }
+}
+
+bool same_layout(const RowLayout& a, const RowLayout& b) {
+    const auto same_segment = [](const SegmentLayout& s, const SegmentLayout& t) {
+        return s.format == t.format && s.width == t.width && s.offset == t.offset;
+    };
+    bool same = a.row_bytes == b.row_bytes;
+    for (int g = 0; same && g < a.n_groups; g++) {
+        const GroupLayout& ga = a.groups[g];
+        const GroupLayout& gb = b.groups[g];
+        same = ga.n_segments == gb.n_segments &&
+               std::equal(a.segments + ga.first_segment, a.segments + ga.first_segment + ga.n_segments,
+                          b.segments + gb.first_segment, same_segment);
+    }
+    return same;
+}
+
+// A sequence's rows in another layout: never coarser than those that this cache would have written.
+void check_finer(const RowLayout& from, const RowLayout& to) {
+    bool finer = !in_blocks(from) && !in_blocks(to);
+    for (int g = 0; finer && g < to.n_groups; g++) {
+        const GroupLayout& gf = from.groups[g];
+        const GroupLayout& gt = to.groups[g];
+        finer = gf.n_segments >= gt.n_segments;
+        for (int s = 0; finer && s < gt.n_segments; s++) {
+            const SegmentLayout& f = from.segments[gf.first_segment + s];
+            const SegmentLayout& t = to.segments[gt.first_segment + s];
+            finer = f.width == t.width && format_bytes(static_cast<Format>(f.format), f.width) >=
+                                              format_bytes(static_cast<Format>(t.format), t.width);
+        }
+    }
+    if (!finer) {
+        fail("state",
+             "expected rows of single tokens that are as fine as this session's or finer, segment by segment; got ",
+             from.row_bytes, " bytes where this session has ", to.row_bytes, as_it_was_saved);
+    }
+}
+
+// What a tensor's rows are like in a state.
+struct SavedRows {
+    RowPlan plan;
+    bool differs;  // from those of this cache
+};
+
+SavedRows saved_rows(StateReader& in, const RowLayout& own, bool convert) {
+    SavedRows saved{get_layout(in, own), false};
+    saved.differs = !same_layout(saved.plan.view(), own);
+    if (saved.differs && !convert) {
+        expect_same("row bytes", own.row_bytes, saved.plan.row_bytes());
+        fail("state", "expected the row layout of this session; got another of as many bytes", as_it_was_saved);
+    }
+    if (saved.differs) {
+        check_finer(saved.plan.view(), own);
+    }
+    return saved;
 }
 
 }  // namespace
@@ -110,9 +192,9 @@ void KvCache::save(const Region& region, uint64_t mask, std::span<const int> slo
     out.put(static_cast<uint32_t>(region.layers.size()));
     out.put(static_cast<uint32_t>(slots.size()));
     for (const Layer& layer : region.layers) {
-        out.put(static_cast<uint32_t>(layer.held ? layer.k.row_bytes : 0));
-        out.put(static_cast<uint32_t>(layer.held ? layer.v.row_bytes : 0));
-        out.put(layer.held ? layout_hash(layer.k, layer.v) : 0);
+        for (const RowLayout* row : {&layer.k, &layer.v}) {
+            put_layout(out, layer.held ? *row : RowLayout{});
+        }
     }
     for (const int slot : slots) {
         const uint64_t seq = region.cells.seq(slot) & mask;
@@ -156,17 +238,21 @@ std::vector<uint8_t> KvCache::save() const { return save(all_sequences); }
 
 std::vector<uint8_t> KvCache::save_sequence(int seq) const { return save(uint64_t{1} << seq); }
 
-// to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own.
-void KvCache::restore(Region& region, StateReader& in, int to_seq) {
+// to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own. Whether rows were coded anew.
+bool KvCache::restore(Region& region, StateReader& in, int to_seq, bool convert) {
     expect_same("layers", region.layers.size(), in.get<uint32_t>());
     const auto n_used = in.get<uint32_t>();
     std::vector<uint8_t> copy;
     uint8_t* const rows = region.storage->load(copy);
+    std::vector<SavedRows> saved;  // of K and V of every layer
+    bool converts = false;
     for (const Layer& layer : region.layers) {
-        expect_same("K row bytes", layer.held ? layer.k.row_bytes : 0, in.get<uint32_t>());
-        expect_same("V row bytes", layer.held ? layer.v.row_bytes : 0, in.get<uint32_t>());
-        expect_same("row layout", layer.held ? layout_hash(layer.k, layer.v) : 0, in.get<uint64_t>());
+        for (const RowLayout* row : {&layer.k, &layer.v}) {
+            saved.push_back(saved_rows(in, layer.held ? *row : RowLayout{}, convert));
+            converts = converts || saved.back().differs;
+        }
     }
+    std::vector<uint8_t> other;  // a row in its own layout
     const auto block = static_cast<uint32_t>(region.cells.block());
     if (n_used % block != 0) {
         fail("state", "expected whole blocks of ", block, " slots; got ", n_used, " slots");
@@ -208,17 +294,26 @@ void KvCache::restore(Region& region, StateReader& in, int to_seq) {
         if (!empty) {
             region.cells.place(slot, pos, seq);
         }
-        for (const Layer& layer : region.layers) {
-            if (!layer.held) {
-                continue;
+        const auto get_row = [&](const SavedRows& from, const RowLayout& to, size_t offset) {
+            uint8_t* const row = rows + offset + static_cast<size_t>(slot) * static_cast<size_t>(to.row_bytes);
+            if (!from.differs) {
+                in.get(row, static_cast<size_t>(to.row_bytes));
+                return;
             }
-            const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
-            const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
-            in.get(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
-            in.get(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
+            other.resize(static_cast<size_t>(from.plan.row_bytes()));
+            in.get(other.data(), other.size());
+            move_rows(from.plan.view(), other.data(), to, row);
+        };
+        for (size_t il = 0; il < region.layers.size(); il++) {
+            const Layer& layer = region.layers[il];
+            if (layer.held) {
+                get_row(saved[2 * il], layer.k, layer.k_offset);
+                get_row(saved[2 * il + 1], layer.v, layer.v_offset);
+            }
         }
     }
     region.storage->store(copy);
+    return converts;
 }
 
 void KvCache::check_header(StateReader& in, int to_seq) const {
@@ -234,12 +329,13 @@ void KvCache::check_header(StateReader& in, int to_seq) const {
     expect_same("regions", regions_.size() + (ring_ ? 1 : 0), in.get<uint32_t>());
 }
 
-void KvCache::restore_rows(StateReader& in, int to_seq) {
+bool KvCache::restore_rows(StateReader& in, int to_seq, bool convert) {
+    bool converts = false;
     for (Region& region : regions_) {
-        restore(region, in, to_seq);
+        converts = restore(region, in, to_seq, convert) || converts;
     }
     if (ring_) {
-        restore(*ring_, in, to_seq);
+        converts = restore(*ring_, in, to_seq, convert) || converts;
     }
     if (!in.done()) {
         fail("state", "expected the end of the state; got more bytes");
@@ -251,6 +347,7 @@ void KvCache::restore_rows(StateReader& in, int to_seq) {
         fail("state", "expected the rows that each sequence's window of ", ring_window_, " tokens reaches; got fewer");
     }
     cells_version_++;
+    return converts;
 }
 
 void KvCache::restore(std::span<const uint8_t> state) {
@@ -258,19 +355,19 @@ void KvCache::restore(std::span<const uint8_t> state) {
     check_header(in, -1);
     clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
-        restore_rows(in, -1);
+        restore_rows(in, -1, false);
     } catch (...) {
         clear();
         throw;
     }
 }
 
-void KvCache::restore_sequence(int seq, std::span<const uint8_t> state) {
+bool KvCache::restore_sequence(int seq, std::span<const uint8_t> state, bool convert) {
     StateReader in(state);
     check_header(in, seq);
     release_sequence(seq);
     try {
-        restore_rows(in, seq);
+        return restore_rows(in, seq, convert);
     } catch (...) {
         release_sequence(seq);
         throw;

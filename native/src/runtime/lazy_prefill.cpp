@@ -128,7 +128,7 @@ bool Session::starts_sequences(std::span<const int32_t> seq) const {
 }
 
 void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const int32_t> pos,
-                             std::span<const int32_t> seq, std::span<const uint8_t> output, float* logits,
+                             std::span<const int32_t> seq, std::span<const uint8_t> output, const LogitsRoom& room,
                              const std::function<void()>& between_ubatches) {
     const HParams& h = model_->hparams();
     const auto width = static_cast<size_t>(h.n_embd);
@@ -173,8 +173,7 @@ void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const in
                     ggml_backend_tensor_get(graph_->hidden_out, states, 0, n * width * sizeof(float));
                 }
                 if (graph_->logits != nullptr) {
-                    ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
-                    logits += out_ids.size() * static_cast<size_t>(h.n_vocab);
+                    ggml_backend_tensor_get(graph_->logits, room(out_ids.size()), 0, ggml_nbytes(graph_->logits));
                 }
                 if (between_ubatches) {
                     between_ubatches();

@@ -296,16 +296,25 @@ void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                      std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches) {
+    const auto room = [&logits, width = static_cast<size_t>(model_->hparams().n_vocab)](size_t n) {
+        return std::exchange(logits, logits + n * width);
+    };
+    decode(tokens, pos, seq, output, room, between_ubatches);
+}
+
+void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
+                     std::span<const uint8_t> output, const LogitsRoom& room,
+                     const std::function<void()>& between_ubatches) {
     check_batch(tokens, pos, seq);
     if (prefill_ == Prefill::lazy && starts_sequences(seq)) {
-        prefill_lazily(tokens, pos, seq, output, logits, between_ubatches);
+        prefill_lazily(tokens, pos, seq, output, room, between_ubatches);
         return;
     }
     for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
         n = next_ubatch(seq.subspan(first));
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, logits);
-        logits += out_ids.size() * static_cast<size_t>(model_->hparams().n_vocab);
+        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids,
+                   room(out_ids.size()));
         if (between_ubatches) {
             between_ubatches();
         }
@@ -487,11 +496,16 @@ int32_t Session::seq_pos_max(int seq) const {
 
 size_t Session::compute_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
 
-// Of the weights: a state belongs to them, whatever file they are in.
-uint64_t Session::fingerprint() const { return model_->content_fingerprint(); }
+// A state belongs to weights, whatever file they are in.
+// Of the weights, and of whether full rows of K (bit 0) and V (bit 1) are rotated: the same layout, other numbers.
+uint64_t Session::fingerprint(unsigned rotated) const { return model_->content_fingerprint() ^ rotated; }
+
+unsigned Session::rotated() const {
+    return (constants_.hadamard_k != nullptr ? 1U : 0U) | (constants_.hadamard_v != nullptr ? 2U : 0U);
+}
 
 std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {
-    const uint64_t print = fingerprint();
+    const uint64_t print = fingerprint(rotated());
     const auto* p = reinterpret_cast<const uint8_t*>(&print);
     rows.insert(rows.begin(), p, p + sizeof print);
     return rows;
@@ -503,7 +517,14 @@ std::span<const uint8_t> Session::unsigned_state(std::span<const uint8_t> state)
         fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
     }
     std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t*>(&print));
-    if (print != fingerprint()) {
+    for (unsigned other = 0; other < 4; other++) {
+        if (other != rotated() && print == fingerprint(other)) {
+            fail("state",
+                 "expected full rows that are rotated as this session's, which they are where they are quantized; ",
+                 "got others; use the same --kv and --no-kv-rotate");
+        }
+    }
+    if (print != fingerprint(rotated())) {
         fail("state", "expected a state of ", model_->path(), "; got one of another model");
     }
     return state.subspan(sizeof print);
@@ -518,9 +539,9 @@ std::vector<uint8_t> Session::seq_state(int seq) const {
     return signed_state(cache_.save_sequence(seq));
 }
 
-void Session::set_seq_state(int seq, std::span<const uint8_t> state) {
+bool Session::set_seq_state(int seq, std::span<const uint8_t> state, bool convert) {
     check_seq(seq);
-    cache_.restore_sequence(seq, unsigned_state(state));
+    return cache_.restore_sequence(seq, unsigned_state(state), convert);
 }
 
 }  // namespace lkv

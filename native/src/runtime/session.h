@@ -68,6 +68,11 @@ public:
     // Errors: Error for a token, position or sequence out of range, a non-increasing position, or too few free cells.
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
+    // The same without room for all logits: where those of a ubatch go is asked before it is computed. room(n): [n, n_vocab]
+    using LogitsRoom = std::function<float*(size_t n)>;
+    void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
+                std::span<const uint8_t> output, const LogitsRoom& room,
+                const std::function<void()>& between_ubatches = {});
 
     void clear() { cache_.clear(); }
     // Of a sequence that goes on, layers with a window must have the rows that its next token sees (KvCache::ring): where they are
@@ -85,7 +90,8 @@ public:
     std::vector<uint8_t> state() const;
     void set_state(std::span<const uint8_t> state);
     std::vector<uint8_t> seq_state(int seq) const;
-    void set_seq_state(int seq, std::span<const uint8_t> state);
+    // convert: see KvCache::restore_sequence
+    bool set_seq_state(int seq, std::span<const uint8_t> state, bool convert = false);
 
 private:
     struct ThreadpoolDeleter {
@@ -98,7 +104,8 @@ private:
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                     std::span<const int32_t> out_ids, float* logits);
     void prefill_lazily(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                        std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches);
+                        std::span<const uint8_t> output, const LogitsRoom& room,
+                        const std::function<void()>& between_ubatches);
     bool starts_sequences(std::span<const int32_t> seq) const;
     size_t next_ubatch(std::span<const int32_t> seq) const;
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that want logits
@@ -107,7 +114,8 @@ private:
     // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
     void compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                  const KvCache& rows, const BatchSlots& batch);
-    uint64_t fingerprint() const;
+    unsigned rotated() const;
+    uint64_t fingerprint(unsigned rotated) const;
     std::vector<uint8_t> signed_state(std::vector<uint8_t> rows) const;
     std::span<const uint8_t> unsigned_state(std::span<const uint8_t> state) const;
 

@@ -15,6 +15,7 @@ from latentkv.errors import LatentKVError, expected
 
 if TYPE_CHECKING:
     from latentkv import _core
+    from latentkv.engine.store import PrefixStore
     from latentkv.server.serving import Serving
 
 _EPILOG = """examples:
@@ -35,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
         import uvicorn
 
         from latentkv.server.app import create_app
+        from latentkv.server.guard import hosts_of, is_loopback
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("latentkv"):
             raise
@@ -43,14 +45,19 @@ def main(argv: Sequence[str]) -> int:
     if args.keep and not args.context_shift:
         raise expected("--keep", "--context-shift beside it", "none")
     keys = _keys(args)
-    if args.host not in ("127.0.0.1", "localhost", "::1") and not keys:
+    if not is_loopback(args.host) and not keys:
         print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
     from latentkv import _core
 
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
     serving = _serving(args, model)
     app = create_app(
-        serving, api_keys=keys, origins=args.cors or (), max_bytes=args.max_body << 20, with_page=args.page
+        serving,
+        api_keys=keys,
+        origins=args.cors or (),
+        hosts=hosts_of(args.host, args.allowed_hosts or ()),
+        max_bytes=args.max_body << 20,
+        with_page=args.page,
     )
     print(_told(args, serving), file=sys.stderr)
     config = uvicorn.Config(
@@ -74,8 +81,9 @@ def main(argv: Sequence[str]) -> int:
 def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv import _core
     from latentkv.engine.engine import Engine
-    from latentkv.engine.scheduler import Scheduler, Shift
-    from latentkv.engine.store import PrefixStore
+    from latentkv.engine.reuse import Reuse
+    from latentkv.engine.scheduler import Scheduler
+    from latentkv.engine.shift import Shift
     from latentkv.master import planned
     from latentkv.prefix import Window
     from latentkv.sampling import SamplingOptions
@@ -87,6 +95,7 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     n_ctx = args.ctx_size or min(DEFAULT_CONTEXT, n_ctx_seq) * args.parallel
     cache = planned(model, options.cache_options(args))
     session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
+    sink = args.sink if args.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
     sampling = options.sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
@@ -97,14 +106,30 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
         n_ctx_seq=n_ctx_seq,
         window=Window.of(model.regions, args.recent, args.recent_ratio),
         last_n_tokens=args.repeat_last_n,
-        shift=Shift.of(model, args.keep) if args.context_shift else None,
-        store=PrefixStore(
-            f"{model.fingerprint} {cache}", args.cache_ram << 20, args.cache_dir, args.cache_dir_size << 20
-        ),
+        shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
+        reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
+        store=_store(args, model, cache),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
     return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict)
+
+
+def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) -> PrefixStore:
+    from latentkv.engine.store import PrefixStore
+
+    def of(names: Sequence[str]) -> str:
+        return repr({name: cache[name] for name in sorted(names) if name in cache})
+
+    places = ("sink", "recent", "recent_ratio", "prefill", "kv_rotate")
+    formats = ("kv", "kv_k", "kv_v", "k_plan", "v_plan", "kv_sink", "kv_recent")
+    return PrefixStore(
+        f"{model.fingerprint} {of(places)}",
+        args.cache_ram << 20,
+        args.cache_dir,
+        args.cache_dir_size << 20,
+        of(formats),
+    )
 
 
 def _told(args: argparse.Namespace, serving: Serving) -> str:
@@ -129,6 +154,14 @@ def _keys(args: argparse.Namespace) -> list[str]:
     if any(not key for key in keys):
         raise expected("--api-key", "a key", "''")
     return keys
+
+
+def _host(argument: str) -> str:
+    """An argparse type: a name or an address, without a port."""
+    name = text(argument).strip("[]")
+    if not name or "/" in name or name.count(":") == 1:
+        raise argparse.ArgumentTypeError(f"expected a name without a scheme and a port; got {argument!r}")
+    return name
 
 
 def _read(path: str | None) -> str | None:
@@ -195,6 +228,14 @@ def _add_server(group: Any) -> None:
         "--cors", action="append", type=text, metavar="ORIGIN", help="let pages of this origin call (*: all)"
     )
     group.add_argument(
+        "--allowed-hosts",
+        action="append",
+        type=_host,
+        metavar="NAME",
+        help="answer requests that call the server by this name too, without a port (*: any; default: any, "
+        "or this machine's names where --host is one)",
+    )
+    group.add_argument(
         "--max-body",
         type=number(ranges.Range(1, 1024)),
         default=16,
@@ -207,6 +248,14 @@ def _add_server(group: Any) -> None:
         default=600,
         metavar="S",
         help="seconds an idle connection stays open (default: 600)",
+    )
+    group.add_argument(
+        "--cache-reuse",
+        type=number(ranges.TOKENS),
+        default=0,
+        metavar="N",
+        help="move cached chunks of at least N tokens to where a prompt has them (default: 0, none; files "
+        "with --prefer size)",
     )
     group.add_argument(
         "--cache-ram",

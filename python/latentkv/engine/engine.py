@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from latentkv.answer import Piece
-from latentkv.engine.request import Request, Ticket
+from latentkv.engine.request import Request, StepError, Ticket
 from latentkv.engine.scheduler import Scheduler
 from latentkv.errors import LatentKVError
 
@@ -105,5 +105,5 @@ class Engine:
             return self.scheduler.step()
         except Exception as error:  # a bug: whoever waits is told, and later requests are answered
             traceback.print_exc()
-            self.scheduler.abandon(error)
+            self.scheduler.abandon(StepError.of(error))
             return True

@@ -7,8 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from latentkv.answer import Piece
+from latentkv.errors import LatentKVError
 from latentkv.sampling import SamplingOptions
 from latentkv.timings import Timings
+
+
+class StepError(LatentKVError):
+    """The model failed while it computed an answer: not the fault of who asked for it."""
+
+    @staticmethod
+    def of(error: Exception) -> StepError:
+        said = " ".join(str(error).split())
+        known = said if said.startswith("[") else f"{type(error).__name__}: {said}"
+        found = StepError(f"[engine] expected a step that runs; got {known}")
+        found.__cause__ = error
+        return found
 
 
 @dataclass(frozen=True)

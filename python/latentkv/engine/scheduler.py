@@ -11,18 +11,21 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.answer import Piece
-from latentkv.engine.request import Ticket
+from latentkv.engine.batch import Batch
+from latentkv.engine.request import StepError, Ticket
+from latentkv.engine.reuse import Move, Reuse
+from latentkv.engine.shift import Shift
 from latentkv.engine.slot import Job, Slot
 from latentkv.engine.store import PrefixStore
-from latentkv.errors import expected
-from latentkv.prefix import Window, kept
+from latentkv.errors import LatentKVError, expected
+from latentkv.prefix import Window, common, kept
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -49,54 +52,6 @@ class Counters:
     step_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Shift:
-    """Context shift: the first `n_keep` tokens stay."""
-
-    n_keep: int
-
-    @staticmethod
-    def of(model: _core.Model, n_keep: int) -> Shift:
-        """Raises LatentKVError where keys do not turn: their positions are in the cached rows."""
-        paths = sorted({layer["k"]["path"] for layer in model.layers} - {"rebuild"})
-        if paths:
-            hint = "convert with --prefer size, or leave it out"
-            raise expected("--context-shift", "K that is rebuilt at its position", f"K path {paths[0]}", hint)
-        return Shift(max(n_keep, model.regions["sink"]))
-
-
-@dataclass(frozen=True)
-class Part:
-    """`count` tokens of a slot, whose logits are rows first … last - 1."""
-
-    slot: Slot
-    count: int
-    first: int
-    last: int
-
-
-@dataclass
-class Batch:
-    """Tokens behind their sequences, [n] each."""
-
-    tokens: list[int] = field(default_factory=list)
-    seqs: list[int] = field(default_factory=list)
-    output: list[bool] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    n_rows: int = 0  # of logits
-
-    def add(self, slot: Slot, count: int) -> None:
-        assert slot.job is not None
-        part = slot.job.pending[:count]
-        is_whole = len(part) == len(slot.job.pending)
-        self.tokens += part
-        self.seqs += [slot.seq] * len(part)
-        flags = [True] * len(part) if slot.job.scores else [False] * (len(part) - 1) + [is_whole]
-        self.output += flags
-        self.parts.append(Part(slot, len(part), self.n_rows, self.n_rows + sum(flags)))
-        self.n_rows += sum(flags)
-
-
 class Scheduler:
     """Requests over the sequences of one session.
 
@@ -116,10 +71,12 @@ class Scheduler:
         last_n_tokens: int = 64,
         shift: Shift | None = None,
         store: PrefixStore | None = None,
+        reuse: Reuse | None = None,
     ) -> None:
         """n_ctx_seq: tokens that a sequence may have (None: all of the cache).
         shift: what becomes of a sequence that has as many (None: its answer ends).
         store: where sequences go that lose their place (None: they are forgotten).
+        reuse: of chunks further on in a sequence (None: what a prompt does not begin with is computed).
         """
         self.model, self.session, self.n_batch = model, session, n_batch
         self.n_ctx_seq = min(n_ctx_seq or session.n_ctx, session.n_ctx)
@@ -127,7 +84,7 @@ class Scheduler:
         self.slots = [Slot(seq) for seq in range(session.n_seq_max)]
         self.waiting: deque[Ticket] = deque()
         self.counters = Counters()
-        self.shift, self.store = shift, store
+        self.shift, self.store, self.reuse = shift, store, reuse
         self._is_lazy = session.prefill == "lazy"
         self._turn = 0
 
@@ -137,12 +94,18 @@ class Scheduler:
 
     def check(self, ticket: Ticket) -> None:
         """Raises LatentKVError for a prompt that no cache of this size can answer."""
-        n_ctx, prompt = self.n_ctx_seq, ticket.request.prompt
-        if not len(prompt):
+        if not len(ticket.request.prompt):
             raise expected("prompt", "at least one token", "none")
-        if len(prompt) >= n_ctx:
-            hint = "shorten it, or raise -c / n_ctx"
-            raise expected("context", f"a prompt of at most {n_ctx - 1} tokens", f"{len(prompt)}", hint)
+        self.check_length(len(ticket.request.prompt))
+
+    def check_length(self, count: int) -> None:
+        """Raises LatentKVError for a prompt of so many tokens that none is left to answer."""
+        if count >= self.n_ctx_seq:
+            raise self.too_long(f"{count}")
+
+    def too_long(self, got: str) -> LatentKVError:
+        hint = "shorten it, or raise -c / n_ctx"
+        return expected("context", f"a prompt of at most {self.n_ctx_seq - 1} tokens", got, hint)
 
     def submit(self, ticket: Ticket) -> None:
         self.waiting.append(ticket)
@@ -157,10 +120,9 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.step_tokens += len(batch.tokens)
         try:
-            logits = self.session.decode(batch.tokens, seq=batch.seqs, output=batch.output)
+            logits = self._decode(batch)
         except Exception as error:
-            for part in batch.parts:
-                self._fail(part.slot, error)
+            self._fail_all(batch, StepError.of(error))
             return True
         for part in batch.parts:
             assert part.slot.job is not None
@@ -169,8 +131,24 @@ class Scheduler:
             try:
                 self._advance(part.slot, logits[part.first : part.last])
             except Exception as error:
-                self._fail(part.slot, error)
+                self._fail(part.slot, _said(StepError.of(error)))
         return True
+
+    def _decode(self, batch: Batch) -> NDArray[np.float32]:
+        """Logits of what wanted them, [n, n_vocab]. Of a prompt that is scored and goes in one call only the
+        last, as all of them may be gigabytes."""
+        job = batch.parts[0].slot.job
+        if job is None or not job.scores or not self._is_lazy or len(batch.parts) > 1:
+            return self.session.decode(batch.tokens, seq=batch.seqs, output=batch.output)
+        last: list[NDArray[np.float32]] = []
+
+        def take(logits: NDArray[np.float32]) -> None:
+            job.score(logits)
+            last[:] = [logits[-1:].copy()]
+
+        self.session.decode(batch.tokens, seq=batch.seqs, output=batch.output, take=take)
+        batch.parts[0] = replace(batch.parts[0], last=1)
+        return last[0]
 
     def _advance(self, slot: Slot, logits: NDArray[np.float32]) -> None:
         """logits: [n, n_vocab] of what was evaluated and wanted them."""
@@ -203,10 +181,15 @@ class Scheduler:
                 batch.add(slot, 1)
         room = MIXED_CHUNK if batch.tokens else self.n_batch
         together = max(1, min(len(reading), room // LEAST_CHUNK))
+        scored = MIXED_CHUNK  # tokens of a step, of all prompts: the logits of each are a row of n_vocab
         for slot in reading[:together]:
             assert slot.job is not None
-            most = MIXED_CHUNK if slot.job.scores else room  # each of its logits is a row of n_vocab
-            batch.add(slot, min(most, room // together))
+            count = min(room // together, len(slot.job.pending))
+            if slot.job.scores:
+                count = min(count, scored)
+                scored -= count
+            if count:
+                batch.add(slot, count)
         return batch
 
     def abandon(self, error: Exception) -> None:
@@ -251,17 +234,21 @@ class Scheduler:
             return False
         most = max(self._kept(slot, prompt) for slot in idle)
         most = max(most, *(self._shared(slot, prompt) for slot in self.slots))
-        readers = (slot.job.ticket.request.prompt for slot in self.slots if slot.job and not slot.has_read)
-        return any(self._lendable(read, prompt) > most + TILE for read in readers)
+        readers = (slot for slot in self.slots if slot.job and not slot.has_read)
+        return any(self._lendable(slot, prompt) > most + TILE for slot in readers)
 
-    def _lendable(self, tokens: Sequence[int], prompt: Sequence[int]) -> int:
-        keep = kept(tokens, prompt, self.window, self._is_lazy)
+    def _lendable(self, slot: Slot, prompt: Sequence[int]) -> int:
+        """Of a slot that has read its prompt."""
+        assert slot.job is not None
+        keep = kept(slot.job.ticket.request.prompt, prompt, self.window, self._is_lazy)
+        if slot.shifted_at is not None:
+            keep = min(keep, slot.shifted_at)
         return keep if self.shift is None else min(keep, self.shift.n_keep)
 
     def _start(self, idle: list[Slot], ticket: Ticket) -> bool:
         """Gives the request a sequence, if there is room for it."""
         prompt = ticket.request.prompt
-        slot = max(idle, key=lambda each: (self._kept(each, prompt), not each.tokens, -each.used))
+        slot = max(idle, key=lambda each: (self._plan(each, prompt)[0], not each.tokens, -each.used))
         if ticket.request.scores_prompt:
             self._park(slot)
             keep = 0
@@ -303,10 +290,22 @@ class Scheduler:
         keep = self._kept(slot, prompt)
         return keep if self.shift is None else min(keep, self.shift.n_keep)
 
+    def _plan(self, slot: Slot, prompt: Sequence[int]) -> tuple[int, list[Move]]:
+        """How many of its tokens the prompt can go on from, and what has to move for that."""
+        keep = self._kept(slot, prompt)
+        if self.reuse is not None and len(slot.tokens) > keep:
+            start = common(slot.tokens, prompt)
+            if slot.shifted_at is not None:
+                start = min(start, slot.shifted_at)
+            moves = self.reuse.moves(slot.tokens, prompt, start, slot.lent)
+            if moves and (more := self.reuse.kept(moves, len(slot.tokens), self.window)) > keep:
+                return more, moves
+        return keep, []
+
     def _rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
         """Leaves in the slot what the prompt can go on from, or takes it from another one, as a token may
         belong to several sequences. Returns how many tokens that are."""
-        keep = self._kept(slot, prompt)
+        keep, moves = self._plan(slot, prompt)
         other = max(self.slots, key=lambda each: self._shared(each, prompt))
         shared = self._shared(other, prompt)
         if self.store is not None and self._restored(slot, prompt, max(keep, shared) + TILE):
@@ -317,16 +316,41 @@ class Scheduler:
             with contextlib.suppress(ValueError):
                 self.session.seq_cp(other.seq, slot.seq, 0, shared)
                 slot.tokens = other.tokens[:shared]
+                slot.lent, other.lent = shared, max(other.lent, shared)
         elif keep < len(slot.tokens):
             if len(slot.tokens) - keep >= LEAST_PARKED:
                 self._save(slot)
-            self._cut(slot, keep)
+            if self._moved(slot, moves):
+                self._cut(slot, keep)
         return len(slot.tokens)
+
+    def _moved(self, slot: Slot, moves: Sequence[Move]) -> bool:
+        """Moves chunks to their new positions; what stands between them is forgotten. False, and so is all:
+        layers with a sliding window have no rows of what comes into sight."""
+        for move in moves:
+            try:
+                is_whole = self.session.seq_rm(slot.seq, move.to, move.first)
+                end = move.first + move.count
+                if is_whole and move.first > move.to:
+                    self.session.seq_add(slot.seq, move.first, end, move.to - move.first)
+            except ValueError:
+                is_whole = False
+            if not is_whole:
+                self._forget(slot)
+                return False
+            chunk = slot.tokens[move.first : end]
+            slot.tokens[move.to : move.to + move.count] = chunk  # never behind where it was
+        if moves:
+            slot.shifted_at = moves[0].to
+            slot.lent = min(slot.lent, moves[0].to)
+        return True
 
     def _cut(self, slot: Slot, keep: int) -> None:
         if keep > 0 and self.session.seq_rm(slot.seq, keep, -1):
             del slot.tokens[keep:]
-            slot.shifted_at = None
+            if slot.shifted_at is not None and slot.shifted_at >= keep:
+                slot.shifted_at = None
+            slot.lent = min(slot.lent, keep)
         else:
             self._forget(slot)
 
@@ -338,7 +362,7 @@ class Scheduler:
         key, worth = self.store.best(lambda tokens: kept(tokens, prompt, self.window, self._is_lazy))
         if worth < least:
             return False
-        tokens = self.store.tokens(key)
+        tokens, is_own = self.store.tokens(key), self.store.is_own(key)
         if self._promised() + len(tokens) > self.session.n_ctx:
             return False
         rows = self.store.take(key)  # before others go to the store, which may push it out
@@ -348,9 +372,14 @@ class Scheduler:
         if not self._make_room(slot, len(tokens)):
             return False
         try:
-            self.session.set_seq_state(slot.seq, rows)
-        except ValueError:  # no room in a region that others fill: all is computed
+            is_coded = self.session.set_seq_state(slot.seq, rows, convert=True)
+        except ValueError as error:  # no room in a region that others fill: all is computed
+            if not is_own:
+                self.store.pass_over(key)
+                _note(f"{len(tokens)} tokens that are kept in other row formats are computed anew: {error}")
             return False
+        if is_coded:
+            _note(f"{len(tokens)} tokens were kept in finer row formats, and are coded anew: bits are lost")
         slot.tokens = list(tokens)
         self._cut(slot, worth)
         self.counters.restored_tokens += len(slot.tokens)
@@ -443,9 +472,22 @@ class Scheduler:
         self._forget(slot)
         ticket.fail(error)
 
+    def _fail_all(self, batch: Batch, error: StepError) -> None:
+        """Of a call that failed. Others go on, and what they hold stays."""
+        _said(error)
+        for part in batch.parts:
+            self._fail(part.slot, error)
+        # rows of a sliding window may have gone before the call failed: then no sequence can be taken out
+        if not all(self.session.seq_rm(part.slot.seq) for part in batch.parts):
+            for slot in self.running:
+                self._fail(slot, error)
+            self.session.clear()
+            for slot in self.slots:
+                slot.tokens, slot.shifted_at, slot.lent = [], None, 0
+
     def _forget(self, slot: Slot) -> None:
         self.session.seq_rm(slot.seq)
-        slot.tokens, slot.shifted_at = [], None
+        slot.tokens, slot.shifted_at, slot.lent = [], None, 0
 
     def _touch(self, slot: Slot) -> None:
         self._turn += 1
@@ -454,3 +496,13 @@ class Scheduler:
 
 def _age(slot: Slot) -> int:
     return slot.used
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def _said(error: StepError) -> StepError:
+    """Whoever runs the server reads of it too."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return error

@@ -44,6 +44,12 @@ class Job:
         """Whether it wants logits of every token that it reads now."""
         return self._prompt is not None and not self.has_read
 
+    def score(self, logits: NDArray[np.float32]) -> None:
+        """Takes the logits [n, n_vocab] of the next n tokens of a prompt that is scored; those behind its end
+        are left."""
+        assert self._prompt is not None
+        self._prompt.add(logits)
+
     def read(self, logits: NDArray[np.float32]) -> Piece | None:
         """Takes the logits [n, n_vocab] of n prompt tokens; the scored prompt after the last of them."""
         if self.has_read:
@@ -51,7 +57,7 @@ class Job:
         if self._prompt is None:
             is_all = self.limit == 0 and not self.pending
             return Piece("", (), "length") if is_all else None
-        self._prompt.add(logits)
+        self.score(logits)
         if self.pending:
             return None
         piece = self._prompt.piece()
@@ -145,7 +151,8 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     job: Job | None = None
     used: int = 0  # when it last had a job, in jobs
-    shifted_at: int | None = None  # tokens from here on were computed behind some that a shift forgot
+    shifted_at: int | None = None  # tokens from here on were computed behind some that are gone
+    lent: int = 0  # of its tokens, how many another sequence may hold too
 
     @property
     def has_read(self) -> bool:

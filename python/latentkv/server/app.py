@@ -21,11 +21,13 @@ def create_app(
     *,
     api_keys: Sequence[str] = (),
     origins: Sequence[str] = (),
+    hosts: Sequence[str] = ("*",),
     max_bytes: int = MAX_BYTES,
     with_page: bool = True,
 ) -> FastAPI:
     """api_keys: one of them is asked of every request but /health and the page. origins: of other pages that
-    may call ("*": all). When the app ends, so does the engine."""
+    may call ("*": all). hosts: names that requests may call the server by ("*": any). When the app ends, so
+    does the engine."""
     from latentkv.version import version
 
     @contextlib.asynccontextmanager
@@ -46,7 +48,7 @@ def create_app(
     routers = [chat.router, completions.router, native.router, metrics.router, refused.router]
     for router in routers + ([page.router] if with_page else []):
         app.include_router(router)
-    app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes, origins=origins)
+    app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes, origins=origins, hosts=hosts)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]

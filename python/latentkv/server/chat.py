@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
+from starlette.concurrency import run_in_threadpool
 
 from latentkv.chat import ChatShape
-from latentkv.chat_prompt import chat_request
+from latentkv.chat_prompt import ChatPrompt, chat_request
 from latentkv.engine.request import Request
 from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
 from latentkv.server.completions import timings_of, usage_of
@@ -24,35 +25,11 @@ router = APIRouter()
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, Depends(serving_of)]) -> Any:
     serving.check_model(body.model)
-    use = body.use()
-    sampling = body.sampling(serving.sampling)
-    prompt = chat_request(
-        serving.model,
-        serving.template,
-        body.messages,
-        use,
-        sampling.grammar,
-        body.response_format,
-        parallel_tool_calls=body.parallel_tool_calls,
-        chat_template_kwargs=body.chat_template_kwargs,
-        continue_final_message=body.continue_final_message or None,
-        reasoning_format=body.reasoning_format,
-    )
-    requests = [
-        Request(
-            prompt.tokens,
-            replace(body.sampling(serving.sampling, choice), grammar=prompt.grammar),
-            max_tokens=body.limit(serving.n_predict),
-            stop=body.stops() + prompt.stop,
-            logprobs=body.rivals(),
-            ignore_eos=body.ignore_eos,
-            shown=prompt.shown,
-        )
-        for choice in range(body.n)
-    ]
+    # a template and its tokens take seconds, of a chat of megabytes
+    prompt, requests = await run_in_threadpool(asked, body, serving)
     answers = serving.answering(requests)
     shapes = [
-        ChatShape(serving.name, prompt.parser, body.rivals() is not None, index, use.as_function)
+        ChatShape(serving.name, prompt.parser, body.rivals() is not None, index, body.use().as_function)
         for index in range(body.n)
     ]
     for shape in shapes:
@@ -69,6 +46,37 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
         "usage": usage_of(answers, body.n),
         "timings": timings_of(answers),
     }
+
+
+def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
+    """The prompt, and a request for each of n answers."""
+    serving.check_messages(body.messages)
+    sampling = body.sampling(serving.sampling)
+    prompt = chat_request(
+        serving.model,
+        serving.template,
+        body.messages,
+        body.use(),
+        sampling.grammar,
+        body.response_format,
+        serving.check_length,
+        parallel_tool_calls=body.parallel_tool_calls,
+        chat_template_kwargs=body.chat_template_kwargs,
+        continue_final_message=body.continue_final_message or None,
+        reasoning_format=body.reasoning_format,
+    )
+    return prompt, [
+        Request(
+            prompt.tokens,
+            replace(body.sampling(serving.sampling, choice), grammar=prompt.grammar),
+            max_tokens=body.limit(serving.n_predict),
+            stop=body.stops() + prompt.stop,
+            logprobs=body.rivals(),
+            ignore_eos=body.ignore_eos,
+            shown=prompt.shown,
+        )
+        for choice in range(body.n)
+    ]
 
 
 async def stream(

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 
 from latentkv.answer import Piece
 from latentkv.completion import CompletionShape, usage
@@ -25,6 +27,25 @@ async def completions(
     body: CompletionBody, http: HttpRequest, serving: Annotated[Serving, Depends(serving_of)]
 ) -> Any:
     serving.check_model(body.model)
+    requests, texts = await run_in_threadpool(asked, body, serving)
+    answers = serving.answering(requests)
+    shapes = [
+        CompletionShape(serving.name, len(text), body.logprobs is not None, index)
+        for index, text in enumerate(texts)
+    ]
+    for shape in shapes:
+        shape.head = shapes[0].head  # one answer has one id
+    if body.echo and body.logprobs is None:
+        answers = [answer.after(text) for answer, text in zip(answers, texts, strict=True)]
+    if not body.stream:
+        pieces = await unless_gone(http, wholes(answers))
+        # scores of a long prompt are megabytes of JSON
+        return await run_in_threadpool(lambda: JSONResponse(whole(shapes, pieces, answers, body.n)))
+    return events(stream(shapes, answers, body), answers)
+
+
+def asked(body: CompletionBody, serving: Serving) -> tuple[list[Request], list[str]]:
+    """A request for each of n answers to every prompt, and the text that an echo begins it with."""
     prompts = [serving.tokens(prompt) for prompt in body.prompts()]
     requests = [
         Request(
@@ -39,20 +60,8 @@ async def completions(
         for prompt in prompts
         for choice in range(body.n)
     ]
-    answers = serving.answering(requests)
     texts = [serving.text(prompt) if body.echo else "" for prompt in prompts for _ in range(body.n)]
-    shapes = [
-        CompletionShape(serving.name, len(text), body.logprobs is not None, index)
-        for index, text in enumerate(texts)
-    ]
-    for shape in shapes:
-        shape.head = shapes[0].head  # one answer has one id
-    if body.echo and body.logprobs is None:
-        answers = [answer.after(text) for answer, text in zip(answers, texts, strict=True)]
-    if not body.stream:
-        pieces = await unless_gone(http, wholes(answers))
-        return whole(shapes, pieces, answers, body.n)
-    return events(stream(shapes, answers, body), answers)
+    return requests, texts
 
 
 def whole(

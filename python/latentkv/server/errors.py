@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from latentkv import _core
 from latentkv.engine.engine import Closed
+from latentkv.engine.request import StepError
 from latentkv.errors import LatentKVError
 
 _TYPES = {
@@ -45,6 +46,8 @@ def of(error: Exception) -> Refused:
         return error
     if isinstance(error, Closed):
         return Refused(503, str(error))
+    if isinstance(error, StepError):
+        return Refused(500, str(error))
     if isinstance(error, LatentKVError | _core.Error):
         message = str(error)
         is_long = message.startswith("[context]")

@@ -1,10 +1,12 @@
-"""What a request meets before its route: a key, and a limit of its body's size. Plain ASGI, so that streams
-pass untouched."""
+"""What a request meets before its route: the name it called, a key, and a limit of its body's size. Plain
+ASGI, so that streams pass untouched."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -17,17 +19,29 @@ OPEN = ("/", "/health", "/v1/health")  # need no key, as in llama.cpp; nor does 
 
 class Guard:
     def __init__(
-        self, app: ASGIApp, keys: Sequence[str], max_bytes: int, origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        max_bytes: int,
+        origins: Sequence[str] = (),
+        hosts: Sequence[str] = ("*",),
     ) -> None:
-        """origins: of other pages that may call ("*": all)."""
+        """origins: of other pages that may call ("*": all). hosts: names that a request may call the server
+        by, without a port ("*": any)."""
         self.app, self.keys, self.max_bytes = app, [key.encode() for key in keys], max_bytes
         self.origins = frozenset(origins)
+        self.hosts = frozenset(host.lower().strip("[]") for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if not self._is_called_by_name(headers.get("host")):
+            got = headers["host"][:255]
+            said = f"[host] expected a name of this server; got {got!r}; allow it with --allowed-hosts"
+            await errors.response(403, said)(scope, receive, send)
+            return
         if not self._is_at_home(headers):
             said = f"[origin] expected a page of this server; got {headers['origin']}; allow it with --cors"
             await errors.response(403, said)(scope, receive, send)
@@ -52,6 +66,17 @@ class Guard:
 
         await self.app(scope, limited, send)
 
+    def _is_called_by_name(self, host: str | None) -> bool:
+        """A page whose own name was made to lead to this address is of this origin, for its browser, and
+        calls the server by that name (DNS rebinding). Starlette's TrustedHostMiddleware answers in plain
+        text."""
+        if host is None or "*" in self.hosts:  # browsers always send one
+            return True
+        try:
+            return urlsplit(f"//{host}").hostname in self.hosts
+        except ValueError:  # half of an IPv6 address
+            return False
+
     def _is_at_home(self, headers: Headers) -> bool:
         """No page of another origin: a browser sends a plain POST of one without asking first."""
         origin = headers.get("origin")
@@ -71,3 +96,19 @@ class Guard:
 
     def _limit(self) -> str:
         return f"expected a body of at most {self.max_bytes} bytes; got more"
+
+
+def is_loopback(bound: str) -> bool:
+    """Whether only this machine reaches a server at this address."""
+    try:
+        return bound == "localhost" or ip_address(bound).is_loopback
+    except ValueError:
+        return False
+
+
+def hosts_of(bound: str, more: Sequence[str] = ()) -> list[str]:
+    """Names that a server at this address may be called by: if only this machine reaches it, those of this
+    machine and `more`; else the address and `more`, or any."""
+    if is_loopback(bound):
+        return ["localhost", "127.0.0.1", "::1", bound, *more]
+    return [bound, *more] if more else ["*"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
 
 from latentkv.engine.scheduler import Scheduler
 from latentkv.server.schemas import DetokenizeBody, TokenizeBody
@@ -33,18 +34,22 @@ async def model(name: str, serving: Served) -> dict[str, Any]:
     return _model(serving)
 
 
+# Not async: these run on a thread, their JSON is made there, and other requests go on meanwhile.
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, serving: Served) -> dict[str, Any]:
-    tokens = serving.model.tokenize(utf8(body.content, "content"), body.add_special, body.parse_special)
+def tokenize(body: TokenizeBody, serving: Served) -> JSONResponse:
+    text = utf8(body.content, "content")
+    serving.check_length(len(text))
+    tokens = serving.model.tokenize(text, body.add_special, body.parse_special)
     if not body.with_pieces:
-        return {"tokens": tokens}
-    return {"tokens": [{"id": token, "piece": _piece(serving, token)} for token in tokens]}
+        return JSONResponse({"tokens": tokens})
+    return JSONResponse({"tokens": [{"id": token, "piece": _piece(serving, token)} for token in tokens]})
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, serving: Served) -> dict[str, str]:
+def detokenize(body: DetokenizeBody, serving: Served) -> JSONResponse:
     tokens = serving.tokens(body.tokens)
-    return {"content": serving.model.detokenize(tokens, True).decode("utf-8", errors="replace")}
+    text = serving.model.detokenize(tokens, True)
+    return JSONResponse({"content": text.decode("utf-8", errors="replace")})
 
 
 @router.get("/props")

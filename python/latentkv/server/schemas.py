@@ -134,7 +134,14 @@ class Sampled(Body):
 
 
 class CompletionBody(Sampled):
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    # each kind ends with its first item of another: the errors of millions take seconds
+    prompt: Annotated[
+        Text
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Text], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)],
+        Field(union_mode="left_to_right"),
+    ]
     max_tokens: int | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
@@ -173,7 +180,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class ChatBody(Sampled):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,11 +13,11 @@ from fastapi import Request as HttpRequest
 from latentkv import _core
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
-from latentkv.errors import expected
+from latentkv.engine.scheduler import Scheduler
 from latentkv.sampling import SamplingOptions
 from latentkv.server import errors
 from latentkv.server.answering import Answering
-from latentkv.template import ChatTemplate
+from latentkv.template import ChatTemplate, content_text
 from latentkv.text import utf8
 
 
@@ -40,10 +40,11 @@ class Serving:
     def tokens(self, prompt: str | Sequence[int], special: bool = True) -> list[int]:
         if isinstance(prompt, str):
             text = utf8(prompt, "prompt")
-            self.check_length(text)
+            self.check_length(len(text))
             found = list(self.model.tokenize(text, True, special))
             # an empty text in a vocabulary without a start token
             return found or [max(self.model.token_bos(), self.model.token_eos())]
+        self.scheduler.check_length(len(prompt))
         outside = [token for token in prompt if not 0 <= token < self.model.n_vocab]
         if outside:
             raise errors.Refused(
@@ -51,15 +52,21 @@ class Serving:
             )
         return list(prompt)
 
-    def check_length(self, text: bytes) -> None:
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.engine.scheduler
+
+    def check_length(self, n_bytes: int) -> None:
         """Raises LatentKVError for a text that no context holds, before its tokens are found: of megabytes
         that takes seconds."""
-        n_ctx = self.engine.scheduler.n_ctx_seq
-        if len(text) > n_ctx * self.longest_piece:
-            got = f"a text of {len(text)} bytes"
-            raise expected(
-                "context", f"a prompt of at most {n_ctx - 1} tokens", got, "shorten it, or raise -c"
-            )
+        if n_bytes > self.scheduler.n_ctx_seq * self.longest_piece:
+            raise self.scheduler.too_long(f"a text of {n_bytes} bytes")
+
+    def check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """The same for a chat, before its template is filled in."""
+        if len(messages) > self.scheduler.n_ctx_seq:
+            raise self.scheduler.too_long(f"{len(messages)} messages")
+        self.check_length(sum(len(content_text(message.get("content"))) for message in messages))
 
     @cached_property
     def longest_piece(self) -> int:

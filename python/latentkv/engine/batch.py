@@ -1,0 +1,39 @@
+"""The tokens of one decode call, and whose they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from latentkv.engine.slot import Slot
+
+
+@dataclass(frozen=True)
+class Part:
+    """`count` tokens of a slot, whose logits are rows first … last - 1."""
+
+    slot: Slot
+    count: int
+    first: int
+    last: int
+
+
+@dataclass
+class Batch:
+    """Tokens behind their sequences, [n] each."""
+
+    tokens: list[int] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    output: list[bool] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    n_rows: int = 0  # of logits
+
+    def add(self, slot: Slot, count: int) -> None:
+        assert slot.job is not None
+        part = slot.job.pending[:count]
+        is_whole = len(part) == len(slot.job.pending)
+        self.tokens += part
+        self.seqs += [slot.seq] * len(part)
+        flags = [True] * len(part) if slot.job.scores else [False] * (len(part) - 1) + [is_whole]
+        self.output += flags
+        self.parts.append(Part(slot, len(part), self.n_rows, self.n_rows + sum(flags)))
+        self.n_rows += sum(flags)

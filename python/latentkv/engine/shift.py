@@ -1,0 +1,33 @@
+"""Tokens that change their positions in the cache, which keys have to allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from latentkv.errors import expected
+
+if TYPE_CHECKING:
+    from latentkv import _core
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What becomes of a sequence at the end of its context: the first `n_keep` tokens stay, half of the
+    others are forgotten."""
+
+    n_keep: int
+
+    @staticmethod
+    def of(model: _core.Model, n_keep: int, sink: int = 0) -> Shift:
+        """Raises LatentKVError where keys do not turn: their positions are in the cached rows."""
+        require_turning_keys("--context-shift", model)
+        return Shift(max(n_keep, sink))
+
+
+def require_turning_keys(where: str, model: _core.Model) -> None:
+    """Raises LatentKVError where the positions of keys are in the cached rows."""
+    paths = sorted({layer["k"]["path"] for layer in model.layers} - {"rebuild"})
+    if paths:
+        hint = "convert with --prefer size, or leave it out"
+        raise expected(where, "K that is rebuilt at its position", f"K path {paths[0]}", hint)
