@@ -14,7 +14,7 @@ from latentkv.text import utf8
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
-    from latentkv.llama import Llama
+    from latentkv.open_model import OpenModel
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -121,7 +121,7 @@ def chat_request(
     )
 
 
-def chat_prompt(llama: Llama, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+def chat_prompt(llama: OpenModel, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
     """The tokens of a conversation that waits for an answer."""
     return chat_request(llama.model, llama.chat_template, messages, ToolUse.of(tools, None)).tokens
 

@@ -86,9 +86,7 @@ def test_fused_can_be_required(converted: Any, plain: Any) -> None:
     from latentkv import _core
 
     assert "fused cpu" in session(plain, require_fused=True).implementations["latent_attn"]
-    with pytest.raises(
-        ValueError, match=r"^\[require_fused\] expected fused attention on the CPU; got"
-    ):
+    with pytest.raises(ValueError, match=r"^\[require_fused\] expected fused attention on the CPU; got"):
         session(plain, implementation="reference", require_fused=True)
     if _core.build_info()["cuda"]:
         pytest.skip("a build with CUDA: the GPU that is asked for may be there")
