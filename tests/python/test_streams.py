@@ -1,4 +1,4 @@
-"""A stream goes on whatever other calls come between its steps: interleaved answers are those computed alone."""
+"""A stream goes on whatever other calls come between its steps: interleaved, as computed alone."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_a_stream_that_is_over_leaves_nothing_behind(llm: Any) -> None:
     next(first), next(second)
     list(second)
     first.close()  # type: ignore[attr-defined]
-    assert not llm._set_aside and llm.is_held_by(None)
+    assert not llm._set_aside
+    assert llm.is_held_by(None)
     third = streamed(llm, PROMPTS[2])
     next(third)
     assert llm.eval_tokens[: len(llm.tokenize(PROMPTS[2].encode()))] == llm.tokenize(PROMPTS[2].encode())
