@@ -3,6 +3,7 @@ read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ class ToolUse:
     tools: Tools = ()
     choice: str = "auto"
     as_function: bool = False  # asked for by functions and function_call, and answered in that shape too
+    is_named: bool = False  # one function, called once
 
     @staticmethod
     def of(
@@ -55,7 +57,7 @@ def _tool_use(tools: list[Mapping[str, Any]], choice: Any, where: str, as_functi
         if not named:
             known = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools) or "none"
             raise expected(where, f"a function of {known}", repr(name))
-        return ToolUse(named[:1], "required", as_function)
+        return ToolUse(named[:1], "required", as_function, is_named=True)
     if choice not in (None, "auto", "none", "required") or (choice == "required" and not tools):
         raise expected(where, "None, 'none', 'auto', 'required' with tools, or a function", repr(choice))
     return ToolUse(tools, choice or "auto", as_function)
@@ -96,6 +98,8 @@ def chat_request(
         )
     if grammar is not None and (offered or schema is not None):
         raise expected("grammar", "no tools and no response_format beside it", "both")
+    if use.is_named and options.get("parallel_tool_calls") is None:
+        options["parallel_tool_calls"] = False
     rendered = template.apply(
         messages,
         tools=list(offered) or None,
@@ -112,12 +116,26 @@ def chat_request(
             "one whose calls it does not know",
             "pass chat_format='chatml-function-calling'",
         )
+    if rendered.grammar is not None and use.choice == "required":
+        grammar = called_at_once(rendered.grammar, once=options.get("parallel_tool_calls") is False)
     return ChatPrompt(
         tokens=list(model.tokenize(utf8(rendered.text, "prompt"), True, True)),
-        grammar=rendered.grammar or grammar,
+        grammar=grammar or rendered.grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
         parser=rendered.parser,
+    )
+
+
+def called_at_once(grammar: LlamaGrammar, once: bool = False) -> LlamaGrammar:
+    """llama.cpp's grammar of a required call, without the text that it lets a model write before, which a
+    small model never ends. Thoughts may still come first. `once`: nor calls behind the first, which it
+    allows where a template marks each by itself."""
+    text = re.sub(r"^(root ::= .*?)until-\d+\? (?=tool-calls?$)", r"\1", grammar.text, flags=re.MULTILINE)
+    if once:
+        text = re.sub(r"^tool-calls ::= \(tool-call space\)\+$", "tool-calls ::= tool-call", text, flags=re.M)
+    return LlamaGrammar(
+        text, grammar.root, lazy=grammar.lazy, triggers=grammar.triggers, prefix=grammar.prefix
     )
 
 
