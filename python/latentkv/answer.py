@@ -101,12 +101,13 @@ class Answer:
     def _until_the_end(self) -> Iterator[Piece]:
         self._loop.start(self._prompt)
         while True:
-            token = self._loop.next()
+            token = self._loop.next(self.limit - self.completion_tokens)
             if self._model.model.is_eog(token):
                 yield self._text.end("stop")
                 return
             self.completion_tokens += 1
             piece = self._piece(token)
+            self._loop.wrote(piece)
             logits = None if self._options.logprobs is None else self._loop.logits
             shown = self._text.push(self._score(token, piece, self._text.length, logits))
             if shown.finish_reason is not None:

@@ -116,6 +116,8 @@ def chat_request(
             "one whose calls it does not know",
             "pass chat_format='chatml-function-calling'",
         )
+    if rendered.grammar is not None and schema is not None and not offered:
+        rendered.grammar.json_schema = schema
     if rendered.grammar is not None and use.choice == "required":
         grammar = called_at_once(rendered.grammar, once=options.get("parallel_tool_calls") is False)
     return ChatPrompt(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.closing import JsonClosing, closing_of
 from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
 from latentkv.sampling import SamplingOptions, require_tfs_off, server_options
@@ -73,11 +74,12 @@ class TokenLoop:
         processor: LogitsProcessor | None = None,
         draft: DraftModel | None = None,
         last_n: int = 64,
+        closing: JsonClosing | None = None,
     ) -> None:
         """last_n: tokens of the prompt that the sampler's penalties see."""
         self.timings = Timings()
         self._cached, self._sampler, self._processor = cached, sampler, processor
-        self._draft, self._last_n = draft, last_n
+        self._draft, self._last_n, self._closing = draft, last_n, closing
         self._ahead: list[int] = []
         self._rows: NDArray[np.float32] | None = None  # [1 + guesses, n_vocab]
 
@@ -113,18 +115,25 @@ class TokenLoop:
         for token in prompt[max(0, len(prompt) - self._last_n) :]:
             self._sampler.accept(token, in_grammar=False)
 
-    def next(self) -> int:
-        """Samples after the last token."""
+    def next(self, left: int | None = None) -> int:
+        """Samples after the last token. left: how many tokens may still come, this one among them."""
         self.hold()
         begin = time.perf_counter()
         logits = self.logits
         if self._processor is not None:
             logits = np.ascontiguousarray(self._processor(self.input_ids, logits.copy()), dtype=np.float32)
             self.hold()  # a processor may have made calls of its own
+        if self._closing is not None and left is not None:
+            logits = self._closing.applied(logits, left)
         token = self._sampler.sample(logits)
         self._sampler.accept(token)
         self.timings.predicted_s += time.perf_counter() - begin
         return token
+
+    def wrote(self, piece: bytes) -> None:
+        """The text of what was sampled."""
+        if self._closing is not None:
+            self._closing.push(piece)
 
     def push(self, tokens: Sequence[int]) -> None:
         """Evaluates sampled (or given) tokens."""
@@ -248,7 +257,8 @@ def token_loop(
     model: OpenModel, options: SamplingOptions, processor: LogitsProcessor | None = None
 ) -> TokenLoop:
     sampler = options.sampler(model.model)
-    return TokenLoop(model, sampler, processor, model.draft_model, model.last_n_tokens_size)
+    closing = closing_of(model.model, options.grammar)
+    return TokenLoop(model, sampler, processor, model.draft_model, model.last_n_tokens_size, closing)
 
 
 @in_turn
