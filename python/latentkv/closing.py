@@ -72,7 +72,7 @@ class JsonClosing:
 
     def applied(self, logits: NDArray[np.float32], left: int) -> NDArray[np.float32]:
         """logits [n_vocab] of the next token, with `left` tokens that may still come, it among them."""
-        # keys need not be written in the fewest tokens
+        # what must come is not cut into tokens as it is alone
         if left > _SLACK + 1.5 * self._n_due + _PER_BRACKET * max(0, self._depth):
             return logits
         return logits + self._bias
@@ -141,15 +141,17 @@ _biases: WeakKeyDictionary[_core.Model, NDArray[np.float32]] = WeakKeyDictionary
 
 def _bias(model: _core.Model) -> NDArray[np.float32]:
     """Of every token [n_vocab]: what makes it the likeliest of those that may come."""
-    bias = np.zeros(model.n_vocab, np.float32)
+    pieces = [model.token_to_piece(token) for token in range(model.n_vocab)]
+    # what must come, as the name of a key, in few tokens
+    bias = np.array(
+        [-_STEP if piece.isspace() else 10.0 * min(len(piece), 50) for piece in pieces], np.float32
+    )
     for i, sign in enumerate(_CLOSERS):
         token = _token_of(model, bytes([sign]))
         if token is not None:
             bias[token] = (len(_CLOSERS) - i) * _STEP
     ends = [token for token in range(model.n_vocab) if model.is_eog(token)]
     bias[ends] = (len(_CLOSERS) + 1) * _STEP
-    pieces = (model.token_to_piece(token) for token in range(model.n_vocab))
-    bias[[token for token, piece in enumerate(pieces) if piece.isspace()]] = -_STEP
     return bias
 
 
