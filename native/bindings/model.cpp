@@ -161,7 +161,7 @@ py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const st
     options.n_ubatch = n_ubatch;
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
     py::dict out = kv_bytes_dict(cache.bytes());
-    out["weights"] = model.size_bytes();
+    out["weights"] = model.resident_bytes();
     out["compute"] = lkv::forecast_compute_bytes(model, options);
     out["prefill"] = lkv::forecast_prefill_bytes(model, options);
     return out;
@@ -195,13 +195,13 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
 void bind_model(py::module_& module) {
     py::class_<Model, std::shared_ptr<Model>>(module, "Model")
         .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers, bool use_mmap,
-                         bool vocab_only) {
+                         bool vocab_only, bool describe_only) {
                  const py::gil_scoped_release release;
-                 return std::make_shared<Model>(path,
-                                                lkv::ModelOptions{latent_path, use_mmap, vocab_only, n_gpu_layers});
+                 return std::make_shared<Model>(
+                     path, lkv::ModelOptions{latent_path, use_mmap, vocab_only, n_gpu_layers, describe_only});
              }),
              py::arg("path"), py::kw_only(), py::arg("latent_path") = "", py::arg("n_gpu_layers") = 0,
-             py::arg("use_mmap") = true, py::arg("vocab_only") = false)
+             py::arg("use_mmap") = true, py::arg("vocab_only") = false, py::arg("describe_only") = false)
         .def_property_readonly("metadata", &metadata)
         .def_property_readonly("n_vocab",
                                [](const Model& m) {

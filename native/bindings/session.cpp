@@ -159,9 +159,7 @@ void bind_session(py::module_& module) {
                      lkv::fail("implementation", "expected fused or reference; got ", lkv::quoted(implementation));
                  }
                  options.fused = implementation == "fused";
-                 if (require_fused && !options.fused) {
-                     lkv::fail("implementation", "expected fused, as require_fused is set; got reference");
-                 }
+                 options.require_fused = require_fused;
                  return new PySession{Session(model, options)};
              }),
              py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,

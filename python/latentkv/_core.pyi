@@ -41,7 +41,10 @@ class Model:
         n_gpu_layers: int = 0,
         use_mmap: bool = True,
         vocab_only: bool = False,
-    ) -> None: ...
+        describe_only: bool = False,
+    ) -> None:
+        """describe_only: sizes and forecasts alone, and with n_gpu_layers those of a GPU, which need not be
+        there. Weights stay in the file; no session runs on it."""
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Every GGUF key (arrays as lists; tokenizer arrays longer than 64 entries as their length)."""
@@ -105,8 +108,9 @@ class Model:
         n_seq_max: int = 1,
         n_ubatch: int = 512,
     ) -> dict[str, Any]:
-        """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights", "compute" and "prefill":
-        what a prompt of n_ctx tokens takes beside them while it is prefilled lazily, 0 when eager."""
+        """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights" (on a GPU without the
+        token table, unless it is the output too), "compute" and "prefill": what a prompt of n_ctx tokens
+        takes beside them while it is prefilled lazily, 0 when eager."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...
@@ -161,7 +165,8 @@ class Session:
         prefill: "lazy": a decode() call in which every sequence starts attends to exact K and V, layer by
         layer, and its rows are compressed when they are written; "eager": tokens see the compressed past
         ("" = the file's default). Refused where exact K and V are not in the file.
-        implementation: "fused" or "reference" (stock ggml ops)."""
+        implementation: "fused" or "reference" (stock ggml ops). require_fused: refused where attention would
+        not run fused on the device that the model was asked to run on."""
     @property
     def n_ctx(self) -> int: ...
     @property

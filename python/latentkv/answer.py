@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
-from latentkv.generation import LogitsProcessor, StoppingCriteria, TokenLoop
+from latentkv.generation import LogitsProcessor, StoppingCriteria, token_loop
 from latentkv.logprobs import TokenScore, best, log_softmax
-from latentkv.prompt_cache import recall, remember
 from latentkv.ranges import integer
 from latentkv.sampling import SamplingOptions
 from latentkv.text import StopMatcher, Utf8Stream
 from latentkv.turns import step_by_step
 
 if TYPE_CHECKING:
-    from latentkv.llama import Llama
+    from latentkv.open_model import OpenModel
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class AnswerOptions:
     processor: LogitsProcessor | None = None
     stopping: StoppingCriteria | None = None
     shown: frozenset[int] = frozenset()  # special tokens whose text is part of the answer
+    echo: str | None = None  # the prompt's text, which the first piece repeats
 
 
 class Answer:
@@ -48,9 +48,9 @@ class Answer:
     excluded."""
 
     def __init__(
-        self, llama: Llama, prompt: Sequence[int], sampling: SamplingOptions, options: AnswerOptions
+        self, model: OpenModel, prompt: Sequence[int], sampling: SamplingOptions, options: AnswerOptions
     ) -> None:
-        n_ctx = llama.n_ctx()
+        n_ctx = model.n_ctx()
         if len(prompt) >= n_ctx:
             raise expected(
                 "context", f"a prompt of at most {n_ctx - 1} tokens", len(prompt), "raise -c / n_ctx"
@@ -60,18 +60,16 @@ class Answer:
         self.limit = min(asked, room) if asked > 0 else room
         self.prompt_tokens = len(prompt)
         self.completion_tokens = 0
-        self.prompt_scores: list[TokenScore] = []  # filled by score_prompt()
-        self._llama = llama
+        self._model = model
         self._prompt = prompt
         self._options = options
-        self._loop = TokenLoop(llama, sampling, options.processor)
+        self._loop = token_loop(model, sampling, options.processor)
         self._text = AnswerText(options.stop)
 
-    def score_prompt(self) -> list[TokenScore]:
-        """Evaluates the prompt from scratch and reports its tokens' log-probabilities, as `echo` with
-        `logprobs` wants."""
-        self._llama.reset()
-        logits = self._llama.eval_all(self._prompt)
+    def _score_prompt(self) -> list[TokenScore]:
+        """Evaluates the prompt from scratch."""
+        self._model.truncate(0)
+        logits = self._model.compute_all(self._prompt)
         text, scores = Utf8Stream(), []
         offset = 0
         for i, token in enumerate(self._prompt):
@@ -80,25 +78,36 @@ class Answer:
         return scores
 
     def __iter__(self) -> Iterator[Piece]:
-        return step_by_step(self._llama, self._pieces())
+        return step_by_step(self._model, self._pieces())
 
     def _pieces(self) -> Iterator[Piece]:
-        recall(self._llama, self._prompt)
         try:
+            self._loop.hold()
+            if self._options.echo is not None:
+                yield self._echo(self._options.echo)
+            else:
+                self._model.recall(self._prompt)
             yield from self._until_the_end()
+            self._loop.settle()
+            self._model.remember()
         finally:
             self._loop.finish()
-        remember(self._llama)
+
+    def _echo(self, text: str) -> Piece:
+        """The prompt, at offsets below 0, and with `logprobs` what its tokens score."""
+        scores = [] if self._options.logprobs is None else self._score_prompt()
+        return Piece(text, tuple(replace(score, offset=score.offset - len(text)) for score in scores))
 
     def _until_the_end(self) -> Iterator[Piece]:
         self._loop.start(self._prompt)
         while True:
-            token = self._loop.next()
-            if self._llama.model.is_eog(token):
+            token = self._loop.next(self.limit - self.completion_tokens)
+            if self._model.model.is_eog(token):
                 yield self._text.end("stop")
                 return
             self.completion_tokens += 1
             piece = self._piece(token)
+            self._loop.wrote(piece)
             logits = None if self._options.logprobs is None else self._loop.logits
             shown = self._text.push(self._score(token, piece, self._text.length, logits))
             if shown.finish_reason is not None:
@@ -121,7 +130,7 @@ class Answer:
         )
 
     def _piece(self, token: int) -> bytes:
-        return self._llama.model.token_to_piece(token, token in self._options.shown)
+        return self._model.model.token_to_piece(token, token in self._options.shown)
 
     def _score(self, token: int, piece: bytes, offset: int, logits: NDArray[np.float32] | None) -> TokenScore:
         if logits is None or self._options.logprobs is None:

@@ -22,7 +22,7 @@ from latentkv.text import stop_list
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser
-    from latentkv.llama import Llama
+    from latentkv.open_model import OpenModel
 
 __all__ = [
     "ChatShape",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def create_chat_completion(
-    self: Llama,
+    self: OpenModel,
     messages: Sequence[Message],
     functions: Sequence[Mapping[str, Any]] | None = None,
     function_call: str | Mapping[str, Any] | None = None,
@@ -137,7 +137,7 @@ def create_chat_completion(
         return shape.whole(list(answer), answer)
 
 
-def create_chat_completion_openai_v1(self: Llama, *args: Any, **kwargs: Any) -> Any:
+def create_chat_completion_openai_v1(self: OpenModel, *args: Any, **kwargs: Any) -> Any:
     """create_chat_completion() whose answers are the objects of the openai package: a ChatCompletion, or with
     `stream` an iterator of ChatCompletionChunk."""
     try:
@@ -146,7 +146,7 @@ def create_chat_completion_openai_v1(self: Llama, *args: Any, **kwargs: Any) -> 
         raise expected(
             "openai", "the package openai", "none", "pip install openai, or call create_chat_completion()"
         ) from None
-    answer = self.create_chat_completion(*args, **kwargs)
+    answer = create_chat_completion(self, *args, **kwargs)
     if isinstance(answer, Mapping):
         return ChatCompletion.model_validate(answer)
     return (ChatCompletionChunk.model_validate(chunk) for chunk in answer)

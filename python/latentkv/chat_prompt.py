@@ -3,6 +3,7 @@ read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from latentkv.text import utf8
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
-    from latentkv.llama import Llama
+    from latentkv.open_model import OpenModel
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -26,6 +27,7 @@ class ToolUse:
     tools: Tools = ()
     choice: str = "auto"
     as_function: bool = False  # asked for by functions and function_call, and answered in that shape too
+    is_named: bool = False  # one function, called once
 
     @staticmethod
     def of(
@@ -55,7 +57,7 @@ def _tool_use(tools: list[Mapping[str, Any]], choice: Any, where: str, as_functi
         if not named:
             known = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools) or "none"
             raise expected(where, f"a function of {known}", repr(name))
-        return ToolUse(named[:1], "required", as_function)
+        return ToolUse(named[:1], "required", as_function, is_named=True)
     if choice not in (None, "auto", "none", "required") or (choice == "required" and not tools):
         raise expected(where, "None, 'none', 'auto', 'required' with tools, or a function", repr(choice))
     return ToolUse(tools, choice or "auto", as_function)
@@ -98,6 +100,8 @@ def chat_request(
         )
     if grammar is not None and (offered or schema is not None):
         raise expected("grammar", "no tools and no response_format beside it", "both")
+    if use.is_named and options.get("parallel_tool_calls") is None:
+        options["parallel_tool_calls"] = False
     rendered = template.apply(
         messages,
         tools=list(offered) or None,
@@ -114,19 +118,35 @@ def chat_request(
             "one whose calls it does not know",
             "pass chat_format='chatml-function-calling'",
         )
+    if rendered.grammar is not None and schema is not None and not offered:
+        rendered.grammar.json_schema = schema
+    if rendered.grammar is not None and use.choice == "required":
+        grammar = called_at_once(rendered.grammar, once=options.get("parallel_tool_calls") is False)
     text = utf8(rendered.text, "prompt")
     if check_length is not None:
         check_length(len(text))
     return ChatPrompt(
         tokens=list(model.tokenize(text, True, True)),
-        grammar=rendered.grammar or grammar,
+        grammar=grammar or rendered.grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
         parser=rendered.parser,
     )
 
 
-def chat_prompt(llama: Llama, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+def called_at_once(grammar: LlamaGrammar, once: bool = False) -> LlamaGrammar:
+    """llama.cpp's grammar of a required call, without the text that it lets a model write before, which a
+    small model never ends. Thoughts may still come first. `once`: nor calls behind the first, which it
+    allows where a template marks each by itself."""
+    text = re.sub(r"^(root ::= .*?)until-\d+\? (?=tool-calls?$)", r"\1", grammar.text, flags=re.MULTILINE)
+    if once:
+        text = re.sub(r"^tool-calls ::= \(tool-call space\)\+$", "tool-calls ::= tool-call", text, flags=re.M)
+    return LlamaGrammar(
+        text, grammar.root, lazy=grammar.lazy, triggers=grammar.triggers, prefix=grammar.prefix
+    )
+
+
+def chat_prompt(llama: OpenModel, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
     """The tokens of a conversation that waits for an answer."""
     return chat_request(llama.model, llama.chat_template, messages, ToolUse.of(tools, None)).tokens
 

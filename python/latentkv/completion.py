@@ -11,16 +11,16 @@ from latentkv.answer import Answer, AnswerOptions, Piece
 from latentkv.errors import expected
 from latentkv.generation import LogitsProcessor, StoppingCriteria
 from latentkv.grammar import LlamaGrammar
-from latentkv.logprobs import TokenScore, completion_shape
+from latentkv.logprobs import completion_shape
 from latentkv.sampling import SamplingOptions, require_tfs_off, server_options, token_bias
 from latentkv.text import stop_list, utf8
 
 if TYPE_CHECKING:
-    from latentkv.llama import Llama
+    from latentkv.open_model import OpenModel
 
 
 def create_completion(
-    self: Llama,
+    self: OpenModel,
     prompt: str | Sequence[int],
     suffix: str | None = None,
     max_tokens: int | None = 16,
@@ -60,6 +60,7 @@ def create_completion(
     """
     require_tfs_off(tfs_z)
     tokens = _prompt_tokens(self, prompt) if suffix is None else _infill_tokens(self, prompt, suffix)
+    text = prompt if isinstance(prompt, str) else self.detokenize(tokens).decode("utf-8", errors="replace")
     answer = Answer(
         self,
         tokens,
@@ -86,18 +87,17 @@ def create_completion(
             logprobs=logprobs,
             processor=logits_processor,
             stopping=stopping_criteria,
+            echo=text if echo else None,
         ),
     )
-    text = prompt if isinstance(prompt, str) else self.detokenize(tokens).decode("utf-8", errors="replace")
     shape = CompletionShape(model or self.model_path, len(text), logprobs is not None)
-    pieces = _with_echo(answer, text, scored=logprobs is not None) if echo else iter(answer)
     if stream:
-        return shape.stream(pieces)
+        return shape.stream(iter(answer))
     with self.lock:
-        return shape.whole(list(pieces), answer)
+        return shape.whole(list(answer), answer)
 
 
-def _prompt_tokens(llama: Llama, prompt: str | Sequence[int]) -> list[int]:
+def _prompt_tokens(llama: OpenModel, prompt: str | Sequence[int]) -> list[int]:
     tokens = (
         llama.tokenize(utf8(prompt, "prompt"), special=True)
         if isinstance(prompt, str)
@@ -111,7 +111,7 @@ def _prompt_tokens(llama: Llama, prompt: str | Sequence[int]) -> list[int]:
     return tokens
 
 
-def _infill_tokens(llama: Llama, prompt: str | Sequence[int], suffix: str) -> list[int]:
+def _infill_tokens(llama: OpenModel, prompt: str | Sequence[int], suffix: str) -> list[int]:
     """What stands before a gap and behind it, as vocabularies trained for it mark them."""
     model = llama.model
     before, behind, gap = model.token_prefix(), model.token_suffix(), model.token_middle()
@@ -128,15 +128,6 @@ def _infill_tokens(llama: Llama, prompt: str | Sequence[int], suffix: str) -> li
     suffix_part = [behind, *llama.tokenize(utf8(suffix, "suffix"), add_bos=False)]
     parts = suffix_part + prefix_part if llama.spm_infill else prefix_part + suffix_part
     return [*([model.token_bos()] if model.add_bos() else []), *parts, gap]
-
-
-def _with_echo(answer: Answer, text: str, scored: bool) -> Iterator[Piece]:
-    # Negative offsets: the shape adds the prompt's length to every offset.
-    prompt = answer.score_prompt() if scored else []
-    yield Piece(
-        text, tuple(TokenScore(t.token, t.piece, t.offset - len(text), t.logprob, t.top) for t in prompt)
-    )
-    yield from answer
 
 
 class Counted(Protocol):

@@ -1,9 +1,11 @@
-"""What is in the cache: its tokens, the logits after them, and how both change together."""
+"""What is in the cache: its tokens, the logits after them, and how both change together. And whose it is: a
+stream that other calls interrupt finds its rows again."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,24 +14,40 @@ from numpy.typing import NDArray
 from latentkv import prefix
 from latentkv.errors import expected
 from latentkv.prefix import Window
+from latentkv.state import LlamaState
+from latentkv.timings import Timings
 from latentkv.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
-    from latentkv.state import LlamaState
 
 SEQ = 0  # the only sequence used here
 
 
+@dataclass(frozen=True)
+class SetAside:
+    """What a stream had in the cache when another call took it."""
+
+    tokens: list[int]
+    rows: bytes  # bit for bit, in their slots: the stream goes on as if alone
+    logits: NDArray[np.float32] | None
+    mark: tuple[int, NDArray[np.float32]] | None
+    scores: NDArray[np.float32] | None  # [n_tokens, n_vocab]
+
+
 class Evaluator:
     """Tokens behind one another in sequence 0 of a session. The cache is the truth: after an interrupted or
-    failed call the token list is what the cache says. Threads take turns, a call each."""
+    failed call the token list is what the cache says. Threads take turns, a call each.
+
+    A stream holds the cache from its first step to its last. Who changes the cache in between, another
+    stream or a call, sets the stream's rows aside, in memory; its next step brings them back."""
 
     def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool, window: Window) -> None:
         self.lock = threading.RLock()
         self.n_batch = n_batch
-        # Who generates now: an older stream must not go on in a newer one's cache.
-        self.running: object = None
+        self.timings = Timings()  # of the call that had the cache last
+        self._holder: object = None  # the stream whose tokens are in the cache
+        self._set_aside: dict[object, SetAside] = {}  # of streams that others interrupted
         self._session = session
         self._logits_all = logits_all
         self._window = window
@@ -55,6 +73,7 @@ class Evaluator:
     def n_tokens(self, count: int) -> None:
         if not 0 <= count <= len(self._tokens):
             raise expected("n_tokens", f"0 … {len(self._tokens)}", count)
+        self.hold(None)
         self.truncate(count)
 
     @property
@@ -93,10 +112,58 @@ class Evaluator:
         rows: list[list[float]] = (self.scores if self._logits_all else self.logits[np.newaxis]).tolist()
         return rows
 
+    # Whose the cache is.
+
+    @in_turn
+    def hold(self, owner: object) -> None:
+        """Gives the cache to a stream, with what it had there, or to a call that is no stream (None). Any
+        other stream's tokens stay as well, for a prompt that begins like them."""
+        if owner is self._holder:
+            return
+        if self._holder is not None:
+            self._set_aside[self._holder] = SetAside(
+                list(self._tokens),
+                self.session.state_bytes(),
+                self._logits,
+                self._mark,
+                self.scores.copy() if self._scores is not None else None,
+            )
+        self._holder = owner
+        found = self._set_aside.pop(owner, None)
+        if found is None:
+            return
+        self._replace(found.rows, found.tokens)
+        self._logits, self._mark = found.logits, found.mark
+        if found.scores is not None:
+            self._keep_scores(0, found.scores)
+
+    @in_turn
+    def leave(self, owner: object) -> None:
+        """The stream has ended. What it has in the cache stays until others need the room."""
+        self._set_aside.pop(owner, None)
+        if self._holder is owner:
+            self._holder = None
+
+    def is_held_by(self, owner: object) -> bool:
+        return self._holder is owner
+
+    # Computing. Streams that hold the cache call compute(), everyone else eval().
+
     @in_turn
     def eval(self, tokens: Sequence[int]) -> None:
         """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
         is computed."""
+        self.hold(None)
+        self.compute(tokens)
+
+    @in_turn
+    def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
+        self.hold(None)
+        return self.compute_all(tokens)
+
+    def compute(self, tokens: Sequence[int]) -> None:
+        """eval() for who holds the cache."""
         self.require_room(len(tokens))
         size = self._batch_size(len(tokens))
         for start in range(0, len(tokens), size):
@@ -109,9 +176,8 @@ class Evaluator:
             if last:
                 self._logits = np.array(logits[-1])
 
-    @in_turn
-    def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
+    def compute_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """eval_all() for who holds the cache."""
         self.require_room(len(tokens))
         size = self._batch_size(len(tokens))
         starts = range(0, len(tokens), size)
@@ -142,6 +208,11 @@ class Evaluator:
 
     @in_turn
     def reuse_prefix(self, tokens: Sequence[int]) -> int:
+        """keep_prefix() outside of a stream."""
+        self.hold(None)
+        return self.keep_prefix(tokens)
+
+    def keep_prefix(self, tokens: Sequence[int]) -> int:
         """Forgets what `tokens` do not begin with; returns how many of them the cache holds.
 
         At most all but one, unless their logits are still at hand: those of the cache's end and those of the
@@ -158,7 +229,6 @@ class Evaluator:
         self._rewind(prefix.kept(self._tokens, tokens, self._window, self.session.prefill == "lazy"))
         return len(self._tokens)
 
-    @in_turn
     def mark_prompt(self) -> None:
         """Keeps the logits at the prompt's end. The same prompt again then starts from the same numbers:
         computed anew they would differ in the last bits, as its tokens go through in other pieces, and a
@@ -166,12 +236,12 @@ class Evaluator:
         self._mark = (len(self._tokens), self.logits)
 
     @in_turn
-    def truncate(self, count: int) -> None:
+    def truncate(self, count: int) -> None:  # for who holds the cache
         """Keeps the first `count` cached tokens. Where layers with a sliding window have no rows of them any
         more, they are computed anew."""
         kept = self._tokens[:count]
         if not self._rewind(count):
-            self.eval(kept)
+            self.compute(kept)
             self._logits = None
 
     def _rewind(self, count: int) -> bool:
@@ -197,19 +267,22 @@ class Evaluator:
 
     @in_turn
     def restore(self, state: LlamaState) -> None:
-        """Replaces the cache by a saved one."""
+        """Replaces the cache by a saved one. For who holds it."""
+        self._replace(state.cache, state.input_ids)
+        self._logits = None if state.logits is None else state.logits.copy()
+
+    def _replace(self, rows: bytes, tokens: Sequence[int]) -> None:
         self._tokens, self._logits, self._mark = [], None, None
         try:
-            self.session.set_state(state.cache)
+            self.session.set_state(rows)
         except BaseException:
             self.session.clear()
             raise
-        if self.session.seq_pos_max(SEQ) + 1 != state.n_tokens:
-            cached = self.session.seq_pos_max(SEQ) + 1
+        cached = self.session.seq_pos_max(SEQ) + 1
+        if cached != len(tokens):
             self.session.clear()
-            raise expected("state", f"a cache of {state.n_tokens} tokens, as its token list has", cached)
-        self._tokens = list(state.input_ids)
-        self._logits = None if state.logits is None else state.logits.copy()
+            raise expected("state", f"a cache of {len(tokens)} tokens, as its token list has", cached)
+        self._tokens = list(tokens)
 
     def require_room(self, count: int) -> None:
         if len(self._tokens) + count > self.session.n_ctx:
@@ -220,14 +293,18 @@ class Evaluator:
                 "raise -c / n_ctx",
             )
 
+    @in_turn
     def reset(self) -> None:
         """Empties the cache."""
+        self.hold(None)
         self.truncate(0)
 
     @in_turn
     def forget_session(self) -> None:
         """Frees the cache and what belongs to it."""
         self._session = None
+        self._holder = None
+        self._set_aside.clear()
         self._logits = self._scores = self._mark = None
 
     @staticmethod

@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.closing import JsonClosing, closing_of
 from latentkv.errors import expected
 from latentkv.grammar import LlamaGrammar
 from latentkv.sampling import SamplingOptions, require_tfs_off, server_options
+from latentkv.speculative import DraftModel
 from latentkv.timings import Timings
 from latentkv.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
-    from latentkv.llama import Llama
+    from latentkv.evaluator import Evaluator
+    from latentkv.open_model import OpenModel
 
 # (tokens so far [n], logits [n_vocab]) -> changed logits [n_vocab]
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
 # (tokens so far [n], logits [n_vocab]) -> stop here
 StoppingCriteria = Callable[[NDArray[np.intc], NDArray[np.float32]], bool]
-# tokens so far [n] -> tokens that may follow
-DraftModel = Callable[[NDArray[np.intc]], NDArray[np.intc]]
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
@@ -60,112 +61,133 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
 
 class TokenLoop:
-    """Prompt in, tokens out, one at a time; the caller decides when to end.
+    """Prompt in, tokens out, one at a time; the caller decides when to end, and calls finish().
 
-    With a draft model the session runs ahead: it holds `_ahead`, guesses behind the tokens so far, and
-    `_rows` their logits. What is not sampled like that is forgotten."""
+    Between its steps others may use the cache (Evaluator.hold). With a draft model the session runs ahead:
+    it holds `_ahead`, guesses behind the tokens so far, and `_rows` their logits. What is not sampled like
+    that is forgotten."""
 
     def __init__(
         self,
-        llama: Llama,
-        options: SamplingOptions,
+        cached: Evaluator,
+        sampler: _core.Sampler,
         processor: LogitsProcessor | None = None,
+        draft: DraftModel | None = None,
+        last_n: int = 64,
+        closing: JsonClosing | None = None,
     ) -> None:
-        self._llama = llama
-        self._sampler: _core.Sampler = options.sampler(llama.model)
-        self._processor = processor
+        """last_n: tokens of the prompt that the sampler's penalties see."""
+        self.timings = Timings()
+        self._cached, self._sampler, self._processor = cached, sampler, processor
+        self._draft, self._last_n, self._closing = draft, last_n, closing
         self._ahead: list[int] = []
         self._rows: NDArray[np.float32] | None = None  # [1 + guesses, n_vocab]
 
     @property
     def input_ids(self) -> NDArray[np.intc]:
         """The tokens so far, [n]."""
-        ids = self._llama.input_ids
+        ids = self._cached.input_ids
         return ids[: ids.size - len(self._ahead)]
 
     @property
     def logits(self) -> NDArray[np.float32]:
         """Logits after them, [n_vocab]."""
-        return (
-            self._llama.logits if self._rows is None else self._rows[len(self._rows) - 1 - len(self._ahead)]
-        )
+        rows = self._rows
+        return self._cached.logits if rows is None else rows[len(rows) - 1 - len(self._ahead)]
+
+    def hold(self) -> None:
+        """Before every step: the cache as this loop left it."""
+        self._cached.hold(self)
+        self._cached.timings = self.timings
 
     def start(self, prompt: Sequence[int], reset: bool = True) -> None:
         """Evaluates the prompt, after the part of it that is cached (`reset`) or behind everything cached."""
-        llama = self._llama
-        if not len(prompt) and not (llama.n_tokens and llama.has_logits):
+        self.hold()
+        cached = self._cached
+        if not len(prompt) and not (cached.n_tokens and cached.has_logits):
             raise expected("prompt", "at least one token", "none")
-        cached = llama.reuse_prefix(prompt) if reset and len(prompt) else 0
-        llama.timings = Timings(cached_n=cached, prompt_n=len(prompt) - cached)
-        llama.running = self
+        n_kept = cached.keep_prefix(prompt) if reset and len(prompt) else 0
+        self.timings.cached_n, self.timings.prompt_n = n_kept, len(prompt) - n_kept
         begin = time.perf_counter()
-        llama.eval(prompt[cached:])
-        llama.timings.prompt_s = time.perf_counter() - begin
-        llama.mark_prompt()
-        for token in prompt[max(0, len(prompt) - llama.last_n_tokens_size) :]:
+        cached.compute(prompt[n_kept:])
+        self.timings.prompt_s = time.perf_counter() - begin
+        cached.mark_prompt()
+        for token in prompt[max(0, len(prompt) - self._last_n) :]:
             self._sampler.accept(token, in_grammar=False)
 
-    def next(self) -> int:
-        """Samples after the last token."""
-        self._require_latest()
+    def next(self, left: int | None = None) -> int:
+        """Samples after the last token. left: how many tokens may still come, this one among them."""
+        self.hold()
         begin = time.perf_counter()
         logits = self.logits
         if self._processor is not None:
             logits = np.ascontiguousarray(self._processor(self.input_ids, logits.copy()), dtype=np.float32)
+            self.hold()  # a processor may have made calls of its own
+        if self._closing is not None and left is not None:
+            logits = self._closing.applied(logits, left)
         token = self._sampler.sample(logits)
         self._sampler.accept(token)
-        self._llama.timings.predicted_s += time.perf_counter() - begin
+        self.timings.predicted_s += time.perf_counter() - begin
         return token
+
+    def wrote(self, piece: bytes) -> None:
+        """The text of what was sampled."""
+        if self._closing is not None:
+            self._closing.push(piece)
 
     def push(self, tokens: Sequence[int]) -> None:
         """Evaluates sampled (or given) tokens."""
-        self._require_latest()
+        self.hold()
         begin = time.perf_counter()
         if self._ahead and list(tokens) == self._ahead[:1]:
             del self._ahead[0]
         else:
             self._forget_ahead()
             self._evaluate(tokens)
-        self._llama.timings.predicted_s += time.perf_counter() - begin
-        self._llama.timings.predicted_n += len(tokens)
+        self.timings.predicted_s += time.perf_counter() - begin
+        self.timings.predicted_n += len(tokens)
+
+    def settle(self) -> None:
+        """The cache without guesses."""
+        self.hold()
+        self._forget_ahead()
 
     def finish(self) -> None:
-        """Forgets the guesses, unless another call has the session by now."""
-        with self._llama.lock:
-            if self._llama.running is self:
-                self._forget_ahead()
+        """The last step. The tokens stay in the cache, without the guesses, if no other call has it by
+        now."""
+        with self._cached.lock:
+            try:
+                if self._cached.is_held_by(self):
+                    self._forget_ahead()
+            finally:
+                self._cached.leave(self)
 
     def _evaluate(self, tokens: Sequence[int]) -> None:
-        llama = self._llama
-        guess = llama.draft_model
-        room = llama.n_ctx() - llama.n_tokens - len(tokens)
-        if guess is None or room <= 0:
-            llama.eval(tokens)
+        cached = self._cached
+        room = cached.session.n_ctx - cached.n_tokens - len(tokens)
+        ahead = self._guesses(tokens)[:room] if self._draft is not None and room > 0 else []
+        if not ahead:
+            cached.compute(tokens)
             return
-        self._ahead = [
-            int(token) for token in guess(np.append(llama.input_ids, np.asarray(tokens, np.intc)))
-        ][:room]
-        if not self._ahead:
-            llama.eval(tokens)
-            return
-        ahead, self._ahead = self._ahead, []  # nothing is ahead while the call may fail
-        self._rows = llama.eval_all([*tokens, *ahead])[len(tokens) - 1 :]
+        self._rows = cached.compute_all([*tokens, *ahead])[len(tokens) - 1 :]
         self._ahead = ahead
+
+    def _guesses(self, tokens: Sequence[int]) -> list[int]:
+        assert self._draft is not None
+        so_far = np.append(self._cached.input_ids, np.asarray(tokens, np.intc))
+        guessed = [int(token) for token in self._draft(so_far)]
+        self.hold()  # the draft model may have made calls of its own
+        return guessed
 
     def _forget_ahead(self) -> None:
         if self._ahead:
-            llama = self._llama
-            llama.rewind(llama.n_tokens - len(self._ahead), self.logits)
+            self._cached.rewind(self._cached.n_tokens - len(self._ahead), self.logits)
             self._ahead = []
         self._rows = None
 
-    def _require_latest(self) -> None:
-        if self._llama.running is not self:
-            raise expected("stream", "to be the latest call of its Llama", "another call in between")
-
 
 def generate(
-    self: Llama,
+    self: OpenModel,
     tokens: Sequence[int],
     top_k: int = 40,
     top_p: float = 0.95,
@@ -211,7 +233,7 @@ def generate(
         seed=self.seed if seed is None else seed,
         grammar=grammar,
     )
-    loop = TokenLoop(self, options, logits_processor)
+    loop = token_loop(self, options, logits_processor)
     pending: Sequence[int] | None = None
     try:
         while True:
@@ -231,9 +253,17 @@ def generate(
         loop.finish()
 
 
+def token_loop(
+    model: OpenModel, options: SamplingOptions, processor: LogitsProcessor | None = None
+) -> TokenLoop:
+    sampler = options.sampler(model.model)
+    closing = closing_of(model.model, options.grammar)
+    return TokenLoop(model, sampler, processor, model.draft_model, model.last_n_tokens_size, closing)
+
+
 @in_turn
 def sample(
-    self: Llama,
+    self: OpenModel,
     top_k: int = 40,
     top_p: float = 0.95,
     min_p: float = 0.05,

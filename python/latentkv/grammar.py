@@ -20,7 +20,8 @@ class LlamaGrammar:
 
     A `lazy` grammar waits for one of `triggers` ({"type": "word" | "pattern" | "pattern_full" | "token",
     "value", "token"}) and describes the text from there on. `prefix` is text in front of the answer that
-    the grammar describes as well.
+    the grammar describes as well. `json_schema`: what it says, where that is a schema; such an answer is
+    closed before it has no room left (closing.py).
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class LlamaGrammar:
         lazy: bool = False,
         triggers: Sequence[Mapping[str, Any]] = (),
         prefix: str = "",
+        json_schema: Mapping[str, Any] | None = None,
     ) -> None:
         utf8(text, "grammar")
         if (depth := nesting(text)) > MAX_NESTING:
@@ -40,6 +42,7 @@ class LlamaGrammar:
         self.lazy = lazy
         self.triggers = [dict(trigger) for trigger in triggers]
         self.prefix = prefix
+        self.json_schema = json_schema
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
@@ -60,7 +63,9 @@ class LlamaGrammar:
         schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
         utf8(schema, "json_schema")
         try:
-            return cls(_core.json_schema_to_grammar(schema))
+            text = _core.json_schema_to_grammar(schema)
+            parsed = json.loads(schema)
+            return cls(text, json_schema=parsed if isinstance(parsed, Mapping) else {})
         except _core.Error as error:
             raise LatentKVError(str(error)) from None
 

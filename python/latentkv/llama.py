@@ -1,9 +1,8 @@
-"""`Llama`: one model with one cache, under llama-cpp-python's names. This file holds the state; the verbs
-have their own files."""
+"""`Llama`: one model with one cache, under llama-cpp-python's names. This file opens and closes it; what is
+open and the verbs have their own files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,17 +14,16 @@ from latentkv import _core, compat, hub, ranges
 from latentkv.chat import create_chat_completion, create_chat_completion_openai_v1
 from latentkv.completion import create_completion
 from latentkv.errors import expected
-from latentkv.evaluator import Evaluator
 from latentkv.formats import format_name
-from latentkv.generation import DraftModel, generate, sample
+from latentkv.generation import generate, sample
+from latentkv.logprobs import log_softmax
 from latentkv.master import planned
+from latentkv.open_model import OpenModel
 from latentkv.prefix import Window
-from latentkv.prompt_cache import BaseLlamaCache
 from latentkv.sampling import RANDOM_SEED
-from latentkv.state import load_state, save_state
-from latentkv.template import ChatTemplate, require_built_in, template_of
+from latentkv.speculative import DraftModel
+from latentkv.template import require_built_in
 from latentkv.text import utf8
-from latentkv.timings import Timings
 from latentkv.turns import in_turn
 
 
@@ -35,7 +33,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return named | given["llama_cpp"]
 
 
-class Llama(Evaluator):
+class Llama(OpenModel):
     """A GGUF model and its cache.
 
     `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
@@ -54,8 +52,8 @@ class Llama(Evaluator):
     here are accepted at their neutral value and refused, with the reason, at any other.
 
     The cache is reused: a prompt that begins like the tokens already cached computes only the rest. Threads
-    may share an object: their calls take turns, whole calls unless they stream; a stream whose turn comes
-    after another call changed the cache is refused.
+    may share an object: their calls take turns, whole calls unless they stream. A stream goes on whatever
+    other calls come between its steps: its rows wait in memory meanwhile, a copy each way.
     """
 
     def __init__(
@@ -110,17 +108,13 @@ class Llama(Evaluator):
         utf8(self.latent_path or "", "latent_path")
         self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
-        self.timings = Timings()
-        self._seed = RANDOM_SEED if seed == -1 else seed
-        self._model: _core.Model | None = _core.Model(
+        model = _core.Model(
             self.model_path,
             latent_path=self.latent_path or "",
             n_gpu_layers=ranges.N_GPU_LAYERS.check("n_gpu_layers", n_gpu_layers),
             use_mmap=use_mmap,
             vocab_only=vocab_only,
         )
-        self._template: ChatTemplate | None = None
-        self._template_choice = (chat_format, chat_template)
         session = None
         if not vocab_only:
             options = dict(
@@ -145,11 +139,10 @@ class Llama(Evaluator):
                 implementation=implementation,
                 require_fused=require_fused,
             )
-            session = _core.Session(self._model, **planned(self._model, options))
-        self.cache: BaseLlamaCache | None = None
+            session = _core.Session(model, **planned(model, options))
         self.draft_model = draft_model
         self.spm_infill = spm_infill
-        window = Window.of({} if vocab_only else self._model.regions, recent, recent_ratio)
+        window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)
         if draft_model is not None and window.tokens(n_ctx or 1):
             raise expected(
                 "draft_model",
@@ -157,7 +150,9 @@ class Llama(Evaluator):
                 f"{window}",
                 "pass recent=0",
             )
-        super().__init__(session, n_batch, logits_all, window)
+        super().__init__(model, session, n_batch, logits_all, window)
+        self.set_seed(seed)
+        self._template_choice = (chat_format, chat_template)
 
     @classmethod
     def from_pretrained(
@@ -183,17 +178,6 @@ class Llama(Evaluator):
     __call__ = create_completion
     create_chat_completion = create_chat_completion
     create_chat_completion_openai_v1 = create_chat_completion_openai_v1
-    save_state = save_state
-    load_state = load_state
-
-    # What is open.
-
-    @property
-    def model(self) -> _core.Model:
-        """Weights and vocabulary."""
-        if self._model is None:
-            raise expected("Llama", "an open model", "a closed one")
-        return self._model
 
     @in_turn
     def close(self) -> None:
@@ -219,79 +203,6 @@ class Llama(Evaluator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # Vocabulary.
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """UTF-8 bytes to token ids. `add_bos` adds what the file asks for; `special` parses special-token
-        text."""
-        if isinstance(text, str):
-            raise expected("tokenize", "bytes", "str", 'call text.encode("utf-8")')
-        return list(self.model.tokenize(text, add_bos, special))
-
-    def detokenize(
-        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
-    ) -> bytes:
-        """Token ids to UTF-8 bytes; with `prev_tokens`, what `tokens` add after them. `special` shows special
-        tokens."""
-        if prev_tokens is None:
-            return self.model.detokenize(list(tokens), special)
-        return b"".join(self.model.token_to_piece(token, special) for token in tokens)
-
-    def tokenizer(self) -> _core.Model:
-        """The object with tokenize() and detokenize()."""
-        return self.model
-
-    def token_bos(self) -> int:
-        return self.model.token_bos()
-
-    def token_eos(self) -> int:
-        return self.model.token_eos()
-
-    def token_nl(self) -> int:
-        return self.model.token_nl()
-
-    # Sizes.
-
-    def n_ctx(self) -> int:
-        return self.session.n_ctx
-
-    def n_embd(self) -> int:
-        return self.model.n_embd
-
-    def n_vocab(self) -> int:
-        return self.model.n_vocab
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The GGUF keys, as text."""
-        return {key: str(value) for key, value in self.model.metadata.items()}
-
-    @in_turn
-    def kv_bytes(self) -> dict[str, Any]:
-        """Bytes that the cache allocated: total, k, v, cells, per_token, f16_per_token and the regions."""
-        return self.session.kv_bytes()
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The template in use; ChatML, with a warning, when the file has none."""
-        if self._template is None:
-            self._template = template_of(self.model, *self._template_choice)
-        return self._template
-
-    def set_seed(self, seed: int) -> None:
-        """The seed of calls that bring none; -1 draws one each time."""
-        self._seed = RANDOM_SEED if seed == -1 else seed
-
-    @property
-    def seed(self) -> int:
-        return self._seed
-
-    def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Where completions keep what they computed, and look for what begins like their prompts. Without
-        one (None) the previous call's prefix alone is reused. A cache belongs to one model and its cache
-        formats."""
-        self.cache = cache
-
     # What llama-cpp-python has and this runtime does not.
 
     def embed(self, *args: Any, **kwargs: Any) -> None:
@@ -303,5 +214,4 @@ class Llama(Evaluator):
     @staticmethod
     def logits_to_logprobs(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float64]:
         """Natural logarithm of softmax(logits) in float64, same shape."""
-        shifted = np.subtract(logits, np.max(logits, axis=axis, keepdims=True), dtype=np.float64)
-        return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+        return log_softmax(logits, axis)

@@ -24,14 +24,14 @@ class TokenScore:
     top: list[tuple[bytes, float]] = field(default_factory=list)  # best first
 
 
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """log(softmax(logits)) of rows [..., n_vocab], float64. Raises LatentKVError for a row without a finite
+def log_softmax(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float64]:
+    """log(softmax(logits)) over an axis, float64, same shape. Raises LatentKVError for a row without a finite
     largest."""
-    peak = logits.max(axis=-1, keepdims=True)
+    peak = logits.max(axis=axis, keepdims=True)
     if not np.isfinite(peak).all():
         raise expected("logits", "finite numbers", f"a row whose largest is {peak[~np.isfinite(peak)][0]}")
     shifted = np.subtract(logits, peak, dtype=np.float64)
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
     return result
 
 

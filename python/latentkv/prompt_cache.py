@@ -9,13 +9,10 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from latentkv import prefix, ranges
 from latentkv.state import LlamaState
-
-if TYPE_CHECKING:
-    from latentkv.llama import Llama
 
 Key = TypeVar("Key")
 
@@ -106,7 +103,7 @@ class LlamaDiskCache(BaseLlamaCache):
         return list(self.cache_dir.glob("*.lkv"))
 
     def _find(self, key: Sequence[int]) -> Path | None:
-        return _longest(((LlamaState.read_ids(path), path) for path in self._files()), key)
+        return _longest(((LlamaState.read_tokens(path), path) for path in self._files()), key)
 
 
 LlamaCache = LlamaRAMCache
@@ -125,18 +122,3 @@ def _longest(states: Iterable[tuple[Sequence[int], Key]], key: Sequence[int]) ->
         if common > most:
             best, most = name, common
     return best
-
-
-def recall(llama: Llama, prompt: Sequence[int]) -> None:
-    """Puts the cached state that has more of the prompt than the session does in its place."""
-    if llama.cache is None or prompt not in llama.cache:
-        return
-    state = llama.cache[prompt]
-    if prefix.common(state.input_ids, list(prompt)) > prefix.common(llama.eval_tokens, list(prompt)):
-        llama.restore(state)
-
-
-def remember(llama: Llama) -> None:
-    """Keeps what the session holds now."""
-    if llama.cache is not None:
-        llama.cache[llama.eval_tokens] = llama.save_state()

@@ -4,12 +4,16 @@ share of the batch."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import ranges
+
+# tokens so far [n] -> tokens that may follow
+DraftModel = Callable[[NDArray[np.intc]], NDArray[np.intc]]
 
 
 class LlamaDraftModel(ABC):

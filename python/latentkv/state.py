@@ -9,16 +9,12 @@ import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
-from latentkv.turns import in_turn
-
-if TYPE_CHECKING:
-    from latentkv.llama import Llama
 
 # File: magic[8] · header length u32 · CRC-32 of all that follows u32 · header (JSON) · logits f32 · cache
 # bytes
@@ -45,19 +41,6 @@ class LlamaState:
     def llama_state_size(self) -> int:
         """Bytes of the cache and the logits."""
         return len(self.cache) + (0 if self.logits is None else self.logits.nbytes)
-
-    @staticmethod
-    def read_ids(path: str | Path) -> list[int]:
-        """The tokens of the state in a file, without its cache."""
-        with open(path, "rb") as file:
-            fixed = file.read(_FIXED.size)
-            if len(fixed) == _FIXED.size and fixed[:8] == _MAGIC:
-                try:
-                    ids: list[int] = json.loads(file.read(_FIXED.unpack(fixed)[1]))["input_ids"]
-                    return ids
-                except (ValueError, KeyError, TypeError):
-                    pass
-        raise expected("state", "a file written by save_state", str(path))
 
     def write(self, path: str | Path) -> None:
         """To a file, under a temporary name first: an interrupted save leaves nothing behind."""
@@ -119,31 +102,3 @@ class LlamaState:
             except (ValueError, KeyError):
                 raise expected("state", "a whole header", f"{path}, damaged or cut short") from None
         return tokens
-
-
-@in_turn
-def save_state(
-    self: Llama, path: str | Path | None = None, extra: dict[str, Any] | None = None
-) -> LlamaState:
-    """A copy of the cache and of what belongs to it; with `path`, also written there."""
-    state = LlamaState(
-        input_ids=self.eval_tokens,
-        cache=self.session.state_bytes(),
-        logits=self.logits.copy() if self.has_logits else None,
-        seed=self.seed,
-        extra=dict(extra or {}),
-    )
-    if path is not None:
-        state.write(path)
-    return state
-
-
-@in_turn
-def load_state(self: Llama, state: LlamaState | str | Path) -> LlamaState:
-    """Goes on from a state (or the file of one) that the same model with the same cache formats saved;
-    returns it."""
-    if not isinstance(state, LlamaState):
-        state = LlamaState.read(state)
-    self.restore(state)
-    self.set_seed(state.seed)
-    return state

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
+from latentkv.chat_formats import BUILT_IN
 from latentkv.errors import LatentKVError, expected
 from latentkv.grammar import LlamaGrammar
 
@@ -20,46 +21,6 @@ if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
 
 Message = Mapping[str, Any]
-
-CHATML = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-# ChatML with tools in the prompt, calls in <tool_call> and results in <tool_response>, as Hermes and Qwen
-# are trained.
-CHATML_TOOLS = r"""
-{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
-    {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}
-    {{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
-    {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
-    {{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments ' }}
-    {{- 'within <tool_call></tool_call> XML tags:\n<tool_call>\n' }}
-    {{- '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'tool' %}
-        {{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
-    {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\n' + (message.content or '') }}
-        {%- for call in message.tool_calls or [] %}
-            {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
-            {{- call.function.arguments | tojson }}
-            {{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}
-    {%- elif message.role != 'system' or not loop.first %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
-"""
-BUILT_IN = {"chatml": CHATML, "chatml-function-calling": CHATML_TOOLS}
 
 
 @dataclass(frozen=True)
@@ -184,7 +145,8 @@ def template_of(model: Model, name: str | None = None, source: str | None = None
     if name is None:
         model.token_bos()  # raises for a file without a vocabulary, where the warning would mislead
         print("warning: the file has no chat template; using ChatML", file=sys.stderr)
-    return ChatTemplate(BUILT_IN[name or "chatml"], stop=["<|im_end|>"], model=model)
+    source, stop = BUILT_IN[name or "chatml"]
+    return ChatTemplate(source, stop=[stop], model=model)
 
 
 def _plain(message: Message) -> str | None:

@@ -80,5 +80,19 @@ def test_fused_equals_the_reference_expression(file: str, kv: str, request: pyte
 def test_what_ran_is_said(plain: Any) -> None:
     assert "fused cpu" in session(plain).implementations["latent_attn"]
     assert "not asked for" in session(plain, implementation="reference").implementations["latent_attn"]
-    with pytest.raises(ValueError, match=r"^\[implementation\] expected fused"):
+
+
+def test_fused_can_be_required(converted: Any, plain: Any) -> None:
+    from latentkv import _core
+
+    assert "fused cpu" in session(plain, require_fused=True).implementations["latent_attn"]
+    with pytest.raises(ValueError, match=r"^\[require_fused\] expected fused attention on the CPU; got"):
         session(plain, implementation="reference", require_fused=True)
+    if _core.build_info()["cuda"]:
+        pytest.skip("a build with CUDA: the GPU that is asked for may be there")
+    asked = _core.Model(str(converted("--method", "none", "--outtype", "f32")), n_gpu_layers=99)
+    with pytest.raises(
+        ValueError, match=r"^\[require_fused\] expected fused attention on the GPU.*got the CPU"
+    ):
+        session(asked, require_fused=True)
+    session(asked)

@@ -103,6 +103,12 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
         def seq_pos_max(self, seq: int) -> int:
             return len(self.cells) - 1
 
+        def state_bytes(self) -> bytes:
+            return np.array(self.cells, np.int32).tobytes()
+
+        def set_state(self, data: bytes) -> None:
+            self.cells = np.frombuffer(data, np.int32).tolist()
+
     class Sampler:
         def __init__(self, model: Model, **options: Any) -> None:
             self.options = options

@@ -155,18 +155,6 @@ def test_abandoned_stream_leaves_a_sound_state(scripted: Build, script: Any) -> 
     assert llm("xy")["choices"][0]["text"] == "abc"
 
 
-def test_a_stream_does_not_go_on_in_anothers_cache(scripted: Build, script: Any) -> None:
-    script.say(2, b"a", b"b", b"c")
-    llm = scripted()
-    first = llm("xy", stream=True)
-    next(first)
-    assert llm("xy")["choices"][0]["text"] == "abc"
-    with pytest.raises(
-        LatentKVError, match=r"\[stream\] expected to be the latest call of its Llama; got another call"
-    ):
-        next(first)
-
-
 def test_interrupted_decode_keeps_what_is_cached(scripted: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = scripted()
     decode = llm.session.decode

@@ -115,6 +115,48 @@ def test_forecast_is_what_a_session_allocates(run: Any, latent_gguf: Path) -> No
         assert llama.kv_bytes()["total"] == row["total"]
 
 
+def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> None:
+    forecast = {}
+    for layers in (0, 99):
+        done = run("info", latent_gguf, "--kv", "q3", "-c", 512, "-ngl", layers, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        forecast[layers] = json.loads(done.stdout)["forecast"][-1]
+    assert forecast[99]["total"] == forecast[0]["total"]
+    assert 0 < forecast[99]["weights"] <= forecast[0]["weights"]
+    assert forecast[99]["compute"] != forecast[0]["compute"]
+    assert "memory on the GPU: weights" in run("info", latent_gguf, "-ngl", 99).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--no-kv-rotate"], "[latentkv info] unrecognized arguments: --no-kv-rotate"),
+        (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
+        (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
+        (["-ngl", 3], "[gpu] expected 0 or at least 8, all layers of this model, for -ngl / n_gpu_layers"),
+    ],
+)
+def test_info_refuses_what_changes_nothing(
+    run: Any, latent_gguf: Path, arguments: list[Any], message: str
+) -> None:
+    done = run("info", latent_gguf, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_require_fused_is_kept(run: Any, latent_gguf: Path) -> None:
+    from latentkv import _core
+
+    if _core.build_info()["cuda"]:
+        pytest.skip("a build with CUDA: the GPU that is asked for may be there")
+    for command in (["chat", "-p", "x", "-n", 1], ["bench", "-p", 4, "-n", 1, "-r", 1]):
+        done = run(command[0], latent_gguf, *command[1:], "-ngl", 99, "--require-fused")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: [require_fused] expected fused attention on the GPU")
+        assert done.stderr.count("\n") == 1
+
+
 def test_bench(run: Any, latent_gguf: Path) -> None:
     args = ["bench", latent_gguf, "-p", 16, "-n", 4, "-d", "0,256", "--kv", "f16,q8/q4", "-r", 2, "-t", 1]
     done = run(*args, "--json")

@@ -7,7 +7,8 @@ import datetime
 import pytest
 
 from latentkv import LatentKVError
-from latentkv.template import CHATML, ChatTemplate
+from latentkv.chat_formats import BUILT_IN, CHATML
+from latentkv.template import ChatTemplate
 
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 
@@ -21,6 +22,37 @@ def test_chatml() -> None:
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not render(CHATML, add_generation_prompt=False).endswith("assistant\n")
+
+
+TALK = [*ASK, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama-2", "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhy? [/INST] So. </s><s>[INST] And? [/INST]"),
+        (
+            "llama-3",
+            "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nSo.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            "gemma",
+            "<s><start_of_turn>user\nBe brief.\n\nWhy?<end_of_turn>\n<start_of_turn>model\nSo.<end_of_turn>\n"
+            "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n",
+        ),
+        ("mistral-instruct", "<s>[INST] Be brief.\n\nWhy? [/INST] So.</s>[INST] And? [/INST]"),
+    ],
+)
+def test_formats_by_name(name: str, text: str) -> None:
+    assert render(BUILT_IN[name][0], TALK) == text  # type: ignore[arg-type]
+    alone = render(BUILT_IN[name][0], TALK[1:2])  # type: ignore[arg-type]
+    assert "Why?" in alone
+    assert "brief" not in alone
+    assert "SYS" not in alone
 
 
 def test_special_tokens_and_block_trimming() -> None:

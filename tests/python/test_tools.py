@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from latentkv import LatentKVError, LlamaGrammar
+from latentkv.chat_prompt import called_at_once
 from latentkv.template import ChatTemplate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -339,3 +341,17 @@ def test_any_json_object(demo_llm: Any) -> None:
         temperature=0,
     )
     assert json.loads(out["choices"][0]["message"]["content"]) == {"a": 1}
+
+
+@pytest.mark.parametrize("source", [THINKING, BARE_JSON])
+def test_a_required_call_comes_at_once(source: str) -> None:
+    rendered = ChatTemplate(source, "<s>", "</s>").apply(ASK, tools=[WEATHER], tool_choice="required")
+    assert rendered.grammar is not None
+    assert re.search(r"^root .*until-\d+\? tool-call", rendered.grammar.text, re.MULTILINE)
+    text = called_at_once(rendered.grammar).text
+    root = next(line for line in text.splitlines() if line.startswith("root ::="))
+    assert re.search(r"until-\d+\? tool-call", root) is None
+    assert root.endswith(("tool-call", "tool-calls"))
+    assert ("<think>" in root) == (source == THINKING)
+    once = called_at_once(rendered.grammar, once=True).text
+    assert ("(tool-call space)+" in text, "(tool-call space)+" in once) == (source == THINKING, False)

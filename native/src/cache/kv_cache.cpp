@@ -169,7 +169,7 @@ void KvCache::check_blocks() const {
         fail("recent", "expected recent tokens, --recent 1 or more, beside ", format,
              ", as a block waits there until it is full; got none");
     }
-    if (device_ != nullptr) {
+    if (options_.on_gpu) {
         fail("kv k", "expected a format of single tokens on a GPU; choose --kv q8 … q2 or -ngl 0; got ", format);
     }
 }

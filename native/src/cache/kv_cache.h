@@ -58,6 +58,7 @@ struct KvCacheOptions {
     std::optional<Format> v_format;
     std::vector<Format> k_plan;  // a format per segment, all layers and groups in order; empty: the file's plan
     std::vector<Format> v_plan;
+    bool on_gpu = false;  // rows are a GPU's, which does not take every format
 
     bool keeps_recent() const { return recent > 0 || recent_ratio > 0; }
     int window(int length) const;  // latest tokens that a sequence of `length` tokens keeps out of the middle region

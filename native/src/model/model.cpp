@@ -91,7 +91,7 @@ std::vector<float> to_floats(const ggml_tensor* tensor) {
 }
 
 Model::Model(const std::string& path, const ModelOptions& options)
-    : path_(path), file_(open_model_file(path, options.latent_path, options.use_mmap)) {
+    : path_(path), options_(options), file_(open_model_file(path, options.latent_path, options.use_mmap)) {
     if (!options.vocab_only) {
         hparams_ = read_hparams(file_);
     }
@@ -107,7 +107,7 @@ Model::Model(const std::string& path, const ModelOptions& options)
     if (!options.latent_path.empty()) {
         fit_base_tensors(file_, hparams_, cache_spec_);
     }
-    load_tensors(options);
+    load_tensors();
 }
 
 uint64_t Model::content_fingerprint() const {
@@ -145,7 +145,7 @@ ggml_tensor* Model::tensor(const std::string& name, std::initializer_list<int64_
     return found;
 }
 
-void Model::load_tensors(const ModelOptions& options) {
+void Model::load_tensors() {
     context_.reset(ggml_init({ggml_tensor_overhead() * (file_.tensors().size() + 1), nullptr, true}));
     // ggml wants the whole span that its tensors point into; it never writes to weights
     for (const auto& span : file_.spans()) {
@@ -184,29 +184,38 @@ void Model::load_tensors(const ModelOptions& options) {
         load_layer(il);
     }
     token_rows_ = static_cast<const char*>(token_embd_->data);
-    if (options.n_gpu_layers != 0) {
-        gpu_memory_ = lkv::gpu_memory(gpu_absent_);
-        if (gpu_memory_ == nullptr) {
-            log(LogLevel::warning, "[gpu] expected a GPU for n_gpu_layers ", options.n_gpu_layers, "; got none (",
-                gpu_absent_, "); every layer runs on the CPU");
-        } else if (options.n_gpu_layers > 0 && options.n_gpu_layers < h.n_layer) {
-            fail("gpu", "expected 0 or at least ", h.n_layer,
-                 ", all layers of this model, for -ngl / n_gpu_layers; got ", options.n_gpu_layers);
-        }
-    } else {
-        lkv::gpu_memory(gpu_absent_);
-        if (gpu_absent_.empty()) gpu_absent_ = "not asked for, see -ngl";
+    place_weights();
+}
+
+void Model::place_weights() {
+    if (!describe_only()) {
+        ggml_backend_buffer_type_t const memory = lkv::gpu_memory(gpu_absent_);
+        if (gpu_asked()) gpu_memory_ = memory;
+        if (!gpu_asked() && gpu_absent_.empty()) gpu_absent_ = "not asked for, see -ngl";
     }
-    if (gpu_memory_ != nullptr) {
-        // see Builder::expands_keys
-        for (LayerWeights& l : layers_) {
-            if (l.attn_q_e == nullptr || h.head_dim > most_expanded_head) continue;
-            if (l.attn_q_e->ne[1] >= 2 * int64_t{h.head_dim}) l.k_b = to_floats(l.attn_q_e);
-        }
-        move_weights_to_gpu();
-    } else {
-        repack_weights();
+    if (!on_gpu()) {
+        if (!describe_only()) repack_weights();
+        return;
     }
+    const int n_layer = hparams_.n_layer;
+    if (options_.n_gpu_layers > 0 && options_.n_gpu_layers < n_layer) {
+        fail("gpu", "expected 0 or at least ", n_layer, ", all layers of this model, for -ngl / n_gpu_layers; got ",
+             options_.n_gpu_layers);
+    }
+    // see Builder::expands_keys
+    for (LayerWeights& l : layers_) {
+        if (l.attn_q_e == nullptr || hparams_.head_dim > most_expanded_head) continue;
+        if (l.attn_q_e->ne[1] >= 2 * int64_t{hparams_.head_dim}) l.k_b = to_floats(l.attn_q_e);
+    }
+    if (!describe_only()) move_weights_to_gpu();
+}
+
+void Model::warn_if_gpu_absent() const {
+    if (!gpu_asked() || gpu_memory_ != nullptr) return;
+    std::call_once(gpu_warning_once_, [this] {
+        log(LogLevel::warning, "[gpu] expected a GPU for n_gpu_layers ", options_.n_gpu_layers, "; got none (",
+            gpu_absent_, "); every layer runs on the CPU");
+    });
 }
 
 void Model::load_layer(int il) {
@@ -388,14 +397,20 @@ void Model::repack_weights() {
     }
 }
 
-// Everything but the token table (which the host looks up), unless it is the output too.
+// The token table, which the host looks up, unless it is the output too.
+bool Model::is_on_host(const ggml_tensor* weight) const { return weight == token_embd_ && output_ != token_embd_; }
+
+size_t Model::resident_bytes() const {
+    return size_bytes_ - (on_gpu() && is_on_host(token_embd_) ? ggml_nbytes(token_embd_) : 0);
+}
+
 void Model::move_weights_to_gpu() {
     const size_t alignment = ggml_backend_buft_get_alignment(gpu_memory_);
     std::vector<ggml_tensor*> weights;
     size_t bytes = 0;
     for (ggml_tensor* t = ggml_get_first_tensor(context_.get()); t != nullptr;
          t = ggml_get_next_tensor(context_.get(), t)) {
-        if (t == token_embd_ && output_ != token_embd_) {
+        if (is_on_host(t)) {
             continue;
         }
         weights.push_back(t);

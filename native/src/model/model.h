@@ -82,6 +82,8 @@ struct ModelOptions {
     bool use_mmap = true;
     bool vocab_only = false;
     int n_gpu_layers = 0;  // 0: CPU; every layer and the output, or more: GPU
+    // sizes and forecasts alone, of a GPU that need not be there: weights stay in the file, no session runs
+    bool describe_only = false;
 };
 
 class Model {
@@ -99,6 +101,12 @@ public:
     // The GPU's memory, where the weights are; null: they are on the CPU.
     ggml_backend_buffer_type_t gpu_memory() const { return gpu_memory_; }
     const std::string& gpu_absent() const { return gpu_absent_; }  // why there is none
+    bool gpu_asked() const { return options_.n_gpu_layers != 0; }
+    bool describe_only() const { return options_.describe_only; }
+    // Whether this model's graphs are a GPU's: those of a session, or those that are forecast.
+    bool on_gpu() const { return gpu_memory_ != nullptr || (describe_only() && gpu_asked()); }
+    // Once for a model: that a GPU was asked for and the CPU runs it.
+    void warn_if_gpu_absent() const;
 
     // Rows of the token table, on the host. out: [tokens.size(), n_embd]
     void embed(std::span<const int32_t> tokens, float* out) const;
@@ -115,6 +123,8 @@ public:
     uint64_t content_fingerprint() const;
 
     size_t size_bytes() const { return size_bytes_; }
+    // Of the weights where they are computed with: a GPU has no token table, unless it is the output too.
+    size_t resident_bytes() const;
     size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
     int64_t n_params() const { return n_params_; }
 
@@ -122,7 +132,9 @@ private:
     mutable std::once_flag fingerprint_once_;
     mutable uint64_t fingerprint_ = 0;
 
-    void load_tensors(const ModelOptions& options);
+    void load_tensors();
+    void place_weights();
+    bool is_on_host(const ggml_tensor* weight) const;
     ggml_tensor* optional_tensor(const std::string& name, std::initializer_list<int64_t> ne);
     ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);
     void load_layer(int il);
@@ -132,6 +144,8 @@ private:
     void move_weights_to_gpu();
 
     std::string path_;
+    ModelOptions options_;
+    mutable std::once_flag gpu_warning_once_;
     GgufFile file_;
     HParams hparams_;
     CacheSpec cache_spec_;

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int longest_exact_ubatch = 128;
 
-std::optional<Format> parse_kv(const char* flag, const std::string& name) {
+// in_blocks: whether the rows may be of blocks of tokens, which are the middle's K alone.
+std::optional<Format> parse_kv(const char* flag, const std::string& name, bool in_blocks) {
     if (name.empty()) {
         return std::nullopt;
     }
@@ -21,6 +22,7 @@ std::optional<Format> parse_kv(const char* flag, const std::string& name) {
     if (!format || *format == Format::none) {
         std::string known;
         for (int f = 1; f < n_formats; f++) {
+            if (format_in_blocks(static_cast<Format>(f)) && !in_blocks) continue;
             known += known.empty() ? "" : " ";
             known += format_name(static_cast<Format>(f));
         }
@@ -89,11 +91,31 @@ ggml_backend_buffer_type_t memory(const Model& model) {
     return model.gpu_memory() != nullptr ? model.gpu_memory() : ggml_backend_cpu_buffer_type();
 }
 
+// Errors: Error where no session can run so, before anything of one is allocated.
+std::shared_ptr<const Model> runnable(std::shared_ptr<const Model> model, const SessionOptions& options) {
+    if (model->describe_only()) {
+        fail("session", "expected a model to run; got one opened with describe_only");
+    }
+    if (options.require_fused) {
+        const char* const where = model->gpu_asked() ? "the GPU" : "the CPU";
+        if (!options.fused) {
+            fail("require_fused", "expected fused attention on ", where,
+                 "; got stock ggml operations; leave out --implementation reference");
+        }
+        if (model->gpu_asked() && model->gpu_memory() == nullptr) {
+            fail("require_fused", "expected fused attention on the GPU, as -ngl / n_gpu_layers asks; got the CPU (",
+                 model->gpu_absent(), "); use -ngl 0");
+        }
+    }
+    model->warn_if_gpu_absent();
+    return model;
+}
+
 }  // namespace
 
 // Whether tokens of a long ubatch may attend to each other's rows before these are stored: on a GPU, where exact rows are full ones.
 bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
-    return model.gpu_memory() != nullptr && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
+    return model.on_gpu() && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
            std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
                        [](const LayerCacheSpec& layer) { return layer.exact_is_full(); });
 }
@@ -104,6 +126,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
     cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
+    cache.on_gpu = model.on_gpu();
     cache.sink = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
     if (!(options.recent_ratio <= 1.0)) {
         fail("recent_ratio", "expected a ratio from 0 to 1; got ", options.recent_ratio);
@@ -112,8 +135,8 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.recent =
         options.recent < 0 ? (own_window ? 0 : spec.recent) : check_range("recent", options.recent, 0, 1 << 20);
     cache.recent_ratio = own_window ? std::max(0.0, options.recent_ratio) : static_cast<double>(spec.recent_ratio);
-    const auto sink = parse_kv("kv_sink", options.kv_sink);
-    const auto recent = parse_kv("kv_recent", options.kv_recent);
+    const auto sink = parse_kv("kv_sink", options.kv_sink, false);
+    const auto recent = parse_kv("kv_recent", options.kv_recent, false);
     cache.sink_format = {sink.value_or(spec.sink_format), sink.has_value()};
     cache.recent_format = {recent.value_or(spec.recent_format), recent.has_value()};
     if (cache.keeps_recent()) {
@@ -122,8 +145,11 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
         cache.exact_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
         if (!sees_own_rows(model, cache)) cache.n_ubatch = cache.exact_ubatch;
     }
-    cache.k_format = parse_kv("kv", options.kv_k.empty() ? options.kv : options.kv_k);
-    cache.v_format = parse_kv("kv", options.kv_v.empty() ? options.kv : options.kv_v);
+    const auto chosen = parse_kv("kv", options.kv, !cache.on_gpu);
+    const auto k_chosen = parse_kv("kv_k", options.kv_k, !cache.on_gpu);
+    const auto v_chosen = parse_kv("kv_v", options.kv_v, false);
+    cache.k_format = k_chosen ? k_chosen : chosen;
+    cache.v_format = v_chosen ? v_chosen : chosen;
     cache.k_plan = parse_plan("k_plan", options.k_plan);
     cache.v_plan = parse_plan("v_plan", options.v_plan);
     return cache;
@@ -139,6 +165,9 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
         prefill = *word;
     }
     if (prefill == Prefill::lazy) {
+        if (model.on_gpu() && !options.prefill.empty()) {
+            fail("prefill", "expected eager on a GPU; got lazy, which runs on the CPU only; use -ngl 0");
+        }
         if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
             fail("prefill", "expected eager, as ", obstacle, "; got lazy");
         }
@@ -146,9 +175,13 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
     return prefill;
 }
 
+// A file that asks for it is prefilled eagerly on a GPU.
+static bool prefills_lazily(const Model& model, const SessionOptions& options) {
+    return prefill_option(model, options) == Prefill::lazy && !model.on_gpu();
+}
+
 size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options) {
-    const bool lazy = prefill_option(model, options) == Prefill::lazy;
-    if (!lazy) {
+    if (!prefills_lazily(model, options)) {
         return 0;
     }
     return lazy_prefill_bytes(model,
@@ -166,7 +199,7 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
     GraphShape shape;
     shape.n_tokens = kv.n_ubatch;
     shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
-    shape.on_gpu = model.gpu_memory() != nullptr;
+    shape.on_gpu = model.on_gpu();
     const auto reserve = [&](const ExactRows* exact) {
         const std::unique_ptr<Graph> graph = build_graph(model, cache, ropes, constants, batch, shape, exact);
         const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
@@ -181,7 +214,7 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
         most = std::max(most, reserve(nullptr));
         shape.n_tokens = n_ubatch;
     }
-    const bool lazy = prefill_option(model, options) == Prefill::lazy;
+    const bool lazy = prefills_lazily(model, options);
     for (shape.layer = 0; lazy && shape.layer < model.hparams().n_layer; shape.layer++) {
         ExactRows exact;
         exact.spec = exact_layer_spec(model, shape.layer);
@@ -194,7 +227,7 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
-    : model_(std::move(model)),
+    : model_(runnable(std::move(model), options)),
       fused_(options.fused),
       prefill_(prefill_option(*model_, options)),
       n_threads_(thread_count("n_threads", options.n_threads)),
@@ -374,7 +407,7 @@ void Session::prepare_graph(const GraphShape& shape, const ExactRows* exact) {
     prepared_shape_ = shape;
     if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_->nodes)) {
         graph_.reset();
-        fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower n_ubatch");
+        fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower -ub / n_ubatch");
     }
     if (gpu_ != nullptr) {
         gpu_->prepare(*graph_);

@@ -36,8 +36,9 @@ struct SessionOptions {
     int sink = -1;          // -1: the file's default
     int recent = -1;        // a count or a ratio replaces the file's window, whichever it is
     double recent_ratio = -1;
-    std::string prefill;  // eager, lazy; empty: the file's default
-    bool fused = true;    // false: the stock-ggml expression
+    std::string prefill;         // eager, lazy; empty: the file's default
+    bool fused = true;           // false: the stock-ggml expression
+    bool require_fused = false;  // on the device that the model was asked to run on
 };
 
 KvCacheOptions cache_options(const Model& model, const SessionOptions& options);

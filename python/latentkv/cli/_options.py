@@ -44,8 +44,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     return args
 
 
-def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
-    """What Session takes, except its sizes; `kv` False where the command has its own --kv."""
+def add_cache(parser: argparse.ArgumentParser, kv: bool = True, rotate: bool = True) -> None:
+    """What Session takes, except its sizes; `kv` False where the command has its own --kv, `rotate` False
+    where nothing is stored."""
     group = parser.add_argument_group("cache")
     if kv:
         group.add_argument(
@@ -114,12 +115,13 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True) -> None:
         default="",
         help="a prompt attends to exact K and V, or to the compressed past (default: the file's)",
     )
-    group.add_argument(
-        "--no-kv-rotate",
-        dest="kv_rotate",
-        action="store_false",
-        help="quantize full K and V without the Hadamard rotation",
-    )
+    if rotate:
+        group.add_argument(
+            "--no-kv-rotate",
+            dest="kv_rotate",
+            action="store_false",
+            help="quantize full K and V without the Hadamard rotation",
+        )
 
 
 def add_compute(parser: argparse.ArgumentParser) -> None:
@@ -141,14 +143,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         help="threads for prefill (default: --threads)",
     )
     add_ubatch(group)
-    group.add_argument(
-        "-ngl",
-        "--gpu-layers",
-        type=number(ranges.N_GPU_LAYERS),
-        default=0,
-        metavar="N",
-        help="layers on the GPU (default: 0)",
-    )
+    add_gpu_layers(group, "layers on the GPU (default: 0)")
     group.add_argument(
         "--implementation",
         choices=["fused", "reference"],
@@ -156,7 +151,15 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         help="fused attention, or stock ggml operations",
     )
     group.add_argument(
-        "--require-fused", action="store_true", help="fail rather than run a slower implementation"
+        "--require-fused",
+        action="store_true",
+        help="refuse to run where attention would not be fused on the device that is asked for",
+    )
+
+
+def add_gpu_layers(group: Any, told: str) -> None:
+    group.add_argument(
+        "-ngl", "--gpu-layers", type=number(ranges.N_GPU_LAYERS), default=0, metavar="N", help=told
     )
 
 

@@ -13,7 +13,7 @@ from latentkv import factors, ranges
 from latentkv.arguments import Parser, number
 from latentkv.cli import _options as options
 from latentkv.cli._table import bytes_text, count_text
-from latentkv.errors import LatentKVError
+from latentkv.errors import LatentKVError, expected
 from latentkv.terminal import Block, show, table
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
@@ -25,11 +25,16 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
 
-    model = _core.Model(args.model, latent_path=args.latent)
+    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers, describe_only=True)
     n_ctx = args.ctx_size or model.n_ctx_train
     warn_of_window(model, args, n_ctx)
+    if args.gpu_layers and model.regions["prefill"] == "lazy" and not args.prefill:
+        told = "[prefill] expected eager on a GPU; got lazy, which runs on the CPU only"
+        print(f"warning: {told}: the forecast is of eager prefill", file=sys.stderr)
     report = {
-        "file": summary(model, args.model, args.latent, _core.build_info()["formats"]),
+        "file": summary(
+            model, args.model, args.latent, _core.build_info()["formats"], on_gpu=bool(args.gpu_layers)
+        ),
         "layers": planned_layers(model, args),
         "forecast": forecasts(model, args, n_ctx),
         "budgets": budgets(model, args),
@@ -57,7 +62,7 @@ def warn_of_window(model: Any, args: argparse.Namespace, n_ctx: int) -> None:
         )
 
 
-def summary(model: Any, path: str, latent_path: str, formats: list[str]) -> dict[str, Any]:
+def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu: bool) -> dict[str, Any]:
     """The file in a dozen facts."""
     metadata: Mapping[str, Any] = model.metadata
     return {
@@ -82,6 +87,7 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str]) -> dict
         "regions": dict(model.regions),
         "factor_bytes": model.factor_bytes,
         "added_weight_bytes": factors.added_bytes(model),
+        "gpu": on_gpu,
     }
 
 
@@ -147,7 +153,7 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
         formats = [("plan", {"kv": ""})] * has_plan + [(name, {"kv": name}) for name in names]
     contexts = sorted({max(1, n_ctx // 16), max(1, n_ctx // 4), n_ctx})
     regions = options.region_options(args)
-    return [
+    rows = [
         {
             "kv": label,
             "n_ctx": count,
@@ -156,6 +162,17 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
         for label, wanted in formats
         for count in contexts
     ]
+    require_effect(args, rows)
+    return rows
+
+
+def require_effect(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Refuses an option that changes none of the forecasts."""
+    regions = {region["name"] for row in rows for region in row["regions"]}
+    for name in ("sink", "recent"):
+        if getattr(args, f"kv_{name}") and name not in regions:
+            hint = f"pass --{name}, or leave it out"
+            raise expected(f"--kv-{name}", f"{name} tokens, whose format it is", "none", hint)
 
 
 def _cache(args: argparse.Namespace) -> dict[str, Any]:
@@ -170,7 +187,7 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
         "",
         *_layers(report["layers"], file),
         "",
-        *_memory(report["forecast"]),
+        *_memory(report["forecast"], file["gpu"]),
     ]
     if file["master"]:
         shown += ["", *_budgets(report["budgets"])]
@@ -299,7 +316,7 @@ def _ranks(ranks: list[int]) -> str:
     return shown if len(shown) <= 18 else f"{len(ranks)} of {min(ranks)}-{max(ranks)}"
 
 
-def _memory(forecast: list[dict[str, Any]]) -> list[Block]:
+def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
     contexts = sorted({row["n_ctx"] for row in forecast})
     lazy = any(row["prefill"] for row in forecast)
@@ -318,13 +335,16 @@ def _memory(forecast: list[dict[str, Any]]) -> list[Block]:
                 bytes_text(last["weights"] + last["total"] + last["compute"] + last["prefill"]),
             ]
         )
-    head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
+    where = "memory on the GPU" if on_gpu else "memory"
+    head = f"{where}: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
     last = max(forecast, key=lambda row: row["n_ctx"])
     head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
     slots = last["layer_slots"]
     if (n_windowed := sum(n < contexts[-1] for n in slots)) > 0:
         head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
         head += f"bytes/token are of all {contexts[-1]}"
+    if on_gpu:
+        head += "\nCUDA's own memory and the kernels' scratch come on top"
     caches = [f"cache at {count}" for count in contexts]
     columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return [head, table(columns, rows)]
@@ -362,6 +382,7 @@ def _parser() -> argparse.ArgumentParser:
         help="context to forecast (default: the trained one)",
     )
     options.add_ubatch(parser)
+    options.add_gpu_layers(parser, "forecast a GPU's memory, which need not be there (default: 0, the CPU's)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    options.add_cache(parser)
+    options.add_cache(parser, rotate=False)
     return parser

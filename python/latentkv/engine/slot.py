@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.answer import AnswerText, Piece
+from latentkv.closing import closing_of
 from latentkv.engine.request import Request, Ticket
 from latentkv.logprobs import TokenScore, best, log_softmax
 from latentkv.text import Utf8Stream
@@ -31,6 +32,7 @@ class Job:
         self.has_read = False  # all of the prompt
         self._model = model
         self._sampler = request.sampling.sampler(model)
+        self._closing = closing_of(model, request.sampling.grammar)
         self._text = AnswerText(request.stop)
         self._prompt = PromptScores(model, request) if request.scores_prompt else None
         self._begin = time.perf_counter()
@@ -79,12 +81,18 @@ class Job:
         else:
             timings.predicted_n += 1
             timings.predicted_s = now - self._begin
-        token = self._sampler.sample(logits)
+        may_be = logits
+        if self._closing is not None:
+            may_be = self._closing.applied(logits, self.hard_limit - progress.completion_tokens)
+        token = self._sampler.sample(may_be)
         self._sampler.accept(token)
         if self._model.is_eog(token) and not request.ignore_eos:
             return self._text.end("stop")
         progress.completion_tokens += 1
-        shown = self._text.push(self._scored(token, logits))
+        score = self._scored(token, logits)
+        if self._closing is not None:
+            self._closing.push(score.piece)
+        shown = self._text.push(score)
         if shown.finish_reason is None and progress.completion_tokens >= self.limit:
             end = self._text.end("length")
             shown = Piece(shown.text + end.text, shown.tokens + end.tokens, end.finish_reason)
