@@ -130,7 +130,10 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--no-kv-rotate"], "[latentkv info] unrecognized arguments: --no-kv-rotate"),
+        (
+            ["--no-kv-rotate"],
+            "[latentkv info] expected options as in latentkv info --help; got unrecognized arguments: --no-kv-rotate",
+        ),
         (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
         (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
         (["-ngl", 3], "[gpu] expected 0 or at least 8, all layers of this model, for -ngl / n_gpu_layers"),

@@ -84,8 +84,8 @@ def test_llama(scripted: Callable[..., Any], name: str, value: float) -> None:
 
 def test_chat_format_is_refused_at_once(scripted: Callable[..., Any]) -> None:
     wanted = (
-        r"^\[chat_format\] expected None \(the file's own\) or one of chatml, chatml-function-calling; "
-        r"got 'nope'; pass chat_template$"
+        r"^\[chat_format\] expected None \(the file's own\) or one of chatml, chatml-function-calling, "
+        r"llama-2, llama-3, gemma, mistral-instruct; got 'nope'; pass chat_template$"
     )
     with pytest.raises(LatentKVError, match=wanted):
         scripted(chat_format="nope")
