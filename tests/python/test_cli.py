@@ -132,7 +132,8 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
     [
         (
             ["--no-kv-rotate"],
-            "[latentkv info] expected options as in latentkv info --help; got unrecognized arguments: --no-kv-rotate",
+            "[latentkv info] expected options as in latentkv info --help; got unrecognized arguments: "
+            "--no-kv-rotate",
         ),
         (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
         (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
