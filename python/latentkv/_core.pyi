@@ -77,8 +77,9 @@ class Model:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Per layer {"k": t, "v": t}; t = {"path", "form": "a" or "e", "group", "ranks": [...], "segments":
-        [[widths], ...], "formats": [[...], ...] or None, "energy": float or None}."""
+        """Per layer {"k": t, "v": t, "exact": whether sink and recent tokens are exact in it}; t = {"path",
+        "form": "a" or "e", "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or
+        None, "energy": float or None}."""
     @property
     def master(self) -> dict[str, Any] | None:
         """None, or what another plan is chosen from: {"formats": [n_formats], "context", "drop_penalty",

@@ -74,11 +74,12 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
     }
     for (int il = 0; il < hparams.n_layer; il++) {
         exact_is_full_.push_back(spec.layers[static_cast<size_t>(il)].exact_is_full());
+        keeps_exact_.push_back(spec.layers[static_cast<size_t>(il)].keeps_exact);
     }
-    const auto everywhere = [](int) { return true; };
+    const auto exact = [this](int il) { return keeps_exact_[static_cast<size_t>(il)]; };
     if (options_.sink > 0) {
         regions_.push_back(
-            make_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, everywhere));
+            make_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, exact));
     }
     if (options_.keeps_recent()) {
         const int share = static_cast<int>(std::ceil(options_.recent_ratio * options_.n_ctx));
@@ -86,7 +87,7 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
                               std::min(options_.n_ubatch, options_.exact_ubatch);
         regions_.push_back(make_region(hparams, spec, "recent",
                                        static_cast<int>(std::min<int64_t>(slots, options_.n_ctx)),
-                                       options_.recent_format, everywhere));
+                                       options_.recent_format, exact));
     }
     add_middle(hparams, spec);
     if (allocate) {
@@ -96,13 +97,22 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
 
 void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
     in_ring_.assign(static_cast<size_t>(hparams.n_layer), false);
+    ring_is_all_ = std::find(keeps_exact_.begin(), keeps_exact_.end(), false) != keeps_exact_.end();
+    const auto inside = [this](int il) { return in_ring(il); };
     const auto outside = [this](int il) { return !in_ring(il); };
-    regions_.push_back(make_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, outside));
+    const auto make_middle = [&] {
+        return make_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, outside);
+    };
+    int n_slots = ring_is_all_ ? choose_ring(hparams) : 0;
+    regions_.push_back(make_middle());
     if (in_blocks()) {
         check_blocks();
-    } else if (const int n_slots = choose_ring(hparams); n_slots > 0) {
-        regions_.back() = make_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, outside);
-        ring_ = make_region(hparams, spec, "ring", n_slots, std::nullopt, [this](int il) { return in_ring(il); });
+    } else if (!ring_is_all_ && (n_slots = choose_ring(hparams)) > 0) {
+        regions_.back() = make_middle();
+    }
+    if (n_slots > 0) {
+        ring_ = make_region(hparams, spec, "ring", n_slots, std::nullopt, inside);
+        check_ring_formats();
     }
     for (int il = 0; il < hparams.n_layer; il++) {
         f16_bytes_ += 2.0 * 2.0 * hparams.width_kv() * cells(n_regions() - 1, il).capacity();
@@ -145,7 +155,7 @@ KvCache::Region KvCache::make_region(const HParams& hparams, const CacheSpec& sp
                                 options_.v_format);
         layer.k = layer.k_plan.view();
         layer.v = layer.v_plan.view();
-        blocks = blocks || lkv::in_blocks(layer.k);
+        blocks = blocks || (holds(il) && lkv::in_blocks(layer.k));
         const size_t rows = holds(il) ? static_cast<size_t>(n_slots) : 0;
         const size_t k_bytes = static_cast<size_t>(layer.k.row_bytes) * rows;
         const size_t v_bytes = static_cast<size_t>(layer.v.row_bytes) * rows;
@@ -171,6 +181,14 @@ void KvCache::check_blocks() const {
     }
     if (options_.on_gpu) {
         fail("kv k", "expected a format of single tokens on a GPU; choose --kv q8 … q2 or -ngl 0; got ", format);
+    }
+}
+
+void KvCache::check_ring_formats() const {
+    if (ring_->cells.block() > 1) {
+        fail("kv k",
+             "expected a format of single tokens, as layers with a sliding window keep no recent tokens, among which ",
+             "blocks of 32 (c8 … c2) wait; choose --kv q8 … q2; got blocks");
     }
 }
 
@@ -236,7 +254,8 @@ RegionView KvCache::view(int region, int layer) const {
     const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
     uint8_t* const rows = r.storage == nullptr ? nullptr : r.storage->data();  // null in a forecast
-    return {rows + l.k_offset, rows + l.v_offset, r.cells.pos_data(), r.cells.seq_data(), r.cells.end(), l.k, l.v};
+    const int n_slots = l.held ? r.cells.end() : 0;
+    return {rows + l.k_offset, rows + l.v_offset, r.cells.pos_data(), r.cells.seq_data(), n_slots, l.k, l.v};
 }
 
 const RowLayout& KvCache::k_layout(int region, int layer) const {

@@ -11,7 +11,8 @@
 //
 // Layers with a sliding window have their rows of the middle in the ring: slots for as many tokens as the windows of all
 // sequences hold and a ubatch. It is filled anew when tokens have left every sequence's window (ring.cpp). The middle's cells
-// still say which tokens there are.
+// still say which tokens there are. A layer that keeps no exact tokens (LayerCacheSpec::keeps_exact) has all of its rows in the
+// ring, whatever regions their tokens live in; where there is one the ring is for such layers alone.
 #pragma once
 
 #include <cstdint>
@@ -72,7 +73,7 @@ constexpr int demotion_batch = 32;  // tokens moved from recent to middle at onc
 struct SlotRef {
     int region;
     int slot;
-    int ring = -1;  // of a token in the middle: its slot in the ring; -1: none
+    int ring = -1;  // its slot in the ring, -1: none
 };
 
 // A token that leaves recent for the middle.
@@ -123,6 +124,9 @@ public:
     // For demotions on the host; null while none is needed. It outlives the cache.
     void set_encoder(RowEncoder* encoder) { encoder_ = encoder; }
 
+    // Whether a region has rows of this layer: the middle (or the ring in its place) always, sink and recent where it keeps exact tokens.
+    bool holds(int region, int layer) const { return region_of(region, layer).layers[static_cast<size_t>(layer)].held; }
+
     // Whether a region's rows are full ones in this layer, beside latents in the middle.
     bool is_full(int region, int layer) const {
         return exact_is_full_[static_cast<size_t>(layer)] && region < n_regions() - 1;
@@ -131,12 +135,17 @@ public:
     // Whether a layer's rows of the middle are in the ring.
     bool in_ring(int layer) const { return in_ring_[static_cast<size_t>(layer)]; }
     bool has_ring() const { return ring_.has_value(); }
+    // Whether the ring's layers keep no exact tokens: then it holds those of every region, else those of the middle.
+    bool ring_is_all() const { return ring_is_all_; }
     const Cells& ring() const { return ring_->cells; }
     int ring_window() const { return ring_window_; }  // the longest window of a layer in it, 0: none is
 
     // The kernel's view of one layer; stays valid until slots change.
-    // Where a decoded token's rows go, sinks and a full window aside.
-    int entered_region() const { return region_index("recent") >= 0 ? region_index("recent") : n_regions() - 1; }
+    // Where a decoded token's rows of a layer go, sinks and a full window aside.
+    int entered_region(int layer) const {
+        const int recent = region_index("recent");
+        return recent >= 0 && holds(recent, layer) ? recent : n_regions() - 1;
+    }
     RegionView view(int region, int layer) const;
     uint8_t* k_row(int region, int layer, int slot);
     uint8_t* v_row(int region, int layer, int slot);
@@ -144,9 +153,11 @@ public:
     const RowLayout& v_layout(int region, int layer) const;
     const Cells& cells(int region) const { return regions_[static_cast<size_t>(region)].cells; }
     const Cells& cells(int region, int layer) const { return region_of(region, layer).cells; }
-    // Where a token's row of this layer is; -1: nowhere, no query of the layer sees it again.
-    int slot_of(const SlotRef& at, int layer) const {
-        return at.region == n_regions() - 1 && in_ring(layer) ? at.ring : at.slot;
+    // Region and slot of a token's row of this layer; slot -1: nowhere, no query of the layer sees it again.
+    SlotRef row_of(const SlotRef& at, int layer) const {
+        const int middle = n_regions() - 1;
+        if (!in_ring(layer) || (at.region != middle && !ring_is_all_)) return {at.region, at.slot};
+        return {middle, at.ring};
     }
 
     // Slots for new tokens (positions must be new in their sequence). Errors: Error when fewer than pos.size() cells are free,
@@ -228,6 +239,9 @@ private:
 
     // The ring (ring.cpp). Which layers are in it, of so many slots; 0: none is.
     int choose_ring(const HParams& hparams);
+    bool enters_ring(int region) const { return ring_ && (ring_is_all_ || region == n_regions() - 1); }
+    // Of a batch that settles, how many of each sequence's latest tokens go to the ring.
+    int ring_share(size_t n_tokens) const;
     std::vector<int32_t> next_positions() const;  // [max_sequences] one past a sequence's latest token
     // Whether some sequence that holds the token will see it again in a window.
     bool is_seen_again(int32_t pos, uint64_t seq_mask, std::span<const int32_t> next) const;
@@ -243,7 +257,8 @@ private:
     template <typename F>
     Region make_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
                        std::optional<RegionFormat> format, F&& holds) const;
-    void check_blocks() const;                                       // Error where there may be none
+    void check_blocks() const;  // Error where there may be none
+    void check_ring_formats() const;
     void add_middle(const HParams& hparams, const CacheSpec& spec);  // and the ring
     void allocate_regions();
     const Region& region_of(int region, int layer) const {
@@ -268,11 +283,13 @@ private:
     CacheDevice* device_;
     RowEncoder* encoder_ = nullptr;
     std::vector<bool> exact_is_full_;  // of every layer
+    std::vector<bool> keeps_exact_;
     uint64_t cells_version_ = 0;
     std::vector<Region> regions_;
     std::optional<Region> ring_;
     std::vector<bool> in_ring_;  // of every layer
     int ring_window_ = 0;
+    bool ring_is_all_ = false;
     double f16_bytes_ = 0;
 };
 

@@ -47,13 +47,12 @@ std::vector<SlotRef> KvCache::claim_settled(std::span<const int32_t> pos, std::s
         int32_t& first = first_recent[static_cast<size_t>(seq[i])];
         first = std::max(first, pos[i] + 1 - options_.window(pos[i] + 1));
     }
-    // of each sequence so many go to the ring as it has slots for one: all that its next token sees
-    const int ring_share = ring_ ? ring_->cells.capacity() / options_.n_seq_max : 0;
+    const int share = ring_share(pos.size());  // all that a sequence's next token sees
     std::vector<int32_t> last(max_sequences, -1);
     for (size_t i = 0; i < pos.size(); i++) {
         last[static_cast<size_t>(seq[i])] = pos[i];
     }
-    const auto in_reach = [&](size_t i) { return last[static_cast<size_t>(seq[i])] - pos[i] < ring_share; };
+    const auto in_reach = [&](size_t i) { return last[static_cast<size_t>(seq[i])] - pos[i] < share; };
     if (ring_) {
         int n = 0;
         for (size_t i = 0; i < pos.size(); i++) n += in_reach(i) ? 1 : 0;
@@ -65,7 +64,6 @@ std::vector<SlotRef> KvCache::claim_settled(std::span<const int32_t> pos, std::s
     };
     const auto take = [&](int region, size_t i) {
         slots[i] = {region, regions_[static_cast<size_t>(region)].cells.claim(pos[i], bit(seq[i]))};
-        if (ring_ && region == middle && in_reach(i)) slots[i].ring = ring_->cells.claim(pos[i], bit(seq[i]));
     };
     std::vector<std::vector<size_t>> waiting(max_sequences);  // tokens of each sequence that go to blocks
     for (size_t i = 0; i < pos.size(); i++) {
@@ -95,6 +93,9 @@ std::vector<SlotRef> KvCache::claim_settled(std::span<const int32_t> pos, std::s
             }
         }
     }
+    for (size_t i = 0; i < pos.size(); i++) {
+        if (enters_ring(slots[i].region) && in_reach(i)) slots[i].ring = ring_->cells.claim(pos[i], bit(seq[i]));
+    }
     return slots;
 }
 
@@ -118,7 +119,7 @@ std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<cons
             refuse_recent(slots, pos.size() - i);
         }
         slots.push_back({target, regions_[static_cast<size_t>(target)].cells.claim(pos[i], bit(seq[i]))});
-        if (ring_ && target == middle) {
+        if (enters_ring(target)) {
             slots.back().ring = ring_->cells.claim(pos[i], bit(seq[i]));
         }
     }
@@ -207,7 +208,8 @@ std::vector<RowMove> KvCache::claim_moves(std::span<const int> old) {
     Cells& middle = regions_.back().cells;
     std::vector<int32_t> next;
     const auto seen_again = [&](int slot) { return is_seen_again(recent.pos(slot), recent.seq(slot), next); };
-    if (ring_) {
+    const bool enters = ring_ && !ring_is_all_;  // those of a ring for all tokens are there already
+    if (enters) {
         next = next_positions();
         make_ring_room(static_cast<int>(std::count_if(old.begin(), old.end(), seen_again)));
     }
@@ -217,7 +219,7 @@ std::vector<RowMove> KvCache::claim_moves(std::span<const int> old) {
             break;
         }
         const int target = middle.claim(recent.pos(slot), recent.seq(slot));
-        const bool rings = ring_ && seen_again(slot);
+        const bool rings = enters && seen_again(slot);
         moved.push_back({slot, target, rings ? ring_->cells.claim(recent.pos(slot), recent.seq(slot)) : -1});
     }
     return moved;
@@ -274,6 +276,7 @@ std::vector<RowMove> KvCache::demote_blocks(std::span<const int> old) {
             }
             const std::span<const int> block(&slots[first], block_slots);
             for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
+                if (in_ring(il)) continue;
                 if (is_full(from, il)) {
                     write_block(k_layout(to, il), middle_values(il, false, block).data(), k_row(to, il, target));
                     encode_rows(il, true, std::span(moved).last(block_slots));

@@ -1,5 +1,5 @@
-// The ring: the middle of layers with a sliding window, as many slots as their windows need. Its tokens are those of the middle
-// that some sequence's next token may see in the longest of these windows, and as many older ones as there is room for: what is
+// The ring: the middle of layers with a sliding window, as many slots as their windows need. Its tokens are those of the middle (of every
+// region, where its layers keep no exact tokens) that some sequence's next token may see in the longest of these windows, and as many older ones as there is room for: what is
 // removed from the end of a sequence brings them back into sight.
 #include <algorithm>
 
@@ -24,18 +24,23 @@ void each_sequence(uint64_t mask, F&& visit) {
 }  // namespace
 
 int KvCache::choose_ring(const HParams& hparams) {
+    const int64_t whole = whole_tiles(options_.n_ctx);
     const auto slots = [this](int window) {
         return whole_tiles(int64_t{window} * options_.n_seq_max + options_.n_ubatch);
     };
     const auto& layers = hparams.block.layers;
-    const auto fits = [&](int window) { return window > 0 && slots(window) < whole_tiles(options_.n_ctx); };
-    for (const LayerAttention& layer : layers) {
-        if (fits(layer.window)) ring_window_ = std::max(ring_window_, layer.window);
-    }
     for (size_t il = 0; il < layers.size(); il++) {
-        in_ring_[il] = fits(layers[il].window);
+        const int window = layers[il].window;
+        in_ring_[il] = ring_is_all_ ? !keeps_exact_[il] : window > 0 && slots(window) < whole;
+        if (in_ring_[il]) ring_window_ = std::max(ring_window_, window);
     }
-    return ring_window_ == 0 ? 0 : static_cast<int>(slots(ring_window_));
+    return ring_window_ == 0 ? 0 : static_cast<int>(std::min(slots(ring_window_), whole));
+}
+
+int KvCache::ring_share(size_t n_tokens) const {
+    if (!ring_) return 0;
+    if (n_tokens <= static_cast<size_t>(options_.n_ubatch)) return options_.n_ubatch;  // they may see each other there
+    return std::max(ring_window_, ring_->cells.capacity() / options_.n_seq_max);
 }
 
 std::vector<int32_t> KvCache::next_positions() const {
@@ -87,7 +92,7 @@ void KvCache::make_ring_room(int n) {
 bool KvCache::ring_is_complete() const {
     const std::vector<int32_t> next = next_positions();
     std::vector<int> missing(max_sequences,
-                             0);  // of the tokens in a window those of the middle, less those of the ring
+                             0);  // of the tokens in a window those that the ring is for, less those it has
     const auto count = [&](const Cells& cells, int one) {
         for (int slot = 0; slot < cells.end(); slot++) {
             each_sequence(cells.seq(slot), [&](int s) {
@@ -95,7 +100,7 @@ bool KvCache::ring_is_complete() const {
             });
         }
     };
-    count(regions_.back().cells, 1);
+    for (size_t r = ring_is_all_ ? 0 : regions_.size() - 1; r < regions_.size(); r++) count(regions_[r].cells, 1);
     count(ring_->cells, -1);
     return std::all_of(missing.begin(), missing.end(), [](int n) { return n == 0; });
 }

@@ -454,7 +454,8 @@ void Builder::build() {
     if (!shape_.fused) {
         graph_.reference.n_slots = shape_.n_slots;
         graph_.ring_reference.n_slots = shape_.n_ring_slots;
-        graph_.reference.n_exact = graph_.ring_reference.n_exact = shape_.n_exact;
+        graph_.reference.n_exact = shape_.n_exact;
+        graph_.ring_reference.n_exact = cache_.ring_is_all() ? 0 : shape_.n_exact;
         for (int il = first_layer(); il < end_layer(); il++) {
             ReferenceInputs& inputs = reference_of(il);
             ggml_tensor*& mask = inputs.masks[h_.block.layers[static_cast<size_t>(il)].window];

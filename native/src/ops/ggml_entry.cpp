@@ -15,21 +15,20 @@ void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const int n_jobs = 2 * static_cast<int>(batch.slots.size());
     for (int job = ith; job < n_jobs; job += nth) {
         const int token = job / 2;
-        const SlotRef to = batch.slots[static_cast<size_t>(token)];
+        const SlotRef to = node.cache->row_of(batch.slots[static_cast<size_t>(token)], node.row_layer);
         const bool value = job % 2 == 1;
-        const int slot = node.cache->slot_of(to, node.row_layer);
-        if (slot < 0) continue;  // no query of this layer sees the token
+        if (to.slot < 0) continue;  // no query of this layer sees the token
         const bool full = node.cache->is_full(to.region, node.row_layer);
         const ggml_tensor* const source = dst->src[(full ? 0 : node.latent_source) + (value ? 1 : 0)];
         const auto* row =
             reinterpret_cast<const float*>(static_cast<const char*>(source->data) + token * source->nb[1]);
         if (value) {
             write_row(node.cache->v_layout(to.region, node.row_layer), row,
-                      node.cache->v_row(to.region, node.row_layer, slot));
+                      node.cache->v_row(to.region, node.row_layer, to.slot));
         } else if (const RowLayout& layout = node.cache->k_layout(to.region, node.row_layer); in_blocks(layout)) {
             std::copy_n(row, layout.width, batch.k_staged + int64_t{token} * layout.width);
         } else {
-            write_row(layout, row, node.cache->k_row(to.region, node.row_layer, slot));
+            write_row(layout, row, node.cache->k_row(to.region, node.row_layer, to.slot));
         }
     }
 }
@@ -88,7 +87,7 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
     int64_t out = 0;
     for (int r = 0; r < node.cache->n_regions(); r++) {
-        if (node.cache->is_full(r, node.row_layer) != full) {
+        if (node.cache->is_full(r, node.row_layer) != full || !node.cache->holds(r, node.row_layer)) {
             continue;
         }
         const RowLayout& layout =
@@ -119,7 +118,8 @@ void gpu_attend_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected
 void AttentionNode::list_regions(bool full_rows, LatentAttnParams& p) const {
     p.n_regions = 0;
     for (int r = 0; r < cache->n_regions(); r++) {
-        if (cache->is_full(r, row_layer) == full_rows) p.regions[p.n_regions++] = cache->view(r, row_layer);
+        if (cache->is_full(r, row_layer) == full_rows && cache->holds(r, row_layer))
+            p.regions[p.n_regions++] = cache->view(r, row_layer);
     }
 }
 

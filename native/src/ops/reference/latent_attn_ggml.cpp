@@ -162,8 +162,9 @@ void fill_reference_inputs(const KvCache& cache, bool in_ring, const BatchSlots&
     };
     std::vector<int32_t> slot_pos;
     std::vector<uint64_t> slot_seq;  // 0: free
-    for (int r = 0; r < cache.n_regions(); r++) {
-        const Cells& cells = in_ring && r == cache.n_regions() - 1 ? cache.ring() : cache.cells(r);
+    const int middle = cache.n_regions() - 1;
+    for (int r = in_ring && cache.ring_is_all() ? middle : 0; r <= middle; r++) {
+        const Cells& cells = in_ring && r == middle ? cache.ring() : cache.cells(r);
         for (int slot = 0; slot < cells.end(); slot++) {
             slot_pos.push_back(cells.used(slot) ? cells.pos(slot) : 0);
             slot_seq.push_back(cells.seq(slot));

@@ -28,20 +28,22 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     PartBytes rehearsed;  // expanding layers are not
     PartBytes sinks;
     expand_[0] = expand_[1] = 0;
-    splits_ = true;
+    middle_alone_[0] = middle_alone_[1] = true;
     int own_tokens = 0;  // of a batch that may attend to its own rows
     for (const AttentionNode& node : graph.attention) {
-        splits_ = splits_ && layers_[node.layer].splits;
+        const Layer& layer = layers_[node.layer];
+        bool& alone = middle_alone_[layer.in_ring ? 1 : 0];
+        alone = alone && layer.middle_alone;
         for (const bool full : {false, true}) {
             const AttnArgs* const args = plan(node, full);
             if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
             of[full ? 1 : 0].hold(*args);
-            if (layers_[node.layer].sinks.logits != nullptr) sinks.hold(only_sinks(*args));
+            if (layer.sinks.logits != nullptr) sinks.hold(only_sinks(*args));
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
             if (args->expand == 0) {
                 rehearsed.hold(*args);
             } else {
-                int& least = expand_[layers_[node.layer].in_ring ? 1 : 0];
+                int& least = expand_[layer.in_ring ? 1 : 0];
                 least = least == 0 ? args->expand : std::min(least, args->expand);
             }
         }
@@ -67,7 +69,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
 int Attention::launched_slots(bool in_ring) const {
     const int expand = expand_[in_ring ? 1 : 0];
     if (expand == 0) return 0;
-    const int in_use = context(splits_, in_ring);
+    const int in_use = context(middle_alone_[in_ring ? 1 : 0], in_ring);
     int slots = expand_slots;
     while (slots < in_use && slots < expand) slots *= 2;
     return in_use <= slots ? slots : round_up(in_use, expand);
@@ -125,8 +127,9 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
     args.with_v = with_v ? 1 : 0;
     if (node.latent_source > 0) args.full = source(0);
     args.latents = source(node.latent_source);
-    args.region = inputs_.region();
-    args.slot = inputs_.slot(layers_[node.layer].in_ring);
+    const bool in_ring = layers_[node.layer].in_ring;
+    args.region = inputs_.region(in_ring);
+    args.slot = inputs_.slot(in_ring);
     std::copy_n(layers_[node.layer].targets, max_regions, args.targets);
     return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);
 }
@@ -184,9 +187,9 @@ cudaError_t Attention::attend_alone(const AttnArgs& args, const Sinks& sinks, cu
 
 AttnArgs Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
     AttnArgs args = run_args(dst, node, false);
-    const bool in_ring = layers_[node.layer].in_ring;
+    const Layer& layer = layers_[node.layer];
     const bool launched = args.n_tokens <= small_batch && args.expand != 0;
-    args.context = launched ? launched_slots(in_ring) : context(node.full.has_value(), in_ring);
+    args.context = launched ? launched_slots(layer.in_ring) : context(layer.middle_alone, layer.in_ring);
     return args;
 }
 

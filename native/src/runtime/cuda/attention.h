@@ -66,12 +66,13 @@ private:
     PartMemory parts_;
     PartMemory sink_parts_;
     // Slots of the tiles that attention to latents reads.
-    int context(bool splits, bool in_ring) const {
-        return (splits ? 0 : inputs_.exact_context()) + inputs_.middle_context(in_ring);
+    int context(bool middle_alone, bool in_ring) const {
+        return (middle_alone ? 0 : inputs_.exact_context()) + inputs_.middle_context(in_ring);
     }
-    int expand_[2] =
-        {};  // the fewest slots that a layer of the prepared graph expands at once, 0: none does; then of those in the ring
-    bool splits_ = false;  // whether layers keep exact windows of full rows
+    // Of the prepared graph's layers, then of those in the ring: the fewest slots that one expands at once, 0: none does; and whether
+    // all have the middle alone for their latents.
+    int expand_[2] = {};
+    bool middle_alone_[2] = {};
 };
 
 }  // namespace lkv::cuda

@@ -158,6 +158,10 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     LatentAttnParams p{};
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.n_regions(); r++) {
+        if (!cache.holds(r, il)) {
+            first = r + 1;
+            continue;
+        }
         const RegionView view = cache.view(r, il);
         attach_target(layer, view, cache.is_full(r, il), r);
         if (cache.is_full(r, il)) {
@@ -171,7 +175,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
         layer.latents.regions[r] = region_args(layer, p.regions[r], blocks, inputs.pos(first + r, layer.in_ring),
                                                inputs.seq(first + r, layer.in_ring));
     }
-    const RegionView entered = cache.view(cache.entered_region(), il);
+    const RegionView entered = cache.view(cache.entered_region(il), il);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
     factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
     AttnArgs& a = layer.latents.constant;
@@ -182,7 +186,8 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
         a.rebuilt_angles = rope.rebuilt_angles.as<uint16_t>();
     }
     if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
-    a.n_slots = layer.splits ? inputs.n_middle(layer.in_ring) : inputs.n_slots(layer.in_ring);
+    layer.middle_alone = first > 0;
+    a.n_slots = layer.middle_alone ? inputs.n_middle(layer.in_ring) : inputs.n_slots(layer.in_ring);
     if (!weights.sinks.empty()) layer.sinks.logits = layer.keep(weights.sinks);
     if (!weights.sink_values.empty()) layer.sinks.values = layer.keep(weights.sink_values);
     attach_common(a, inputs);
@@ -234,7 +239,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
     layer.full.regions[r] = expanded_;
     layer.full.regions[r].pos = inputs.q_pos();
     layer.full.regions[r].seq = inputs.own_seq();
-    attach_encoder(layer, model, layer.targets[cache.entered_region()], il);
+    attach_encoder(layer, model, layer.targets[cache.entered_region(il)], il);
 }
 
 void LayerTables::describe_full(const Layer& layer, LatentAttnParams& p, bool with_own) const {

@@ -19,6 +19,7 @@ void StepInputs::attach(const KvCache& cache) {
     for (int r = 0; r + 1 < n_regions_; r++) exact_ += hold(cache.cells(r));
     middle_[0] = hold(cache.cells(n_regions_ - 1));
     middle_[1] = cache.has_ring() ? hold(cache.ring()) : 0;
+    ring_is_all_ = cache.ring_is_all();
     cells_version_ = ~uint64_t{0};
     const auto words = batch_words(std::max(cache.options().n_ubatch, 1));
     batch_ = DeviceMemory(words * sizeof(int32_t));
@@ -53,8 +54,9 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
         fields[2 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].region;
         fields[3 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].slot;
         own_seq[i] = uint64_t{1} << batch.seq[i];
-        const bool in_middle = batch.slots[i].region == middle;
-        fields[6 * static_cast<size_t>(n_ubatch_) + i] = in_middle ? batch.slots[i].ring : batch.slots[i].slot;
+        const bool in_ring = ring_is_all_ || batch.slots[i].region == middle;
+        fields[6 * static_cast<size_t>(n_ubatch_) + i] = in_ring ? batch.slots[i].ring : batch.slots[i].slot;
+        fields[7 * static_cast<size_t>(n_ubatch_) + i] = in_ring ? middle : batch.slots[i].region;
     }
     check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words(n_ubatch_) * sizeof(int32_t), cudaMemcpyHostToDevice,
                           stream),
@@ -91,11 +93,11 @@ void StepInputs::claim(int n_tokens, bool seen, cudaStream_t stream) {
     ClaimArgs claim{};
     claim.q_pos = q_pos();
     claim.q_seq = q_seq();
-    claim.region = region();
-    claim.seen = seen ? 1 : 0;
     for (const bool in_ring : {false, true}) {
         if (in_ring && middle_[1] == 0) break;
+        claim.region = region(in_ring);
         claim.slot = slot(in_ring);
+        claim.seen = seen || (in_ring && ring_is_all_) ? 1 : 0;
         for (int r = 0; r < n_regions_; r++) {
             claim.pos[r] = pos_[index_of(r, in_ring)].as<int32_t>();
             claim.seq[r] = seq_[index_of(r, in_ring)].as<uint64_t>();

@@ -28,7 +28,7 @@ public:
     const int32_t* n_middle(bool in_ring) const { return batch_.as<int32_t>() + 3 * max_regions + (in_ring ? 1 : 0); }
     const int32_t* q_pos() const { return batch_.as<int32_t>() + counts; }
     const int32_t* q_seq() const { return q_pos() + n_ubatch_; }
-    const int32_t* region() const { return q_pos() + 2 * n_ubatch_; }
+    const int32_t* region(bool in_ring) const { return q_pos() + (in_ring ? 7 : 2) * n_ubatch_; }
     const int32_t* slot(bool in_ring) const { return q_pos() + (in_ring ? 6 : 3) * n_ubatch_; }
     // the batch's own rows as a region
     const uint64_t* own_seq() const { return reinterpret_cast<const uint64_t*>(q_pos() + 4 * n_ubatch_); }
@@ -44,13 +44,13 @@ public:
 
 private:
     static constexpr int counts = 3 * max_regions + 3;  // even, for own_seq
-    static size_t batch_words(int n_ubatch) { return counts + 7 * static_cast<size_t>(n_ubatch); }
+    static size_t batch_words(int n_ubatch) { return counts + 8 * static_cast<size_t>(n_ubatch); }
     // The ring's cells are the last.
     size_t index_of(int region, bool in_ring) const {
         return static_cast<size_t>(in_ring && region == n_regions_ - 1 ? n_regions_ : region);
     }
     void copy_cells(const KvCache& cache, cudaStream_t stream);
-    // The batch's slots hold its tokens, or none that is seen.
+    // The batch's slots hold its tokens, or none that is seen but by layers that keep no exact tokens: they have no rows else.
     void claim(int n_tokens, bool seen, cudaStream_t stream);
 
     std::vector<DeviceMemory> pos_;  // per region, and of the ring
@@ -58,12 +58,13 @@ private:
     uint64_t cells_version_ = 0;
     int n_regions_ = 0;
     int exact_ = 0;
-    int middle_[2] = {};  // and the ring
+    int middle_[2] = {};        // and the ring
+    bool ring_is_all_ = false;  // KvCache::ring_is_all
     int exact_context_ = 0;
     int middle_context_[2] = {};
 
     // [n_slots of 3 regions | with the ring | n_full of 3 | n_middle | of the ring | pad | pos | seq | region | slot | sequences as bits
-    // (two words each) | slot with the ring], each of the last six n_ubatch long
+    // (two words each) | slot with the ring | region with the ring], each of the last seven n_ubatch long
     DeviceMemory batch_;
     std::unique_ptr<PinnedMemory> pinned_[2];
     int next_pinned_ = 0;

@@ -74,7 +74,6 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     stream = LayerStream(work.source, windows, work.device, label)
     exact = stream.embed().to(stream.device)
     cached = exact.clone()
-    batch = sizes.DEMOTION_BATCH if plan.recent else 1
     first = exact.shape[1] // 2
     with (
         model_arithmetic(),
@@ -83,12 +82,14 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     ):
         for index, layer in enumerate(plan.layers):
             body = Copies(work, layer, index)
+            sink, recent = plan.exact_tokens(index)
+            batch = sizes.DEMOTION_BATCH if recent else 1
             with stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
                     exact[row] = stream.run(live, index, exact[row : row + 1])[0]
                     below = cached[row : row + 1]
                     copy = body(live, below, stream.positions.of(index))
-                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, copy, batch):
+                    with TwoCopies(spec.n_kv, sink, recent, copy, batch):
                         cached[row] = stream.run(live, index, below)[0]
                     bar.update(1)
         scored = slice(first, -1)

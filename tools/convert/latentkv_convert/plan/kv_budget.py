@@ -4,6 +4,7 @@ when it is opened."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,17 +65,25 @@ class Count:
 
 
 def count(
-    budget: KvBudget, spec: ModelSpec, served: int, sink: int, recent: int, pays_factors: bool
+    budget: KvBudget,
+    spec: ModelSpec,
+    served: int,
+    sink: int,
+    recent: int,
+    pays_factors: bool,
+    exact: Sequence[bool] = (),
 ) -> Count:
-    """served: the context at which a share is counted.
+    """served: the context at which a share is counted. exact: of every layer, whether sink and recent tokens
+    are (none given: they are).
 
     Raises:
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
-    slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
-    fixed = n_exact * sizes.full_row_bytes(spec) + (n_exact + slots.cells) * sizes.CELL_BYTES
+    slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0, exact=exact)
+    rows = sizes.full_row_bytes(spec, sum(exact) if exact else spec.n_layer)
+    fixed = n_exact * rows + (n_exact + slots.cells) * sizes.CELL_BYTES
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), fixed, n_exact)
     return Count(room, slots.whole, slots, pays_factors)
 

@@ -60,25 +60,30 @@ class MiddleSlots:
     ring: int  # in those that see a window, 0: there are none
 
     @staticmethod
-    def of(spec: ModelSpec, n_ctx: int, exact: bool, blocks: bool = False) -> MiddleSlots:
-        """As the runtime allocates them on the CPU. exact: there are recent tokens, which shorten ubatches.
-        blocks: K lies in blocks of tokens somewhere, and all layers hold the context."""
+    def of(
+        spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False, exact: Sequence[bool] = ()
+    ) -> MiddleSlots:
+        """As the runtime allocates them on the CPU. recent: there are recent tokens, which shorten ubatches.
+        blocks: K lies in blocks of tokens somewhere, and layers that keep exact tokens hold the context.
+        exact: LayerPlan.exact of every layer. Where one keeps no exact tokens the ring is for such alone."""
         whole = round_up(n_ctx, SLOT_TILE)
-        ubatch = min(EXACT_UBATCH if exact else UBATCH, n_ctx)
+        ubatch = min(EXACT_UBATCH if recent else UBATCH, n_ctx)
         ring = 0
         held = []
         for layer in range(spec.n_layer):
-            window = 0 if blocks else spec.window(layer)
-            slots = round_up(window + ubatch, SLOT_TILE)
-            held.append(window > 0 and slots < whole)
+            window = spec.window(layer)
+            slots = min(round_up(window + ubatch, SLOT_TILE), whole)
+            fits = not blocks and window > 0 and slots < whole
+            held.append(fits if all(exact) else not exact[layer])
             ring = max(ring, slots if held[-1] else 0)
         return MiddleSlots(tuple(ring if in_ring else whole for in_ring in held), whole, ring)
 
     @staticmethod
     def of_plan(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
         formats = (name for layer in plan.layers for group in layer.k.formats or () for name in group)
-        exact = plan.recent > 0 or plan.recent_ratio > 0
-        return MiddleSlots.of(spec, n_ctx, exact, any(in_blocks(name) for name in formats))
+        recent = plan.recent > 0 or plan.recent_ratio > 0
+        exact = [layer.exact for layer in plan.layers]
+        return MiddleSlots.of(spec, n_ctx, recent, any(in_blocks(name) for name in formats), exact)
 
     @property
     def cells(self) -> int:
@@ -104,22 +109,27 @@ def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, n_ctx: int) ->
 
 
 def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
-    """K and V of all layers as an exact token holds them: full rows, or every segment where a side has
-    form A."""
+    """K and V of the layers that keep exact tokens, as such a token holds them: full rows, or every segment
+    where a side has form A."""
 
     def rows(layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
         return (FULL, FULL) if all(plan.form(spec, side) == "e" for side in sides) else sides
 
-    return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
+    return sum(
+        side_row_bytes(spec, side, fmt, whole=True)
+        for layer in plan.layers
+        if layer.exact
+        for side in rows(layer)
+    )
 
 
 def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
     """A token of the context under the plan's own formats: a middle row, or its share of middle and recent
     rows."""
     slots = MiddleSlots.of_plan(spec, plan, n_ctx)
-    rows = zip(slots.layers, _layer_rows(spec, plan, None), strict=True)
-    middle = sum(row for n, row in rows if n == slots.whole)
+    rows = zip(plan.layers, slots.layers, _layer_rows(spec, plan, None), strict=True)
+    middle = sum(row for layer, n, row in rows if layer.exact and n == slots.whole)
     recent = exact_bytes_per_token(spec, plan, plan.recent_format)
     return bytes_per_token(spec, plan, None, n_ctx) + plan.recent_ratio * (recent - middle)
 
@@ -130,9 +140,9 @@ def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
     return slots.full_rows(spec) / slots.whole
 
 
-def full_row_bytes(spec: ModelSpec) -> int:
-    """Full K and V of a token in f16, all layers."""
-    return 2 * 2 * spec.n_layer * spec.kv_width
+def full_row_bytes(spec: ModelSpec, n_layer: int) -> int:
+    """Full K and V of a token in f16, of so many layers."""
+    return 2 * 2 * n_layer * spec.kv_width
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:

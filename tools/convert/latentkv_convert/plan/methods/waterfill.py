@@ -21,6 +21,7 @@ from ... import floats
 from ...errors import ConvertError
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ...rows import cached_rows, sizes
+from ...rows import exact as exact_layers
 from ...schema import RANK_PAD
 from ...write.fuse.finish import finished
 from .. import forecast, frontier, kv_budget, latent_plan, master, segments
@@ -62,19 +63,21 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         raise ConvertError(
             "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
         )
+    exact = exact_layers.kept(spec) if sink or recent else (True,) * spec.n_layer
     path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
         paths={"k": path, "v": "latent"},
         groupings=groupings,
         count=kv_budget.count(
-            options["kv_budget"], spec, served or SHARE_CONTEXT, sink, recent, not options["master"]
+            options["kv_budget"], spec, served or SHARE_CONTEXT, sink, recent, not options["master"], exact
         ),
         share_context=served or SHARE_CONTEXT,
         keeps_tables=options["master"],
         context=(served or spec.n_ctx) if rotates else None,
         sink=sink,
         recent=recent,
+        exact=exact,
         widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
         prefer=options["prefer"],
         times=gpu_file.load(options["gpu_times"]),
@@ -104,6 +107,7 @@ class Waterfill:
     context: int | None  # that a rotated k is fitted for
     sink: int
     recent: int
+    exact: tuple[bool, ...]  # of every layer, whether sink and recent tokens are
     widths: tuple[int, ...]
     prefer: str
     times: gpu_file.Times
@@ -198,9 +202,9 @@ class Waterfill:
         chosen = kv_budget.allocate(cut.groups, budget, DROP_PENALTY)
         choices = zip(cut.widths, chosen, strict=True)
         layers = []
-        for _ in range(spec.n_layer):
+        for exact in self.exact:
             k, v = (self._chosen(spec, side, choices) for side in SIDES)
-            layers.append(LayerPlan(k, v))
+            layers.append(LayerPlan(k, v, exact))
         return Plan(tuple(layers), self.sink, self.recent, fitted_context=self.context), chosen
 
     def tables_of(self, work: Work, cut: Cut, own: Plan) -> Master:

@@ -69,7 +69,8 @@ class Measured:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Measured:
-        layer = LayerPlan(*(side_of(entry["n_kv"], **entry[name]) for name in ("k", "v")))
+        k, v = (side_of(entry["n_kv"], **entry[name]) for name in ("k", "v"))
+        layer = LayerPlan(k, v)
         us = {int(depth): float(time) for depth, time in entry["us"].items()}
         return cls(**{name: entry[name] for name in _SIZES}, layer=layer, us=us)
 

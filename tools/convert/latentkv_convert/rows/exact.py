@@ -1,0 +1,21 @@
+"""Which layers keep sink and recent tokens exact, where a plan is free to choose."""
+
+from __future__ import annotations
+
+from ..ir import ModelSpec
+
+# Tokens. An exact window takes 384 slots of f16 rows in every layer (4 sinks and 128 recent tokens, with
+# those on their way): as much as 768 tokens at 8 bits. A layer that sees no more than about that many is
+# better off with all of them in finer formats.
+SHORT_WINDOW = 1024
+
+
+def kept(spec: ModelSpec) -> tuple[bool, ...]:
+    """Of every layer. False in those with a sliding window, where all windows are short ones."""
+    windows = [spec.window(layer) for layer in range(spec.n_layer)]
+    return tuple(not 0 < window <= SHORT_WINDOW or max(windows) > SHORT_WINDOW for window in windows)
+
+
+def tokens(exact: bool, sink: int, recent: int) -> tuple[int, int]:
+    """Sink and recent tokens that a layer keeps exact."""
+    return (sink, recent) if exact else (0, 0)
