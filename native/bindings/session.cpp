@@ -47,7 +47,7 @@ std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
 py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                           const std::optional<std::vector<int32_t>>& pos,
                           const std::optional<std::vector<int32_t>>& seq, const py::object& output,
-                          const py::object& take) {
+                          const py::object& take, int n_ahead) {
     const size_t n = tokens.size();
     std::vector<int32_t> sequences = seq.value_or(std::vector<int32_t>(n, 0));
     if (sequences.size() != n || (pos && pos->size() != n)) {
@@ -84,7 +84,7 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
     self.interrupted = false;
     {
         const py::gil_scoped_release release;
-        self.session.decode(tokens, positions, sequences, mask, room, [&] {
+        const auto between = [&] {
             const py::gil_scoped_acquire acquire;
             if (!part.is_none()) {
                 take(std::exchange(part, py::none()));
@@ -96,7 +96,8 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
             if (PyErr_CheckSignals() != 0) {
                 throw py::error_already_set();
             }
-        });
+        };
+        self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead);
     }
     return logits;
 }
@@ -182,7 +183,8 @@ void bind_session(py::module_& module) {
                                    return out;
                                })
         .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(),
-             py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none())
+             py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none(),
+             py::arg("n_ahead") = 0)
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         .def("clear", [](PySession& s) { s.session.clear(); })
         .def(
