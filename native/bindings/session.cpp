@@ -3,7 +3,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <fstream>
 #include <numeric>
 #include <utility>
 
@@ -47,7 +46,7 @@ std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
 py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                           const std::optional<std::vector<int32_t>>& pos,
                           const std::optional<std::vector<int32_t>>& seq, const py::object& output,
-                          const py::object& take) {
+                          const py::object& take, int n_ahead) {
     const size_t n = tokens.size();
     std::vector<int32_t> sequences = seq.value_or(std::vector<int32_t>(n, 0));
     if (sequences.size() != n || (pos && pos->size() != n)) {
@@ -84,7 +83,7 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
     self.interrupted = false;
     {
         const py::gil_scoped_release release;
-        self.session.decode(tokens, positions, sequences, mask, room, [&] {
+        const auto between = [&] {
             const py::gil_scoped_acquire acquire;
             if (!part.is_none()) {
                 take(std::exchange(part, py::none()));
@@ -96,35 +95,10 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
             if (PyErr_CheckSignals() != 0) {
                 throw py::error_already_set();
             }
-        });
+        };
+        self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead);
     }
     return logits;
-}
-
-void write_file(const std::string& path, const std::vector<uint8_t>& bytes) {
-    // a state is complete or absent: written beside its name, then renamed over it
-    const std::string partial = path + ".partial";
-    {
-        std::ofstream out(partial, std::ios::binary);
-        out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-        out.close();
-        if (!out) {
-            std::remove(partial.c_str());
-            lkv::fail("state", "expected to write ", bytes.size(), " bytes to ", path, "; got ", std::strerror(errno));
-        }
-    }
-    if (std::rename(partial.c_str(), path.c_str()) != 0) {
-        std::remove(partial.c_str());
-        lkv::fail("state", "expected to write ", path, "; got ", std::strerror(errno));
-    }
-}
-
-std::vector<uint8_t> read_file(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    if (!in) {
-        lkv::fail("state", "expected a readable file; got ", path, ": ", std::strerror(errno));
-    }
-    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
 }  // namespace
@@ -182,7 +156,8 @@ void bind_session(py::module_& module) {
                                    return out;
                                })
         .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(),
-             py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none())
+             py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none(),
+             py::arg("n_ahead") = 0)
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         .def("clear", [](PySession& s) { s.session.clear(); })
         .def(
@@ -206,12 +181,6 @@ void bind_session(py::module_& module) {
         .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
         .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })
         .def("prefill_bytes", [](const PySession& s) { return s.session.prefill_bytes(); })
-        .def(
-            "save_state", [](const PySession& s, const std::string& path) { write_file(path, s.session.state()); },
-            py::arg("path"))
-        .def(
-            "load_state", [](PySession& s, const std::string& path) { s.session.set_state(read_file(path)); },
-            py::arg("path"))
         .def("state_bytes",
              [](const PySession& s) {
                  const std::vector<uint8_t> bytes = s.session.state();

@@ -188,12 +188,15 @@ class Session:
         seq: Sequence[int] | None = None,
         output: str | Sequence[bool] = "last",
         take: Callable[[NDArray[np.float32]], object] | None = None,
+        n_ahead: int = 0,
     ) -> NDArray[np.float32]:
         """Runs tokens through model and cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
 
         pos None: continue each sequence; seq None: sequence 0.
         output "last" (of the batch), "all", "none" or one bool per token.
         take: is called with the logits [n, n_vocab] of each ubatch that has some, in place of returning them.
+        n_ahead: so many of the last tokens, of one sequence, are guesses that seq_rm may take back: no token
+        leaves the recent window on their account.
         Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""
     def interrupt(self) -> None:
         """Async-signal-safe: the running decode() stops after its ubatch and raises KeyboardInterrupt."""
@@ -223,9 +226,8 @@ class Session:
         """The most that a lazy prefill has taken so far, freed since: one layer's exact rows and the hidden
         states."""
     # state
-    def save_state(self, path: str) -> None: ...
-    def load_state(self, path: str) -> None: ...
-    def state_bytes(self) -> bytes: ...
+    def state_bytes(self) -> bytes:
+        """All of the cache. Files of states are LlamaState's."""
     def set_state(self, data: bytes) -> None: ...
     def seq_state_bytes(self, seq: int) -> bytes:
         """Of one sequence alone."""

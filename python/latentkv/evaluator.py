@@ -176,12 +176,20 @@ class Evaluator:
             if last:
                 self._logits = np.array(logits[-1])
 
-    def compute_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """eval_all() for who holds the cache."""
+    def compute_all(self, tokens: Sequence[int], n_ahead: int = 0) -> NDArray[np.float32]:
+        """eval_all() for who holds the cache. n_ahead: so many of the last tokens are guesses, which rewind()
+        may take back."""
         self.require_room(len(tokens))
         size = self._batch_size(len(tokens))
-        starts = range(0, len(tokens), size)
-        rows = np.concatenate([self._decode(tokens[i : i + size], "all") for i in starts])
+        n_sure = len(tokens) - n_ahead
+        rows = np.concatenate(
+            [
+                self._decode(
+                    tokens[i : i + size], "all", n_ahead=max(0, min(i + size, len(tokens)) - max(i, n_sure))
+                )
+                for i in range(0, len(tokens), size)
+            ]
+        )
         if self._logits_all:
             self._keep_scores(len(self._tokens) - len(rows), rows)
         self._logits = np.array(rows[-1])
@@ -197,11 +205,11 @@ class Evaluator:
         lazy = self.session.prefill == "lazy" and not self._tokens
         return max(1, count) if lazy else self.n_batch
 
-    def _decode(self, batch: Sequence[int], output: str) -> NDArray[np.float32]:
+    def _decode(self, batch: Sequence[int], output: str, n_ahead: int = 0) -> NDArray[np.float32]:
         self._logits = None
         self._tokens += [int(token) for token in batch]
         try:
-            return self.session.decode(self._tokens[-len(batch) :], output=output)
+            return self.session.decode(self._tokens[-len(batch) :], output=output, n_ahead=n_ahead)
         finally:
             # The cache knows how far an interrupted or failed batch came.
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]

@@ -143,13 +143,6 @@ class Llama(OpenModel):
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)
-        if draft_model is not None and window.tokens(n_ctx or 1):
-            raise expected(
-                "draft_model",
-                "a cache without exact recent tokens, which guesses would push out",
-                f"{window}",
-                "pass recent=0",
-            )
         super().__init__(model, session, n_batch, logits_all, window)
         self.set_seed(seed)
         self._template_choice = (chat_format, chat_template)

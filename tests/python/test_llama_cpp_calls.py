@@ -121,9 +121,9 @@ def test_guesses_save_calls(latent_gguf: Path) -> None:
         with build(latent_gguf, draft_model=guess) as llm:
             decode, count = llm._decode, [0]
 
-            def counted(*args: Any, decode: Any = decode, count: list[int] = count) -> Any:
+            def counted(*args: Any, decode: Any = decode, count: list[int] = count, **options: Any) -> Any:
                 count[0] += 1
-                return decode(*args)
+                return decode(*args, **options)
 
             llm._decode = counted
             # every second line of the text again: the model is made to quote
@@ -152,9 +152,63 @@ def test_guesses_and_generate(latent_gguf: Path, plain: Any) -> None:
         assert int(row.argmax()) == wanted[1]
 
 
-def test_guesses_would_wear_exact_tokens(latent_gguf: Path) -> None:
-    with pytest.raises(LatentKVError, match=r"\[draft_model\] expected a cache without exact recent tokens"):
-        build(latent_gguf, draft_model=LlamaPromptLookupDecoding(), recent=16)
+WINDOW = {"kv": "q2", "kv_recent": "f16", "sink": 4, "recent": 40}
+
+
+def said(llm: Any, n: int) -> tuple[str, list[float]]:
+    """A long answer that never ends of itself, and what its tokens scored."""
+    bias = {llm.token_eos(): -100.0}
+    choice = llm(PROMPT, max_tokens=n, temperature=0, logprobs=1, logit_bias=bias)["choices"][0]
+    return choice["text"], choice["logprobs"]["token_logprobs"]
+
+
+def test_guesses_push_no_exact_token_out(latent_gguf: Path) -> None:
+    """Wrong ones, each step, with rows of 2 bits behind the window: the numbers are those without guesses, at
+    which tokens leave the window at the same steps."""
+    with build(latent_gguf, **WINDOW) as plain, build(latent_gguf, draft_model=Wrong(), **WINDOW) as llm:
+        text, logprobs = said(plain, 120)
+        got, others = said(llm, 120)
+        assert got == text
+        assert others == pytest.approx(logprobs, abs=3e-2)  # a batch of four sums in another order
+        regions = [{r["name"]: r["used"] for r in each.kv_bytes()["regions"]} for each in (plain, llm)]
+        assert regions[0] == regions[1]
+        assert regions[0]["middle"] > 60
+        decode = llm._decode
+        llm._decode = lambda batch, output, n_ahead=0: decode(batch, output)  # guesses that count as tokens
+        llm.reset()
+        worn = said(llm, 120)[1]
+        assert max(abs(a - b) for a, b in zip(worn, logprobs, strict=True)) > 0.1
+
+
+def test_right_guesses_with_an_exact_window(latent_gguf: Path) -> None:
+    """What is quoted needs fewer calls, in a file with exact tokens too, and no token is lost on the way."""
+    with build(latent_gguf, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=8), **WINDOW) as llm:
+        decode, count = llm._decode, [0]
+
+        def counted(*args: Any, **options: Any) -> Any:
+            count[0] += 1
+            return decode(*args, **options)
+
+        llm._decode = counted
+        quote = iter(llm.tokenize(PROMPT.encode(), add_bos=False) * 9)
+
+        def say(ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+            logits[next(quote)] = 99
+            return logits
+
+        llm(PROMPT, max_tokens=150, temperature=0, logits_processor=say)
+        assert count[0] < 50
+        regions = {r["name"]: r["used"] for r in llm.kv_bytes()["regions"]}
+        assert sum(regions.values()) == llm.n_tokens == llm.session.seq_pos_max(0) + 1
+        assert regions["recent"] >= WINDOW["recent"]
+        assert regions["middle"] > 60
+
+
+def test_guesses_are_of_one_sequence(latent_gguf: Path) -> None:
+    with build(latent_gguf, n_seq_max=2) as llm:
+        for tokens, seq, n_ahead in (([1, 2], [0, 1], 1), ([1, 2], [0, 0], 3), ([1], [0], -1)):
+            with pytest.raises(ValueError, match=r"^\[decode\] expected .*guesses"):
+                llm.session.decode(tokens, seq=seq, n_ahead=n_ahead)
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

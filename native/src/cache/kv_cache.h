@@ -173,8 +173,9 @@ public:
     }
     // Changes whenever slots change hands other than by claim(): a copy of the cells is stale then.
     uint64_t cells_version() const { return cells_version_; }
-    // After a ubatch: moves what is no longer recent to middle, in every layer.
-    void demote();
+    // After a ubatch: moves what is no longer recent to middle, in every layer. n_ahead: so many of the latest tokens may be taken
+    // back, and push nothing out.
+    void demote(int n_ahead = 0);
 
     // llama.cpp's sequence verbs; p0/p1 half-open, negative = open. False, and nothing has changed: a sequence's next token would
     // see tokens in its window whose rows have left the ring.
@@ -215,7 +216,7 @@ private:
 
     // What is no longer recent, once a sequence has a batch more than its window: slots of which every sequence that holds
     // them has a whole window of newer tokens.
-    std::vector<int> old_slots() const;
+    std::vector<int> old_slots(int n_ahead) const;
     // K or V of these recent slots as the middle stores it, before any format: [slots, width].
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots);
     // Full rows of K or V into single rows of the middle.

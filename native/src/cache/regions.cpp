@@ -126,7 +126,7 @@ std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<cons
     return slots;
 }
 
-std::vector<int> KvCache::old_slots() const {
+std::vector<int> KvCache::old_slots(int n_ahead) const {
     const Cells& cells = regions_[static_cast<size_t>(region_index("recent"))].cells;
     std::vector<int32_t> newest(max_sequences, -1);
     std::vector<int> count(max_sequences, 0);
@@ -141,6 +141,8 @@ std::vector<int> KvCache::old_slots() const {
     std::vector<int> window(max_sequences, 0);
     bool due = false;
     for (size_t s = 0; s < window.size(); s++) {
+        newest[s] = std::max(-1, newest[s] - n_ahead);
+        count[s] -= n_ahead;
         window[s] = options_.window(newest[s] + 1);
         due = due || count[s] >= window[s] + demotion_batch;
     }
@@ -159,12 +161,12 @@ std::vector<int> KvCache::old_slots() const {
     return slots;
 }
 
-void KvCache::demote() {
+void KvCache::demote(int n_ahead) {
     const int recent = region_index("recent");
     if (recent < 0) {
         return;
     }
-    const std::vector<int> old = old_slots();
+    const std::vector<int> old = old_slots(n_ahead);
     if (old.empty()) {
         return;
     }

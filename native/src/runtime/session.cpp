@@ -338,8 +338,15 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                      std::span<const uint8_t> output, const LogitsRoom& room,
-                     const std::function<void()>& between_ubatches) {
+                     const std::function<void()>& between_ubatches, int n_ahead) {
     check_batch(tokens, pos, seq);
+    const int n_sure = static_cast<int>(tokens.size()) - n_ahead;
+    if (n_ahead < 0 || n_sure < 0) {
+        fail("decode", "expected 0 to ", tokens.size(), " guesses among as many tokens; got ", n_ahead);
+    }
+    if (n_ahead > 0 && std::any_of(seq.begin(), seq.end(), [&](int32_t s) { return s != seq.front(); })) {
+        fail("decode", "expected guesses of one sequence alone; got several sequences");
+    }
     if (prefill_ == Prefill::lazy && starts_sequences(seq)) {
         prefill_lazily(tokens, pos, seq, output, room, between_ubatches);
         return;
@@ -349,6 +356,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
         run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids,
                    room(out_ids.size()));
+        cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
         if (between_ubatches) {
             between_ubatches();
         }
@@ -438,7 +446,6 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     } else if (graph_->logits != nullptr) {
         ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
     }
-    cache_.demote();
 }
 
 void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,

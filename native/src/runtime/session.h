@@ -70,10 +70,12 @@ public:
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
     // The same without room for all logits: where those of a ubatch go is asked before it is computed. room(n): [n, n_vocab]
+    // n_ahead: so many of the last tokens, of one sequence, are guesses, which seq_rm may take back: no token leaves the
+    // recent window on their account.
     using LogitsRoom = std::function<float*(size_t n)>;
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                 std::span<const uint8_t> output, const LogitsRoom& room,
-                const std::function<void()>& between_ubatches = {});
+                const std::function<void()>& between_ubatches = {}, int n_ahead = 0);
 
     void clear() { cache_.clear(); }
     // Of a sequence that goes on, layers with a window must have the rows that its next token sees (KvCache::ring): where they are
