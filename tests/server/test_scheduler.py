@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from latentkv.engine.scheduler import Scheduler
 from latentkv.engine.shift import Shift
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError
+from latentkv.grammar import LlamaGrammar
 from latentkv.prefix import Window, common, kept
 from latentkv.sampling import SamplingOptions
 from latentkv.server import errors
@@ -52,6 +54,20 @@ def test_prompts_go_in_pieces_beside_answers(model: Any) -> None:
     alone = run(scheduler(model, 1, 2048), asked(model, "word " * 300, 4))
     run(both)
     assert "".join(piece.text for piece in second) == alone[0]
+
+
+def test_json_without_room_is_closed(model: Any) -> None:
+    """Beside each other, each with its own limit: what is open ends, and what is required comes."""
+    text = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "null"}}}
+    grammar = LlamaGrammar.from_json_schema(text | {"required": ["text", "n"]})
+    endless = {model.find_token('"'): -30.0}  # of a string, that is
+    options = SamplingOptions(temperature=0, grammar=grammar, logit_bias=endless)
+    tickets = [
+        Ticket(Request(model.tokenize(b"The clerk"), options, max_tokens=limit)) for limit in (40, 70, 100)
+    ]
+    answers = run(scheduler(model, 3), *tickets)
+    assert [set(json.loads(answer)) for answer in answers] == [{"text", "n"}] * 3
+    assert [30 < t.progress.completion_tokens < t.request.max_tokens for t in tickets[1:]] == [True] * 2
 
 
 def test_a_full_cache_lets_requests_wait(model: Any) -> None:
