@@ -68,7 +68,7 @@ def measure(path: Path, budget: str, reference: Reference, args: argparse.Namesp
 
 def run(args: argparse.Namespace) -> None:
     from latentkv import _core
-    from latentkv.perplexity import Cache
+    from latentkv.measure.perplexity import Cache
 
     args.out.mkdir(parents=True, exist_ok=True)
     result = RESULTS / f"{args.save}.json"

@@ -94,7 +94,7 @@ def decoded(
     model: Any, options: dict[str, Any], reference: Reference, args: argparse.Namespace
 ) -> dict[str, Any]:
     """The text scored token by token through a cache of these options, against the reference's logits."""
-    from latentkv.perplexity import Cache, perplexity
+    from latentkv.measure.perplexity import Cache, perplexity
 
     result = perplexity(
         Cache(model, {**options, "n_threads": args.threads}),
@@ -159,7 +159,7 @@ def finished(path: Path, command: str, restart: bool) -> list[dict[str, Any]]:
 
 def run(args: argparse.Namespace) -> None:
     from latentkv import _core
-    from latentkv.perplexity import Cache
+    from latentkv.measure.perplexity import Cache
 
     args.out.mkdir(parents=True, exist_ok=True)
     result = RESULTS / f"{args.save}.json"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from latentkv import _core
-from latentkv.bench import measure
+from latentkv.measure.bench import measure
 from record import RESULTS, Column, save
 
 COLUMNS = [

@@ -135,7 +135,7 @@ def found(path: Path, row: Row, args: argparse.Namespace) -> str | None:
 
 def run(args: argparse.Namespace) -> None:
     from latentkv import _core
-    from latentkv.perplexity import Cache
+    from latentkv.measure.perplexity import Cache
 
     args.out.mkdir(parents=True, exist_ok=True)
     result = RESULTS / f"{args.save}.json"

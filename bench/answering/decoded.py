@@ -20,8 +20,8 @@ Logits = NDArray[np.float32]
 
 
 def windows_of(model: Any, text: str, n_ctx: int, chunks: int) -> Any:
-    """At most `chunks` windows of `n_ctx` tokens, latentkv.windows.Windows."""
-    from latentkv.windows import Windows, llama
+    """At most `chunks` windows of `n_ctx` tokens, latentkv.measure.windows.Windows."""
+    from latentkv.measure.windows import Windows, llama
 
     bos = model.token_bos() if model.add_bos() else None
     windows = llama(model.tokenize(text.encode(), True, False), n_ctx, bos)
@@ -51,9 +51,9 @@ def record(cache: Cache, windows: Any, path: Path) -> None:
 
 
 def compared(cache: Cache, windows: Any, reference: Path, together: int) -> dict[str, Any]:
-    """latentkv.divergence.summary() of a cache against recorded logits of the same windows, `together` of
-    which are decoded at a time."""
-    from latentkv.divergence import concatenate, score, summary
+    """latentkv.measure.divergence.summary() of a cache against recorded logits of the same windows,
+    `together` of which are decoded at a time."""
+    from latentkv.measure.divergence import concatenate, score, summary
 
     n_windows = len(windows.tokens)
     shape = (windows.scored, n_windows, cache.model.n_vocab)

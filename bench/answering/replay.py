@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.perplexity import Cache
+from latentkv.measure.perplexity import Cache
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Stands for `cache` as the reference of latentkv.perplexity.perplexity(): the first run is recorded in
-    `path`, later ones with the same windows replay it."""
+    """Stands for `cache` as the reference of latentkv.measure.perplexity.perplexity(): the first run is
+    recorded in `path`, later ones with the same windows replay it."""
 
     cache: Cache
     path: Path

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core
-from latentkv.divergence import score
+from latentkv.measure.divergence import score
 
 
 def logits(model: _core.Model, kv: str, tokens: list[int], prompt: int) -> NDArray[np.float32]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from latentkv.grammar import LlamaGrammar
     from latentkv.llama import Llama
-    from latentkv.perplexity import perplexity
+    from latentkv.measure.perplexity import perplexity
     from latentkv.prompt_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
     from latentkv.prompt_cache import LlamaRAMCache as LlamaCache
     from latentkv.speculative import LlamaDraftModel, LlamaPromptLookupDecoding
@@ -66,7 +66,7 @@ _HOME = {
     "MinTokensLogitsProcessor": "latentkv.generation",
     "StoppingCriteria": "latentkv.generation",
     "StoppingCriteriaList": "latentkv.generation",
-    "perplexity": "latentkv.perplexity",
+    "perplexity": "latentkv.measure.perplexity",
 }
 
 

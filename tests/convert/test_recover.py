@@ -125,7 +125,7 @@ def test_adapters_on_a_alone_leave_the_up_projections(tiny: Tiny, room: Path) ->
 
 def test_training_recovers_perplexity(demo: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On text that was not trained on, as the report says and as the runtime measures."""
-    from latentkv.perplexity import Cache, perplexity
+    from latentkv.measure.perplexity import Cache, perplexity
 
     (room / "train.txt").write_text((demo / "sample-calib.txt").read_text(encoding="utf-8"))
     options = arguments(room, [*PALU, "--group", "all"], 0.25)

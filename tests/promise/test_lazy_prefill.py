@@ -10,7 +10,7 @@ import pytest
 from runtime import distance, model, session, tokens
 
 from latentkv import Llama
-from latentkv.perplexity import Cache, perplexity
+from latentkv.measure.perplexity import Cache, perplexity
 
 N = 150
 EXACT = 1e-5

@@ -8,7 +8,7 @@ import scipy.special
 import scipy.stats
 
 from latentkv import LatentKVError
-from latentkv import divergence as d
+from latentkv.measure import divergence as d
 
 RNG = np.random.default_rng(5)
 REF = RNG.normal(0, 3, (40, 57)).astype(np.float32)  # softmax far from uniform: entropies of 1 to 3 nats

@@ -122,8 +122,8 @@ def test_a_prompt_and_its_decoded_half_diverge_as_if_all_was_decoded(
     converted: Any, demo: Path, tmp_path: Path
 ) -> None:
     from latentkv import _core
-    from latentkv.perplexity import Cache as Scored
-    from latentkv.perplexity import perplexity
+    from latentkv.measure.perplexity import Cache as Scored
+    from latentkv.measure.perplexity import perplexity
 
     model = _core.Model(str(converted("--method", "none")))
     text = (demo / "sample-val.txt").read_text(encoding="utf-8")

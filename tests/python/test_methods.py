@@ -37,7 +37,7 @@ def arguments(**changes: Any) -> argparse.Namespace:
 def test_a_replayed_reference_is_the_recorded_one(converted: Any, demo: Path, tmp_path: Path) -> None:
     from answering.replay import Reference
     from latentkv import _core
-    from latentkv.perplexity import Cache, perplexity
+    from latentkv.measure.perplexity import Cache, perplexity
 
     plain = _core.Model(str(converted("--method", "none")))
     reference = Reference(Cache(plain, {"kv": "f16", "n_threads": 1}), tmp_path / "x.logits")

@@ -27,7 +27,7 @@ def rotated(converted: Any, demo: Path, tmp_path_factory: pytest.TempPathFactory
 
 def divergence(path: Path, plain: Path, demo: Path, **options: Any) -> float:
     from latentkv import _core
-    from latentkv.perplexity import Cache, perplexity
+    from latentkv.measure.perplexity import Cache, perplexity
 
     reference = Cache(_core.Model(str(plain)), {"kv": "f16", "n_threads": 1})
     text = (demo / "sample-val.txt").read_text(encoding="utf-8")

@@ -20,14 +20,14 @@ N_CTX = 128
 @pytest.fixture(scope="module")
 def cache(latent_gguf: Path) -> Any:
     from latentkv import _core
-    from latentkv.perplexity import Cache
+    from latentkv.measure.perplexity import Cache
 
     # f16: a coarser cache amplifies the last bits, and the order of work changes those
     return Cache(_core.Model(str(latent_gguf)), {"kv": "f16", "n_threads": 1})
 
 
 def measure(cache: Any, **options: Any) -> dict[str, Any]:
-    from latentkv.perplexity import perplexity
+    from latentkv.measure.perplexity import perplexity
 
     return perplexity(cache, TEXT.read_text(encoding="utf-8"), **({"n_ctx": N_CTX, "chunks": 4} | options))
 
@@ -69,7 +69,7 @@ def test_plain_scores_every_position(cache: Any) -> None:
 
 
 def test_against_itself_is_zero_and_finer_is_closer(cache: Any) -> None:
-    from latentkv.perplexity import Cache
+    from latentkv.measure.perplexity import Cache
 
     same = measure(cache, against=cache)
     assert same["kld"]["max"] == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latentkv import LatentKVError
-from latentkv.windows import llama, plain
+from latentkv.measure.windows import llama, plain
 
 
 def test_llama_scores_the_second_half() -> None:

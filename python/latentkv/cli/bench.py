@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         raise expected("-p, -n", "a test with tokens", f"-p {args.n_prompt} -n {args.n_gen}")
     ranges.N_CTX.plain().check("-d, -p, -n", max(depths) + max(args.n_prompt, args.n_gen))
     from latentkv import _core
-    from latentkv.bench import Measurement, measure
+    from latentkv.measure.bench import Measurement, measure
     from latentkv.version import version
 
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)

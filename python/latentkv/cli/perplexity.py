@@ -25,7 +25,7 @@ _EPILOG = """examples:
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
-    from latentkv.perplexity import Cache, Progress, perplexity
+    from latentkv.measure.perplexity import Cache, Progress, perplexity
     from latentkv.version import version
 
     text = Path(args.file).read_text(encoding="utf-8")

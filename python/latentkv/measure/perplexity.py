@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core, ranges
-from latentkv.divergence import Scores, by_depth, concatenate, score, summary
 from latentkv.errors import expected
 from latentkv.master import planned
+from latentkv.measure.divergence import Scores, by_depth, concatenate, score, summary
+from latentkv.measure.windows import WINDOWS, Windows
 from latentkv.text import utf8
-from latentkv.windows import WINDOWS, Windows
 
 _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies
 

@@ -1,0 +1,1 @@
+"""Speed, perplexity, and the divergence from another cache."""
