@@ -14,6 +14,7 @@ import reference
 from both import distance, load, logits, run, session, step_by_step, token_ids
 
 from conftest import TEXT, Tiny
+from latentkv.errors import LatentKVError
 from latentkv_convert import calibrate
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
@@ -232,7 +233,7 @@ def test_absorbed_needs_keys_without_rope(
 
 @pytest.mark.parametrize(("method", "path"), [("palu", "rotated"), ("zack", "rebuild"), ("none", "rebuild")])
 def test_a_path_of_another_method_is_refused(method: str, path: str, room: Path) -> None:
-    with pytest.raises(ConvertError, match=rf"got .*{path}"):
+    with pytest.raises(LatentKVError, match=rf"got .*{path}"):
         parse([str(room), "-o", str(room / "out.gguf"), "--method", method, "--k-path", path], "test")
 
 
