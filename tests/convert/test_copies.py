@@ -17,7 +17,7 @@ from latentkv_convert.calibrate import copies, head, probes
 from latentkv_convert.calibrate.attention import attention
 from latentkv_convert.calibrate.two_copies import TwoCopies
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.rows.exact import kept
+from latentkv_convert.rows import exact
 
 Tiny = Callable[..., Path]
 SINK, RECENT, WINDOW = 2, 8, 40
@@ -47,10 +47,10 @@ class Probe:
     ) -> tuple[torch.Tensor, None]:
         copies = {}
         self.after_rope[module.layer_idx] = k.detach()
-        for side, exact in (("k", k), ("v", v)):
-            own = torch.zeros_like(exact, requires_grad=True)
+        for side, whole in (("k", k), ("v", v)):
+            own = torch.zeros_like(whole, requires_grad=True)
             self.zeros[module.layer_idx, side] = own
-            copies[side] = (exact + own).repeat_interleave(module.num_key_value_groups, 1)
+            copies[side] = (whole + own).repeat_interleave(module.num_key_value_groups, 1)
         exact_k, exact_v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (k, v))
         n = q.shape[2]
         old = body(n)
@@ -114,14 +114,15 @@ def test_tokens_that_only_the_recent_window_reads_have_no_slope(tiny: Tiny) -> N
 
 @pytest.mark.parametrize("statistic", [copies, probes])
 def test_every_read_counts_in_layers_with_short_windows(
-    statistic: Any, random_checkpoint: Tiny, tmp_path: Path
+    statistic: Any, random_checkpoint: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They keep no exact tokens: their numbers are those of no exact tokens anywhere."""
+    monkeypatch.setattr(exact, "SHORT_WINDOW", 1024)
     directory = random_checkpoint(tmp_path / "gemma", "gemma3_text")
 
     def collected(sink: int, recent: int) -> dict[int, Any]:
         source = stream(directory, windows=2, window=WINDOW)
-        assert kept(source.spec) == (False, True, False)
+        assert exact.kept(source.spec) == (False, True, False)
         return dict(statistic.collect(source, sink, recent, seed=0))
 
     found, everywhere = collected(SINK, RECENT), collected(0, 0)

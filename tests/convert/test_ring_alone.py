@@ -16,6 +16,7 @@ from both import core, distance, run, token_ids
 from conftest import Tiny
 from latentkv_convert import pipeline
 from latentkv_convert.ir import Plan
+from latentkv_convert.rows import exact as short
 from latentkv_convert.rows.sizes import round_up
 from latentkv_convert.schema import KEYS
 
@@ -59,6 +60,7 @@ def said(exact: list[bool]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "region_keys", keys)
+        patch.setattr(short, "SHORT_WINDOW", 1024)
         yield
 
 
@@ -310,8 +312,11 @@ def test_refused(gemma: Path, tmp_path: Path, exact: list[bool], message: str) -
         run(gemma, tmp_path / "bad.gguf", "--method", "none")
 
 
-def test_converter_counts_what_is_allocated(gemma: Path, text: Path, tmp_path: Path) -> None:
-    """A default plan keeps no exact tokens where windows are short, and the budget pays for none there."""
+def test_converter_counts_what_is_allocated(
+    gemma: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that keeps no exact tokens where windows are short: the budget pays for none there."""
+    monkeypatch.setattr(short, "SHORT_WINDOW", 1024)
     options = (*FILES["waterfill"], "--master", "--served-context", "8192", "--calib", str(text))
     m = run(gemma, tmp_path / "m.gguf", *options)
     report = json.loads((tmp_path / "m.report.json").read_text())
