@@ -1,8 +1,6 @@
 // Integer lanes for kernels that multiply codes: eight, or sixteen where the instructions have them. Host only.
 #pragma once
 
-#include <type_traits>
-
 #include "base/simd.h"
 
 namespace lkv {
@@ -152,15 +150,6 @@ LKV_INLINE bool any(i32xw mask) {
     int32_t found = 0;
     for (int i = 0; i < wide_lanes; i++) found |= mask[i];
     return found != 0;
-}
-
-// Calls f with n, 1 … Most, as a constant.
-template <int Most, class F>
-LKV_INLINE void with_rows(int n, F&& f) {
-    if constexpr (Most > 0) {
-        if (n == Most) return f(std::integral_constant<int, Most>{});
-        with_rows<Most - 1>(n, f);
-    }
 }
 
 }  // namespace lkv

@@ -24,12 +24,7 @@ struct Words {
 
     // Channel of the code at this bit of a word.
     static constexpr int channel(int word, int bit) {
-        const int byte = bit / 8;
-        const int plane = bit % 8 / Bits;
-        if constexpr (Bits == 8) return 4 * word + byte;
-        if constexpr (Bits == 4) return 16 * (word / 2) + 4 * (word % 2) + byte + 8 * plane;
-        if constexpr (Bits == 2) return 16 * word + byte + 4 * plane;
-        return 32 * word + bit;
+        return channel_of<Bits>(word_bytes * word + bit / 8, bit % 8 / Bits);
     }
 };
 
@@ -114,15 +109,9 @@ void segment_scores(const uint32_t* words, int width, const int32_t* pairs, int 
 template <int Bits>
 void segment_scores(const uint32_t* words, int width, const CodedQueries& queries, const int32_t* pairs,
                     const float* sums, float* const* scores) {
-    const int n_rows = queries.n_rows;
-    const int n_blocks = (n_rows + most_rows - 1) / most_rows;
-    for (int block = 0, r = 0; block < n_blocks; block++) {
-        const int n = (n_rows - r + n_blocks - block - 1) / (n_blocks - block);
-        with_rows<most_rows>(n, [&](auto rows) {
-            segment_scores<Bits, decltype(rows)::value>(words, width, pairs + r, n_rows, sums + r, scores + r);
-        });
-        r += n;
-    }
+    for_even_blocks<most_rows>(queries.n_rows, [&](auto rows, int r) {
+        segment_scores<Bits, decltype(rows)::value>(words, width, pairs + r, queries.n_rows, sums + r, scores + r);
+    });
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "ops/cpu/code_values.h"
 
-#include <cmath>
-
 #include "base/wide.h"
 
 namespace lkv {
@@ -132,15 +130,6 @@ LKV_INLINE void vector_sums(const Tile& tile, int first_row, int byte, int first
     }
 }
 
-// Where planes.h puts a byte's planes.
-template <int Bits>
-constexpr int channel(int byte, int plane) {
-    if constexpr (Bits == 8) return byte;
-    if constexpr (Bits == 4) return 16 * (byte / 8) + byte % 8 + 8 * plane;
-    if constexpr (Bits == 2) return 16 * (byte / 4) + byte % 4 + 4 * plane;
-    return 8 * byte + plane;
-}
-
 // out += sums · step + constant, of the first n_bytes of B bytes.
 template <int Bits, int B>
 void add_sums(const float* sums, int n_bytes, float step, float constant, float* out) {
@@ -158,7 +147,7 @@ void add_sums(const float* sums, int n_bytes, float step, float constant, float*
     for (int plane = 0; plane < L::planes; plane++) {
         const float* const from = sums + plane / L::in_one * L::N + plane % L::in_one * B;
         for (int byte = 0; byte < n_bytes; byte += run) {
-            float* const to = out + channel<Bits>(byte, plane);
+            float* const to = out + channel_of<Bits>(byte, plane);
             for (int i = 0; i < run; i++) to[i] += from[byte + i] * step + constant;
         }
     }
@@ -174,7 +163,7 @@ void byte_values(const Tile& tile, int first_row, int byte, int n_bytes, float* 
     }
     for (int r = 0; r < R; r++) {
         add_sums<Bits, B>(&sums[r][0][0], n_bytes, tile.step[first_row + r], tile.constant[first_row + r],
-                          out[first_row + r] + channel<Bits>(byte, 0));
+                          out[first_row + r] + channel_of<Bits>(byte, 0));
     }
 }
 
@@ -198,13 +187,9 @@ void row_values(const Tile& tile, int first_row, int n_bytes, float* const* out)
 
 template <int Bits>
 void segment_values(const Tile& tile, int width, float* const* out) {
-    const int n_blocks = (tile.n_rows + most_rows - 1) / most_rows;
-    for (int block = 0, r = 0; block < n_blocks; block++) {
-        const int n = (tile.n_rows - r + n_blocks - block - 1) / (n_blocks - block);
-        with_rows<most_rows>(
-            n, [&](auto rows) { row_values<Bits, decltype(rows)::value>(tile, r, width * Bits / 8, out); });
-        r += n;
-    }
+    for_even_blocks<most_rows>(tile.n_rows, [&](auto rows, int r) {
+        row_values<Bits, decltype(rows)::value>(tile, r, width * Bits / 8, out);
+    });
 }
 
 }  // namespace

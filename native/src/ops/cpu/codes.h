@@ -50,4 +50,33 @@ inline bool is_coded(const RowLayout& layout, const GroupLayout& group) {
     });
 }
 
+// Where planes.h puts a byte's planes: channel of a segment.
+template <int Bits>
+constexpr int channel_of(int byte, int plane) {
+    if constexpr (Bits == 8) return byte;
+    if constexpr (Bits == 4) return 16 * (byte / 8) + byte % 8 + 8 * plane;
+    if constexpr (Bits == 2) return 16 * (byte / 4) + byte % 4 + 4 * plane;
+    return 8 * byte + plane;
+}
+
+// Calls f with n, 1 … Most, as a constant.
+template <int Most, class F>
+void with_rows(int n, F&& f) {
+    if constexpr (Most > 0) {
+        if (n == Most) return f(std::integral_constant<int, Most>{});
+        with_rows<Most - 1>(n, f);
+    }
+}
+
+// Rows in as few blocks of at most Most as there can be, all of much the same size: f(number of rows as a constant, first row).
+template <int Most, class F>
+void for_even_blocks(int n_rows, F&& f) {
+    const int n_blocks = (n_rows + Most - 1) / Most;
+    for (int block = 0, first = 0; block < n_blocks; block++) {
+        const int n = (n_rows - first + n_blocks - block - 1) / (n_blocks - block);
+        with_rows<Most>(n, [&](auto rows) { f(rows, first); });
+        first += n;
+    }
+}
+
 }  // namespace lkv
