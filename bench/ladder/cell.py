@@ -2,8 +2,9 @@
 
     python -m ladder.cell JOB.json       prints the row as JSON; in bench/
 
-Bytes come first: what the runtime allocates has to be what it forecasts, and within the budget, or nothing is
-measured. The first job of a ladder is the f16 cache itself: its logits and answers are kept for the others.
+Bytes come first: what the runtime allocates has to be what it forecasts. A cache over its budget is not
+measured: its row says how large it is, and why there is no more. The first job of a ladder is the f16 cache
+itself: its logits and answers are kept for the others.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ def run(job: Job) -> dict[str, Any]:
     model = _core.Model(job.file, n_gpu_layers=job.gpu_layers)
     plain = model if job.file == job.plain else _core.Model(job.plain, n_gpu_layers=job.gpu_layers)
     row = sizes(model, plain, job)
+    if job.budget is not None and row["share"] > ROOM * job.budget:
+        why = f"[bytes] expected at most {job.budget:.2%} of f16; got {row['share']:.2%}"
+        return row | {"kld": None, "why": f"error: {why}"}
     text = Path(job.text).read_text(encoding="utf-8")
     cache = answers.Cache(model, job.threaded())
     return row | divergence(cache, plain, text, job) | found(cache, text, job) | drifted(cache, text, job)
@@ -80,8 +84,6 @@ def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
     full = plain.forecast(SERVED, kv="f16", sink=0, recent=0)
     total = model.forecast(SERVED, **options)["total"]
     share = total / (SERVED * full["f16_per_token"] + full["cells"])
-    if job.budget is not None and share > ROOM * job.budget:
-        raise SystemExit(f"error: [bytes] expected at most {job.budget:.2%} of f16; got {share:.2%}")
     factors = (model.size_bytes - plain.size_bytes) / (1 << 20)
     return {"bytes": total / SERVED, "share": share, "factors": factors, "ran": where}
 

@@ -28,6 +28,7 @@ from real_models import model_path
 from record import Column
 
 BENCH = Path(__file__).parent.parent
+TRIES = 4  # of a file that takes too many bytes, each with fewer dimensions
 COLUMNS = [
     Column("family", "cache"),
     Column("setting", "setting"),
@@ -103,6 +104,26 @@ class Ladder:
         finally:
             self.processors.put(own)
 
+    def fitted(self, rung: Rung) -> dict[str, Any]:
+        """The row of a file within the budget: bytes are estimated, and those taken lead the next guess."""
+        asked, tried = rung, []
+        row = self.measure(rung)
+        while row["kld"] is None and row["share"] and rung.keep and rung.budget and len(tried) < TRIES:
+            tried.append((rung.keep, row["share"]))
+            keep = rungs.lower(rung.budget, tried)
+            if keep <= 0:
+                break
+            rung = rung.kept(keep)
+            if why := self.make(rung.file):
+                return self.row(rung, {"why": why, "rung": asked.name})
+            row = self.measure(rung)
+            self.forget(rung.file)
+        return row | {"rung": asked.name}
+
+    def forget(self, file: File) -> None:
+        if not self.args.keep_files:
+            self.path(file).unlink(missing_ok=True)
+
     def measure(self, rung: Rung) -> dict[str, Any]:
         """The row; without numbers where there is a reason."""
         begin = time.monotonic()
@@ -146,7 +167,7 @@ class Ladder:
         """Writes the result with one row more, in the ladder's order."""
         self.rows.append(row)
         order = {rung.name: at for at, rung in enumerate(self.all)}
-        self.rows.sort(key=lambda each: order.get(f"{each['family']} {each['setting']}", len(order)))
+        self.rows.sort(key=lambda each: order.get(asked(each), len(order)))
         record.save(
             self.args.out,
             command=self.command,
@@ -165,7 +186,7 @@ class Ladder:
         if why := self.make(rungs.PLAIN):
             raise SystemExit(why)
         self.all = rungs.rungs(shape(self.path(rungs.PLAIN)))
-        done = {f"{row['family']} {row['setting']}" for row in self.rows}
+        done = {asked(row) for row in self.rows}
         reference, *others = [rung for rung in self.all if rung.name not in done or rung == self.all[0]]
         wanted = [rung for rung in others if re.search(self.args.only, rung.name)]
         if reference.name not in done or not self.has_reference():
@@ -185,14 +206,14 @@ class Ladder:
         wanted = sorted(wanted, key=lambda rung: rung.family == "waterfill, size")
         left, failed = len(wanted), 0
         last = {rung.file: rung for rung in wanted}
-        for rung, row in run_all(wanted, lambda rung: rung.file, self.make, self.measure, self.args.jobs):
+        for rung, row in run_all(wanted, lambda rung: rung.file, self.make, self.fitted, self.args.jobs):
             left -= 1
             result = self.row(rung, {"why": row}) if isinstance(row, str) else row
             failed += result["kld"] is None
             self.keep(result, left)
             published = rung.file not in (rungs.PLAIN, rungs.OSCAR) and "--master" not in rung.file.words
-            if published and not self.args.keep_files and last[rung.file] == rung:
-                self.path(rung.file).unlink(missing_ok=True)
+            if published and last[rung.file] == rung:
+                self.forget(rung.file)
         if self.args.plot:
             title = f"{self.args.name}, decoded at {self.args.ctx_size} tokens"
             rows = [row | {"method": row["family"]} for row in self.rows if row["kld"] is not None]
@@ -223,6 +244,11 @@ class Ladder:
             )
         ran = next((row["ran"] for row in self.rows if row.get("ran")), "")
         return f"{said} Attention: {ran}." if "cuda" in ran.partition("(")[0] else said
+
+
+def asked(row: dict[str, Any]) -> str:
+    """The name of the rung that a row belongs to; its file may keep fewer dimensions."""
+    return row.get("rung") or f"{row['family']} {row['setting']}"
 
 
 def search_path() -> str:

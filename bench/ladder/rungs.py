@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,18 @@ class Rung:
     file: File
     options: dict[str, Any] = field(default_factory=dict)  # Session's keywords, and kv_budget
     budget: float | None = None  # share of f16 that it must not exceed
+    keep: float = 0  # share of dimensions, where `--keep` of the file may be lowered to fit; 0: it may not
 
     @property
     def name(self) -> str:
         return f"{self.family} {self.setting}"
+
+    def kept(self, keep: float) -> Rung:
+        """The same with another share of dimensions."""
+        old, new = f"--keep {self.keep:g}", f"--keep {keep:g}"
+        words = tuple(shlex.split(shlex.join(self.file.words).replace(old, new)))
+        file = File(self.file.name.removesuffix(f"{self.keep:g}") + f"{keep:g}", words)
+        return replace(self, setting=self.setting.replace(old, new), file=file, keep=keep)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Published:
                 words = ("--method", self.name, *shlex.split(self.options), "--keep", f"{keep:g}")
                 file = File(f"{self.name}-{keep:g}", words)
                 setting = f"{self.options} --keep {keep:g}, q{bits} + window".strip()
-                yield Rung(self.name, setting, file, {"kv": f"q{bits}", **WINDOW}, share(budget))
+                yield Rung(self.name, setting, file, {"kv": f"q{bits}", **WINDOW}, share(budget), keep)
 
     def keep(self, shape: Shape, budget: float, bits: int) -> float:
         """The largest in hundredths that fits: rows of all slots, exact ones in f16, cells."""
@@ -119,7 +127,21 @@ def tale(shape: Shape) -> Iterator[Rung]:
         if keep >= 0.5 + 8 / (groups * shape.head_dim):
             setting = f"--keep {keep:g} --kv-middle q{bits} --kv-recent {recent} --recent-ratio {ratio:g}"
             words = ("--method", "tale", *setting.split())
-            yield Rung("tale", setting, File(f"tale-{bits}-{keep:g}", words), {}, share(budget))
+            yield Rung("tale", setting, File(f"tale-{bits}-{keep:g}", words), {}, share(budget), keep)
+
+
+def lower(budget: float, tried: Sequence[tuple[float, float]]) -> float:
+    """The share of dimensions to try next, by what took too much: (keep, share of f16) each.
+
+    >>> lower(0.14, [(0.5, 0.16)])
+    0.43
+    >>> lower(0.14, [(0.5, 0.16), (0.43, 0.15)])
+    0.36
+    """
+    keep, taken = tried[-1]
+    dearer, more = next((each for each in tried if each[1] > taken), (0.0, 0.0))
+    guess = keep - (taken - budget) * (keep - dearer) / (taken - more)
+    return min(int(100 * guess + 1e-6) / 100, round(keep - 0.01, 2))
 
 
 def share(budget: str) -> float:

@@ -16,8 +16,8 @@ import real_models
 import texts
 from answering import answers, decoded
 from drift import Answer, compared, first_difference, questions
-from ladder import rungs
-from ladder.rungs import Shape
+from ladder import climb, options, rungs
+from ladder.rungs import Rung, Shape
 from ladder.workers import run_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +42,36 @@ def test_a_heavier_row_keeps_fewer_dimensions() -> None:
     keeps = [palu.keep(SMOLLM2, 0.14, bits) for bits in (2, 3, 4, 6)]
     assert keeps == sorted(keeps, reverse=True)
     assert 0.45 < keeps[2] < 0.55  # half of the dimensions in 4 bits are an eighth
+
+
+def test_a_file_over_its_bytes_is_made_again_with_fewer_dimensions(
+    converted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["ladder.py", str(converted("--method", "none")), "--work", str(tmp_path), "--outtype", ""]
+    monkeypatch.setattr(sys, "argv", argv)
+    ladder = climb.Ladder(options.parse(""))
+    made: list[str] = []
+
+    def make(file: rungs.File) -> str:
+        made.append(file.name)
+        ladder.path(file).write_bytes(b"GGUF")
+        return ""
+
+    def measure(rung: Rung) -> dict[str, Any]:
+        share = 0.05 + rung.keep / 5  # exact tokens are there whatever is kept
+        return {"setting": rung.setting, "share": share, "kld": None if share > 0.14 else 0.01}
+
+    monkeypatch.setattr(ladder, "make", make)
+    monkeypatch.setattr(ladder, "measure", measure)
+    palu = next(rung for rung in rungs.rungs(SMOLLM2) if rung.family == "palu" and rung.budget == 0.14)
+    row = ladder.fitted(palu)
+    assert row["rung"] == palu.name == climb.asked(row)
+    assert row["kld"] == 0.01
+    assert row["setting"] == palu.setting.replace(f"--keep {palu.keep:g}", "--keep 0.45")
+    assert made == ["palu-0.46", "palu-0.45"]
+    assert not any(ladder.path(rungs.File(name)).exists() for name in made)
+    assert ladder.fitted(palu.kept(0.4))["kld"] == 0.01
+    assert len(made) == 2  # it fits at once
 
 
 def test_workers_make_before_they_measure_and_tell_what_failed() -> None:
