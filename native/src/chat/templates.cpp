@@ -23,7 +23,7 @@ auto checked(std::string_view where, std::string_view wanted, const Call& call) 
     } catch (const std::exception& error) {
         const std::string why = reason(error);
         // some of its code rethrows a slice of the exception, and has logged what it was
-        fail(where, "expected ", wanted, "; got ", why == "std::exception" ? quoted(capture.first()) : why);
+        fail(where, "expected ", wanted, "; got ", why == "std::exception" ? lkv::quoted(capture.first()) : why);
     }
 }
 
@@ -31,7 +31,7 @@ common_json parse_request(const std::string& text) {
     check_nesting("chat", text);
     auto request = common_json::parse(text);
     if (!request.is_object() || !request.contains("messages")) {
-        fail("chat", "expected a JSON object with messages; got ", quoted(text));
+        fail("chat", "expected a JSON object with messages; got ", lkv::quoted(text));
     }
     return request;
 }
@@ -50,14 +50,14 @@ void add_kwargs(const common_json& request, common_chat_templates_inputs& inputs
     const common_json kwargs = value_or_null(request, "chat_template_kwargs");
     if (kwargs.is_null()) return;
     if (!kwargs.is_object()) {
-        fail("chat_template_kwargs", "expected a JSON object; got ", quoted(kwargs.dump()));
+        fail("chat_template_kwargs", "expected a JSON object; got ", lkv::quoted(kwargs.dump()));
     }
     for (const auto& [key, value] : kwargs.items()) {
         inputs.chat_template_kwargs[key] = value.dump();
         if (key == "enable_thinking") {
             if (!value.is_boolean()) {
                 fail("chat_template_kwargs", "expected enable_thinking to be true or false; got ",
-                     quoted(value.dump()));
+                     lkv::quoted(value.dump()));
             }
             inputs.enable_thinking = value.get<bool>();
         }
@@ -70,13 +70,13 @@ void add_continuation(const common_json& request, common_chat_templates_inputs& 
     if (inputs.continue_final_message == COMMON_CHAT_CONTINUATION_NONE) {
         if (!value.is_null() && !(value.is_boolean() && !value.get<bool>())) {
             fail("continue_final_message", "expected true, false, content or reasoning_content; got ",
-                 quoted(value.dump()));
+                 lkv::quoted(value.dump()));
         }
         return;
     }
     if (inputs.messages.empty() || inputs.messages.back().role != "assistant") {
         fail("continue_final_message", "expected an assistant's message at the end; got ",
-             inputs.messages.empty() ? "none" : quoted(inputs.messages.back().role));
+             inputs.messages.empty() ? "none" : lkv::quoted(inputs.messages.back().role));
     }
     inputs.add_generation_prompt = false;
 }
