@@ -71,7 +71,15 @@ public:
     cuda::AttnArgs args{};
     bool keeps_parts = false;  // memory for maxima and sums even where results are all
 
-    explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits()) {
+    // apart: tokens may read the slots of their own sequences alone
+    explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits(), bool apart = false) {
+        const int last = p.n_regions - 1;
+        const int steps = (p.regions[last].n_slots + cuda::step_slots - 1) / cuda::step_slots;
+        int32_t* const own_counts = apart ? keep(std::vector<int32_t>(static_cast<size_t>(p.n_tokens), -1)) : nullptr;
+        int32_t* const own_steps =
+            apart ? keep(std::vector<int32_t>(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(steps), -1))
+                  : nullptr;
+        args.own = {own_counts, own_steps, steps};
         int capacity = 0;
         for (int r = 0; r < p.n_regions; r++) capacity += p.regions[r].n_slots;
         cuda::plan_attention(p, capacity, device, args);
@@ -120,6 +128,11 @@ public:
             n_slots.push_back(from.n_slots);
         }
         args.n_slots = keep(n_slots);
+        if (apart) {
+            const cuda::FindStepsArgs find{
+                args.q_seq, args.regions[last].seq, args.n_slots + last, own_counts, own_steps, steps};
+            cuda_check(cuda::find_own_steps(find, p.n_tokens, nullptr), "finding own steps");
+        }
         args.expanded = cuda::expanded_region(p.n_kv, p.head_dim, [this](const auto& host) { return keep(host); });
         args.context = capacity + 64 * p.n_regions;
         out_ =

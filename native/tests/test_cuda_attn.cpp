@@ -487,6 +487,64 @@ void mla() {
     }
 }
 
+// Tokens of several sequences, each of which reads the steps that hold its own: few and many sequences, slots in any order, shared ones,
+// sequences that nobody asks about, and one without a token. As many parts as tokens, and more.
+void apart() {
+    using enum Format;
+    struct Batch {
+        const char* name;
+        int n_kv, rep, group, n_seq, n_past;
+        std::vector<int32_t> q_seq;  // in place of one token a sequence
+        bool permute = false, shared = false;
+        int n_split = 0, window = 0;
+    };
+    const Batch batches[] = {
+        {"two sequences", 4, 2, 4, 2, 300, {}},
+        {"eight of 8 rows", 4, 2, 4, 8, 170, {}, false, false, 9},
+        {"eight of 20 rows, a part each", 4, 5, 4, 8, 100, {}, false, false, 1},
+        {"three of 40 rows, any order", 4, 10, 4, 3, 150, {}, true, false, 7},
+        {"five, of which two are asked", 4, 4, 2, 5, 140, {1, 1, 3, 1, 3}, false, false, 6},
+        {"one of six, once", 4, 4, 4, 6, 130, {4, 4, 4, 4, 4, 4}, true},
+        {"slots that two sequences share, and a window", 4, 4, 4, 4, 200, {}, true, true, 11, 90},
+    };
+    unsigned seed = 1700;
+    for (const Batch& of : batches) {
+        AttnShape s;
+        s.name = std::string("apart, ") + of.name;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_group = s.v_group = of.group;
+        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), 192);
+        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), 224);
+        s.v_latent = true;
+        s.k_segments = {{q8, 32}, {q4, 64}, {q2, 96}};
+        s.v_segments = {{q8, 64}, {q4, 96}, {q1, 64}};
+        s.k_formats = s.v_formats = {q4};
+        s.uniform = true;
+        s.n_seq = of.n_seq;
+        s.n_past = of.n_past;
+        s.permute = of.permute;
+        s.window = of.window;
+        s.seed = seed++;
+        AttnCase c(s);
+        if (!of.q_seq.empty()) c.params.q_seq = of.q_seq.data();
+        std::vector<uint64_t> seq(c.params.regions[0].seq, c.params.regions[0].seq + c.params.regions[0].n_slots);
+        if (of.shared) {
+            for (uint64_t& each : seq) each |= (each & 1) << 2;  // what the first has the third has too
+        }
+        c.params.regions[0].seq = seq.data();
+        DeviceCase device(c.params, lkv::test::device_limits(), true);
+        CHECK_MSG(kernel_of(device.args) == "mla" && device.args.mla.apart == 1, s.name + ": planned otherwise");
+        if (of.n_split != 0) device.args.n_split = of.n_split;
+        const double error = relative_error(device.run(), c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        DeviceCase together(c.params);
+        CHECK_MSG(together.args.mla.apart == 0, s.name + ": apart unasked");
+        const double between = relative_error(device.run(), together.run());
+        CHECK_MSG(between <= rounded_tolerance, s.name + ": from all slots, " + std::to_string(between));
+    }
+}
+
 // A rehearsal on one slot a region leaves nothing behind that the real attention reads, and takes whole groups of K and V.
 void rehearsals() {
     struct Shape {
@@ -1377,6 +1435,7 @@ int main(int argc, char** argv) {
     run("beside", true, beside);
     run("late_parts", true, late_parts);
     run("mla", true, mla);
+    run("apart", true, apart);
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);

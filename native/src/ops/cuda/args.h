@@ -57,6 +57,15 @@ enum class ExpandBy : int32_t { chunks, units, warpgroup, scores };
 // Results, or parts that are merged with another problem's; or results, and beside them the parts' maxima and sums of weights.
 enum class Leaves : int32_t { results, parts, results_and_maxima };
 
+// Steps of step_slots slots that hold tokens of a query token's sequence, a list a token: where a batch's tokens are of several sequences,
+// or a cache holds others, a token may read its own alone (mla/).
+struct OwnSteps {
+    const int32_t* counts;  // [n_tokens]; null: tokens read all slots
+    const int32_t* steps;   // [n_tokens, capacity], ascending
+    int32_t capacity;
+};
+constexpr int step_slots = 32;
+
 // One problem of latent_attn.h.
 struct AttnArgs {
     const float* q;  // [n_tokens, n_head, q_width]
@@ -65,6 +74,7 @@ struct AttnArgs {
     const int32_t* q_seq;
     const int32_t* n_slots;  // [n_regions], on the device: one captured graph serves a cache as it fills
     const float* alibi_slopes;
+    OwnSteps own;  // offered to the plan; MlaPlan::apart says whether it is taken
 
     int32_t n_tokens;
     int32_t q_width;
@@ -191,6 +201,16 @@ struct ClaimArgs {
     int32_t* pos[max_regions];
     uint64_t* seq[max_regions];
     int32_t seen;  // 0: they hold nothing yet
+};
+
+// Finds OwnSteps of a region.
+struct FindStepsArgs {
+    const int32_t* q_seq;    // [n_tokens]
+    const uint64_t* seq;     // [n_slots]
+    const int32_t* n_slots;  // on the device
+    int32_t* counts;
+    int32_t* steps;
+    int32_t capacity;
 };
 
 struct MoveArgs {

@@ -8,6 +8,7 @@
 namespace lkv::cuda {
 
 cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream);
+cudaError_t find_own_steps(const FindStepsArgs& args, int n_tokens, cudaStream_t stream);
 cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream);
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
 

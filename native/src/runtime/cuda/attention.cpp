@@ -34,8 +34,11 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         const Layer& layer = layers_[node.layer];
         bool& alone = middle_alone_[layer.in_ring ? 1 : 0];
         alone = alone && layer.middle_alone;
+        const bool may_be_apart =
+            node.latents && node.latents->n_tokens <= small_batch && inputs_.own_steps(layer.in_ring).counts != nullptr;
+        if (const AttnArgs* const args = may_be_apart ? plan(node, false, true) : nullptr) of[0].hold(*args);
         for (const bool full : {false, true}) {
-            const AttnArgs* const args = plan(node, full);
+            const AttnArgs* const args = plan(node, full, false);
             if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
             of[full ? 1 : 0].hold(*args);
             if (layer.sinks.logits != nullptr) sinks.hold(only_sinks(*args));
@@ -76,13 +79,18 @@ int Attention::launched_slots(bool in_ring) const {
 }
 
 const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
+    return plan(node, full, !full && inputs_.apart(layers_[node.layer].in_ring));
+}
+
+const AttnArgs* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
     if (!params || params->n_tokens == 0) return nullptr;
     Layer& layer = layers_[node.layer];
     Problem& problem = full ? layer.full : layer.latents;
     // latents come and go beside full rows
     const Leaves leaves = full && node.latents ? Leaves::parts : Leaves::results;
-    const auto found = problem.plans.find(params->n_tokens);
+    const std::pair key{params->n_tokens, apart};
+    const auto found = problem.plans.find(key);
     if (found != problem.plans.end()) {
         found->second.leaves = leaves;
         return &found->second;
@@ -97,6 +105,7 @@ const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
         capacity += inputs_.middle(layer.in_ring);
     }
     AttnArgs args = problem.constant;
+    if (apart) args.own = inputs_.own_steps(layer.in_ring);
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
     if (!full && node.full && p.n_tokens <= small_batch) args.beside = (p.n_kv + 1) / 2 + 6;
@@ -109,7 +118,7 @@ const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
         full ? "full rows of the exact windows: " : "rows: ", args.kernel);
     std::copy_n(problem.regions, max_regions, args.regions);
     args.leaves = leaves;
-    return &problem.plans.emplace(p.n_tokens, args).first->second;
+    return &problem.plans.emplace(key, args).first->second;
 }
 
 cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v,

@@ -44,6 +44,8 @@ public:
 
     // full: of the problem of full rows. Null where the node has no such problem.
     const AttnArgs* plan(const AttentionNode& node, bool full);
+    // What else than slots a recorded step depends on.
+    int variant() const { return (inputs_.apart(false) ? 1 : 0) | (inputs_.apart(true) ? 2 : 0); }
 
     // K's rows, V's, or both
     cudaError_t store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v, cudaStream_t stream);
@@ -54,6 +56,7 @@ public:
     cudaError_t end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
 
 private:
+    const AttnArgs* plan(const AttentionNode& node, bool full, bool apart);
     AttnArgs run_args(const ggml_tensor* dst, const AttentionNode& node, bool full);
     // A whole softmax over one problem and the layer's sinks.
     cudaError_t attend_alone(const AttnArgs& args, const Sinks& sinks, cudaStream_t stream);

@@ -396,10 +396,10 @@ ggml_status CudaGpu::enqueue_nodes(ggml_cgraph* graph) {
 }
 
 ggml_status CudaGpu::compute(ggml_cgraph* graph) {
-    const int64_t slots = int64_t{attention_.launched_slots(false)} << 32 | attention_.launched_slots(true);
-    if (recording_.has(graph, slots)) return recording_.launch(main_.stream());
+    const cuda::RecordedFor of{attention_.launched_slots(false), attention_.launched_slots(true), attention_.variant()};
+    if (recording_.has(graph, of)) return recording_.launch(main_.stream());
     if (!recordable_ || recording_.is_first(graph)) return enqueue(graph);
-    if (!recording_.record(graph, slots, main_.stream(), [&] { return enqueue(graph); })) {
+    if (!recording_.record(graph, of, main_.stream(), [&] { return enqueue(graph); })) {
         recordable_ = false;
         return enqueue(graph);
     }

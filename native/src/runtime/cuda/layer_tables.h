@@ -20,8 +20,8 @@ namespace lkv::cuda {
 // Attention over rows of one form, see latent_attn.h.
 struct Problem {
     RegionArgs regions[max_regions] = {};
-    AttnArgs constant{};            // pointers that no batch changes
-    std::map<int, AttnArgs> plans;  // by number of tokens
+    AttnArgs constant{};                             // pointers that no batch changes
+    std::map<std::pair<int, bool>, AttnArgs> plans;  // by number of tokens, and whether these are apart
 };
 
 struct Layer {

@@ -9,6 +9,15 @@
 
 namespace lkv::cuda {
 
+// What a recorded step's launches are for, see Attention.
+struct RecordedFor {
+    int slots;
+    int ring_slots;
+    int variant;
+
+    bool operator==(const RecordedFor&) const = default;
+};
+
 class Recording {
 public:
     Recording() = default;
@@ -23,9 +32,8 @@ public:
         seen_ = nullptr;
     }
 
-    // slots: what its launches are for, of Attention::launched_slots
-    bool has(const ggml_cgraph* graph, int64_t slots) const {
-        return step_ != nullptr && recorded_ == graph && slots_ == slots;
+    bool has(const ggml_cgraph* graph, const RecordedFor& of) const {
+        return step_ != nullptr && recorded_ == graph && of_ == of;
     }
     // Whether the graph runs for the first time, which warms ggml-cuda's pools up: nothing may be allocated while recording.
     bool is_first(const ggml_cgraph* graph) {
@@ -40,9 +48,9 @@ public:
 
     // enqueue(): launches the whole step on the stream, or on others that join it. False: nothing is recorded, with a warning.
     template <class Enqueue>
-    bool record(const ggml_cgraph* graph, int64_t slots, cudaStream_t stream, Enqueue&& enqueue) {
+    bool record(const ggml_cgraph* graph, const RecordedFor& of, cudaStream_t stream, Enqueue&& enqueue) {
         destroy();
-        slots_ = slots;
+        of_ = of;
         cudaError_t error = record(graph, stream, enqueue, true);
         if (error != cudaSuccess) {
             log(LogLevel::warning, "[cuda] expected to let a recorded step's kernels start early; got ",
@@ -88,7 +96,7 @@ private:
     const ggml_cgraph* seen_ = nullptr;
     const ggml_cgraph* recorded_ = nullptr;
     cudaGraphExec_t step_ = nullptr;
-    int64_t slots_ = 0;
+    RecordedFor of_{};
 };
 
 }  // namespace lkv::cuda

@@ -38,7 +38,8 @@ void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {
 }
 
 cudaError_t Rehearsal::run(const AttnArgs& plan, cudaStream_t stream) const {
-    if (plan.expand != 0) return cudaSuccess;  // long kernels: what the real ones wait for is little of it
+    // long kernels: what the real ones wait for is little of it; and those of several sequences, whose steps are real ones
+    if (plan.expand != 0 || plan.mla.apart != 0) return cudaSuccess;
     AttnArgs args = rehearsal(plan);
     args.q = q_.as<float>();
     args.out = out_.as<float>();

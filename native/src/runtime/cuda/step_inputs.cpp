@@ -9,6 +9,12 @@
 
 namespace lkv::cuda {
 
+namespace {
+
+int steps_of(int slots) { return (slots + step_slots - 1) / step_slots; }
+
+}  // namespace
+
 void StepInputs::attach(const KvCache& cache) {
     n_regions_ = cache.n_regions();
     const auto hold = [this](const Cells& cells) {
@@ -20,6 +26,11 @@ void StepInputs::attach(const KvCache& cache) {
     middle_[0] = hold(cache.cells(n_regions_ - 1));
     middle_[1] = cache.has_ring() ? hold(cache.ring()) : 0;
     ring_is_all_ = cache.ring_is_all();
+    for (const int in_ring : {0, 1}) {
+        if (cache.options().n_seq_max == 1 || middle_[in_ring] == 0) continue;
+        const size_t words = static_cast<size_t>(small_batch) * (1 + static_cast<size_t>(steps_of(middle_[in_ring])));
+        own_[in_ring] = DeviceMemory(words * sizeof(int32_t));
+    }
     cells_version_ = ~uint64_t{0};
     const auto words = batch_words(std::max(cache.options().n_ubatch, 1));
     batch_ = DeviceMemory(words * sizeof(int32_t));
@@ -69,6 +80,42 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
         claim(static_cast<int>(n), !batch.own_rows, stream);
     }
     n_unseen_ = batch.own_rows ? static_cast<int>(n) : 0;
+    find_apart(cache, batch, stream);
+}
+
+OwnSteps StepInputs::own_steps(bool in_ring) const {
+    const DeviceMemory& memory = own_[in_ring ? 1 : 0];
+    if (memory.bytes() == 0) return {};
+    const auto* const counts = memory.as<int32_t>();
+    return {counts, counts + small_batch, steps_of(middle_[in_ring ? 1 : 0])};
+}
+
+// Together tokens read every slot in use, up to 32 query rows at a time: two tokens or more are about twice the work of one. Apart a token
+// reads what it sees, and a little more.
+void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream) {
+    const auto n = static_cast<int>(batch.pos.size());
+    const int middle = n_regions_ - 1;
+    for (const int in_ring : {0, 1}) {
+        apart_[in_ring] = false;
+        if (own_[in_ring].bytes() == 0 || n > small_batch) continue;
+        const int64_t in_use = in_ring != 0 ? cache.ring().end() : cache.cells(middle).end();
+        int64_t seen = 0;
+        for (const int32_t pos : batch.pos) {
+            const bool windowed = in_ring != 0 && cache.ring_window() > 0;
+            seen += windowed ? std::min(pos + 1, cache.ring_window()) : pos + 1;
+        }
+        apart_[in_ring] = 10 * seen < 9 * std::min(n, 2) * in_use;
+        if (!apart_[in_ring]) continue;
+        const OwnSteps own = own_steps(in_ring != 0);
+        FindStepsArgs args{};
+        args.q_seq = q_seq();
+        args.seq = seq(middle, in_ring != 0);
+        args.n_slots = n_middle(in_ring != 0);
+        args.counts = own_[in_ring].as<int32_t>();
+        args.steps = args.counts + small_batch;
+        args.capacity = own.capacity;
+        check(find_own_steps(args, n, stream), "finding the slots of a batch's sequences");
+    }
 }
 
 void StepInputs::end(cudaStream_t stream) {

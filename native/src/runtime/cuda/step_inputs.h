@@ -35,6 +35,10 @@ public:
     const int32_t* pos(int of_region, bool in_ring) const { return pos_[index_of(of_region, in_ring)].as<int32_t>(); }
     const uint64_t* seq(int of_region, bool in_ring) const { return seq_[index_of(of_region, in_ring)].as<uint64_t>(); }
 
+    // Whether this step's tokens should be attended to apart (MlaPlan::apart), and what they then read of the middle; no counts: of a single sequence.
+    bool apart(bool in_ring) const { return apart_[in_ring ? 1 : 0]; }
+    OwnSteps own_steps(bool in_ring) const;
+
     // Slots of the exact windows, and of the middle.
     int exact() const { return exact_; }
     int middle(bool in_ring) const { return middle_[in_ring ? 1 : 0]; }
@@ -50,6 +54,7 @@ private:
         return static_cast<size_t>(in_ring && region == n_regions_ - 1 ? n_regions_ : region);
     }
     void copy_cells(const KvCache& cache, cudaStream_t stream);
+    void find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
     // The batch's slots hold its tokens, or none that is seen but by layers that keep no exact tokens: they have no rows else.
     void claim(int n_tokens, bool seen, cudaStream_t stream);
 
@@ -62,6 +67,9 @@ private:
     bool ring_is_all_ = false;  // KvCache::ring_is_all
     int exact_context_ = 0;
     int middle_context_[2] = {};
+    bool apart_[2] = {};
+    DeviceMemory
+        own_[2];  // [small_batch] counts, [small_batch][steps of the middle, or of the ring]; none of a single sequence
 
     // [n_slots of 3 regions | with the ring | n_full of 3 | n_middle | of the ring | pad | pos | seq | region | slot | sequences as bits
     // (two words each) | slot with the ring | region with the ring], each of the last seven n_ubatch long

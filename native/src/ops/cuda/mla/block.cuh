@@ -73,22 +73,48 @@ struct MlaTile {
         slots = next - step > 2 ? 128 : (next - step) * step_slots;
         valid = min((next - step) * step_slots, region->n_slots - first);
     }
+    // i: of a token's own steps; those that lie one behind the other are one tile
+    __device__ MlaTile(const MlaShared& own, const int32_t* steps, int i, int end) : r(0) {
+        region = &own.regions[0];
+        int at[most_tile / step_slots];
+#pragma unroll
+        for (int k = 0; k < most_tile / step_slots; k++) at[k] = i + k < end ? __ldg(steps + i + k) : -1;
+        int n = 1;
+        bool on = true;
+#pragma unroll
+        for (int k = 1; k < most_tile / step_slots; k++) {
+            on = on && k < region->most_steps && at[k] == at[0] + k;
+            n += on ? 1 : 0;
+        }
+        next = i + n;
+        first = at[0] * step_slots;
+        slots = n > 2 ? 128 : n * step_slots;
+        valid = min(n * step_slots, region->n_slots - first);
+    }
 };
 
-// What a thread block knows before an earlier kernel of the step has ended.
-__device__ inline void set_up(const AttnArgs& p, const MlaSteps& steps, const MlaSlots& n_slots, MlaShared& own,
-                              MlaUnit* units) {
+// The tile that begins with step i of a thread block's share.
+template <bool Apart>
+__device__ inline MlaTile tile_of(const MlaShared& own, const MlaSteps& all, const MlaShare<Apart>& share, int i) {
+    if constexpr (Apart) return MlaTile(own, share.steps, i, share.end);
+    return MlaTile(own, all, i, share.end);
+}
+
+// What a thread block knows before an earlier kernel of the step has ended. token: whose rows it has, -1: all tokens'
+__device__ inline void set_up(const AttnArgs& p, const MlaSteps& steps, const MlaSlots& n_slots, int token,
+                              MlaShared& own, MlaUnit* units) {
     const WorkItem item(p, static_cast<int>(blockIdx.x));
     const int thread = static_cast<int>(threadIdx.x);
     const int row = thread - (mla_threads - 32);
     if (row >= 0 && row < p.mla.rows) {
         constexpr float log2_e = 1.4426950408889634f;
-        const int of_item = static_cast<int>(blockIdx.y) * p.mla.rows + row;
-        const bool exists = of_item < item.n_rows;
+        const int of_block = static_cast<int>(blockIdx.y) * p.mla.rows + row;
+        const bool exists = of_block < (token < 0 ? item.n_rows : item.unit_heads);
+        const int of_item = max(token, 0) * item.unit_heads + of_block;
         const int at = exists ? item.few_row_at(p, of_item) : 0;
-        const int token = small_quotient(at, p.n_head);
-        own.rows[row] = {exists ? 1ull << p.q_seq[token] : 0, exists ? p.q_pos[token] : -1, exists ? at : -1,
-                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f,
+        const int of = small_quotient(at, p.n_head);
+        own.rows[row] = {exists ? 1ull << p.q_seq[of] : 0, exists ? p.q_pos[of] : -1, exists ? at : -1,
+                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - of * p.n_head] * log2_e : 0.0f,
                          exists ? item.few_head(of_item) : -1};
     }
     const int warp = thread / 32;

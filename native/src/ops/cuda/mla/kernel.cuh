@@ -19,8 +19,8 @@
 
 namespace lkv::cuda {
 
-// NT: blocks of eight query rows. U: units of V that a warp sums.
-template <int NT, int U, MlaK K>
+// NT: blocks of eight query rows. U: units of V that a warp sums. Apart: MlaPlan::apart.
+template <int NT, int U, MlaK K, bool Apart = false>
 __global__ void __launch_bounds__(mla_threads, 1)
     mla_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ MlaLayout layout) {
     extern __shared__ __align__(16) uint8_t shared[];
@@ -39,16 +39,18 @@ __global__ void __launch_bounds__(mla_threads, 1)
 
     const MlaSlots n_slots(p);
     const MlaSteps steps(p, n_slots);
-    const int part = static_cast<int>(blockIdx.z);
-    if (part >= steps.count) return;
-    const int begin = steps.begin(part);
-    const int end = steps.begin(part + 1);
-    set_up(p, steps, n_slots, own, units);
+    const MlaShare<Apart> share(p, steps);
+    const int part = share.part;
+    if (part < 0) return;
+    const int begin = share.begin;
+    const int end = share.end;
+    const auto tile_at = [&](int i) { return tile_of<Apart>(own, steps, share, i); };
+    set_up(p, steps, n_slots, share.token, own, units);
     __syncthreads();
     wait_for_previous();
     RowScores<NT> x = {};
     if (begin < end) {
-        const MlaTile tile(own, steps, begin, end);
+        const MlaTile tile = tile_at(begin);
         copy_marks(own.marks[0], tile);
         if constexpr (scored) {
             fetch_scores<NT>(x, p, own, tile, warp, lane);
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
     MlaState state[warp_rows<NT>];
 #pragma unroll 1
     for (int i = begin, parity = 0; i < end; parity ^= 1) {
-        const MlaTile tile(own, steps, i, end);
+        const MlaTile tile = tile_at(i);
         i = tile.next;
         const MlaUnit* const of_region = units + tile.r * 2 * most_units;
         if constexpr (!scored) {
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         }
 
         if (i < end) {
-            const MlaTile next(own, steps, i, end);
+            const MlaTile next = tile_at(i);
             copy_marks(own.marks[parity ^ 1], next);
             if constexpr (scored) {
                 copy_rows(stage_of(parity ^ 1), next.region->v, next);
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
                          : tile.slots == 64 ? make(std::integral_constant<int, 2>{})
                                             : make(std::integral_constant<int, 1>{});
         const bool holes = (made & 2) != 0;
-        if (scored && i < end) fetch_scores<NT>(x, p, own, MlaTile(own, steps, i, end), warp, lane);
+        if (scored && i < end) fetch_scores<NT>(x, p, own, tile_at(i), warp, lane);
         copies_wait(1);                                        // V of this tile
         const bool rescale = __syncthreads_or(made & 1) != 0;  // weights are there
         if (holes) {
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(mla_threads, 1)
         copies_wait(0);   // K of the next tile, or V
         __syncthreads();  // V has been read
         if (!scored && i < end) {
-            const MlaTile next(own, steps, i, end);
+            const MlaTile next = tile_at(i);
             copy_rows(v_stage, next.region->v, next);
         }
         copies_commit();

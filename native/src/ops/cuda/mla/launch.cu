@@ -6,18 +6,25 @@ namespace lkv::cuda {
 
 namespace {
 
-template <int NT, int U, MlaK K>
+template <int NT, int U, MlaK K, bool Apart = false>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
-    const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
+    const int n_rows = (Apart ? 1 : args.n_tokens) * args.unit * (args.n_head / args.n_kv);
+    const int parts = args.n_split + (Apart ? args.n_tokens : 0);  // a token's share is rounded down, and one at least
     const dim3 grid(static_cast<unsigned>(launched_items(args)),
-                    static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)), static_cast<unsigned>(args.n_split));
+                    static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)), static_cast<unsigned>(parts));
     const MlaLayout layout(args.mla, args.n_regions);
-    return launch_next(mla_kernel<NT, U, K>, grid, mla_threads, static_cast<size_t>(layout.total()), stream, args,
-                       layout);
+    return launch_next(mla_kernel<NT, U, K, Apart>, grid, mla_threads, static_cast<size_t>(layout.total()), stream,
+                       args, layout);
 }
 
 template <int NT, MlaK K>
 cudaError_t launch_units(const AttnArgs& args, cudaStream_t stream) {
+    if constexpr (K == MlaK::latents) {
+        if (args.mla.apart != 0) {
+            return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, K, true>(args, stream)
+                                                 : launch_one<NT, 1, K, true>(args, stream);
+        }
+    }
     return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, K>(args, stream) : launch_one<NT, 1, K>(args, stream);
 }
 

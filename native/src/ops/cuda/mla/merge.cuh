@@ -128,9 +128,10 @@ __global__ void __launch_bounds__(mla_merge_threads, 1)
     load_factor(4 * warp);
 
     // What it merges: 4·Per channels of its warp's row, of parts eighth + 8k.
-    const int count = MlaSteps(p, counts).count;
     const int row = static_cast<int>(blockIdx.z) * merged_rows + warp / 4;
     const bool exists = row < n_rows;
+    const int count = p.mla.apart != 0 ? (exists ? ApartShares(p).parts_of(p, small_quotient(row, rep)) : 0)
+                                       : MlaSteps(p, counts).count;
     const int at = exists ? row_at(row) : 0;
     const int first_channel = width / 4 * (warp % 4) + 4 * Per * (lane % 4);
     const int all = 64 * p.v_blocks;

@@ -47,12 +47,14 @@ bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int
 }
 
 bool plan_mla_rows(const LatentAttnParams& p, const Device& device, AttnArgs& a) {
-    const int rows = a.n_tokens * a.unit * (a.n_head / a.n_kv);
+    const bool apart = a.own.counts != nullptr && a.rebuild == 0 && p.n_regions == 1;
+    const int rows = (apart ? 1 : a.n_tokens) * a.unit * (a.n_head / a.n_kv);
     if (p.v_b == nullptr || a.n_tokens > most_mla_tokens || a.v_blocks > most_units / 2 ||
         (a.rebuild == 0 && a.k_blocks > most_units / 2)) {
         return false;
     }
     MlaPlan plan{};
+    plan.apart = apart ? 1 : 0;
     plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
     const bool scores = a.rebuild != 0 && a.expand_by == ExpandBy::scores;
     plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
@@ -88,6 +90,10 @@ bool plan_mla_rows(const LatentAttnParams& p, const Device& device, AttnArgs& a)
         const auto parts = [&](int multiprocessors) {
             return std::clamp(multiprocessors / row_blocks / items, 1, most_parts);
         };
+        if (apart) {  // of all tokens, see ApartShares; beside full rows the last ones wait
+            a.n_split = parts(device.n_multiprocessors);
+            return true;
+        }
         const int early = parts(device.n_multiprocessors - others);
         a.n_split = a.beside > 0 && a.rebuild == 0 ? parts(device.n_multiprocessors) : early;
         a.mla.late_parts = a.n_split - early;

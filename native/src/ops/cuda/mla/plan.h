@@ -45,6 +45,7 @@ struct MlaPlan {
     int32_t v_pitch;
     int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
     int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
+    int32_t apart;        // 1: a thread block has one token's rows, and reads that token's OwnSteps
     MlaKeys keys;
 };
 

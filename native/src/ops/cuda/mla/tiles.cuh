@@ -29,9 +29,8 @@ struct MlaSlots {
     }
 };
 
-// Slots are shared out in steps of 32, so that no part has a whole tile more than another: 128 tiles in 122 parts would be two for six of
-// them, and one for the others, which wait.
-constexpr int step_slots = 32;
+// Slots are shared out in steps of step_slots, so that no part has a whole tile more than another: 128 tiles in 122 parts would be two for
+// six of them, and one for the others, which wait.
 // A part that waits for the exact windows' kernel has so many steps less than others: about 7 us. Where parts are shorter than three times
 // that there are none on its multiprocessors.
 constexpr int late_steps = 5;
@@ -65,6 +64,56 @@ struct MlaSteps {
     }
     __device__ int region_of(int step) const { return (step >= before_1 ? 1 : 0) + (step >= before_2 ? 1 : 0); }
     __device__ int steps_before(int region) const { return region == 0 ? 0 : (region == 1 ? before_1 : before_2); }
+};
+
+// Where tokens are apart: the n_split parts are shared out among them by their steps, each has one at least.
+struct ApartShares {
+    int64_t all = 0;
+
+    __device__ explicit ApartShares(const AttnArgs& p) {
+#pragma unroll
+        for (int t = 0; t < most_mla_tokens; t++) all += t < p.n_tokens ? __ldg(p.own.counts + t) : 0;
+    }
+    __device__ int parts_of(const AttnArgs& p, int token) const {
+        const int64_t count = __ldg(p.own.counts + token);
+        return all == 0 ? 1 : max(1, static_cast<int>(count * p.n_split / all));
+    }
+};
+
+// What a thread block has of the slots: steps begin … end - 1 of all, or of a token's own.
+template <bool Apart>
+struct MlaShare {
+    int part = -1;  // -1: there is nothing to do
+    int token = -1;
+    int begin = 0, end = 0;
+    const int32_t* steps = nullptr;  // a token's own
+
+    __device__ MlaShare(const AttnArgs& p, const MlaSteps& all) {
+        const int index = static_cast<int>(blockIdx.z);
+        if constexpr (!Apart) {
+            if (index >= all.count) return;
+            part = index;
+            begin = all.begin(part);
+            end = all.begin(part + 1);
+            return;
+        }
+        const ApartShares shares(p);
+        int first = 0;
+#pragma unroll 1
+        for (int t = 0; t < p.n_tokens; t++) {
+            const int parts = shares.parts_of(p, t);
+            if (index < first + parts) {
+                const int64_t count = __ldg(p.own.counts + t);
+                token = t;
+                part = index - first;
+                begin = static_cast<int>(count * part / parts);
+                end = static_cast<int>(count * (part + 1) / parts);
+                steps = p.own.steps + static_cast<int64_t>(t) * p.own.capacity;
+                return;
+            }
+            first += parts;
+        }
+    }
 };
 
 }  // namespace lkv::cuda

@@ -102,6 +102,44 @@ __global__ void claim_kernel(const __grid_constant__ ClaimArgs p, int n_tokens) 
     p.seq[p.region[i]][p.slot[i]] = p.seen != 0 ? uint64_t{1} << p.q_seq[i] : 0;
 }
 
+constexpr int find_warps = 16;
+constexpr int find_threads = 32 * find_warps;
+constexpr int steps_of_warp = 8;
+
+// grid: tokens. A warp looks at eight steps at a time; what it finds goes behind what the warps before it have.
+__global__ void __launch_bounds__(find_threads) find_steps_kernel(const __grid_constant__ FindStepsArgs p) {
+    __shared__ int found[find_warps];
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int n_slots = *p.n_slots;
+    const uint64_t own = uint64_t{1} << p.q_seq[blockIdx.x];
+    int32_t* const to = p.steps + static_cast<int64_t>(blockIdx.x) * p.capacity;
+    int count = 0;
+    for (int first = 0; first * step_slots < n_slots; first += find_warps * steps_of_warp) {
+        uint64_t seq[steps_of_warp];
+#pragma unroll
+        for (int k = 0; k < steps_of_warp; k++) {
+            const int slot = (first + warp * steps_of_warp + k) * step_slots + lane;
+            seq[k] = slot < n_slots ? p.seq[slot] : 0;
+        }
+        uint32_t holds = 0;
+#pragma unroll
+        for (int k = 0; k < steps_of_warp; k++) holds |= __any_sync(0xffffffffu, (seq[k] & own) != 0) ? 1u << k : 0;
+        if (lane == 0) found[warp] = __popc(holds);
+        __syncthreads();
+        int at = count;
+        for (int w = 0; w < find_warps; w++) {
+            if (w == warp && lane < steps_of_warp && (holds >> lane & 1) != 0) {
+                to[at + __popc(holds & ((1u << lane) - 1))] = first + warp * steps_of_warp + lane;
+            }
+            at += found[w];
+        }
+        count = at;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) p.counts[blockIdx.x] = count;
+}
+
 __global__ void __launch_bounds__(512) copy_kernel(uint4* dst, const uint4* src, size_t n) {
     constexpr int unroll = 4;
     const size_t step = size_t{512} * unroll;
@@ -128,6 +166,11 @@ cudaError_t copy_bytes(void* dst, const void* src, size_t bytes, cudaStream_t st
 
 cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream) {
     claim_kernel<<<(n_tokens + 127) / 128, 128, 0, stream>>>(args, n_tokens);
+    return cudaGetLastError();
+}
+
+cudaError_t find_own_steps(const FindStepsArgs& args, int n_tokens, cudaStream_t stream) {
+    find_steps_kernel<<<n_tokens, find_threads, 0, stream>>>(args);
     return cudaGetLastError();
 }
 
