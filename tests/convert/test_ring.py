@@ -17,8 +17,8 @@ from conftest import Tiny
 from latentkv.cli import main as command
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
-from latentkv.master import choose
-from latentkv.sampling import SamplingOptions
+from latentkv.plan.master import choose
+from latentkv.sampling.options import SamplingOptions
 from latentkv_convert.rows import exact
 from latentkv_convert.rows.sizes import round_up
 

@@ -142,7 +142,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     core = scripted_core(written)
     if not NATIVE:
         sys.modules.setdefault("latentkv._core", core)  # type: ignore[arg-type]
-    for name in ("latentkv.llama", "latentkv.sampling", "latentkv.template"):
+    for name in ("latentkv.llama", "latentkv.sampling.options", "latentkv.chat.template"):
         monkeypatch.setattr(importlib.import_module(name), "_core", core)
     return written
 

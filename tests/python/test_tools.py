@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from latentkv import LatentKVError, LlamaGrammar
-from latentkv.chat_prompt import called_at_once
-from latentkv.template import ChatTemplate
+from latentkv.chat.prompt import called_at_once
+from latentkv.chat.template import ChatTemplate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from chat_templates import BARE_JSON, THINKING

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.answer import AnswerText, Piece
-from latentkv.closing import closing_of
 from latentkv.engine.request import Request, Ticket
-from latentkv.logprobs import TokenScore, best, log_softmax
+from latentkv.generate.answer import AnswerText, Piece
+from latentkv.sampling.closing import closing_of
+from latentkv.sampling.logprobs import TokenScore, best, log_softmax
 from latentkv.text import Utf8Stream
 
 if TYPE_CHECKING:

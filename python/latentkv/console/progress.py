@@ -12,7 +12,7 @@ from typing import TextIO, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from latentkv import terminal
+from latentkv.console import terminal
 
 FIRST_LINE = 10.0  # seconds into a stage; shorter ones say nothing
 NEXT_LINE = 30.0

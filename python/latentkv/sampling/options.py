@@ -8,7 +8,7 @@ from typing import Any
 
 from latentkv import _core, ranges
 from latentkv.errors import expected
-from latentkv.grammar import LlamaGrammar
+from latentkv.sampling.grammar import LlamaGrammar
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: draw a new one
 

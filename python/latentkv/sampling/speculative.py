@@ -19,6 +19,8 @@ DraftModel = Callable[[NDArray[np.intc]], NDArray[np.intc]]
 class LlamaDraftModel(ABC):
     """What guesses. Any callable of the same shape does."""
 
+    __module__ = "latentkv"
+
     @abstractmethod
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """Tokens that may follow `input_ids` [n]; as many as it likes, none among them."""
@@ -29,6 +31,8 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 
     Prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), which looks for the
     first time instead. It pays where answers quote: summaries, edits of code, extraction."""
+
+    __module__ = "latentkv"
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
         """Looks for the last `max_ngram_size` tokens, then for fewer, and guesses `num_pred_tokens`."""

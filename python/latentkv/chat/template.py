@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
-from latentkv.chat_formats import BUILT_IN
+from latentkv.chat.formats import BUILT_IN
 from latentkv.errors import LatentKVError, expected
-from latentkv.grammar import LlamaGrammar
+from latentkv.sampling.grammar import LlamaGrammar
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model

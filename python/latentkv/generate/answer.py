@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
-from latentkv.generation import LogitsProcessor, StoppingCriteria, token_loop
-from latentkv.logprobs import TokenScore, best, log_softmax
+from latentkv.generate.loop import LogitsProcessor, StoppingCriteria, token_loop
 from latentkv.ranges import integer
-from latentkv.sampling import SamplingOptions
+from latentkv.sampling.logprobs import TokenScore, best, log_softmax
+from latentkv.sampling.options import SamplingOptions
+from latentkv.session.turns import step_by_step
 from latentkv.text import StopMatcher, Utf8Stream
-from latentkv.turns import step_by_step
 
 if TYPE_CHECKING:
     from latentkv.open_model import OpenModel

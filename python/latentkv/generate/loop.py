@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.closing import JsonClosing, closing_of
 from latentkv.errors import expected
-from latentkv.grammar import LlamaGrammar
-from latentkv.sampling import SamplingOptions, require_tfs_off, server_options
-from latentkv.speculative import DraftModel
-from latentkv.timings import Timings
-from latentkv.turns import in_turn
+from latentkv.sampling.closing import JsonClosing, closing_of
+from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.options import SamplingOptions, require_tfs_off, server_options
+from latentkv.sampling.speculative import DraftModel
+from latentkv.session.timings import Timings
+from latentkv.session.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
-    from latentkv.evaluator import Evaluator
     from latentkv.open_model import OpenModel
+    from latentkv.session.evaluator import Evaluator
 
 # (tokens so far [n], logits [n_vocab]) -> changed logits [n_vocab]
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
@@ -31,6 +31,8 @@ StoppingCriteria = Callable[[NDArray[np.intc], NDArray[np.float32]], bool]
 class LogitsProcessorList(list[LogitsProcessor]):
     """Processors applied in order."""
 
+    __module__ = "latentkv"
+
     def __call__(self, input_ids: NDArray[np.intc], scores: NDArray[np.float32]) -> NDArray[np.float32]:
         for processor in self:
             scores = processor(input_ids, scores)
@@ -39,6 +41,8 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 class MinTokensLogitsProcessor:
     """No end token before `min_tokens` tokens; counts from the first call on."""
+
+    __module__ = "latentkv"
 
     def __init__(self, min_tokens: int, token_eos: int) -> None:
         self.min_tokens = min_tokens
@@ -55,6 +59,8 @@ class MinTokensLogitsProcessor:
 
 class StoppingCriteriaList(list[StoppingCriteria]):
     """Stops when one of them says so."""
+
+    __module__ = "latentkv"
 
     def __call__(self, input_ids: NDArray[np.intc], logits: NDArray[np.float32]) -> bool:
         return any(criterion(input_ids, logits) for criterion in self)

@@ -9,28 +9,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
-from latentkv.answer import Answer, AnswerOptions, Piece
-from latentkv.chat_prompt import ToolUse, chat_prompt, chat_request
-from latentkv.completion import Counted, usage
+from latentkv.chat.prompt import ToolUse, chat_request
+from latentkv.chat.template import Message
 from latentkv.errors import expected
-from latentkv.generation import LogitsProcessor
-from latentkv.grammar import LlamaGrammar
-from latentkv.logprobs import TokenScore, chat_shape
-from latentkv.sampling import SamplingOptions, require_tfs_off, server_options, token_bias
-from latentkv.template import Message
+from latentkv.generate.answer import Answer, AnswerOptions, Piece
+from latentkv.generate.completion import Counted, usage
+from latentkv.generate.loop import LogitsProcessor
+from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.logprobs import TokenScore, chat_shape
+from latentkv.sampling.options import SamplingOptions, require_tfs_off, server_options, token_bias
 from latentkv.text import stop_list
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser
     from latentkv.open_model import OpenModel
 
-__all__ = [
-    "ChatShape",
-    "MessageStream",
-    "chat_prompt",
-    "create_chat_completion",
-    "create_chat_completion_openai_v1",
-]
+
+def chat_prompt(
+    llama: OpenModel, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
+    """The tokens of a conversation that waits for an answer."""
+    return chat_request(llama.model, llama.chat_template, messages, ToolUse.of(tools, None)).tokens
 
 
 def create_chat_completion(

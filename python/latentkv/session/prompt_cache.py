@@ -11,14 +11,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from latentkv import prefix, ranges
-from latentkv.state import LlamaState
+from latentkv import ranges
+from latentkv.session import prefix
+from latentkv.session.state import LlamaState
 
 Key = TypeVar("Key")
 
 
 class BaseLlamaCache(ABC):
     """States by their tokens. A look-up finds the one that shares the longest beginning with the key."""
+
+    __module__ = "latentkv"
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = ranges.integer("capacity_bytes", capacity_bytes)
@@ -42,6 +45,8 @@ class BaseLlamaCache(ABC):
 
 class LlamaRAMCache(BaseLlamaCache):
     """In memory."""
+
+    __module__ = "latentkv"
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
@@ -70,6 +75,8 @@ class LlamaRAMCache(BaseLlamaCache):
 
 class LlamaDiskCache(BaseLlamaCache):
     """In a directory, one file of save_state() a state: a directory for every model and its cache formats."""
+
+    __module__ = "latentkv"
 
     def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)

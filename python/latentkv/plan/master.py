@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latentkv import kv_budget
-from latentkv.allocation import Table, allocate, total
 from latentkv.errors import expected
-from latentkv.prefix import Window
+from latentkv.plan import kv_budget
+from latentkv.plan.allocation import Table, allocate, total
+from latentkv.session.prefix import Window
 
 if TYPE_CHECKING:
     from latentkv import _core

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv import prefix
 from latentkv.errors import expected
-from latentkv.prefix import Window
-from latentkv.state import LlamaState
-from latentkv.timings import Timings
-from latentkv.turns import in_turn
+from latentkv.session import prefix
+from latentkv.session.prefix import Window
+from latentkv.session.state import LlamaState
+from latentkv.session.timings import Timings
+from latentkv.session.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core

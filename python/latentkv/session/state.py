@@ -27,6 +27,8 @@ class LlamaState:
     """Tokens, cache bytes, the logits after the last token (or None) and the seed. `extra` is the caller's
     (JSON values)."""
 
+    __module__ = "latentkv"
+
     input_ids: list[int]
     cache: bytes
     logits: NDArray[np.float32] | None

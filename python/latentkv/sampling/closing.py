@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from latentkv import _core
-    from latentkv.grammar import LlamaGrammar
+    from latentkv.sampling.grammar import LlamaGrammar
 
 # The first that the grammar allows. A quote before all: in a string only it closes, and elsewhere it opens
 # what can be closed at once. Blanks, which a grammar allows in many places, come last.

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from latentkv.chat.template import ChatTemplate, Message, content_text
 from latentkv.errors import expected
-from latentkv.grammar import LlamaGrammar
-from latentkv.template import ChatTemplate, Message, content_text
+from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.text import utf8
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
-    from latentkv.open_model import OpenModel
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -144,11 +143,6 @@ def called_at_once(grammar: LlamaGrammar, once: bool = False) -> LlamaGrammar:
     return LlamaGrammar(
         text, grammar.root, lazy=grammar.lazy, triggers=grammar.triggers, prefix=grammar.prefix
     )
-
-
-def chat_prompt(llama: OpenModel, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-    """The tokens of a conversation that waits for an answer."""
-    return chat_request(llama.model, llama.chat_template, messages, ToolUse.of(tools, None)).tokens
 
 
 def response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from latentkv.answer import Answer, AnswerOptions, Piece
 from latentkv.errors import expected
-from latentkv.generation import LogitsProcessor, StoppingCriteria
-from latentkv.grammar import LlamaGrammar
-from latentkv.logprobs import completion_shape
-from latentkv.sampling import SamplingOptions, require_tfs_off, server_options, token_bias
+from latentkv.generate.answer import Answer, AnswerOptions, Piece
+from latentkv.generate.loop import LogitsProcessor, StoppingCriteria
+from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.logprobs import completion_shape
+from latentkv.sampling.options import SamplingOptions, require_tfs_off, server_options, token_bias
 from latentkv.text import stop_list, utf8
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def create_completion(
     call repeated with its seed gives the same text; after other calls, and where `recent` tokens are kept
     exact, reset() first makes that exact (a reused prefix may differ in the last bits). `logprobs` counts
     rivals per token and needs no logits_all here. `server`: sampling options under llama.cpp's server's
-    names (dry_multiplier, xtc_probability, top_n_sigma, …: sampling.py). Returns a dict (`id`, `object`,
-    `created`, `model`, `choices`, `usage`); with `stream`, an iterator of such dicts whose texts add up to
-    the same, `finish_reason` in the last one. Raises LatentKVError when the prompt does not fit.
+    names (dry_multiplier, xtc_probability, top_n_sigma, …: sampling/options.py). Returns a dict (`id`,
+    `object`, `created`, `model`, `choices`, `usage`); with `stream`, an iterator of such dicts whose texts
+    add up to the same, `finish_reason` in the last one. Raises LatentKVError when the prompt does not fit.
     """
     require_tfs_off(tfs_z)
     tokens = _prompt_tokens(self, prompt) if suffix is None else _infill_tokens(self, prompt, suffix)
