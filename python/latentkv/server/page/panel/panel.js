@@ -1,11 +1,11 @@
 // The panel at the right, kept up to date: often while an answer runs, seldom else, never unseen.
 
-import { get } from "./api.js";
+import { get } from "../net/api.js";
 import { showSlots } from "./activity.js";
 import { showCache } from "./cache_bytes.js";
-import { byId } from "./dom.js";
+import { byId } from "../parts/dom.js";
 import { showPlan } from "./plan.js";
-import { bytes, integer, parameters } from "./units.js";
+import { bytes, integer, parameters } from "../parts/units.js";
 
 const BUSY = 1000; // ms between looks
 const IDLE = 5000;

@@ -1,6 +1,6 @@
 // Markdown inside a line: code, links, emphasis, strikethrough. Builds nodes; HTML in the text stays text.
 
-import { el } from "./dom.js";
+import { el } from "../parts/dom.js";
 
 const ESCAPED = /^\\([!-/:-@[-`{-~])/;
 const CODE = /^(`+)(?!`)/;

@@ -1,6 +1,6 @@
 // How answers are sampled. An empty field is not sent: the server's default counts, shown in its place.
 
-import { byId, el } from "./dom.js";
+import { byId, el } from "../parts/dom.js";
 
 const KEPT = "latentkv.settings";
 

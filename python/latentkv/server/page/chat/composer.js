@@ -1,6 +1,6 @@
 // The field where questions are written. Enter sends, Shift-Enter is a new line.
 
-import { byId } from "./dom.js";
+import { byId } from "../parts/dom.js";
 
 /** on: {send(text), stop()}. */
 export function buildComposer(on) {

@@ -1,7 +1,7 @@
 // How fast the last answer was, and what every sequence of the cache does.
 
-import { byId, el } from "./dom.js";
-import { integer, rate, tokens } from "./units.js";
+import { byId, el } from "../parts/dom.js";
+import { integer, rate, tokens } from "../parts/units.js";
 
 /** An answer's usage and timings, or null where the conversation has none yet. */
 export function showSpeed(message) {

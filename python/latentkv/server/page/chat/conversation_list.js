@@ -1,7 +1,7 @@
 // The conversations at the left: choose, rename, delete, export, import.
 
-import { button, byId, el } from "./dom.js";
-import { failed, notice } from "./notice.js";
+import { button, byId, el } from "../parts/dom.js";
+import { failed, notice } from "../parts/notice.js";
 import * as store from "./store.js";
 
 export const titleOf = (conversation) => conversation.title || "New conversation";

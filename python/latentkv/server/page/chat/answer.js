@@ -1,7 +1,7 @@
 // One answer: what is sent for it, and how chunks become a message.
 
-import { post } from "./api.js";
-import { events } from "./sse.js";
+import { post } from "../net/api.js";
+import { events } from "../net/sse.js";
 
 export const blank = () => ({ role: "assistant", content: "", reasoning: "", tool_calls: [] });
 

@@ -1,6 +1,6 @@
 // The clipboard, also on pages without TLS, where browsers hide its interface.
 
-import { el } from "./dom.js";
+import { el } from "../parts/dom.js";
 
 /** Copies, and says so on the button that was pressed. */
 export async function copied(text, button) {

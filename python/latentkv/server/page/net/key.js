@@ -1,6 +1,6 @@
 // The API key: asked for when the server wants one, kept until the tab closes.
 
-import { byId } from "./dom.js";
+import { byId } from "../parts/dom.js";
 
 const KEPT = "latentkv.key";
 let asking = null;

@@ -1,7 +1,7 @@
 // Code with the name of its language and a button that copies it.
 
 import { copied } from "./copy.js";
-import { button, el } from "./dom.js";
+import { button, el } from "../parts/dom.js";
 
 export function codeBlock(text, language = "") {
   const copy = button("Copy", () => copied(text, copy));

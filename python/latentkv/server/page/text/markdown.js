@@ -2,7 +2,7 @@
 // only rebuilds its last one. Nodes are built, never parsed: HTML in the text stays text.
 
 import { codeBlock } from "./code_block.js";
-import { el } from "./dom.js";
+import { el } from "../parts/dom.js";
 import { inline } from "./inline.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)$/;

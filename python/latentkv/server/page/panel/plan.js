@@ -2,8 +2,8 @@
 // important channels of a group nearest to it. Width is channels, colour is bits; what is empty of a row
 // is not kept.
 
-import { byId, el, svg } from "./dom.js";
-import { integer, percent } from "./units.js";
+import { byId, el, svg } from "../parts/dom.js";
+import { integer, percent } from "../parts/units.js";
 
 const SIDE = 150; // px of all channels of K, and of V
 const AXIS = 28; // px between them, for the layer's number

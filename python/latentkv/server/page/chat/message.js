@@ -1,10 +1,10 @@
 // One message of a conversation as it is shown, and what can be done with it.
 
-import { codeBlock } from "./code_block.js";
-import { copied } from "./copy.js";
-import { button, el } from "./dom.js";
-import { update } from "./markdown.js";
-import { integer, rate, tokens } from "./units.js";
+import { codeBlock } from "../text/code_block.js";
+import { copied } from "../text/copy.js";
+import { button, el } from "../parts/dom.js";
+import { update } from "../text/markdown.js";
+import { integer, rate, tokens } from "../parts/units.js";
 
 /** on: {edit(message, text), regenerate(message)}. Returns {node, update(isAnswering)}. */
 export function messageView(message, on) {

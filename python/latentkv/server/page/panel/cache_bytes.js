@@ -1,7 +1,7 @@
 // What the cache takes: as allocated for the whole context, and what its rows hold now, next to f16's.
 
-import { byId, el } from "./dom.js";
-import { bytes, integer, percent } from "./units.js";
+import { byId, el } from "../parts/dom.js";
+import { bytes, integer, percent } from "../parts/units.js";
 
 const MEANS = {
   sink: "the first tokens of a sequence, kept exact",

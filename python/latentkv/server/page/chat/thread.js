@@ -1,6 +1,6 @@
 // The messages of the open conversation, kept at the bottom while an answer grows unless one scrolls up.
 
-import { byId } from "./dom.js";
+import { byId } from "../parts/dom.js";
 import { messageView } from "./message.js";
 
 const NEAR = 48; // px from the bottom that count as being there
