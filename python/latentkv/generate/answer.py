@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentkv.errors import expected
 from latentkv.generate.loop import LogitsProcessor, StoppingCriteria, token_loop
+from latentkv.generate.scores import PromptScores, token_score
 from latentkv.ranges import integer
-from latentkv.sampling.logprobs import TokenScore, best, log_softmax
+from latentkv.sampling.logprobs import TokenScore
 from latentkv.sampling.options import SamplingOptions
 from latentkv.session.turns import step_by_step
 from latentkv.text import StopMatcher, Utf8Stream
@@ -66,17 +66,6 @@ class Answer:
         self._loop = token_loop(model, sampling, options.processor)
         self._text = AnswerText(options.stop)
 
-    def _score_prompt(self) -> list[TokenScore]:
-        """Evaluates the prompt from scratch."""
-        self._model.truncate(0)
-        logits = self._model.compute_all(self._prompt)
-        text, scores = Utf8Stream(), []
-        offset = 0
-        for i, token in enumerate(self._prompt):
-            scores.append(self._score(token, self._piece(token), offset, logits[i - 1] if i else None))
-            offset += len(text.push(scores[-1].piece))
-        return scores
-
     def __iter__(self) -> Iterator[Piece]:
         return step_by_step(self._model, self._pieces())
 
@@ -95,8 +84,12 @@ class Answer:
 
     def _echo(self, text: str) -> Piece:
         """The prompt, at offsets below 0, and with `logprobs` what its tokens score."""
-        scores = [] if self._options.logprobs is None else self._score_prompt()
-        return Piece(text, tuple(replace(score, offset=score.offset - len(text)) for score in scores))
+        if self._options.logprobs is None:
+            return Piece(text)
+        scores = PromptScores(self._model.model, self._prompt, self._options.logprobs, self._options.shown)
+        self._model.truncate(0)
+        self._model.compute_each(self._prompt, scores.add)
+        return Piece(text, scores.before(len(text)))
 
     def _until_the_end(self) -> Iterator[Piece]:
         self._loop.start(self._prompt)
@@ -106,10 +99,16 @@ class Answer:
                 yield self._text.end("stop")
                 return
             self.completion_tokens += 1
-            piece = self._piece(token)
-            self._loop.wrote(piece)
-            logits = None if self._options.logprobs is None else self._loop.logits
-            shown = self._text.push(self._score(token, piece, self._text.length, logits))
+            score = token_score(
+                self._model.model,
+                token,
+                self._text.length,
+                None if self._options.logprobs is None else self._loop.logits,
+                self._options.logprobs,
+                self._options.shown,
+            )
+            self._loop.wrote(score.piece)
+            shown = self._text.push(score)
             if shown.finish_reason is not None:
                 yield shown
                 return
@@ -128,16 +127,6 @@ class Answer:
         return stopping is not None and stopping(
             np.append(self._loop.input_ids, np.intc(token)), self._loop.logits
         )
-
-    def _piece(self, token: int) -> bytes:
-        return self._model.model.token_to_piece(token, token in self._options.shown)
-
-    def _score(self, token: int, piece: bytes, offset: int, logits: NDArray[np.float32] | None) -> TokenScore:
-        if logits is None or self._options.logprobs is None:
-            return TokenScore(token, piece, offset)
-        logprobs = log_softmax(logits)
-        rivals = [(self._piece(i), float(logprobs[i])) for i in best(logprobs, self._options.logprobs)]
-        return TokenScore(token, piece, offset, float(logprobs[token]), rivals)
 
 
 @dataclass

@@ -4,7 +4,7 @@ stream that other calls interrupt finds its rows again."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from latentkv import _core
 
 SEQ = 0  # the only sequence used here
+PIECE = 128  # tokens of a text that is scored whose logits, a row of n_vocab each, are there at once
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Evaluator:
     def compute(self, tokens: Sequence[int]) -> None:
         """eval() for who holds the cache."""
         self.require_room(len(tokens))
-        size = self._batch_size(len(tokens))
+        size = self._batch_size(len(tokens), self.n_batch)
         for start in range(0, len(tokens), size):
             batch = tokens[start : start + size]
             last = start + len(batch) == len(tokens)
@@ -180,7 +181,7 @@ class Evaluator:
         """eval_all() for who holds the cache. n_ahead: so many of the last tokens are guesses, which rewind()
         may take back."""
         self.require_room(len(tokens))
-        size = self._batch_size(len(tokens))
+        size = self._batch_size(len(tokens), self.n_batch)
         n_sure = len(tokens) - n_ahead
         rows = np.concatenate(
             [
@@ -195,21 +196,47 @@ class Evaluator:
         self._logits = np.array(rows[-1])
         return rows
 
+    def compute_each(self, tokens: Sequence[int], take: Callable[[NDArray[np.float32]], None]) -> None:
+        """compute() that hands on the logits of all tokens, in order, in pieces [n, n_vocab] of which none is
+        kept."""
+        self.require_room(len(tokens))
+        size = self._batch_size(len(tokens), min(self.n_batch, PIECE))
+        done = len(self._tokens)
+        last: list[NDArray[np.float32]] = []
+
+        def each(rows: NDArray[np.float32]) -> None:
+            nonlocal done
+            if self._logits_all:
+                self._keep_scores(done, rows)
+            done += len(rows)
+            last[:] = [rows[-1].copy()]
+            take(rows)
+
+        for start in range(0, len(tokens), size):
+            self._decode(tokens[start : start + size], "all", take=each)
+        self._logits = last[0]
+
     def _keep_scores(self, before: int, rows: NDArray[np.float32]) -> None:
         if self._scores is None:
             self._scores = np.empty((self.session.n_ctx, rows.shape[1]), np.float32)
         self._scores[before : before + len(rows)] = rows
 
-    def _batch_size(self, count: int) -> int:
+    def _batch_size(self, count: int, most: int) -> int:
         """Tokens per call: a prompt that is prefilled lazily goes as one."""
         lazy = self.session.prefill == "lazy" and not self._tokens
-        return max(1, count) if lazy else self.n_batch
+        return max(1, count) if lazy else most
 
-    def _decode(self, batch: Sequence[int], output: str, n_ahead: int = 0) -> NDArray[np.float32]:
+    def _decode(
+        self,
+        batch: Sequence[int],
+        output: str,
+        n_ahead: int = 0,
+        take: Callable[[NDArray[np.float32]], None] | None = None,
+    ) -> NDArray[np.float32]:
         self._logits = None
         self._tokens += [int(token) for token in batch]
         try:
-            return self.session.decode(self._tokens[-len(batch) :], output=output, n_ahead=n_ahead)
+            return self.session.decode(self._tokens[-len(batch) :], output=output, n_ahead=n_ahead, take=take)
         finally:
             # The cache knows how far an interrupted or failed batch came.
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
