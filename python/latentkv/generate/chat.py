@@ -178,8 +178,19 @@ class MessageStream:
         return message
 
     def finish_reason(self, reason: str) -> str:
-        """`reason`, or that the answer ended with calls."""
-        return "tool_calls" if reason == "stop" and self._native.has_tool_calls else reason
+        """`reason`, or that the answer ended with calls: whole ones, which no stop string cut."""
+        if reason != "stop" or not self._native.has_tool_calls:
+            return reason
+        calls = self.message.get("tool_calls", ())
+        return "tool_calls" if all(_is_json(call["function"]["arguments"]) for call in calls) else reason
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 class ChatShape:
