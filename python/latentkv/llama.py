@@ -22,6 +22,7 @@ from latentkv.plan.master import planned
 from latentkv.sampling.logprobs import log_softmax
 from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
+from latentkv.session.effect import require_effect
 from latentkv.session.prefix import Window
 from latentkv.session.turns import in_turn
 from latentkv.text import utf8
@@ -142,6 +143,7 @@ class Llama(OpenModel):
                 require_fused=require_fused,
             )
             session = _core.Session(model, **planned(model, options))
+            require_effect(session, options)
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)

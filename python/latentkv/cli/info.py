@@ -14,8 +14,9 @@ from latentkv.cli import _options as options
 from latentkv.cli._table import bytes_text, count_text
 from latentkv.console.arguments import Parser, number
 from latentkv.console.terminal import Block, show, table
-from latentkv.errors import LatentKVError, expected
+from latentkv.errors import LatentKVError
 from latentkv.plan import factors
+from latentkv.session.effect import require_regions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
@@ -163,17 +164,8 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
         for label, wanted in formats
         for count in contexts
     ]
-    require_effect(args, rows)
+    require_regions({region["name"] for row in rows for region in row["regions"]}, vars(args))
     return rows
-
-
-def require_effect(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Refuses an option that changes none of the forecasts."""
-    regions = {region["name"] for row in rows for region in row["regions"]}
-    for name in ("sink", "recent"):
-        if getattr(args, f"kv_{name}") and name not in regions:
-            hint = f"pass --{name}, or leave it out"
-            raise expected(f"--kv-{name}", f"{name} tokens, whose format it is", "none", hint)
 
 
 def _cache(args: argparse.Namespace) -> dict[str, Any]:

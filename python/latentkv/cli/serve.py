@@ -89,12 +89,14 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv.sampling.options import SamplingOptions
     from latentkv.server.about import about
     from latentkv.server.serving import Serving
+    from latentkv.session.effect import require_effect
     from latentkv.session.prefix import Window
 
     n_ctx_seq = model.n_ctx_train or DEFAULT_CONTEXT
     n_ctx = args.ctx_size or min(DEFAULT_CONTEXT, n_ctx_seq) * args.parallel
     cache = planned(model, options.cache_options(args))
     session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
+    require_effect(session, cache)
     sink = args.sink if args.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
     sampling = options.sampling_options(args)
