@@ -24,7 +24,7 @@ import numpy as np
 import methods
 import real_models
 from latentkv import _core
-from latentkv.master import planned
+from latentkv.plan.master import planned
 from record import RESULTS, Column, save
 
 COLUMNS = [

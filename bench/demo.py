@@ -13,7 +13,7 @@ from typing import Any
 
 from command import ROOT, latentkv, score
 from hide import hide
-from latentkv.terminal import show, table
+from latentkv.console.terminal import show, table
 from record import RESULTS, Column, save
 
 TEXT = Path("models/demo/sample-val.txt")

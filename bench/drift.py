@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="OUT", help="write the result here instead of to standard output")
     args = parser.parse_args()
     from latentkv import _core
-    from latentkv.formats import split_pair
+    from latentkv.plan.formats import split_pair
 
     asked = questions(args.text.read_text(encoding="utf-8"), args.n, args.seed)
     model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)

@@ -51,7 +51,7 @@ def convert(prefer: str, args: argparse.Namespace) -> Path:
 
 def measure(path: Path, budget: str, reference: Reference, args: argparse.Namespace) -> dict[str, Any]:
     from latentkv import _core
-    from latentkv.master import choose
+    from latentkv.plan.master import choose
 
     model = _core.Model(str(path))
     chosen = choose(model, budget)

@@ -82,7 +82,7 @@ def forced(predict: Predict, prompt: Sequence[int], answer: Sequence[int]) -> bo
 
 def run_gguf(path: str, kv: str, samples: Sequence[Sample], args: argparse.Namespace) -> dict[str, Any]:
     from latentkv import _core
-    from latentkv.formats import split_pair
+    from latentkv.plan.formats import split_pair
 
     both, k, v = split_pair(kv)
     options = {"kv": both, "kv_k": k, "kv_v": v, "sink": args.sink, "recent": args.recent}
@@ -105,7 +105,7 @@ def _forced(
     path: str, options: dict[str, Any], samples: Sequence[Sample], args: argparse.Namespace
 ) -> tuple[list[bool], float]:
     from latentkv import Llama
-    from latentkv.chat import chat_prompt
+    from latentkv.generate.chat import chat_prompt
 
     with Llama(path, vocab_only=True) as vocabulary:
         prompts = [chat_prompt(vocabulary, [{"role": "user", "content": s["prompt"]}]) for s in samples]

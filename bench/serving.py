@@ -179,7 +179,7 @@ async def pace(args: argparse.Namespace, address: str) -> dict[str, Any]:
 def native(args: argparse.Namespace) -> float:
     """Milliseconds of a decode call for 8 sequences behind the same prompts, without sampling."""
     from latentkv import _core
-    from latentkv.master import planned
+    from latentkv.plan.master import planned
 
     model = _core.Model(args.model, n_gpu_layers=args.gpu_layers)
     session = _core.Session(

@@ -25,7 +25,7 @@ class Cache:
     def session(self, n_seq: int, n_tokens: int) -> Any:
         """Room for `n_seq` sequences that are `n_tokens` long together."""
         from latentkv import _core
-        from latentkv.master import planned
+        from latentkv.plan.master import planned
 
         return _core.Session(
             self.model,
@@ -40,7 +40,7 @@ class Chat:
     """A model's own chat template, or plain text where it has none."""
 
     def __init__(self, model: Any) -> None:
-        from latentkv.template import template_of
+        from latentkv.chat.template import template_of
 
         self.model = model
         self._template = template_of(model) if model.chat_template else None

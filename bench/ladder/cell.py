@@ -69,7 +69,7 @@ def run(job: Job) -> dict[str, Any]:
 def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
     """True bytes, checked; and that the device is the one that was asked for."""
     from latentkv import _core
-    from latentkv.master import planned
+    from latentkv.plan.master import planned
 
     options = planned(model, job.options)
     session = _core.Session(model, n_ctx=job.n_ctx, n_threads=job.threads, **options)

@@ -146,6 +146,7 @@ void bind_session(py::module_& module) {
         .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
         .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
         .def_property_readonly("window", [](const PySession& s) { return s.session.cache().ring_window(); })
+        .def_property_readonly("can_rotate", [](const PySession& s) { return s.session.can_rotate(); })
         .def_property_readonly(
             "prefill",
             [](const PySession& s) { return lkv::schema::prefill_words[static_cast<size_t>(s.session.prefill())]; })

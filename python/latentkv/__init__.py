@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 from latentkv.errors import LatentKVError
 
 if TYPE_CHECKING:
-    from latentkv.generation import (
+    from latentkv.generate.loop import (
         LogitsProcessor,
         LogitsProcessorList,
         MinTokensLogitsProcessor,
         StoppingCriteria,
         StoppingCriteriaList,
     )
-    from latentkv.grammar import LlamaGrammar
     from latentkv.llama import Llama
     from latentkv.measure.perplexity import perplexity
-    from latentkv.prompt_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
-    from latentkv.prompt_cache import LlamaRAMCache as LlamaCache
-    from latentkv.speculative import LlamaDraftModel, LlamaPromptLookupDecoding
-    from latentkv.state import LlamaState
+    from latentkv.sampling.grammar import LlamaGrammar
+    from latentkv.sampling.speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+    from latentkv.session.prompt_cache import BaseLlamaCache, LlamaDiskCache, LlamaRAMCache
+    from latentkv.session.prompt_cache import LlamaRAMCache as LlamaCache
+    from latentkv.session.state import LlamaState
 
     __version__: str
 
@@ -52,20 +52,20 @@ __all__ = [
 
 # Loaded on first use: `latentkv --help` and `latentkv convert` start without the native module.
 _HOME = {
-    "BaseLlamaCache": "latentkv.prompt_cache",
+    "BaseLlamaCache": "latentkv.session.prompt_cache",
     "Llama": "latentkv.llama",
-    "LlamaCache": "latentkv.prompt_cache",
-    "LlamaDiskCache": "latentkv.prompt_cache",
-    "LlamaDraftModel": "latentkv.speculative",
-    "LlamaGrammar": "latentkv.grammar",
-    "LlamaPromptLookupDecoding": "latentkv.speculative",
-    "LlamaRAMCache": "latentkv.prompt_cache",
-    "LlamaState": "latentkv.state",
-    "LogitsProcessor": "latentkv.generation",
-    "LogitsProcessorList": "latentkv.generation",
-    "MinTokensLogitsProcessor": "latentkv.generation",
-    "StoppingCriteria": "latentkv.generation",
-    "StoppingCriteriaList": "latentkv.generation",
+    "LlamaCache": "latentkv.session.prompt_cache",
+    "LlamaDiskCache": "latentkv.session.prompt_cache",
+    "LlamaDraftModel": "latentkv.sampling.speculative",
+    "LlamaGrammar": "latentkv.sampling.grammar",
+    "LlamaPromptLookupDecoding": "latentkv.sampling.speculative",
+    "LlamaRAMCache": "latentkv.session.prompt_cache",
+    "LlamaState": "latentkv.session.state",
+    "LogitsProcessor": "latentkv.generate.loop",
+    "LogitsProcessorList": "latentkv.generate.loop",
+    "MinTokensLogitsProcessor": "latentkv.generate.loop",
+    "StoppingCriteria": "latentkv.generate.loop",
+    "StoppingCriteriaList": "latentkv.generate.loop",
     "perplexity": "latentkv.measure.perplexity",
 }
 

@@ -175,6 +175,9 @@ class Session:
     @property
     def n_seq_max(self) -> int: ...
     @property
+    def can_rotate(self) -> bool:
+        """Whether full K or V are quantized row by row: what kv_rotate is about."""
+    @property
     def prefill(self) -> str:
         """ "lazy" or "eager"."""
     @property
@@ -227,14 +230,15 @@ class Session:
         states."""
     # state
     def state_bytes(self) -> bytes:
-        """All of the cache. Files of states are LlamaState's."""
-    def set_state(self, data: bytes) -> None: ...
+        """All sequences; what they share is in it once. Files of states are LlamaState's."""
+    def set_state(self, data: bytes) -> None:
+        """Replaces all of the cache, in the slots of the one that was saved."""
     def seq_state_bytes(self, seq: int) -> bytes:
-        """Of one sequence alone."""
+        """One sequence alone, in the same form."""
     def set_seq_state(self, seq: int, data: bytes, convert: bool = False) -> bool:
-        """Replaces a sequence by a saved one, in any slots that are free. convert: rows of finer formats are
-        coded anew; returns whether some were. Raises Error where there are too few slots, or the weights or
-        row formats differ; the sequence is empty then."""
+        """Replaces a sequence by the one of a state, in any slots that are free. convert: rows of finer
+        formats are coded anew; returns whether some were. Raises Error where there are too few slots, or the
+        weights or row formats differ; the sequence is empty then."""
 
 class Sampler:
     """A chain of libllama samplers over one logits row."""

@@ -5,6 +5,8 @@ form."""
 class LatentKVError(ValueError):
     """Bad input or state, said in one line: `[where] expected …; got …`, then the flag to change."""
 
+    __module__ = "latentkv"
+
 
 def expected(where: str, wanted: str, got: object, hint: str = "") -> LatentKVError:
     """Builds the error, so that every message has the same form.

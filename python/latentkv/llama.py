@@ -11,20 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core, compat, hub, ranges
-from latentkv.chat import create_chat_completion, create_chat_completion_openai_v1
-from latentkv.completion import create_completion
+from latentkv.chat.template import require_built_in
 from latentkv.errors import expected
-from latentkv.formats import format_name
-from latentkv.generation import generate, sample
-from latentkv.logprobs import log_softmax
-from latentkv.master import planned
+from latentkv.generate.chat import create_chat_completion, create_chat_completion_openai_v1
+from latentkv.generate.completion import create_completion
+from latentkv.generate.loop import generate, sample
 from latentkv.open_model import OpenModel
-from latentkv.prefix import Window
-from latentkv.sampling import RANDOM_SEED
-from latentkv.speculative import DraftModel
-from latentkv.template import require_built_in
+from latentkv.plan.formats import format_name
+from latentkv.plan.master import planned
+from latentkv.sampling.logprobs import log_softmax
+from latentkv.sampling.options import RANDOM_SEED
+from latentkv.sampling.speculative import DraftModel
+from latentkv.session.effect import require_effect
+from latentkv.session.prefix import Window
+from latentkv.session.turns import in_turn
 from latentkv.text import utf8
-from latentkv.turns import in_turn
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +56,8 @@ class Llama(OpenModel):
     may share an object: their calls take turns, whole calls unless they stream. A stream goes on whatever
     other calls come between its steps: its rows wait in memory meanwhile, a copy each way.
     """
+
+    __module__ = "latentkv"
 
     def __init__(
         self,
@@ -140,6 +143,7 @@ class Llama(OpenModel):
                 require_fused=require_fused,
             )
             session = _core.Session(model, **planned(model, options))
+            require_effect(session, options)
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)

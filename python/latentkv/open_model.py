@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latentkv.chat.template import ChatTemplate, template_of
 from latentkv.errors import expected
-from latentkv.evaluator import Evaluator
-from latentkv.prefix import Window, common
-from latentkv.prompt_cache import BaseLlamaCache
-from latentkv.sampling import RANDOM_SEED
-from latentkv.speculative import DraftModel
-from latentkv.state import LlamaState
-from latentkv.template import ChatTemplate, template_of
-from latentkv.turns import in_turn
+from latentkv.sampling.options import RANDOM_SEED
+from latentkv.sampling.speculative import DraftModel
+from latentkv.session.evaluator import Evaluator
+from latentkv.session.prefix import Window, common
+from latentkv.session.prompt_cache import BaseLlamaCache
+from latentkv.session.state import LlamaState
+from latentkv.session.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core

@@ -15,7 +15,7 @@ from both import core, distance, session, token_ids
 from gguf_files import plain, rewritten
 
 from conftest import Tiny, keys
-from latentkv import factors
+from latentkv.plan import factors
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import main
 from latentkv_convert.errors import ConvertError

@@ -17,8 +17,8 @@ from conftest import Tiny
 from latentkv.cli import main as command
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
-from latentkv.master import choose
-from latentkv.sampling import SamplingOptions
+from latentkv.plan.master import choose
+from latentkv.sampling.options import SamplingOptions
 from latentkv_convert.rows import exact
 from latentkv_convert.rows.sizes import round_up
 
@@ -246,7 +246,7 @@ def test_state_is_bit_exact(m: Any, regions: dict[str, Any]) -> None:
     other.set_state(state)
     assert np.array_equal(np.concatenate([other.decode([t]) for t in IDS[500:600]]), expected)
     with pytest.raises(
-        core.Error, match=r"^\[state\] expected version 3 of a state; got 1, which another latentkv"
+        core.Error, match=r"^\[state\] expected version 4 of a state; got 1, which another latentkv"
     ):
         other.set_state(state[:12] + (1).to_bytes(4, "little") + state[16:])
     for cut in (8, len(state) // 2, len(state) - 1):

@@ -81,7 +81,7 @@ def test_equals_the_file_in_one_piece(
 
 
 def test_a_master_is_planned_anew(pair: Pair) -> None:
-    from latentkv.master import planned
+    from latentkv.plan.master import planned
 
     base, side, whole = pair
     ids = token_ids(160)

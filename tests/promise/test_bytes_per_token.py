@@ -106,7 +106,7 @@ def test_memory_grows_by_the_cache_and_nothing_else(converted: Any, kv: str) -> 
 @pytest.mark.parametrize("n_ctx", [128, 1000, 32768])
 def test_converter_foresees_the_bytes_of_a_plan(converted: Any, n_ctx: int) -> None:
     """--kv-budget is met with what the runtime allocates and what factors add to the weights."""
-    from latentkv import factors
+    from latentkv.plan import factors
     from latentkv_convert.ir import LayerPlan, Plan, SidePlan
     from latentkv_convert.rows import sizes
     from latentkv_convert.source import archs

@@ -158,11 +158,66 @@ def test_a_sequence_that_finds_no_room_leaves_the_others(m: Any) -> None:
         with pytest.raises(ValueError, match=r"^\[state\] expected"):
             s.set_seq_state(1, state[:cut])
         assert (s.seq_pos_max(1), s.n_cells_used()) == (-1, 140)
-    with pytest.raises(ValueError, match=r"expected all of a cache; got one sequence"):
-        s.set_state(state)
-    with pytest.raises(ValueError, match=r"expected one sequence; got all of a cache"):
-        s.set_seq_state(1, s.state_bytes())
-    assert s.n_cells_used() == 140
+
+
+SHARED: list[dict[str, Any]] = [
+    {"kv": "f32"},
+    {"kv": "q4", "sink": 4, "recent": 32},
+    {"kv_k": "c4", "kv_v": "q4", "recent": 8},
+]
+
+
+@pytest.mark.parametrize("options", SHARED, ids=str)
+def test_what_sequences_share_is_saved_once_and_shared_again(m: Any, options: dict[str, Any]) -> None:
+    ids = tokens(m, N)
+
+    def build(n_seq_max: int = 3) -> Any:
+        return session(m, n_seq_max=n_seq_max, **options)
+
+    s = build()
+    s.decode(ids[:96], seq=[0] * 96, output="none")
+    s.seq_cp(0, 1)
+    s.seq_cp(0, 2)
+    for seq in range(3):
+        s.decode(ids[96 + seq : 104 + seq], seq=[seq] * 8, output="none")
+    state = s.state_bytes()
+    alone = [len(s.seq_state_bytes(seq)) for seq in range(3)]
+    assert len(state) < 0.5 * sum(alone)
+    other = build()
+    other.set_state(state)
+    assert other.n_cells_used() == s.n_cells_used() == 96 + 3 * 8
+    assert other.state_bytes() == state
+    step = {"tokens": ids[110:113], "seq": [0, 1, 2], "output": "all"}
+    assert np.array_equal(other.decode(**step), s.decode(**step))
+    for left in (0, 1):  # shared cells stay those of who is left
+        assert other.seq_rm(left)
+    assert other.n_cells_used() == 96 + 9
+    with pytest.raises(ValueError, match=r"^\[state\] expected one sequence; got 3"):
+        other.set_seq_state(1, state)
+    with pytest.raises(ValueError, match=r"^\[state\] expected sequences below 2; got 2; raise n_seq_max"):
+        build(2).set_state(state)
+
+
+@pytest.mark.parametrize("options", SHARED, ids=str)
+def test_a_state_is_the_same_whoever_saved_it(m: Any, options: dict[str, Any]) -> None:
+    """All of a cache with one sequence, or that sequence: either replaces all, or a sequence."""
+    ids = tokens(m, N)
+
+    def build() -> Any:
+        return session(m, n_seq_max=2, **options)
+
+    s = build()
+    s.decode(ids[:100], output="none")
+    state, alone = s.state_bytes(), s.seq_state_bytes(0)
+    assert state == alone
+    expected = s.decode([ids[100]])
+    other = build()
+    other.decode(ids[30:60], seq=[0] * 30, output="none")
+    other.set_seq_state(1, state)
+    assert distance(other.decode([ids[100]], seq=[1]), expected) < EXACT
+    other.set_state(alone)
+    assert other.seq_pos_max(1) == -1
+    assert np.array_equal(other.decode([ids[100]]), expected)
 
 
 REGIONS: dict[str, Any] = {"sink": 4, "recent": 32}

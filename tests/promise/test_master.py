@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from runtime import SAMPLE, WATERFILL, distance, model, session, tokens
 
-from latentkv import kv_budget
 from latentkv.errors import LatentKVError
-from latentkv.master import choose, planned
+from latentkv.plan import kv_budget
+from latentkv.plan.master import choose, planned
 
 CUT = (*WATERFILL, "--segment", "32")
 BUDGETS = ("8.5%", "14%", "28%")

@@ -84,7 +84,7 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
 
     class Session:
         def __init__(self, model: Model, *, n_ctx: int = 0, **options: Any) -> None:
-            self.prefill = "eager"
+            self.prefill, self.can_rotate = "eager", False
             self.n_ctx, self.cells = n_ctx, []  # type: ignore[var-annotated]
 
         def decode(self, tokens: Sequence[int], *, output: str = "last", **options: Any) -> np.ndarray:
@@ -94,11 +94,17 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
                 script.decoded.append(token)
                 at = len(self.cells) - script.prompt
                 row[script.tokens[at] if 0 <= at < len(script.tokens) else END] = 20.0
+            if take := options.get("take"):
+                take(rows)
+                return rows[:0]
             return {"all": rows, "last": rows[-1:], "none": rows[:0]}[output]
 
         def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
             del self.cells[max(p0, 0) :]
             return True
+
+        def kv_bytes(self) -> dict[str, Any]:
+            return {"regions": [{"name": "middle"}]}
 
         def seq_pos_max(self, seq: int) -> int:
             return len(self.cells) - 1
@@ -142,7 +148,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     core = scripted_core(written)
     if not NATIVE:
         sys.modules.setdefault("latentkv._core", core)  # type: ignore[arg-type]
-    for name in ("latentkv.llama", "latentkv.sampling", "latentkv.template"):
+    for name in ("latentkv.llama", "latentkv.sampling.options", "latentkv.chat.template"):
         monkeypatch.setattr(importlib.import_module(name), "_core", core)
     return written
 

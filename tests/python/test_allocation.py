@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from latentkv import allocation
-from latentkv.allocation import Choice, Group, Table
 from latentkv.errors import LatentKVError
+from latentkv.plan import allocation
+from latentkv.plan.allocation import Choice, Group, Table
 
 Plan = tuple[int, float]  # bytes, distortion
 

@@ -149,6 +149,30 @@ def test_info_refuses_what_changes_nothing(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["chat", "-p", "x", "-n", 1], ["serve", "--port", 1]], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
+        (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
+        (["--no-kv-rotate"], "[--no-kv-rotate] expected full K or V in formats as q8_0; got none"),
+    ],
+)
+def test_commands_refuse_what_changes_nothing(
+    run: Any, latent_gguf: Path, command: list[Any], arguments: list[str], message: str
+) -> None:
+    done = run(command[0], latent_gguf, *command[1:], "-c", 64, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_changes_something_is_taken(run: Any, plain_gguf: Path) -> None:
+    rows = ["--kv", "q4_0", "--sink", 4, "--kv-sink", "q8_0", "--no-kv-rotate"]
+    done = run("chat", plain_gguf, "-p", "x", "-n", 1, "-c", 64, *rows)
+    assert (done.returncode, done.stderr.count("error")) == (0, 0)
+
+
 def test_require_fused_is_kept(run: Any, latent_gguf: Path) -> None:
     from latentkv import _core
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from latentkv import LlamaGrammar
-from latentkv.closing import JsonClosing, required, shortest
+from latentkv.sampling.closing import JsonClosing, required, shortest
 
 ASK = [{"role": "user", "content": "Tell me about the clerk."}]
 TEXT = {"type": "string"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,24 @@ def test_echo_logprobs_sum_to_the_text(llm: Any) -> None:
     rows = llm.logits_to_logprobs(llm.eval_all(tokens))
     wanted = [float(rows[i - 1, t]) for i, t in enumerate(tokens) if i]
     assert lp["token_logprobs"][1 : len(tokens)] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_echo_logprobs_keep_no_logits(latent_gguf: Path) -> None:
+    """Of a long prompt the logits are hundreds of megabytes: they come in pieces."""
+    from latentkv import Llama
+
+    with Llama(str(latent_gguf), n_ctx=1024, n_threads=1) as llm:
+        tokens = (llm.tokenize(PROMPT.encode()) * 100)[:900]
+        tracemalloc.start()
+        scored = llm(tokens, max_tokens=1, temperature=0, echo=True, logprobs=0)["choices"][0]["logprobs"]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(scored["tokens"]) == 901
+        assert peak < 300 * llm.n_vocab() * 4
+        llm.reset()
+        rows = llm.logits_to_logprobs(llm.eval_all(tokens))
+        wanted = [float(rows[i - 1, t]) for i, t in enumerate(tokens) if i]
+        assert scored["token_logprobs"][1:900] == pytest.approx(wanted, abs=1e-3)
 
 
 def test_reused_prefix_gives_the_same_logits(llm: Any) -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import latentkv
 from latentkv import (
     LatentKVError,
     LlamaDiskCache,
     LlamaPromptLookupDecoding,
     LlamaRAMCache,
+    LlamaState,
     LogitsProcessorList,
     MinTokensLogitsProcessor,
 )
@@ -269,3 +271,15 @@ def test_pickling_keeps_the_arguments(latent_gguf: Path) -> None:
         assert copy.seed == 11
         assert "im_start" in copy.chat_template.source
         assert copy(PROMPT, max_tokens=8)["choices"] == wanted
+
+
+def test_pickles_name_public_classes() -> None:
+    """What was pickled is found again, wherever its class has moved to."""
+    state = LlamaState([1, 2], b"rows", np.zeros(3, np.float32), 7)
+    copy = pickle.loads(pickle.dumps(state))
+    assert (copy.input_ids, copy.cache, copy.seed) == ([1, 2], b"rows", 7)
+    named = [getattr(latentkv, name) for name in latentkv.__all__]
+    classes = [each for each in named if isinstance(each, type)]
+    assert len(classes) > 10
+    assert {each.__module__ for each in classes} == {"latentkv"}
+    assert all(pickle.loads(pickle.dumps(each)) is each for each in classes)

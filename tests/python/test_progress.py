@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from latentkv import progress
+from latentkv.console import progress
 
 
 class Clock:

@@ -7,8 +7,8 @@ import datetime
 import pytest
 
 from latentkv import LatentKVError
-from latentkv.chat_formats import BUILT_IN, CHATML
-from latentkv.template import ChatTemplate
+from latentkv.chat.formats import BUILT_IN, CHATML
+from latentkv.chat.template import ChatTemplate
 
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from latentkv import progress, terminal
+from latentkv.console import progress, terminal
 
 
 class Screen(io.StringIO):

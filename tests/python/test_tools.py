@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from latentkv import LatentKVError, LlamaGrammar
-from latentkv.chat_prompt import called_at_once
-from latentkv.template import ChatTemplate
+from latentkv.chat.prompt import called_at_once
+from latentkv.chat.template import ChatTemplate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from chat_templates import BARE_JSON, THINKING
@@ -107,6 +107,32 @@ def test_a_call_that_breaks_off(scripted: Build, script: Any) -> None:
     assert '{"city": "Rome"}'.startswith(whole["message"]["tool_calls"][0]["function"]["arguments"])
     chunks = list(llm.create_chat_completion(ASK, stream=True, **options))
     assert without_ids(joined(chunks)) == without_ids(whole["message"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_is_whole_or_the_answer_says_why_not(scripted: Build, script: Any, stream: bool) -> None:
+    """Wherever tokens run out or a stop string cuts: `tool_calls` promises arguments that parse."""
+    llm = scripted(chat_template=THINKING, n_ctx=4096)
+    say(script, llm, CALL, tools=[WEATHER])
+
+    def ends(**options: Any) -> tuple[str, dict[str, Any]]:
+        out = llm.create_chat_completion(ASK, tools=[WEATHER], stream=stream, **options)
+        if not stream:
+            return out["choices"][0]["finish_reason"], out["choices"][0]["message"]
+        chunks = list(out)
+        return chunks[-1]["choices"][0]["finish_reason"], joined(chunks)
+
+    for count in range(1, len(CALL) + 1):
+        reason, _ = ends(max_tokens=count)
+        assert reason == "length"
+    reason, message = ends(max_tokens=len(CALL) + 1)
+    assert reason == "tool_calls"
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Rome"}
+    for stop, said in (("Ro", "stop"), ("}", "stop"), ('"city', "stop"), ("</tool", "tool_calls")):
+        reason, message = ends(stop=[stop])
+        assert reason == said
+        arguments = message["tool_calls"][0]["function"]["arguments"]
+        assert (arguments == '{"city": "Rome"}') == (said == "tool_calls")
 
 
 def test_what_only_begins_as_a_call_stays_text(scripted: Build, script: Any) -> None:

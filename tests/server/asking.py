@@ -7,7 +7,7 @@ from typing import Any
 
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler
-from latentkv.sampling import SamplingOptions
+from latentkv.sampling.options import SamplingOptions
 
 GREEDY = SamplingOptions(temperature=0)
 TEXT = (Path(__file__).parents[2] / "models" / "demo" / "sample-calib.txt").read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from latentkv.answer import Piece
 from latentkv.engine.request import Request, Ticket
 from latentkv.errors import LatentKVError
-from latentkv.grammar import LlamaGrammar, nesting
-from latentkv.sampling import SamplingOptions
+from latentkv.generate.answer import Piece
+from latentkv.sampling.grammar import LlamaGrammar, nesting
+from latentkv.sampling.options import SamplingOptions
 from latentkv.server.errors import Refused
 from latentkv.server.guard import hosts_of
 from latentkv.server.schemas import CompletionBody
@@ -77,7 +77,7 @@ def test_a_limit_of_the_command_line_is_for_requests_without_one() -> None:
 
 
 def test_choices_differ_where_the_command_line_has_a_seed() -> None:
-    from latentkv.sampling import RANDOM_SEED, SamplingOptions
+    from latentkv.sampling.options import RANDOM_SEED, SamplingOptions
 
     body, defaults = CompletionBody.model_validate({"prompt": "x", "n": 2}), SamplingOptions(seed=5)
     assert [body.sampling(defaults, choice).seed for choice in (0, 1)] == [5, 6]

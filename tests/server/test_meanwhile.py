@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from latentkv.chat.template import template_of
 from latentkv.engine.engine import Engine
 from latentkv.engine.scheduler import Scheduler
-from latentkv.sampling import SamplingOptions
+from latentkv.sampling.options import SamplingOptions
 from latentkv.server.app import create_app
 from latentkv.server.serving import Serving
-from latentkv.template import template_of
 
 TEXT = (Path(__file__).parents[2] / "models" / "demo" / "sample-calib.txt").read_text(encoding="utf-8")
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}

@@ -279,7 +279,7 @@ MARKDOWN = {
 
 def test_markdown_is_what_it_says(page: Any) -> None:
     shown = page.evaluate(
-        """async (texts) => { const { update } = await import("/page/markdown.js");
+        """async (texts) => { const { update } = await import("/page/text/markdown.js");
             return texts.map((text) => { const box = document.createElement("div");
                 update(box, text); return box.innerHTML; }); }""",
         list(MARKDOWN),
@@ -289,7 +289,7 @@ def test_markdown_is_what_it_says(page: Any) -> None:
 
 def test_a_growing_answer_is_drawn_as_the_whole_one(page: Any) -> None:
     same = page.evaluate(
-        """async (text) => { const { update } = await import("/page/markdown.js");
+        """async (text) => { const { update } = await import("/page/text/markdown.js");
             const [grown, whole] = [document.createElement("div"), document.createElement("div")];
             for (let end = 0; end <= text.length; end++) update(grown, text.slice(0, end));
             update(whole, text); return grown.innerHTML === whole.innerHTML; }""",
@@ -300,7 +300,7 @@ def test_a_growing_answer_is_drawn_as_the_whole_one(page: Any) -> None:
 
 def test_markdown_takes_no_time_that_grows_with_the_square(page: Any) -> None:
     seconds = page.evaluate(
-        """async () => { const { update } = await import("/page/markdown.js");
+        """async () => { const { update } = await import("/page/text/markdown.js");
             const start = performance.now();
             for (const part of ["*a ", "**a_", "[", "](", "`a``", "> ", "- ", "|", "<", "  \\n", "![a]("])
                 update(document.createElement("div"), part.repeat(20000 / part.length));

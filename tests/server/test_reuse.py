@@ -14,8 +14,8 @@ from asking import GREEDY, TEXT, run, scheduler
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.reuse import Move, Reuse
 from latentkv.errors import LatentKVError
-from latentkv.logprobs import log_softmax
-from latentkv.prefix import Window, common
+from latentkv.sampling.logprobs import log_softmax
+from latentkv.session.prefix import Window, common
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from latentkv.engine.scheduler import Scheduler
 from latentkv.engine.shift import Shift
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError
-from latentkv.grammar import LlamaGrammar
-from latentkv.prefix import Window, common, kept
-from latentkv.sampling import SamplingOptions
+from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
+from latentkv.session.prefix import Window, common, kept
 
 
 @pytest.fixture(scope="session")
@@ -147,7 +147,7 @@ def test_a_cancelled_answer_ends_within_a_step(model: Any) -> None:
 
 
 def test_an_error_of_one_leaves_the_others(model: Any) -> None:
-    from latentkv.grammar import LlamaGrammar
+    from latentkv.sampling.grammar import LlamaGrammar
 
     two = scheduler(model, 2)
     bad = Ticket(Request([1, 2], SamplingOptions(grammar=LlamaGrammar("root ::= (")), 5))

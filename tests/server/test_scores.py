@@ -12,7 +12,7 @@ import pytest
 from asking import GREEDY, TEXT, scheduler
 
 from latentkv.engine.request import Request, Ticket
-from latentkv.logprobs import log_softmax
+from latentkv.sampling.logprobs import log_softmax
 
 PREFILLS = pytest.mark.parametrize("prefill", ["eager", "lazy"])
 

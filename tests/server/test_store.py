@@ -13,7 +13,7 @@ import pytest
 
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError
-from latentkv.prefix import common
+from latentkv.session.prefix import common
 
 
 def longest(store: PrefixStore, prompt: list[int]) -> tuple[str, int]:

@@ -187,12 +187,14 @@ public:
     int32_t seq_pos_min(int seq) const;  // -1 when empty
     int32_t seq_pos_max(int seq) const;
 
-    // Everything that a restore needs, rows in use only. Errors on read: Error when the layout differs.
+    // Everything that a restore needs, rows in use only: of all sequences, or of one. Errors on read: Error when the layout
+    // differs.
     std::vector<uint8_t> save() const;
-    void restore(std::span<const uint8_t> state);
-    // One sequence alone, and into one, whose tokens it replaces, in any slots that are free. Errors: as above, or no room; the
-    // sequence is empty then. convert: rows of finer layouts are coded anew; whether some were.
     std::vector<uint8_t> save_sequence(int seq) const;
+    // In place of all that is in the cache.
+    void restore(std::span<const uint8_t> state);
+    // Of a state of one sequence, in place of what `seq` has, in any slots that are free. Errors: as above, or no room; the
+    // sequence is empty then. convert: rows of finer layouts are coded anew; whether some were.
     bool restore_sequence(int seq, std::span<const uint8_t> state, bool convert = false);
 
 private:
@@ -230,12 +232,13 @@ private:
     // Gives back what a claim has taken so far.
     [[noreturn]] void refuse_recent(std::span<const SlotRef> claimed, size_t wanted);
 
+    uint64_t sequences_of(uint64_t mask) const;  // those of the mask that have tokens
     static std::vector<int> slots_of(const Region& region, uint64_t mask);
     static void save(const Region& region, uint64_t mask, std::span<const int> slots, StateWriter& out);
     std::vector<uint8_t> save(uint64_t mask) const;
-    bool restore(Region& region, StateReader& in, int to_seq, bool convert);
-    void check_header(StateReader& in, int to_seq) const;
-    bool restore_rows(StateReader& in, int to_seq, bool convert);
+    bool restore(Region& region, StateReader& in, uint64_t sequences, int to_seq, bool convert);
+    uint64_t read_header(StateReader& in, int to_seq) const;
+    bool restore_rows(StateReader& in, uint64_t sequences, int to_seq, bool convert);
     void release_sequence(int seq);
 
     // The ring (ring.cpp). Which layers are in it, of so many slots; 0: none is.

@@ -1,16 +1,20 @@
 // The cache's state as bytes: which slot holds what, and the rows of the slots in use, bit for bit.
 //
-//   u32 magic · u32 version · u32 n_sequences, 0: all of the cache, 1: one sequence · u32 n_regions, the ring with them
+//   u32 magic · u32 version · u64 sequences, bit s: tokens of s are in it · u32 n_regions, the ring with them
 //   per region: u32 n_layers · u32 n_used · per layer the layouts of K and V: u32 n_groups, 0 where its rows are in another
 //                                           region · per group u32 n_segments · per segment i32 format, i32 width
 //               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer that has some there
 //
 // Where tokens lie in blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
-// pos −1 and seq 0. The slots of all of the cache are taken again, holes included; one sequence goes to any that are free.
+// pos −1 and seq 0. A row that sequences share is there once, and is shared again.
+//
+// A state replaces the cache, and takes its slots again, holes included; or, where it is of one sequence, that sequence or
+// another, in any slots that are free: whoever saved it, all of a cache or the sequence alone.
 //
 // A sequence may come from rows of finer formats, where it is asked for: it is coded anew, segment by segment, as in a
 // demotion. Segments that this cache does not keep are dropped: axes are sorted, and the file's segments are the same.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 
@@ -61,7 +65,7 @@ private:
 namespace {
 
 constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
-constexpr uint32_t state_version = 3;
+constexpr uint32_t state_version = 4;
 constexpr uint64_t all_sequences = ~uint64_t{0};
 
 // Stored segments, and behind them what a group drops as one of `none`.
@@ -213,11 +217,19 @@ void KvCache::save(const Region& region, uint64_t mask, std::span<const int> slo
     }
 }
 
+uint64_t KvCache::sequences_of(uint64_t mask) const {
+    uint64_t found = 0;
+    for (const Region& region : regions_) {
+        for (int slot = 0; slot < region.cells.end(); slot++) found |= region.cells.seq(slot);
+    }
+    return found & mask;
+}
+
 std::vector<uint8_t> KvCache::save(uint64_t mask) const {
     StateWriter out;
     out.put(state_magic);
     out.put(state_version);
-    out.put(uint32_t{mask == all_sequences ? 0U : 1U});
+    out.put(sequences_of(mask));
     out.put(static_cast<uint32_t>(regions_.size() + (ring_ ? 1 : 0)));
     for (const Region& region : regions_) {
         save(region, mask, slots_of(region, mask), out);
@@ -239,7 +251,7 @@ std::vector<uint8_t> KvCache::save() const { return save(all_sequences); }
 std::vector<uint8_t> KvCache::save_sequence(int seq) const { return save(uint64_t{1} << seq); }
 
 // to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own. Whether rows were coded anew.
-bool KvCache::restore(Region& region, StateReader& in, int to_seq, bool convert) {
+bool KvCache::restore(Region& region, StateReader& in, uint64_t sequences, int to_seq, bool convert) {
     expect_same("layers", region.layers.size(), in.get<uint32_t>());
     const auto n_used = in.get<uint32_t>();
     std::vector<uint8_t> copy;
@@ -272,6 +284,9 @@ bool KvCache::restore(Region& region, StateReader& in, int to_seq, bool convert)
         auto slot = in.get<int32_t>();
         const auto pos = in.get<int32_t>();
         auto seq = in.get<uint64_t>();
+        if ((seq & ~sequences) != 0) {
+            fail("state", "expected sequences of the mask ", sequences, "; got ", seq);
+        }
         if (to_seq >= 0) {
             slot = i % block == 0 ? region.cells.find_block() : first + static_cast<int>(i % block);
             seq = seq == 0 ? 0 : uint64_t{1} << to_seq;
@@ -316,26 +331,31 @@ bool KvCache::restore(Region& region, StateReader& in, int to_seq, bool convert)
     return converts;
 }
 
-void KvCache::check_header(StateReader& in, int to_seq) const {
+// Which sequences are in it.
+uint64_t KvCache::read_header(StateReader& in, int to_seq) const {
     expect_same("magic", state_magic, in.get<uint32_t>());
     if (const auto version = in.get<uint32_t>(); version != state_version) {
         fail("state", "expected version ", state_version, " of a state; got ", version,
              ", which another latentkv saved");
     }
-    if (const auto sequences = in.get<uint32_t>(); sequences != (to_seq < 0 ? 0 : 1)) {
-        fail("state", "expected ", to_seq < 0 ? "all of a cache" : "one sequence", "; got ",
-             sequences == 0 ? "all of a cache" : "one sequence");
+    const auto sequences = in.get<uint64_t>();
+    if (const int n = std::popcount(sequences); to_seq >= 0 && n > 1) {
+        fail("state", "expected one sequence; got ", n);
+    }
+    if (const int end = std::bit_width(sequences); to_seq < 0 && end > options_.n_seq_max) {
+        fail("state", "expected sequences below ", options_.n_seq_max, "; got ", end - 1, "; raise n_seq_max");
     }
     expect_same("regions", regions_.size() + (ring_ ? 1 : 0), in.get<uint32_t>());
+    return sequences;
 }
 
-bool KvCache::restore_rows(StateReader& in, int to_seq, bool convert) {
+bool KvCache::restore_rows(StateReader& in, uint64_t sequences, int to_seq, bool convert) {
     bool converts = false;
     for (Region& region : regions_) {
-        converts = restore(region, in, to_seq, convert) || converts;
+        converts = restore(region, in, sequences, to_seq, convert) || converts;
     }
     if (ring_) {
-        converts = restore(*ring_, in, to_seq, convert) || converts;
+        converts = restore(*ring_, in, sequences, to_seq, convert) || converts;
     }
     if (!in.done()) {
         fail("state", "expected the end of the state; got more bytes");
@@ -352,10 +372,10 @@ bool KvCache::restore_rows(StateReader& in, int to_seq, bool convert) {
 
 void KvCache::restore(std::span<const uint8_t> state) {
     StateReader in(state);
-    check_header(in, -1);
+    const uint64_t sequences = read_header(in, -1);
     clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
-        restore_rows(in, -1, false);
+        restore_rows(in, sequences, -1, false);
     } catch (...) {
         clear();
         throw;
@@ -364,10 +384,10 @@ void KvCache::restore(std::span<const uint8_t> state) {
 
 bool KvCache::restore_sequence(int seq, std::span<const uint8_t> state, bool convert) {
     StateReader in(state);
-    check_header(in, seq);
+    const uint64_t sequences = read_header(in, seq);
     release_sequence(seq);
     try {
-        return restore_rows(in, seq, convert);
+        return restore_rows(in, sequences, seq, convert);
     } catch (...) {
         release_sequence(seq);
         throw;

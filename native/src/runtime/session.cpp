@@ -573,6 +573,8 @@ std::span<const uint8_t> Session::unsigned_state(std::span<const uint8_t> state)
     return state.subspan(sizeof print);
 }
 
+bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) || rotates_full(*model_, cache_, true); }
+
 std::vector<uint8_t> Session::state() const { return signed_state(cache_.save()); }
 
 void Session::set_state(std::span<const uint8_t> state) { cache_.restore(unsigned_state(state)); }

@@ -61,6 +61,7 @@ public:
     const KvCacheOptions& options() const { return cache_.options(); }
     std::string implementation() const;
     Prefill prefill() const { return prefill_; }
+    bool can_rotate() const;  // whether there are full rows that kv_rotate is about
 
     // Runs a batch in ubatches; logits of the tokens with output[i] != 0 go to `logits` [n_outputs, n_vocab] in batch order.
     // between_ubatches, when given, runs after each ubatch; it may throw to stop. What ran stays in the cache.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from latentkv import terminal
+from latentkv.console import terminal
 
 
 class Console:

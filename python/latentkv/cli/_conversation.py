@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from latentkv.chat import chat_prompt
 from latentkv.cli._console import Console
 from latentkv.cli._errors import ABORTED
 from latentkv.cli._table import bytes_text
 from latentkv.errors import expected
+from latentkv.generate.chat import chat_prompt
 from latentkv.llama import Llama
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from latentkv import hub, ranges
-from latentkv.arguments import number, text
+from latentkv.console.arguments import number, text
 from latentkv.errors import expected
-from latentkv.formats import split_pair
+from latentkv.plan.formats import split_pair
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -246,7 +246,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of create_completion and create_chat_completion."""
-    from latentkv.grammar import LlamaGrammar
+    from latentkv.sampling.grammar import LlamaGrammar
 
     return {
         "temperature": args.temp,

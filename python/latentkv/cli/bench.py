@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from latentkv import ranges
-from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
 from latentkv.cli._table import bytes_text, count_text, markdown
+from latentkv.console.arguments import Parser, number, text
+from latentkv.console.progress import stage
+from latentkv.console.terminal import show, table
 from latentkv.errors import expected
-from latentkv.progress import stage
-from latentkv.terminal import show, table
 
 _EPILOG = """examples:
   latentkv bench model.gguf -d 0,4096,16384 --kv f16,q4

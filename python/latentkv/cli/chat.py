@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from latentkv import ranges
-from latentkv.arguments import Parser, number
 from latentkv.cli import _options as options
+from latentkv.console.arguments import Parser, number
 from latentkv.errors import expected
 from latentkv.text import utf8
 

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from latentkv import factors, ranges
-from latentkv.arguments import Parser, number
+from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.cli._table import bytes_text, count_text
-from latentkv.errors import LatentKVError, expected
-from latentkv.terminal import Block, show, table
+from latentkv.console.arguments import Parser, number
+from latentkv.console.terminal import Block, show, table
+from latentkv.errors import LatentKVError
+from latentkv.plan import factors
+from latentkv.session.effect import require_regions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 def warn_of_window(model: Any, args: argparse.Namespace, n_ctx: int) -> None:
     """What a session with these options says, in its words."""
-    from latentkv.prefix import Window
+    from latentkv.session.prefix import Window
 
     sink = model.regions["sink"] if args.sink < 0 else args.sink
     length = max(0, n_ctx - sink)
@@ -93,7 +95,7 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu:
 
 def planned_layers(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Model.layers with the formats that --kv-budget chooses; the file's energies are of its own plan."""
-    from latentkv.master import planned
+    from latentkv.plan.master import planned
 
     chosen = planned(model, _cache(args))
     layers: list[dict[str, Any]] = model.layers
@@ -109,7 +111,7 @@ def planned_layers(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]
 def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """What a master file can be planned for, largest first; empty for another file. A budget that the exact
     tokens alone take is left out."""
-    from latentkv.master import choose
+    from latentkv.plan.master import choose
 
     if model.master is None:
         return []
@@ -139,7 +141,7 @@ def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str, Any]]:
     """Bytes for several formats at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
-    from latentkv.master import planned
+    from latentkv.plan.master import planned
 
     chosen = options.format_options(args)
     if args.kv_budget:
@@ -162,17 +164,8 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
         for label, wanted in formats
         for count in contexts
     ]
-    require_effect(args, rows)
+    require_regions({region["name"] for row in rows for region in row["regions"]}, vars(args))
     return rows
-
-
-def require_effect(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Refuses an option that changes none of the forecasts."""
-    regions = {region["name"] for row in rows for region in row["regions"]}
-    for name in ("sink", "recent"):
-        if getattr(args, f"kv_{name}") and name not in regions:
-            hint = f"pass --{name}, or leave it out"
-            raise expected(f"--kv-{name}", f"{name} tokens, whose format it is", "none", hint)
 
 
 def _cache(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from latentkv import ranges
-from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
+from latentkv.console.arguments import Parser, number, text
+from latentkv.console.progress import stage
+from latentkv.console.terminal import Block, show, table
 from latentkv.errors import expected
-from latentkv.progress import stage
-from latentkv.terminal import Block, show, table
 
 _EPILOG = """examples:
   latentkv perplexity model.gguf -f wiki.txt -c 2048

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
-from latentkv.arguments import Parser, number, text
 from latentkv.cli import _options as options
+from latentkv.console.arguments import Parser, number, text
 from latentkv.errors import LatentKVError, expected
 
 if TYPE_CHECKING:
@@ -80,21 +80,23 @@ def main(argv: Sequence[str]) -> int:
 
 def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv import _core
+    from latentkv.chat.template import template_of
     from latentkv.engine.engine import Engine
     from latentkv.engine.reuse import Reuse
     from latentkv.engine.scheduler import Scheduler
     from latentkv.engine.shift import Shift
-    from latentkv.master import planned
-    from latentkv.prefix import Window
-    from latentkv.sampling import SamplingOptions
+    from latentkv.plan.master import planned
+    from latentkv.sampling.options import SamplingOptions
     from latentkv.server.about import about
     from latentkv.server.serving import Serving
-    from latentkv.template import template_of
+    from latentkv.session.effect import require_effect
+    from latentkv.session.prefix import Window
 
     n_ctx_seq = model.n_ctx_train or DEFAULT_CONTEXT
     n_ctx = args.ctx_size or min(DEFAULT_CONTEXT, n_ctx_seq) * args.parallel
     cache = planned(model, options.cache_options(args))
     session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
+    require_effect(session, cache)
     sink = args.sink if args.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
     sampling = options.sampling_options(args)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from latentkv.answer import Piece
 from latentkv.engine.request import Request, StepError, Ticket
 from latentkv.engine.scheduler import Scheduler
 from latentkv.errors import LatentKVError
+from latentkv.generate.answer import Piece
 
 T = TypeVar("T")
 

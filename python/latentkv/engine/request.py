@@ -6,10 +6,10 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from latentkv.answer import Piece
 from latentkv.errors import LatentKVError
-from latentkv.sampling import SamplingOptions
-from latentkv.timings import Timings
+from latentkv.generate.answer import Piece
+from latentkv.sampling.options import SamplingOptions
+from latentkv.session.timings import Timings
 
 
 class StepError(LatentKVError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from latentkv.engine.shift import require_turning_keys
 from latentkv.errors import expected
-from latentkv.prefix import Window, common
+from latentkv.session.prefix import Window, common
 
 if TYPE_CHECKING:
     from latentkv import _core

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.answer import Piece
 from latentkv.engine.batch import Batch
 from latentkv.engine.request import StepError, Ticket
 from latentkv.engine.reuse import Move, Reuse
@@ -25,7 +24,8 @@ from latentkv.engine.shift import Shift
 from latentkv.engine.slot import Job, Slot
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError, expected
-from latentkv.prefix import Window, common, kept
+from latentkv.generate.answer import Piece
+from latentkv.session.prefix import Window, common, kept
 
 if TYPE_CHECKING:
     from latentkv import _core

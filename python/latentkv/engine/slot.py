@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.answer import AnswerText, Piece
-from latentkv.closing import closing_of
-from latentkv.engine.request import Request, Ticket
-from latentkv.logprobs import TokenScore, best, log_softmax
-from latentkv.text import Utf8Stream
+from latentkv.engine.request import Ticket
+from latentkv.generate.answer import AnswerText, Piece
+from latentkv.generate.scores import PromptScores, token_score
+from latentkv.sampling.closing import closing_of
+from latentkv.sampling.logprobs import TokenScore
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -34,7 +34,11 @@ class Job:
         self._sampler = request.sampling.sampler(model)
         self._closing = closing_of(model, request.sampling.grammar)
         self._text = AnswerText(request.stop)
-        self._prompt = PromptScores(model, request) if request.scores_prompt else None
+        self._prompt = (
+            PromptScores(model, request.prompt, request.logprobs or 0, range(model.n_vocab))
+            if request.scores_prompt
+            else None
+        )
         self._begin = time.perf_counter()
         timings = ticket.progress.timings
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
@@ -62,10 +66,8 @@ class Job:
         self.score(logits)
         if self.pending:
             return None
-        piece = self._prompt.piece()
-        if self.limit == 0:
-            return Piece(piece.text, piece.tokens, "length")
-        return piece
+        text = self._prompt.text
+        return Piece(text, self._prompt.before(len(text)), "length" if self.limit == 0 else None)
 
     def advance(self, logits: NDArray[np.float32]) -> Piece:
         """Samples after the last token of `pending`, which was evaluated; what can be shown now, and in the
@@ -101,53 +103,7 @@ class Job:
 
     def _scored(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
         request = self.ticket.request
-        special = token in request.shown
-        return token_score(self._model, token, self._text.length, logits, request.logprobs, special)
-
-
-class PromptScores:
-    """Log-probabilities of a prompt's tokens, as it is read."""
-
-    def __init__(self, model: _core.Model, request: Request) -> None:
-        self._model, self._request = model, request
-        self._utf8, self._text = Utf8Stream(), ""
-        self._scores: list[TokenScore] = []
-        self._append(None)
-
-    def add(self, logits: NDArray[np.float32]) -> None:
-        for row in logits:
-            if len(self._scores) < len(self._request.prompt):
-                self._append(row)
-
-    def piece(self) -> Piece:
-        """Offsets count from the answer."""
-        text = self._text + self._utf8.flush()
-        moved = (replace(score, offset=score.offset - len(text)) for score in self._scores)
-        return Piece(text, tuple(moved))
-
-    def _append(self, logits: NDArray[np.float32] | None) -> None:
-        token, request = self._request.prompt[len(self._scores)], self._request
-        count = None if logits is None else request.logprobs or 0
-        score = token_score(self._model, token, len(self._text), logits, count, special=True)
-        self._scores.append(score)
-        self._text += self._utf8.push(score.piece)
-
-
-def token_score(
-    model: _core.Model,
-    token: int,
-    offset: int,
-    logits: NDArray[np.float32] | None,
-    count: int | None,
-    special: bool = False,
-) -> TokenScore:
-    """count: rivals; None: no log-probabilities."""
-    piece = model.token_to_piece(token, special)
-    if count is None or logits is None:
-        return TokenScore(token, piece, offset)
-    logprobs = log_softmax(logits)
-    rivals = [(model.token_to_piece(other), float(logprobs[other])) for other in best(logprobs, count)]
-    return TokenScore(token, piece, offset, float(logprobs[token]), rivals)
+        return token_score(self._model, token, self._text.length, logits, request.logprobs, request.shown)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentkv.errors import LatentKVError, expected
-from latentkv.state import LlamaState
+from latentkv.session.state import LlamaState
 
 
 @dataclass

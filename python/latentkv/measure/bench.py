@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from latentkv import _core
-from latentkv.formats import split_pair
-from latentkv.master import planned
+from latentkv.plan.formats import split_pair
+from latentkv.plan.master import planned
 
 SEQ = 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.logprobs import log_softmax
+from latentkv.sampling.logprobs import log_softmax
 
 Floats = NDArray[np.float64]
 _BLOCK = 1 << 22  # entries per float64 temporary: 32 MiB

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from latentkv import _core, ranges
 from latentkv.errors import expected
-from latentkv.master import planned
 from latentkv.measure.divergence import Scores, by_depth, concatenate, score, summary
 from latentkv.measure.windows import WINDOWS, Windows
+from latentkv.plan.master import planned
 from latentkv.text import utf8
 
 _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies

@@ -12,9 +12,9 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from latentkv.answer import Piece
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request, Ticket
+from latentkv.generate.answer import Piece
 from latentkv.server import errors
 
 T = TypeVar("T")

@@ -10,15 +10,16 @@ from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from starlette.concurrency import run_in_threadpool
 
-from latentkv.chat import ChatShape
-from latentkv.chat_prompt import ChatPrompt, chat_request
+from latentkv.chat.prompt import ChatPrompt, chat_request
 from latentkv.engine.request import Request
+from latentkv.generate.chat import ChatShape
 from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
+from latentkv.server.body import Route
 from latentkv.server.completions import timings_of, usage_of
 from latentkv.server.schemas import ChatBody
 from latentkv.server.serving import Serving, serving_of
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 @router.post("/v1/chat/completions")

@@ -11,14 +11,15 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from latentkv.answer import Piece
-from latentkv.completion import CompletionShape, usage
 from latentkv.engine.request import Request
+from latentkv.generate.answer import Piece
+from latentkv.generate.completion import CompletionShape, usage
 from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
+from latentkv.server.body import Route
 from latentkv.server.schemas import CompletionBody
 from latentkv.server.serving import Serving, serving_of
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 @router.post("/v1/completions")

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from latentkv.engine.scheduler import Scheduler
+from latentkv.server.body import Route
 from latentkv.server.schemas import DetokenizeBody, TokenizeBody
 from latentkv.server.serving import Serving, serving_of
 from latentkv.text import utf8
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 Served = Annotated[Serving, Depends(serving_of)]
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from latentkv.chat_prompt import ToolUse
+from latentkv.chat.prompt import ToolUse
 from latentkv.errors import expected
-from latentkv.grammar import LlamaGrammar
-from latentkv.sampling import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
+from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.options import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
 from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]

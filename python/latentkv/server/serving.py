@@ -11,13 +11,13 @@ from typing import Any
 from fastapi import Request as HttpRequest
 
 from latentkv import _core
+from latentkv.chat.template import ChatTemplate, content_text
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
 from latentkv.engine.scheduler import Scheduler
-from latentkv.sampling import SamplingOptions
+from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
 from latentkv.server.answering import Answering
-from latentkv.template import ChatTemplate, content_text
 from latentkv.text import utf8
 
 

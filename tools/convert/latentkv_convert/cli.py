@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from latentkv.arguments import Parser
+from latentkv.console.arguments import Parser
+from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
-from latentkv.terminal import show
 
 from . import limits
 from .errors import ConvertError, Interrupted

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latentkv.progress import stage
+from latentkv.console.progress import stage
 
 from . import calibrate, files, report
 from .calibrate.arithmetic import host_threads

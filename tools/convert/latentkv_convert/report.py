@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latentkv.terminal import Block, table
+from latentkv.console.terminal import Block, table
 
 from .errors import ConvertError, need
 from .ir import SIDES, ModelSpec, Plan, SidePlan

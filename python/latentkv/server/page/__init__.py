@@ -10,7 +10,8 @@ from fastapi.responses import FileResponse
 from latentkv.server.errors import Refused
 
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_FILES = {path.name: path for path in Path(__file__).parent.iterdir() if path.suffix in _KINDS}
+_ROOT = Path(__file__).parent
+_FILES = {path.relative_to(_ROOT).as_posix(): path for path in _ROOT.rglob("*") if path.suffix in _KINDS}
 # nothing from anywhere else, and no script that is not a file of ours
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -28,7 +29,7 @@ async def index() -> FileResponse:
     return _file("index.html")
 
 
-@router.get("/page/{name}", include_in_schema=False)
+@router.get("/page/{name:path}", include_in_schema=False)
 async def part(name: str) -> FileResponse:
     return _file(name)
 

@@ -1,16 +1,16 @@
 // The page put together: which conversation is open, which answers run, and what every action does.
 
-import { showSpeed } from "./activity.js";
-import { answer, blank } from "./answer.js";
-import { buildComposer, showRunning } from "./composer.js";
-import { download, list, titleOf, upload } from "./conversation_list.js";
-import { byId } from "./dom.js";
-import { buildDrawers, closeDrawer } from "./drawers.js";
-import { failed } from "./notice.js";
-import { look, openPanel } from "./panel.js";
-import * as settings from "./settings.js";
-import * as store from "./store.js";
-import * as thread from "./thread.js";
+import { showSpeed } from "./panel/activity.js";
+import { answer, blank } from "./chat/answer.js";
+import { buildComposer, showRunning } from "./chat/composer.js";
+import { download, list, titleOf, upload } from "./chat/conversation_list.js";
+import { byId } from "./parts/dom.js";
+import { buildDrawers, closeDrawer } from "./parts/drawers.js";
+import { failed } from "./parts/notice.js";
+import { look, openPanel } from "./panel/panel.js";
+import * as settings from "./panel/settings.js";
+import * as store from "./chat/store.js";
+import * as thread from "./chat/thread.js";
 
 const OPEN = "latentkv.open"; // the conversation that a reload shows again
 const SAVE_EVERY = 1000; // ms, while an answer comes

@@ -6,8 +6,8 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
+from latentkv.chat.template import ChatTemplate
 from latentkv.errors import LatentKVError
-from latentkv.template import ChatTemplate
 
 from ..source.source import Source
 from .mix import Message, Render

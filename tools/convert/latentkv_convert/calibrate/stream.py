@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from latentkv.progress import Stage, stage
+from latentkv.console.progress import Stage, stage
 
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec

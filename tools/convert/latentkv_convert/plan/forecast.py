@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.progress import stage
+from latentkv.console.progress import stage
 
 from .. import floats
 from ..calibrate.sample import Sample

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latentkv import kv_budget
-from latentkv.allocation import Choice, Group, Table, Units, allocate, least, total
-from latentkv.kv_budget import KvBudget
+from latentkv.plan import kv_budget
+from latentkv.plan.allocation import Choice, Group, Table, Units, allocate, least, total
+from latentkv.plan.kv_budget import KvBudget
 
 from ..ir import SIDES, ModelSpec, Plan
 from ..rows import sizes

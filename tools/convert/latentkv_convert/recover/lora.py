@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from latentkv.progress import stage
+from latentkv.console.progress import stage
 
 from ..calibrate.decoder import Decoder
 from ..calibrate.sample import Encoded, encode, read_text

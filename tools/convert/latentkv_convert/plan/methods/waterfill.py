@@ -4,7 +4,7 @@ Per layer and side, with M the second moment of the cached rows and F the Fisher
 cache (calibrate/copies.py): R = F^(1/2), R M R = U Λ Uᵀ, down = R U, up = Uᵀ R⁻¹. These coordinates are
 uncorrelated under M and sorted by their share of the weighted error ½ tr(F E[e eᵀ]); F = I would be PCA. They
 are cut in segments, scaled by Λ^(-1/4) and rotated inside them, and every segment gets the row format that
-one price per byte buys (latentkv/allocation.py).
+one price per byte buys (latentkv/plan/allocation.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from latentkv.progress import stage
+from latentkv.console.progress import stage
 
 from ... import floats
 from ...errors import ConvertError

@@ -1,0 +1,181 @@
+"""From the arguments of a chat call to what the model is given: tokens, grammar, and how its answer is
+read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from latentkv.chat.template import ChatTemplate, Message, content_text
+from latentkv.errors import expected
+from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.text import utf8
+
+if TYPE_CHECKING:
+    from latentkv._core import ChatParser, Model
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which tools a call offers, and which of them it wants: auto, none or required."""
+
+    tools: Tools = ()
+    choice: str = "auto"
+    as_function: bool = False  # asked for by functions and function_call, and answered in that shape too
+    is_named: bool = False  # one function, called once
+
+    @staticmethod
+    def of(
+        tools: Tools | None,
+        tool_choice: str | Mapping[str, Any] | None,
+        functions: Tools | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+    ) -> ToolUse:
+        """From OpenAI's arguments, those that tools replaced among them. A named function is the only one
+        offered, and required."""
+        if functions is not None or function_call is not None:
+            if tools is not None or tool_choice is not None:
+                raise expected("functions", "either functions or tools", "both")
+            return _tool_use(
+                [{"type": "function", "function": dict(function)} for function in functions or ()],
+                function_call,
+                "function_call",
+                as_function=True,
+            )
+        return _tool_use(list(tools or ()), tool_choice, "tool_choice", as_function=False)
+
+
+def _tool_use(tools: list[Mapping[str, Any]], choice: Any, where: str, as_function: bool) -> ToolUse:
+    if isinstance(choice, Mapping):
+        name = choice.get("function", choice).get("name") if where == "tool_choice" else choice.get("name")
+        named = [tool for tool in tools if tool.get("function", {}).get("name") == name]
+        if not named:
+            known = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools) or "none"
+            raise expected(where, f"a function of {known}", repr(name))
+        return ToolUse(named[:1], "required", as_function, is_named=True)
+    if choice not in (None, "auto", "none", "required") or (choice == "required" and not tools):
+        raise expected(where, "None, 'none', 'auto', 'required' with tools, or a function", repr(choice))
+    return ToolUse(tools, choice or "auto", as_function)
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """`shown` are special tokens that the parser reads in the answer."""
+
+    tokens: list[int]
+    grammar: LlamaGrammar | None
+    shown: frozenset[int]
+    stop: list[str]
+    parser: ChatParser
+
+
+def chat_request(
+    model: Model,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    use: ToolUse | None = None,
+    grammar: LlamaGrammar | None = None,
+    response_format: Mapping[str, Any] | None = None,
+    check_length: Callable[[int], None] | None = None,
+    **options: Any,
+) -> ChatPrompt:
+    """`check_length` may refuse a text of so many bytes before its tokens are found. `options` are those of
+    ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
+    continue_final_message, reasoning_format."""
+    use = use or ToolUse()
+    _check(messages)
+    schema = response_schema(response_format)
+    offered = use.tools if use.choice != "none" else ()
+    if offered and not template.capabilities["supports_tools"]:
+        raise expected(
+            "tools",
+            "a chat template that takes tools",
+            "one that never mentions them",
+            "pass chat_template, or chat_format='chatml-function-calling'",
+        )
+    if grammar is not None and (offered or schema is not None):
+        raise expected("grammar", "no tools and no response_format beside it", "both")
+    if use.is_named and options.get("parallel_tool_calls") is None:
+        options["parallel_tool_calls"] = False
+    rendered = template.apply(
+        messages,
+        tools=list(offered) or None,
+        tool_choice=use.choice if offered else None,
+        json_schema=schema,
+        **options,
+    )
+    if rendered.grammar is None and schema is not None:  # the template's own format has no place for it
+        grammar = LlamaGrammar.from_json_schema(schema)
+    if rendered.grammar is None and offered and use.choice == "required":
+        raise expected(
+            "tool_choice",
+            "a chat template whose calls llama.cpp can read",
+            "one whose calls it does not know",
+            "pass chat_format='chatml-function-calling'",
+        )
+    if rendered.grammar is not None and schema is not None and not offered:
+        rendered.grammar.json_schema = schema
+    if rendered.grammar is not None and use.choice == "required":
+        grammar = called_at_once(rendered.grammar, once=options.get("parallel_tool_calls") is False)
+    text = utf8(rendered.text, "prompt")
+    if check_length is not None:
+        check_length(len(text))
+    return ChatPrompt(
+        tokens=list(model.tokenize(text, True, True)),
+        grammar=grammar or rendered.grammar,
+        shown=_special_tokens(model, rendered.special),
+        stop=list(rendered.stop),
+        parser=rendered.parser,
+    )
+
+
+def called_at_once(grammar: LlamaGrammar, once: bool = False) -> LlamaGrammar:
+    """llama.cpp's grammar of a required call, without the text that it lets a model write before, which a
+    small model never ends. Thoughts may still come first. `once`: nor calls behind the first, which it
+    allows where a template marks each by itself."""
+    text = re.sub(r"^(root ::= .*?)until-\d+\? (?=tool-calls?$)", r"\1", grammar.text, flags=re.MULTILINE)
+    if once:
+        text = re.sub(r"^tool-calls ::= \(tool-call space\)\+$", "tool-calls ::= tool-call", text, flags=re.M)
+    return LlamaGrammar(
+        text, grammar.root, lazy=grammar.lazy, triggers=grammar.triggers, prefix=grammar.prefix
+    )
+
+
+def response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The JSON schema that `response_format` asks for, in OpenAI's shapes or llama-cpp-python's
+    ({"type": "json_object", "schema": …}); None for text."""
+    asked = response_format or {}
+    kind = asked.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = asked.get("schema")
+    elif kind == "json_schema" and isinstance(asked.get("json_schema"), Mapping):
+        schema = asked["json_schema"].get("schema")
+    else:
+        raise expected(
+            "response_format",
+            "text, json_object (with a schema or without), or json_schema with a json_schema",
+            dict(asked),
+        )
+    if not isinstance(schema, Mapping | None):
+        raise expected("response_format", "a schema that is a JSON object", repr(schema))
+    return schema or {"type": "object"}
+
+
+def _check(messages: Sequence[Message]) -> None:
+    if not messages:
+        raise expected("messages", "at least one message", "none")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise expected("messages", 'dicts like {"role": "user", "content": "…"}', repr(message))
+        utf8(content_text(message.get("content")), "prompt")
+
+
+def _special_tokens(model: Model, texts: Sequence[str]) -> frozenset[int]:
+    ids = (model.tokenize(text.encode(), False, True) for text in texts)
+    return frozenset(tokens[0] for tokens in ids if len(tokens) == 1)

@@ -1,0 +1,169 @@
+"""Chat templates: Jinja as Hugging Face writes it, rendered by llama.cpp's own code, which also reads the
+answers."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from latentkv import _core
+from latentkv.chat.formats import BUILT_IN
+from latentkv.errors import LatentKVError, expected
+from latentkv.sampling.grammar import LlamaGrammar
+
+if TYPE_CHECKING:
+    from latentkv._core import ChatParser, Model
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A conversation ready for the model. `text` is tokenized with special tokens parsed and those added
+    that the vocabulary adds; `special` are texts of special tokens that the parser reads in the answer."""
+
+    text: str
+    grammar: LlamaGrammar | None
+    special: Sequence[str]
+    stop: Sequence[str]
+    parser: ChatParser
+
+
+class ChatTemplate:
+    """One compiled template. `stop` are texts that end a turn and that the vocabulary may not know as end
+    tokens."""
+
+    def __init__(
+        self,
+        source: str = "",
+        bos_token: str = "",
+        eos_token: str = "",
+        stop: Sequence[str] = (),
+        model: Model | None = None,
+        now: Callable[[], datetime.datetime] | None = None,
+    ) -> None:
+        """`source` "" is the model's own. With a `model` its vocabulary has the tokens. `now`, for a
+        `source`: the date that it writes; None: the clock's."""
+        self._dates: dict[str, str] = {}
+        if now is not None:
+            source, self._dates = _dated(source, now())
+        self.stop = list(stop)
+        with _one_error():
+            self._native = _core.ChatTemplates(model, source, bos_token=bos_token, eos_token=eos_token)
+
+    @property
+    def source(self) -> str:
+        return self._native.source
+
+    @property
+    def capabilities(self) -> Mapping[str, bool]:
+        """supports_tools, supports_tool_calls, supports_system_role, supports_parallel_tool_calls, …"""
+        return self._native.capabilities
+
+    def apply(self, messages: Sequence[Message], **options: Any) -> RenderedChat:
+        """`options` are those of ChatTemplates.apply (_core.pyi): tools, tool_choice, json_schema,
+        chat_template_kwargs, …; None leaves one out. Template errors become LatentKVError."""
+        plain = [{**message, "content": _plain(message)} for message in messages]
+        if self._dates:
+            options["chat_template_kwargs"] = self._dates | dict(options.get("chat_template_kwargs") or {})
+        request = {"messages": plain} | {key: value for key, value in options.items() if value is not None}
+        with _one_error():
+            prompt = self._native.apply(_json(request))
+        return RenderedChat(
+            text=prompt["prompt"],
+            grammar=LlamaGrammar(
+                prompt["grammar"],
+                lazy=prompt["grammar_lazy"],
+                triggers=prompt["grammar_triggers"],
+                prefix=prompt["generation_prompt"] if prompt["grammar_from_generation_prompt"] else "",
+            )
+            if prompt["grammar"]
+            else None,
+            special=prompt["preserved_tokens"],
+            stop=[*self.stop, *prompt["additional_stops"]],
+            parser=prompt["parser"],
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The text alone."""
+        return self.apply(messages, add_generation_prompt=add_generation_prompt, tools=tools).text
+
+
+def _dated(source: str, now: datetime.datetime) -> tuple[str, dict[str, str]]:
+    """The template with its calls of strftime_now answered, and the dates that llama.cpp hands to every
+    one."""
+    call = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+    dates = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
+    return call.sub(lambda found: json.dumps(now.strftime(found[2])), source), dates
+
+
+def content_text(content: Any) -> str:
+    """A message's content as text; OpenAI's list of parts is joined, anything but text is refused."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
+        raise expected("messages", "content as text or a list of parts", type(content).__name__)
+    kinds = {part.get("type") for part in content}
+    if kinds - {"text"}:
+        raise expected(
+            "messages", "text parts only", f"a part of type {sorted(map(str, kinds - {'text'}))[0]}"
+        )
+    return "".join(part["text"] for part in content)
+
+
+def require_built_in(name: str | None) -> None:
+    """Refuses a `chat_format` that is no built-in template's name."""
+    if name is not None and name not in BUILT_IN:
+        raise expected(
+            "chat_format",
+            f"None (the file's own) or one of {', '.join(BUILT_IN)}",
+            repr(name),
+            "pass chat_template",
+        )
+
+
+def template_of(model: Model, name: str | None = None, source: str | None = None) -> ChatTemplate:
+    """The template to use: `source`, else the built-in `name`, else the file's, else ChatML with a
+    warning."""
+    require_built_in(name)
+    if source is not None:
+        return ChatTemplate(source, model=model)
+    if name is None and model.chat_template is not None:
+        return ChatTemplate(model=model)
+    if name is None:
+        model.token_bos()  # raises for a file without a vocabulary, where the warning would mislead
+        print("warning: the file has no chat template; using ChatML", file=sys.stderr)
+    source, stop = BUILT_IN[name or "chatml"]
+    return ChatTemplate(source, stop=[stop], model=model)
+
+
+def _plain(message: Message) -> str | None:
+    content = message.get("content")
+    return None if content is None and message.get("tool_calls") else content_text(content)
+
+
+def _json(request: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(request, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise expected("messages", "values that JSON has", " ".join(str(error).split())) from None
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    try:
+        yield
+    except _core.Error as error:
+        raise LatentKVError(str(error)) from None

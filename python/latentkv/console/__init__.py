@@ -1,0 +1,1 @@
+"""What the commands share: arguments, what people read, and how far a stage is."""

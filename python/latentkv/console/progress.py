@@ -1,0 +1,134 @@
+"""How far a stage is, on standard error: a bar on a terminal, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from latentkv.console import terminal
+
+FIRST_LINE = 10.0  # seconds into a stage; shorter ones say nothing
+NEXT_LINE = 30.0
+_REDRAW = 0.1  # seconds; not by a thread of its own, which would disturb what is measured
+
+Self = TypeVar("Self", bound="Stage")
+
+
+def stage(total: int, label: str, unit: str = "layer") -> Stage:
+    """`with stage(960, "calibrate", "window") as progress`: a bar or lines."""
+    screen = terminal.console(sys.stderr)
+    return Bar(total, label, unit, screen) if terminal.has_width(screen) else Lines(total, label, unit)
+
+
+class Stage(ABC):
+    """`total` steps of a kind; 0 until they are counted."""
+
+    def __init__(self, total: int, label: str, unit: str) -> None:
+        self.total = total
+        self._label, self._unit, self._done, self._note = label, unit, 0.0, ""
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, failed: object, *_: object) -> None: ...
+
+    def update(self, n: int = 1) -> None:
+        """`n` more steps are done."""
+        self.reach(self._done + n)
+
+    def reach(self, done: float) -> None:
+        """So many of all are done."""
+        self._done = done
+        self._show()
+
+    def note(self, text: str) -> None:
+        """What is said beside the count with the next steps."""
+        self._note = text
+
+    @abstractmethod
+    def _show(self) -> None: ...
+
+
+class Bar(Stage):
+    """One line that is drawn anew in place and gone afterwards. What is printed to standard error meanwhile
+    stands above it."""
+
+    def __init__(self, total: int, label: str, unit: str, screen: Console) -> None:
+        super().__init__(total, label, unit)
+        self._next = 0.0
+        self._drawn = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24 if screen.width >= 80 else 8),  # a ^C is echoed behind the line
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}s"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=screen,
+            speed_estimate_period=math.inf,  # steps may take minutes
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,  # it may be a file
+        )
+        self._task = self._drawn.add_task(label, total=total or None, unit=unit, note="")
+
+    def __enter__(self) -> Bar:
+        self._drawn.start()
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        self._drawn.stop()
+
+    def _show(self) -> None:
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + _REDRAW
+            total = self.total or None
+            self._drawn.update(self._task, total=total, completed=self._done, note=self._note, refresh=True)
+
+
+class Lines(Stage):
+    """`calibrate: 120 of 960 windows, 41 s, about 4.8 min left`, for logs and pipes."""
+
+    def __init__(
+        self,
+        total: int,
+        label: str,
+        unit: str,
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(total, label, unit)
+        self._clock, self._start, self._out = clock, clock(), out or sys.stderr
+        self._next = self._start + FIRST_LINE
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        spent = self._clock() - self._start
+        if failed is None and spent >= FIRST_LINE:
+            self._say(f"{self._done:.0f} {self._unit}s in {duration(spent)}")
+
+    def _show(self) -> None:
+        now = self._clock()
+        if now < self._next or self._done >= self.total:
+            return
+        self._next = now + NEXT_LINE
+        spent = now - self._start
+        left = spent * (self.total - self._done) / max(self._done, 1)
+        count = f"{self._done:.0f} of {self.total} {self._unit}s"
+        note = f", {self._note}" if self._note else ""
+        self._say(f"{count}, {duration(spent)}, about {duration(left)} left{note}")
+
+    def _say(self, text: str) -> None:
+        print(f"{self._label}: {text}", file=self._out, flush=True)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

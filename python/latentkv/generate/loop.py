@@ -1,0 +1,322 @@
+"""The loop that turns a prompt into tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv.errors import expected
+from latentkv.sampling.closing import JsonClosing, closing_of
+from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.options import SamplingOptions, require_tfs_off, server_options
+from latentkv.sampling.speculative import DraftModel
+from latentkv.session.timings import Timings
+from latentkv.session.turns import in_turn
+
+if TYPE_CHECKING:
+    from latentkv import _core
+    from latentkv.open_model import OpenModel
+    from latentkv.session.evaluator import Evaluator
+
+# (tokens so far [n], logits [n_vocab]) -> changed logits [n_vocab]
+LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
+# (tokens so far [n], logits [n_vocab]) -> stop here
+StoppingCriteria = Callable[[NDArray[np.intc], NDArray[np.float32]], bool]
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Processors applied in order."""
+
+    __module__ = "latentkv"
+
+    def __call__(self, input_ids: NDArray[np.intc], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+class MinTokensLogitsProcessor:
+    """No end token before `min_tokens` tokens; counts from the first call on."""
+
+    __module__ = "latentkv"
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens = min_tokens
+        self.token_eos = token_eos
+        self.prompt_tokens: int | None = None
+
+    def __call__(self, input_ids: NDArray[np.intc], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.prompt_tokens is None:
+            self.prompt_tokens = len(input_ids)
+        if len(input_ids) - self.prompt_tokens < self.min_tokens:
+            scores[self.token_eos] = -np.inf
+        return scores
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """Stops when one of them says so."""
+
+    __module__ = "latentkv"
+
+    def __call__(self, input_ids: NDArray[np.intc], logits: NDArray[np.float32]) -> bool:
+        return any(criterion(input_ids, logits) for criterion in self)
+
+
+class TokenLoop:
+    """Prompt in, tokens out, one at a time; the caller decides when to end, and calls finish().
+
+    Between its steps others may use the cache (Evaluator.hold). With a draft model the session runs ahead:
+    it holds `_ahead`, guesses behind the tokens so far, and `_rows` their logits. What is not sampled like
+    that is forgotten."""
+
+    def __init__(
+        self,
+        cached: Evaluator,
+        sampler: _core.Sampler,
+        processor: LogitsProcessor | None = None,
+        draft: DraftModel | None = None,
+        last_n: int = 64,
+        closing: JsonClosing | None = None,
+    ) -> None:
+        """last_n: tokens of the prompt that the sampler's penalties see."""
+        self.timings = Timings()
+        self._cached, self._sampler, self._processor = cached, sampler, processor
+        self._draft, self._last_n, self._closing = draft, last_n, closing
+        self._ahead: list[int] = []
+        self._rows: NDArray[np.float32] | None = None  # [1 + guesses, n_vocab]
+
+    @property
+    def input_ids(self) -> NDArray[np.intc]:
+        """The tokens so far, [n]."""
+        ids = self._cached.input_ids
+        return ids[: ids.size - len(self._ahead)]
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits after them, [n_vocab]."""
+        rows = self._rows
+        return self._cached.logits if rows is None else rows[len(rows) - 1 - len(self._ahead)]
+
+    def hold(self) -> None:
+        """Before every step: the cache as this loop left it."""
+        self._cached.hold(self)
+        self._cached.timings = self.timings
+
+    def start(self, prompt: Sequence[int], reset: bool = True) -> None:
+        """Evaluates the prompt, after the part of it that is cached (`reset`) or behind everything cached."""
+        self.hold()
+        cached = self._cached
+        if not len(prompt) and not (cached.n_tokens and cached.has_logits):
+            raise expected("prompt", "at least one token", "none")
+        n_kept = cached.keep_prefix(prompt) if reset and len(prompt) else 0
+        self.timings.cached_n, self.timings.prompt_n = n_kept, len(prompt) - n_kept
+        begin = time.perf_counter()
+        cached.compute(prompt[n_kept:])
+        self.timings.prompt_s = time.perf_counter() - begin
+        cached.mark_prompt()
+        for token in prompt[max(0, len(prompt) - self._last_n) :]:
+            self._sampler.accept(token, in_grammar=False)
+
+    def next(self, left: int | None = None) -> int:
+        """Samples after the last token. left: how many tokens may still come, this one among them."""
+        self.hold()
+        begin = time.perf_counter()
+        logits = self.logits
+        if self._processor is not None:
+            logits = np.ascontiguousarray(self._processor(self.input_ids, logits.copy()), dtype=np.float32)
+            self.hold()  # a processor may have made calls of its own
+        if self._closing is not None and left is not None:
+            logits = self._closing.applied(logits, left)
+        token = self._sampler.sample(logits)
+        self._sampler.accept(token)
+        self.timings.predicted_s += time.perf_counter() - begin
+        return token
+
+    def wrote(self, piece: bytes) -> None:
+        """The text of what was sampled."""
+        if self._closing is not None:
+            self._closing.push(piece)
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Evaluates sampled (or given) tokens."""
+        self.hold()
+        begin = time.perf_counter()
+        if self._ahead and list(tokens) == self._ahead[:1]:
+            del self._ahead[0]
+        else:
+            self._forget_ahead()
+            self._evaluate(tokens)
+        self.timings.predicted_s += time.perf_counter() - begin
+        self.timings.predicted_n += len(tokens)
+
+    def settle(self) -> None:
+        """The cache without guesses."""
+        self.hold()
+        self._forget_ahead()
+
+    def finish(self) -> None:
+        """The last step. The tokens stay in the cache, without the guesses, if no other call has it by
+        now."""
+        with self._cached.lock:
+            try:
+                if self._cached.is_held_by(self):
+                    self._forget_ahead()
+            finally:
+                self._cached.leave(self)
+
+    def _evaluate(self, tokens: Sequence[int]) -> None:
+        cached = self._cached
+        room = cached.session.n_ctx - cached.n_tokens - len(tokens)
+        ahead = self._guesses(tokens)[:room] if self._draft is not None and room > 0 else []
+        if not ahead:
+            cached.compute(tokens)
+            return
+        self._rows = cached.compute_all([*tokens, *ahead], n_ahead=len(ahead))[len(tokens) - 1 :]
+        self._ahead = ahead
+
+    def _guesses(self, tokens: Sequence[int]) -> list[int]:
+        assert self._draft is not None
+        so_far = np.append(self._cached.input_ids, np.asarray(tokens, np.intc))
+        guessed = [int(token) for token in self._draft(so_far)]
+        self.hold()  # the draft model may have made calls of its own
+        return guessed
+
+    def _forget_ahead(self) -> None:
+        if self._ahead:
+            self._cached.rewind(self._cached.n_tokens - len(self._ahead), self.logits)
+            self._ahead = []
+        self._rows = None
+
+
+def generate(
+    self: OpenModel,
+    tokens: Sequence[int],
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    typical_p: float = 1.0,
+    temp: float = 0.80,
+    repeat_penalty: float = 1.0,
+    reset: bool = True,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_tau: float = 5.0,
+    mirostat_eta: float = 0.1,
+    penalize_nl: bool = True,
+    logits_processor: LogitsProcessor | None = None,
+    stopping_criteria: StoppingCriteria | None = None,
+    grammar: LlamaGrammar | None = None,
+    seed: int | None = None,
+    **server: Any,
+) -> Generator[int, Sequence[int] | None, None]:
+    """Yields tokens after `tokens`, without end: the caller stops at an end token or when it has enough.
+
+    `reset` replaces what is cached (keeping a common prefix); False continues it. `send(more)` evaluates
+    `more` tokens behind the yielded one. `server` as in create_completion. Raises when the context is full.
+    """
+    require_tfs_off(tfs_z)
+    if not penalize_nl:
+        raise expected("penalize_nl", "True", penalize_nl, "use logit_bias")
+    options = SamplingOptions(
+        temperature=temp,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repeat_penalty=repeat_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        **server_options("generate", server, self.last_n_tokens_size, self.n_ctx()),
+        mirostat_mode=mirostat_mode,
+        mirostat_tau=mirostat_tau,
+        mirostat_eta=mirostat_eta,
+        seed=self.seed if seed is None else seed,
+        grammar=grammar,
+    )
+    loop = token_loop(self, options, logits_processor)
+    pending: Sequence[int] | None = None
+    try:
+        while True:
+            with self.lock:
+                if pending is None:
+                    loop.start(tokens, reset)
+                else:
+                    loop.push(pending)
+                token = loop.next()
+                if stopping_criteria is not None:
+                    so_far = np.append(loop.input_ids, np.intc(token))
+                    if stopping_criteria(so_far, loop.logits):
+                        return
+            more = yield token
+            pending = [token, *(more or ())]
+    finally:
+        loop.finish()
+
+
+def token_loop(
+    model: OpenModel, options: SamplingOptions, processor: LogitsProcessor | None = None
+) -> TokenLoop:
+    sampler = options.sampler(model.model)
+    closing = closing_of(model.model, options.grammar)
+    return TokenLoop(model, sampler, processor, model.draft_model, model.last_n_tokens_size, closing)
+
+
+@in_turn
+def sample(
+    self: OpenModel,
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    typical_p: float = 1.0,
+    temp: float = 0.80,
+    repeat_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    tfs_z: float = 1.0,
+    mirostat_mode: int = 0,
+    mirostat_eta: float = 0.1,
+    mirostat_tau: float = 5.0,
+    penalize_nl: bool = True,
+    logits_processor: LogitsProcessor | None = None,
+    grammar: LlamaGrammar | None = None,
+    idx: int | None = None,
+    seed: int | None = None,
+    **server: Any,
+) -> int:
+    """One token from the logits after the last cached token, or after token `idx` (needs logits_all).
+    `server` as in create_completion."""
+    require_tfs_off(tfs_z)
+    if not penalize_nl:
+        raise expected("penalize_nl", "True", penalize_nl, "use logit_bias")
+    options = SamplingOptions(
+        temperature=temp,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repeat_penalty=repeat_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        **server_options("sample", server, self.last_n_tokens_size, self.n_ctx()),
+        mirostat_mode=mirostat_mode,
+        mirostat_tau=mirostat_tau,
+        mirostat_eta=mirostat_eta,
+        seed=self.seed if seed is None else seed,
+        grammar=grammar,
+    )
+    last = self.n_tokens - 1
+    position = last if idx is None else idx
+    if not 0 <= position <= last:
+        raise expected("idx", f"0 … {last}", position)
+    logits = self.logits if position == last else self.scores[position]
+    if logits_processor is not None:
+        logits = np.ascontiguousarray(
+            logits_processor(self.input_ids[: position + 1], logits.copy()), np.float32
+        )
+    return options.sampler(self.model).sample(logits)

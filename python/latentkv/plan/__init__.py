@@ -1,0 +1,1 @@
+"""What a byte budget buys: row formats by name, allocation, bytes of factors."""

@@ -1,0 +1,143 @@
+"""A master file's plan for a byte budget, chosen when the file is opened.
+
+The file brings the distortion of every segment in every row format (docs/gguf.md); what each takes is known
+here. One allocation over both picks the formats, as at conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latentkv.errors import expected
+from latentkv.plan import kv_budget
+from latentkv.plan.allocation import Table, allocate, total
+from latentkv.session.prefix import Window
+
+if TYPE_CHECKING:
+    from latentkv import _core
+
+SIDES = ("k", "v")
+_REGIONS = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A row format for every segment, in the file's order, and what the plan is expected to cost."""
+
+    k_plan: tuple[str, ...]
+    v_plan: tuple[str, ...]
+    n_ctx: int  # at which the budget was counted
+    kld: float | None  # nats per token; None where `unmeasured`
+    unmeasured: str  # how the exact tokens differ from those that the file's plans were measured with, or ""
+
+    def options(self) -> dict[str, list[str]]:
+        """The keywords of Session and Model.forecast."""
+        return {"k_plan": list(self.k_plan), "v_plan": list(self.v_plan)}
+
+
+def planned(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of Session (or Model.forecast) without `kv_budget`, which becomes the plan it asks for.
+
+    Raises:
+        LatentKVError: the file is no master, a row format beside the budget, or a budget that is too small.
+    """
+    rest = dict(options)
+    text = rest.pop("kv_budget", "")
+    if not text:
+        return rest
+    if any(rest.get(name) for name in ("kv", "kv_k", "kv_v")):
+        raise expected("--kv-budget", "no --kv beside it", f"--kv-budget {text} and a row format")
+    regions = {name: rest[name] for name in _REGIONS if name in rest}
+    return rest | choose(model, text, **regions).options()
+
+
+def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
+    """The best plan within a budget (`14%`, `2.5GiB@131072`); regions: Session's keywords of sink and recent
+    tokens, which the budget pays for.
+
+    Raises:
+        LatentKVError: the file is no master, or the budget is too small.
+    """
+    budget = kv_budget.parse(text)
+    master = model.master
+    if master is None:
+        name = model.metadata.get("general.name", "the file")
+        got = f"{name}, which is not a master file"
+        raise expected("--kv-budget", "a file to plan anew", got, "convert with --master")
+    n_ctx = budget.context(master["context"])
+    cache = model.forecast(n_ctx, **regions)
+    room = _room(cache, budget)
+    groups = [(table,) for side in SIDES for table in _tables(master[side], _group_slots(model, cache, side))]
+    penalty = master["drop_penalty"]
+    chosen = allocate(groups, room, penalty)
+    formats = [master["formats"][option] for choice in chosen for option in choice.formats]
+    n_k = len(master["k"]["bytes"])
+    differs = unmeasured(model.regions, **regions)
+    kld = None if differs else forecast(master, total(groups, chosen, penalty))
+    return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), n_ctx, kld, differs)
+
+
+def forecast(master: Mapping[str, Any], predicted: float) -> float:
+    """Nats per token of a plan from its summed distortion, dropped segments penalised: linear in logarithms
+    between the plans that were measured at conversion, beyond them in proportion."""
+    x, y = (np.log(master[name]) for name in ("predicted", "kld"))
+    at = np.log(max(predicted, 1e-30))
+    inside = np.clip(at, x[0], x[-1])
+    return float(np.exp(np.interp(inside, x, y) + at - inside))
+
+
+def unmeasured(
+    file: Mapping[str, Any],
+    sink: int = -1,
+    recent: int = -1,
+    recent_ratio: float = -1.0,
+    kv_sink: str = "",
+    kv_recent: str = "",
+) -> str:
+    """`recent 128, asked for 0` where the file's plans were measured with other exact tokens, or "".
+
+    With 0 exact tokens in place of 132, a plan of 0.0005 nats was measured at 0.12: no forecast holds there.
+    """
+    window, own = Window.of(file, recent, recent_ratio), Window.of(file, -1, -1)
+    n_sink = file["sink"] if sink < 0 else sink
+    differences = []
+    if n_sink != file["sink"]:
+        differences.append(f"sink {file['sink']}, asked for {n_sink}")
+    if window.recent != own.recent or abs(window.ratio - own.ratio) > 1e-6:
+        differences.append(f"recent {own}, asked for {window}")
+    for name, there, asked in (("sink", n_sink, kv_sink), ("recent", window != Window(), kv_recent)):
+        measured = file[f"{name}_format"]
+        if there and asked and asked != measured:
+            differences.append(f"{name} tokens in {measured}, asked for {asked}")
+    return "; ".join(differences)
+
+
+def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
+    """Of every layer and group the slots of its compressed rows."""
+    pairs = zip(cache["layer_slots"], model.layers, strict=True)
+    return [n_slots for n_slots, layer in pairs for _ in layer[side]["segments"]]
+
+
+def _tables(side: Mapping[str, Any], n_slots: list[int]) -> list[Table]:
+    """One per layer and group, bytes of all its slots."""
+    ends = np.cumsum(side["segments"])[:-1]
+    groups = zip(np.split(side["bytes"], ends), np.split(side["distortion"], ends), n_slots, strict=True)
+    return [Table(cost * n, distortion) for cost, distortion, n in groups]
+
+
+def _room(cache: Mapping[str, Any], budget: kv_budget.KvBudget) -> int:
+    """The bytes that the budget leaves for compressed rows, as the runtime allocates one sequence."""
+    regions = {region["name"]: region for region in cache["regions"]}
+    n_slots = sum(region["slots"] for region in regions.values())
+    cells = cache["cells"] // n_slots
+    compressed = [regions[name] for name in ("middle", "ring") if name in regions]
+    n_compressed = sum(region["slots"] for region in compressed)
+    return budget.row_bytes(
+        f16_bytes=round(regions["middle"]["slots"] * cache["f16_per_token"]) + n_compressed * cells,
+        fixed=cache["total"] - sum(region["k"] + region["v"] for region in compressed),
+        n_exact=n_slots - n_compressed,
+    )

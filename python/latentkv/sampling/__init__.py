@@ -1,0 +1,1 @@
+"""Which token comes next: options, grammars, log-probabilities, guesses ahead."""

@@ -1,0 +1,348 @@
+"""What is in the cache: its tokens, the logits after them, and how both change together. And whose it is: a
+stream that other calls interrupt finds its rows again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentkv.errors import expected
+from latentkv.session import prefix
+from latentkv.session.prefix import Window
+from latentkv.session.state import LlamaState
+from latentkv.session.timings import Timings
+from latentkv.session.turns import in_turn
+
+if TYPE_CHECKING:
+    from latentkv import _core
+
+SEQ = 0  # the only sequence used here
+PIECE = 128  # tokens of a text that is scored whose logits, a row of n_vocab each, are there at once
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """What a stream had in the cache when another call took it."""
+
+    tokens: list[int]
+    rows: bytes  # bit for bit, in their slots: the stream goes on as if alone
+    logits: NDArray[np.float32] | None
+    mark: tuple[int, NDArray[np.float32]] | None
+    scores: NDArray[np.float32] | None  # [n_tokens, n_vocab]
+
+
+class Evaluator:
+    """Tokens behind one another in sequence 0 of a session. The cache is the truth: after an interrupted or
+    failed call the token list is what the cache says. Threads take turns, a call each.
+
+    A stream holds the cache from its first step to its last. Who changes the cache in between, another
+    stream or a call, sets the stream's rows aside, in memory; its next step brings them back."""
+
+    def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool, window: Window) -> None:
+        self.lock = threading.RLock()
+        self.n_batch = n_batch
+        self.timings = Timings()  # of the call that had the cache last
+        self._holder: object = None  # the stream whose tokens are in the cache
+        self._set_aside: dict[object, SetAside] = {}  # of streams that others interrupted
+        self._session = session
+        self._logits_all = logits_all
+        self._window = window
+        self._tokens: list[int] = []
+        self._logits: NDArray[np.float32] | None = None  # of the last evaluated token, [n_vocab]
+        # How many tokens the last prompt had, and the logits at its end.
+        self._mark: tuple[int, NDArray[np.float32]] | None = None
+        self._scores: NDArray[np.float32] | None = None  # logits_all: of every cached token, [n_ctx, n_vocab]
+
+    @property
+    def session(self) -> _core.Session:
+        """Cache and graph."""
+        if self._session is None:
+            raise expected("Llama", "an open model with weights", "a closed one, or vocab_only=True")
+        return self._session
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the cache. Setting a smaller number forgets the ones behind it."""
+        return len(self._tokens)
+
+    @n_tokens.setter
+    def n_tokens(self, count: int) -> None:
+        if not 0 <= count <= len(self._tokens):
+            raise expected("n_tokens", f"0 … {len(self._tokens)}", count)
+        self.hold(None)
+        self.truncate(count)
+
+    @property
+    def input_ids(self) -> NDArray[np.intc]:
+        """The cached tokens, [n_tokens]."""
+        return np.array(self._tokens, dtype=np.intc)
+
+    @property
+    def eval_tokens(self) -> list[int]:
+        return list(self._tokens)
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits after the last evaluated token, [n_vocab]."""
+        if self._logits is None:
+            raise expected(
+                "logits", "an evaluated token", "none since the last change of the cache", "call eval()"
+            )
+        return self._logits
+
+    @property
+    def has_logits(self) -> bool:
+        return self._logits is not None
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Logits of every cached token, [n_tokens, n_vocab]."""
+        if self._scores is None:
+            raise expected(
+                "scores", "Llama(…, logits_all=True) and an evaluated token", f"logits_all={self._logits_all}"
+            )
+        return self._scores[: len(self._tokens)]
+
+    @property
+    def eval_logits(self) -> list[list[float]]:
+        rows: list[list[float]] = (self.scores if self._logits_all else self.logits[np.newaxis]).tolist()
+        return rows
+
+    # Whose the cache is.
+
+    @in_turn
+    def hold(self, owner: object) -> None:
+        """Gives the cache to a stream, with what it had there, or to a call that is no stream (None). Any
+        other stream's tokens stay as well, for a prompt that begins like them."""
+        if owner is self._holder:
+            return
+        if self._holder is not None:
+            self._set_aside[self._holder] = SetAside(
+                list(self._tokens),
+                self.session.state_bytes(),
+                self._logits,
+                self._mark,
+                self.scores.copy() if self._scores is not None else None,
+            )
+        self._holder = owner
+        found = self._set_aside.pop(owner, None)
+        if found is None:
+            return
+        self._replace(found.rows, found.tokens)
+        self._logits, self._mark = found.logits, found.mark
+        if found.scores is not None:
+            self._keep_scores(0, found.scores)
+
+    @in_turn
+    def leave(self, owner: object) -> None:
+        """The stream has ended. What it has in the cache stays until others need the room."""
+        self._set_aside.pop(owner, None)
+        if self._holder is owner:
+            self._holder = None
+
+    def is_held_by(self, owner: object) -> bool:
+        return self._holder is owner
+
+    # Computing. Streams that hold the cache call compute(), everyone else eval().
+
+    @in_turn
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
+        is computed."""
+        self.hold(None)
+        self.compute(tokens)
+
+    @in_turn
+    def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
+        self.hold(None)
+        return self.compute_all(tokens)
+
+    def compute(self, tokens: Sequence[int]) -> None:
+        """eval() for who holds the cache."""
+        self.require_room(len(tokens))
+        size = self._batch_size(len(tokens), self.n_batch)
+        for start in range(0, len(tokens), size):
+            batch = tokens[start : start + size]
+            last = start + len(batch) == len(tokens)
+            before = len(self._tokens)
+            logits = self._decode(batch, "all" if self._logits_all else "last" if last else "none")
+            if self._logits_all:
+                self._keep_scores(before, logits)
+            if last:
+                self._logits = np.array(logits[-1])
+
+    def compute_all(self, tokens: Sequence[int], n_ahead: int = 0) -> NDArray[np.float32]:
+        """eval_all() for who holds the cache. n_ahead: so many of the last tokens are guesses, which rewind()
+        may take back."""
+        self.require_room(len(tokens))
+        size = self._batch_size(len(tokens), self.n_batch)
+        n_sure = len(tokens) - n_ahead
+        rows = np.concatenate(
+            [
+                self._decode(
+                    tokens[i : i + size], "all", n_ahead=max(0, min(i + size, len(tokens)) - max(i, n_sure))
+                )
+                for i in range(0, len(tokens), size)
+            ]
+        )
+        if self._logits_all:
+            self._keep_scores(len(self._tokens) - len(rows), rows)
+        self._logits = np.array(rows[-1])
+        return rows
+
+    def compute_each(self, tokens: Sequence[int], take: Callable[[NDArray[np.float32]], None]) -> None:
+        """compute() that hands on the logits of all tokens, in order, in pieces [n, n_vocab] of which none is
+        kept."""
+        self.require_room(len(tokens))
+        size = self._batch_size(len(tokens), min(self.n_batch, PIECE))
+        done = len(self._tokens)
+        last: list[NDArray[np.float32]] = []
+
+        def each(rows: NDArray[np.float32]) -> None:
+            nonlocal done
+            if self._logits_all:
+                self._keep_scores(done, rows)
+            done += len(rows)
+            last[:] = [rows[-1].copy()]
+            take(rows)
+
+        for start in range(0, len(tokens), size):
+            self._decode(tokens[start : start + size], "all", take=each)
+        self._logits = last[0]
+
+    def _keep_scores(self, before: int, rows: NDArray[np.float32]) -> None:
+        if self._scores is None:
+            self._scores = np.empty((self.session.n_ctx, rows.shape[1]), np.float32)
+        self._scores[before : before + len(rows)] = rows
+
+    def _batch_size(self, count: int, most: int) -> int:
+        """Tokens per call: a prompt that is prefilled lazily goes as one."""
+        lazy = self.session.prefill == "lazy" and not self._tokens
+        return max(1, count) if lazy else most
+
+    def _decode(
+        self,
+        batch: Sequence[int],
+        output: str,
+        n_ahead: int = 0,
+        take: Callable[[NDArray[np.float32]], None] | None = None,
+    ) -> NDArray[np.float32]:
+        self._logits = None
+        self._tokens += [int(token) for token in batch]
+        try:
+            return self.session.decode(self._tokens[-len(batch) :], output=output, n_ahead=n_ahead, take=take)
+        finally:
+            # The cache knows how far an interrupted or failed batch came.
+            del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
+
+    @in_turn
+    def reuse_prefix(self, tokens: Sequence[int]) -> int:
+        """keep_prefix() outside of a stream."""
+        self.hold(None)
+        return self.keep_prefix(tokens)
+
+    def keep_prefix(self, tokens: Sequence[int]) -> int:
+        """Forgets what `tokens` do not begin with; returns how many of them the cache holds.
+
+        At most all but one, unless their logits are still at hand: those of the cache's end and those of the
+        last prompt are. prefix.kept() says what a rewind costs.
+        """
+        common = prefix.common(self._tokens, tokens)
+        if common == len(tokens) == len(self._tokens) and self.has_logits:
+            return common
+        mark = self._mark
+        if mark is not None and common == len(tokens) == mark[0] and not self._window.tokens(common):
+            if self._rewind(common):
+                self._logits = mark[1]
+            return len(self._tokens)
+        self._rewind(prefix.kept(self._tokens, tokens, self._window, self.session.prefill == "lazy"))
+        return len(self._tokens)
+
+    def mark_prompt(self) -> None:
+        """Keeps the logits at the prompt's end. The same prompt again then starts from the same numbers:
+        computed anew they would differ in the last bits, as its tokens go through in other pieces, and a
+        coarse cache amplifies that."""
+        self._mark = (len(self._tokens), self.logits)
+
+    @in_turn
+    def truncate(self, count: int) -> None:  # for who holds the cache
+        """Keeps the first `count` cached tokens. Where layers with a sliding window have no rows of them any
+        more, they are computed anew."""
+        kept = self._tokens[:count]
+        if not self._rewind(count):
+            self.compute(kept)
+            self._logits = None
+
+    def _rewind(self, count: int) -> bool:
+        """Keeps the first `count` cached tokens, or none: False, their rows are gone."""
+        if count == len(self._tokens):
+            return True
+        self._logits = None
+        kept = self.session.seq_rm(SEQ, count, -1)
+        if not kept:
+            self.session.seq_rm(SEQ)
+        del self._tokens[count if kept else 0 :]
+        if self._mark is not None and len(self._tokens) < self._mark[0]:
+            self._mark = None
+        return kept
+
+    @in_turn
+    def rewind(self, count: int, logits: NDArray[np.float32]) -> None:
+        """truncate() to tokens behind which the logits are known."""
+        self.truncate(count)
+        if len(self._tokens) != count:
+            raise expected("draft_model", "a cache that can forget its last tokens", "one that cannot")
+        self._logits = np.array(logits)
+
+    @in_turn
+    def restore(self, state: LlamaState) -> None:
+        """Replaces the cache by a saved one. For who holds it."""
+        self._replace(state.cache, state.input_ids)
+        self._logits = None if state.logits is None else state.logits.copy()
+
+    def _replace(self, rows: bytes, tokens: Sequence[int]) -> None:
+        self._tokens, self._logits, self._mark = [], None, None
+        try:
+            self.session.set_state(rows)
+        except BaseException:
+            self.session.clear()
+            raise
+        cached = self.session.seq_pos_max(SEQ) + 1
+        if cached != len(tokens):
+            self.session.clear()
+            raise expected("state", f"a cache of {len(tokens)} tokens, as its token list has", cached)
+        self._tokens = list(tokens)
+
+    def require_room(self, count: int) -> None:
+        if len(self._tokens) + count > self.session.n_ctx:
+            raise expected(
+                "context",
+                f"at most {self.session.n_ctx} tokens",
+                f"{len(self._tokens)} cached and {count} new",
+                "raise -c / n_ctx",
+            )
+
+    @in_turn
+    def reset(self) -> None:
+        """Empties the cache."""
+        self.hold(None)
+        self.truncate(0)
+
+    @in_turn
+    def forget_session(self) -> None:
+        """Frees the cache and what belongs to it."""
+        self._session = None
+        self._holder = None
+        self._set_aside.clear()
+        self._logits = self._scores = self._mark = None
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """How many tokens both begin with."""
+        return prefix.common(a, b)
