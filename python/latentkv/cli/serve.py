@@ -121,7 +121,7 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) 
     def of(names: Sequence[str]) -> str:
         return repr({name: cache[name] for name in sorted(names) if name in cache})
 
-    places = ("sink", "recent", "recent_ratio", "prefill", "kv_rotate")
+    places = ("sink", "recent", "recent_ratio", "evict", "keep_tokens", "prefill", "kv_rotate")
     formats = ("kv", "kv_k", "kv_v", "k_plan", "v_plan", "kv_sink", "kv_recent")
     return PrefixStore(
         f"{model.fingerprint} {of(places)}",
