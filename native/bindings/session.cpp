@@ -153,6 +153,12 @@ void bind_session(py::module_& module) {
         .def_property_readonly(
             "prefill",
             [](const PySession& s) { return lkv::schema::prefill_words[static_cast<size_t>(s.session.prefill())]; })
+        .def_property_readonly("evict", [](const PySession& s) { return s.session.cache().policy_name(); })
+        .def_property_readonly("rewinds",
+                               [](const PySession& s) {
+                                   return s.session.prefill() == lkv::Prefill::eager &&
+                                          s.session.cache().eviction() == nullptr;
+                               })
         .def_property_readonly("implementations",
                                [](const PySession& s) {
                                    py::dict out;

@@ -146,6 +146,10 @@ class Llama(OpenModel):
                 require_fused=require_fused,
             )
             session = _core.Session(model, **planned(model, options))
+            if draft_model is not None and session.evict != "none":
+                raise expected(
+                    "draft_model", "none beside eviction, in which guesses would count", f"evict={session.evict!r}"
+                )
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)

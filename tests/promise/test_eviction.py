@@ -193,3 +193,47 @@ def test_what_cannot_be_is_refused_in_one_line(plain: Any, options: dict[str, An
     policy = options.get("evict", "h2o")
     with pytest.raises(ValueError, match=f"^{re.escape(said)}[^\n]*$"):
         evicting(plain, policy, **{name: value for name, value in options.items() if name != "evict"})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_state_brings_its_masses(m: Any, policy: str) -> None:
+    prompt, answer = text(m, policy)
+    regions = {"recent": 20, "keep_tokens": "150", "n_ctx": 1024}
+    s = evicting(m, policy, **regions)
+    decoded(s, prompt, answer[:5])
+    state, sequence = s.state_bytes(), s.seq_state_bytes(0)
+    want = np.concatenate([s.decode([token]) for token in answer[5:]])
+    other = evicting(m, policy, **regions)
+    other.set_state(state)
+    assert np.array_equal(np.concatenate([other.decode([token]) for token in answer[5:]]), want)
+    several = evicting(m, policy, n_seq_max=3, **regions)
+    several.decode(list(reversed(prompt)), seq=[1] * len(prompt))
+    assert not several.set_seq_state(2, sequence)
+    got = np.concatenate([several.decode([token], seq=[2]) for token in answer[5:]])
+    assert distance(got, want) < EXACT
+
+
+def test_a_state_of_another_eviction_is_refused(plain: Any) -> None:
+    states = {}
+    for policy, keep in (("h2o", "100"), ("keyformer", "100"), ("h2o", "120"), ("none", "")):
+        s = evicting(plain, policy, keep_tokens=keep)
+        s.decode(tokens(plain, 50))
+        states[policy, keep] = s.state_bytes()
+    for policy, keep in states:
+        for other, state in states.items():
+            s = evicting(plain, policy, keep_tokens=keep)
+            if other == (policy, keep):
+                s.set_state(state)
+                continue
+            with pytest.raises(ValueError, match=r"^\[state\] expected --evict [^\n]*; use the same --evict and"):
+                s.set_state(state)
+            assert s.n_cells_used() == 0
+    cut = states["h2o", "100"]
+    for size in range(8, len(cut), len(cut) // 40):
+        with pytest.raises(ValueError, match=r"^\[state\]"):
+            evicting(plain, "h2o").set_state(cut[:size])
+
+
+def test_guesses_are_refused(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"\[decode\] expected no guesses under eviction, .*; got 2; leave out"):
+        evicting(plain, "h2o").decode([1, 2, 3], n_ahead=2)

@@ -149,6 +149,7 @@ public:
     const Cells& ring() const { return ring_->cells; }
     // Whether a layer keeps a part of the middle's tokens.
     bool evicts(int layer) const { return eviction_ && eviction_->evicts(layer); }
+    const char* policy_name() const;  // of eviction, or none
     const Eviction* eviction() const { return eviction_ ? &*eviction_ : nullptr; }
     // What a region's slots have gathered in a layer that evicts, [slots]; null where every token stays.
     float* masses(int region, int layer) {
@@ -267,7 +268,6 @@ private:
     void save_kept(uint64_t mask, StateWriter& out) const;
     bool restore_kept(StateReader& in, int to_seq, bool convert);
     void restore_recent_masses(StateReader& in, int to_seq, std::span<const int> layers);
-    const char* policy_name() const;
     void check_header(StateReader& in, int to_seq) const;
     bool restore_rows(StateReader& in, int to_seq, bool convert);
     void release_sequence(int seq);

@@ -83,7 +83,7 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv.engine.engine import Engine
     from latentkv.engine.reuse import Reuse
     from latentkv.engine.scheduler import Scheduler
-    from latentkv.engine.shift import Shift
+    from latentkv.engine.shift import Shift, require_all_tokens
     from latentkv.master import planned
     from latentkv.prefix import Window
     from latentkv.sampling import SamplingOptions
@@ -95,6 +95,8 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     n_ctx = args.ctx_size or min(DEFAULT_CONTEXT, n_ctx_seq) * args.parallel
     cache = planned(model, options.cache_options(args))
     session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
+    if args.context_shift:
+        require_all_tokens("--context-shift", session)
     sink = args.sink if args.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
     sampling = options.sampling_options(args)
