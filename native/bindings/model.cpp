@@ -144,7 +144,8 @@ py::object master(const Model& model) {
 py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const std::string& kv_k,
                   const std::string& kv_v, const std::vector<std::string>& k_plan,
                   const std::vector<std::string>& v_plan, const std::string& kv_sink, const std::string& kv_recent,
-                  int sink, int recent, double recent_ratio, const std::string& prefill, int n_seq_max, int n_ubatch) {
+                  int sink, int recent, double recent_ratio, const std::string& evict, const std::string& keep_tokens,
+                  const std::string& prefill, int n_seq_max, int n_ubatch) {
     lkv::SessionOptions options;
     options.n_ctx = n_ctx;
     options.kv = kv;
@@ -157,6 +158,8 @@ py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const st
     options.sink = sink;
     options.recent = recent;
     options.recent_ratio = recent_ratio;
+    options.evict = evict;
+    options.keep_tokens = keep_tokens;
     options.prefill = prefill;
     options.n_seq_max = n_seq_max;
     options.n_ubatch = n_ubatch;
@@ -176,6 +179,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
     out["k"] = bytes.k;
     out["v"] = bytes.v;
     out["cells"] = bytes.cells;
+    out["n_cells"] = bytes.n_cells;
+    out["cell_bytes"] = lkv::Cells::bytes_per_slot();
     out["per_token"] = bytes.per_token;
     out["f16_per_token"] = bytes.f16_per_token;
     py::list regions;
@@ -250,8 +255,8 @@ void bind_model(py::module_& module) {
         .def("forecast", &forecast, py::arg("n_ctx"), py::kw_only(), py::arg("kv") = "", py::arg("kv_k") = "",
              py::arg("kv_v") = "", py::arg("k_plan") = std::vector<std::string>(),
              py::arg("v_plan") = std::vector<std::string>(), py::arg("kv_sink") = "", py::arg("kv_recent") = "",
-             py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("prefill") = "",
-             py::arg("n_seq_max") = 1, py::arg("n_ubatch") = 512)
+             py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("evict") = "",
+             py::arg("keep_tokens") = "", py::arg("prefill") = "", py::arg("n_seq_max") = 1, py::arg("n_ubatch") = 512)
         .def(
             "tokenize",
             [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {

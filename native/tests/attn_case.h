@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "cache/evict/gumbel.h"
 #include "cache/formats.h"
+#include "ops/attn_mass.h"
 #include "ops/latent_attn.h"
 
 namespace lkv::test {
@@ -95,12 +97,45 @@ public:
         return out;
     }
 
+    // [slots of all regions]: the contract of ops/attn_mass.h for this problem alone.
+    std::vector<double> masses(const std::vector<QueryWeight>& weights, bool has_noise, int layer,
+                               Perturb perturb = Perturb::nothing) const {
+        const LatentAttnParams& p = params;
+        int n_slots = 0;
+        for (int r = 0; r < p.n_regions; r++) n_slots += p.regions[r].n_slots;
+        std::vector<double> out(static_cast<size_t>(n_slots), 0.0);
+        for (int h = 0; h < p.n_head; h++) {
+            const std::vector<Slot> slots = read_slots(h / (p.n_head / p.n_kv));
+            for (int t = 0; t < p.n_tokens; t++) {
+                const QueryWeight& query = weights[static_cast<size_t>(t)];
+                if (query.weight == 0.0f) continue;
+                std::vector<double> score = scores(slots, t, h, perturb);
+                for (size_t i = 0; i < slots.size(); i++) {
+                    if (has_noise) score[i] += double{gumbel(noise_seed(layer, h, p.q_pos[t]), slots[i].pos)};
+                    score[i] /= double{query.temperature};
+                }
+                const double sink = p.sinks == nullptr ? -INFINITY : double{p.sinks[h]} / double{query.temperature};
+                double max = sink;
+                for (const double s : score) max = std::max(max, s);
+                if (max == -INFINITY) continue;
+                double sum = std::exp(sink - max);
+                for (const double s : score) sum += std::exp(s - max);
+                for (size_t i = 0; i < slots.size(); i++) {
+                    out[static_cast<size_t>(slots[i].index)] += double{query.weight} * std::exp(score[i] - max) / sum *
+                                                                (perturb == Perturb::value ? 1.01 : 1.0);
+                }
+            }
+        }
+        return out;
+    }
+
 private:
     struct Slot {
         int32_t pos;
         uint64_t seq;
         std::vector<double> k;  // what q is multiplied with: latent (direct) or head (rebuild)
         std::vector<double> v;  // after B_v
+        int index;              // counted over all regions
     };
 
     struct Region {
@@ -373,7 +408,8 @@ private:
 
     std::vector<Slot> read_slots(int j) const {
         std::vector<Slot> slots;
-        for (int r = 0; r < params.n_regions; r++) {
+        int first = 0;
+        for (int r = 0; r < params.n_regions; first += params.regions[r].n_slots, r++) {
             const RegionView& region = params.regions[r];
             const GroupLayout& kg = region.k.groups[j / params.k_group];
             const GroupLayout& vg = region.v.groups[j / params.v_group];
@@ -384,17 +420,17 @@ private:
                 read_slot(region.k, region.k_rows, s, k.data());
                 read_slot(region.v, region.v_rows, s, v.data());
                 slots.push_back({region.pos[s], region.seq[s], head_k(j, region.pos[s], k.data() + kg.column, kg.kept),
-                                 head_v(j, v.data() + vg.column, vg.kept)});
+                                 head_v(j, v.data() + vg.column, vg.kept), first + s});
             }
         }
         return slots;
     }
 
-    double attend(const std::vector<Slot>& slots, int t, int h, Perturb perturb, double* out) const {
+    // −∞ where a slot is not seen.
+    std::vector<double> scores(const std::vector<Slot>& slots, int t, int h, Perturb perturb) const {
         const LatentAttnParams& p = params;
         const float* q = p.q + (int64_t{t} * p.n_head + h) * p.q_width;
         std::vector<double> score(slots.size(), -INFINITY);
-        double max = -INFINITY;
         for (size_t i = 0; i < slots.size(); i++) {
             const Slot& slot = slots[i];
             const int64_t distance = int64_t{p.q_pos[t]} - slot.pos;
@@ -404,8 +440,15 @@ private:
             score[i] = double{p.scale} * product * (perturb == Perturb::score ? 1.01 : 1.0);
             if (p.softcap > 0.0f) score[i] = p.softcap * std::tanh(score[i] / double{p.softcap});
             if (p.alibi_slopes != nullptr) score[i] -= double{p.alibi_slopes[h]} * static_cast<double>(distance);
-            max = std::max(max, score[i]);
         }
+        return score;
+    }
+
+    double attend(const std::vector<Slot>& slots, int t, int h, Perturb perturb, double* out) const {
+        const LatentAttnParams& p = params;
+        const std::vector<double> score = scores(slots, t, h, perturb);
+        double max = -INFINITY;
+        for (const double s : score) max = std::max(max, s);
         double sum = 0.0;
         if (p.sinks != nullptr) {
             max = std::max(max, double{p.sinks[h]});

@@ -44,7 +44,9 @@ class Llama(OpenModel):
     llama-cpp-python's names for the same, as format names or ggml type numbers; `kv_budget` plans a master
     file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context); `sink`/`recent` count tokens
     that keep every segment, `recent_ratio` is recent as a share of the sequence (-1 = the file's default),
-    `kv_sink`/`kv_recent` are their formats ("" = the file's, else f16); `prefill` "lazy" lets a prompt that
+    `kv_sink`/`kv_recent` are their formats ("" = the file's, else f16); `evict` names a policy by which each
+    layer gives up tokens ("h2o", "keyformer", "snapkv"), `keep_tokens` is what it keeps of a sequence (a
+    count, or "50%" of its context), sinks and recent tokens among them; `prefill` "lazy" lets a prompt that
     starts the cache attend to exact K and V, "eager" to the compressed past ("" = the file's default);
     `require_fused` turns a slower implementation into an error. `chat_format` names a built-in template,
     `chat_template` is one (Jinja); without them the file's own is used. `draft_model` guesses tokens ahead
@@ -91,6 +93,8 @@ class Llama(OpenModel):
         sink: int = -1,
         recent: int = -1,
         recent_ratio: float = -1.0,
+        evict: str = "",
+        keep_tokens: int | str = "",
         prefill: str = "",
         implementation: str = "fused",
         require_fused: bool = False,
@@ -138,12 +142,18 @@ class Llama(OpenModel):
                 recent_ratio=recent_ratio
                 if recent_ratio == -1
                 else ranges.RATIO.check("recent_ratio", recent_ratio),
+                evict=evict,
+                keep_tokens=str(keep_tokens),
                 prefill=prefill,
                 implementation=implementation,
                 require_fused=require_fused,
             )
             session = _core.Session(model, **planned(model, options))
             require_effect(session, options)
+            if draft_model is not None and session.evict != "none":
+                raise expected(
+                    "draft_model", "none beside eviction, in which guesses would count", f"evict={session.evict!r}"
+                )
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)

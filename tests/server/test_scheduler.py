@@ -179,12 +179,12 @@ def test_how_much_of_a_cache_a_prompt_keeps() -> None:
     assert common(cached, [*range(40), 7]) == 40
     assert common(cached, cached) == 100
     assert common([], cached) == 0
-    assert kept(cached, [*cached, 5], Window(32), lazy=False) == 100  # goes on
-    assert kept(cached, [*range(60), 7], Window(), lazy=False) == 60
-    assert kept(cached, [*range(60), 7], Window(32), lazy=False) == 28  # as many again were compressed
-    assert kept(cached, [*range(60), 7], Window(128), lazy=False) == 60  # nothing was
-    assert kept(cached, [*range(60), 7], Window(), lazy=True) == 0
-    assert kept(cached, cached[:50], Window(), lazy=False) == 49  # the last gives logits
+    assert kept(cached, [*cached, 5], Window(32), rewinds=True) == 100  # goes on
+    assert kept(cached, [*range(60), 7], Window(), rewinds=True) == 60
+    assert kept(cached, [*range(60), 7], Window(32), rewinds=True) == 28  # as many again were compressed
+    assert kept(cached, [*range(60), 7], Window(128), rewinds=True) == 60  # nothing was
+    assert kept(cached, [*range(60), 7], Window(), rewinds=False) == 0
+    assert kept(cached, cached[:50], Window(), rewinds=True) == 49  # the last gives logits
 
 
 def test_an_answer_goes_on_past_its_context(converted: Callable[..., Path], model: Any) -> None:

@@ -100,9 +100,13 @@ void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
     ring_is_all_ = std::find(keeps_exact_.begin(), keeps_exact_.end(), false) != keeps_exact_.end();
     const auto inside = [this](int il) { return in_ring(il); };
     const auto outside = [this](int il) { return !in_ring(il); };
-    const auto make_middle = [&] {
-        return make_region(hparams, spec, "middle", options_.n_ctx, std::nullopt, outside);
-    };
+    const bool evicts = options_.evict.policy != nullptr;
+    if (evicts) check_eviction();
+    const int n_middle =
+        evicts
+            ? static_cast<int>(std::min(int64_t{options_.n_ctx}, int64_t{options_.evict_budget()} * options_.n_seq_max))
+            : options_.n_ctx;
+    const auto make_middle = [&] { return make_region(hparams, spec, "middle", n_middle, std::nullopt, outside); };
     int n_slots = ring_is_all_ ? choose_ring(hparams) : 0;
     regions_.push_back(make_middle());
     if (in_blocks()) {
@@ -114,9 +118,48 @@ void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
         ring_ = make_region(hparams, spec, "ring", n_slots, std::nullopt, inside);
         check_ring_formats();
     }
-    for (int il = 0; il < hparams.n_layer; il++) {
-        f16_bytes_ += 2.0 * 2.0 * hparams.width_kv() * cells(n_regions() - 1, il).capacity();
+    if (evicts) {
+        add_eviction(hparams);
     }
+    for (int il = 0; il < hparams.n_layer; il++) {
+        f16_bytes_ += 2.0 * 2.0 * hparams.width_kv() * region_of(n_regions() - 1, il).cells.capacity();
+    }
+}
+
+void KvCache::check_eviction() const {
+    if (options_.on_gpu) {
+        fail("evict", "expected none on a GPU; got ", options_.evict.policy->name, "; use -ngl 0");
+    }
+    if (options_.recent_ratio > 0) {
+        fail("evict", "expected a number of recent tokens, --recent N; got a share of the sequence, ",
+             options_.recent_ratio);
+    }
+    const int least = options_.sink + options_.recent + slot_tile;
+    if (options_.evict.keep < least) {
+        fail("keep_tokens", "expected at least ", least, " tokens: ", options_.sink, " sinks, ", options_.recent,
+             " recent ones and ", slot_tile, " of the middle; raise --keep-tokens, or lower --sink or --recent; got ",
+             options_.evict.keep);
+    }
+}
+
+void KvCache::add_eviction(const HParams& hparams) {
+    Region& middle = regions_.back();
+    if (in_blocks()) {
+        fail("evict", "expected a format of single tokens for K, as tokens go one by one; choose --kv q8 … q2; got ",
+             "blocks of 32 (c8 … c2)");
+    }
+    std::vector<bool> evicts;
+    for (int il = 0; il < hparams.n_layer; il++) evicts.push_back(!in_ring(il));
+    const EvictPolicy& policy = *options_.evict.policy;
+    const int share = (options_.evict.keep - options_.sink) * policy.latest_of_100 / 100;
+    const int latest = policy.most_latest > 0 ? std::min(share, policy.most_latest) : share;
+    const int recent = region_index("recent");
+    eviction_.emplace(policy,
+                      Eviction::Sizes{options_.evict_budget(), latest, middle.n_slots,
+                                      recent < 0 ? 0 : regions_[static_cast<size_t>(recent)].n_slots},
+                      evicts);
+    middle.cells = Cells(static_cast<int>(whole_tiles(options_.n_ctx)));
+    middle.is_part = true;
 }
 
 // Rows first: their pages are untouched, and a system that refuses them does so before any cell is written.
@@ -135,13 +178,16 @@ void KvCache::allocate_regions() {
     for (Region& region : regions_) {
         region.cells.allocate();
     }
+    if (eviction_) {
+        eviction_->allocate();
+    }
 }
 
 template <typename F>
 KvCache::Region KvCache::make_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
                                      std::optional<RegionFormat> format, F&& holds) const {
     n_slots = static_cast<int>(whole_tiles(n_slots));
-    Region region{std::move(name), Cells(n_slots), {}, nullptr, 0, 0};
+    Region region{std::move(name), Cells(n_slots), n_slots, {}, nullptr};
     bool blocks = false;
     size_t offset = 0;
     for (int il = 0; il < hparams.n_layer; il++) {
@@ -219,14 +265,16 @@ int KvCache::n_occupied() const {
 
 KvBytes KvCache::bytes() const {
     KvBytes total;
-    const auto add = [&total](const Region& region) {
-        const auto slots = static_cast<size_t>(region.cells.capacity());
-        total.regions.push_back(
-            {region.name, region.cells.capacity(), region.cells.n_used(), region.k_bytes, region.v_bytes});
+    const auto add = [this, &total](const Region& region) {
+        const size_t cells = Cells::bytes_per_slot() * static_cast<size_t>(region.cells.capacity()) +
+                             (region.is_part ? eviction_->bytes() : 0);
+        total.regions.push_back({region.name, region.n_slots,
+                                 region.is_part ? eviction_->most_used() : region.cells.n_used(), region.k_bytes,
+                                 region.v_bytes});
         total.k += region.k_bytes;
         total.v += region.v_bytes;
-        total.cells += Cells::bytes_per_slot() * slots;
-        return static_cast<double>(region.k_bytes + region.v_bytes + Cells::bytes_per_slot() * slots);
+        total.cells += cells;
+        return static_cast<double>(region.k_bytes + region.v_bytes + cells);
     };
     for (const Region& region : regions_) {
         total.per_token = add(region);  // of the middle, the last
@@ -234,10 +282,10 @@ KvBytes KvCache::bytes() const {
     if (ring_) {
         total.per_token += add(*ring_);
     }
-    const int n_slots = regions_.back().cells.capacity();
+    const int n_slots = total.n_cells = regions_.back().cells.capacity();
     total.per_token /= n_slots;
     const auto row_bytes = [](const Region& region) {
-        return static_cast<double>(region.k_bytes + region.v_bytes) / region.cells.capacity();
+        return static_cast<double>(region.k_bytes + region.v_bytes) / region.n_slots;
     };
     if (options_.recent_ratio > 0) {
         const Region& recent = regions_[static_cast<size_t>(region_index("recent"))];
@@ -254,8 +302,9 @@ RegionView KvCache::view(int region, int layer) const {
     const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
     uint8_t* const rows = r.storage == nullptr ? nullptr : r.storage->data();  // null in a forecast
-    const int n_slots = l.held ? r.cells.end() : 0;
-    return {rows + l.k_offset, rows + l.v_offset, r.cells.pos_data(), r.cells.seq_data(), n_slots, l.k, l.v};
+    const Cells& held = cells(region, layer);
+    const int n_slots = l.held ? held.end() : 0;
+    return {rows + l.k_offset, rows + l.v_offset, held.pos_data(), held.seq_data(), n_slots, l.k, l.v};
 }
 
 const RowLayout& KvCache::k_layout(int region, int layer) const {
@@ -326,23 +375,49 @@ void KvCache::clear() {
     if (ring_) {
         ring_->cells.clear();
     }
+    if (eviction_) {
+        eviction_->clear();
+    }
 }
 
 void KvCache::release_sequence(int seq) {
+    if (eviction_) eviction_->remove(seq);
     each_slot([&](Cells& cells, int slot) { cells.set_seq(slot, cells.seq(slot) & ~(uint64_t{1} << seq)); });
     cells_version_++;
 }
 
+bool KvCache::takes_part(int seq, int32_t p0, int32_t p1) const {
+    bool some = false;
+    bool all = true;
+    each_slot([&](const Cells& cells, int slot) {
+        if ((cells.seq(slot) & bit(seq)) == 0) return;
+        const bool in = in_range(cells.pos(slot), p0, p1);
+        some = some || in;
+        all = all && in;
+    });
+    return some && !all;
+}
+
 bool KvCache::seq_rm(int seq, int32_t p0, int32_t p1) {
+    const int first = std::max(0, seq);
+    const int end = seq < 0 ? options_.n_seq_max : seq + 1;
+    for (int s = first; eviction_ && s < end; s++) {
+        if (takes_part(s, p0, p1)) return false;
+    }
     const uint64_t mask = seq < 0 ? ~uint64_t{0} : bit(seq);
-    return keeps_windows([&](Cells& cells, int slot) {
+    const bool done = keeps_windows([&](Cells& cells, int slot) {
         if (in_range(cells.pos(slot), p0, p1)) {
             cells.set_seq(slot, cells.seq(slot) & ~mask);
         }
     });
+    for (int s = first; done && eviction_ && s < end; s++) {
+        if (seq_pos_max(s) < 0) eviction_->remove(s);
+    }
+    return done;
 }
 
 bool KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
+    if (eviction_) return false;
     return keeps_windows([&](Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(src)) != 0 && in_range(cells.pos(slot), p0, p1)) {
             cells.set_seq(slot, cells.seq(slot) | bit(dst));
@@ -351,10 +426,14 @@ bool KvCache::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
 }
 
 void KvCache::seq_keep(int seq) {
+    for (int s = 0; eviction_ && s < options_.n_seq_max; s++) {
+        if (s != seq) eviction_->remove(s);
+    }
     each_slot([&](Cells& cells, int slot) { cells.set_seq(slot, cells.seq(slot) & bit(seq)); });
 }
 
 bool KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
+    if (eviction_) return false;
     return keeps_windows([&](Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(seq)) == 0 || !in_range(cells.pos(slot), p0, p1)) {
             return;

@@ -13,6 +13,8 @@
 // sequences hold and a ubatch. It is filled anew when tokens have left every sequence's window (ring.cpp). The middle's cells
 // still say which tokens there are. A layer that keeps no exact tokens (LayerCacheSpec::keeps_exact) has all of its rows in the
 // ring, whatever regions their tokens live in; where there is one the ring is for such layers alone.
+//
+// Under eviction the other layers hold a part of the middle's tokens only, each layer its own (evict/eviction.h).
 #pragma once
 
 #include <cstdint>
@@ -23,6 +25,7 @@
 #include <vector>
 
 #include "cache/cells.h"
+#include "cache/evict/eviction.h"
 #include "cache/row.h"
 #include "cache/storage.h"
 #include "model/cache_spec.h"
@@ -60,8 +63,11 @@ struct KvCacheOptions {
     std::vector<Format> k_plan;  // a format per segment, all layers and groups in order; empty: the file's plan
     std::vector<Format> v_plan;
     bool on_gpu = false;  // rows are a GPU's, which does not take every format
+    EvictOptions evict;
 
     bool keeps_recent() const { return recent > 0 || recent_ratio > 0; }
+    // Under eviction: tokens of the middle that a layer keeps of a sequence.
+    int evict_budget() const { return evict.keep - sink - recent; }
     int window(int length) const;  // latest tokens that a sequence of `length` tokens keeps out of the middle region
 };
 
@@ -74,6 +80,8 @@ struct SlotRef {
     int region;
     int slot;
     int ring = -1;  // its slot in the ring, -1: none
+    int arrival =
+        -1;  // under eviction: which of the tokens that enter the middle together, where each layer has a slot of its own
 };
 
 // A token that leaves recent for the middle.
@@ -94,11 +102,12 @@ struct RegionBytes {
 struct KvBytes {
     size_t k = 0;
     size_t v = 0;
-    size_t cells = 0;  // positions and sequence masks
+    size_t cells = 0;  // positions and sequence masks, and under eviction masses
     // A token of the context, cells included: in the middle region, or its share of middle and recent. The ring is shared by all.
     double per_token = 0;
     double f16_per_token = 0;  // full K and V of the same model in f16, in as many slots of every layer; rows only
     std::vector<RegionBytes> regions;
+    int n_cells = 0;               // tokens of the context: cells of the middle
     std::vector<int> layer_slots;  // of every layer those of the middle, or of the ring
     size_t total() const { return k + v + cells; }
 };
@@ -138,6 +147,15 @@ public:
     // Whether the ring's layers keep no exact tokens: then it holds those of every region, else those of the middle.
     bool ring_is_all() const { return ring_is_all_; }
     const Cells& ring() const { return ring_->cells; }
+    // Whether a layer keeps a part of the middle's tokens.
+    bool evicts(int layer) const { return eviction_ && eviction_->evicts(layer); }
+    const char* policy_name() const;  // of eviction, or none
+    const Eviction* eviction() const { return eviction_ ? &*eviction_ : nullptr; }
+    // What a region's slots have gathered in a layer that evicts, [slots]; null where every token stays.
+    float* masses(int region, int layer) {
+        if (region == n_regions() - 1) return eviction_->mass(layer);
+        return region == region_index("recent") ? eviction_->recent_mass(layer) : nullptr;
+    }
     int ring_window() const { return ring_window_; }  // the longest window of a layer in it, 0: none is
 
     // The kernel's view of one layer; stays valid until slots change.
@@ -152,10 +170,14 @@ public:
     const RowLayout& k_layout(int region, int layer) const;
     const RowLayout& v_layout(int region, int layer) const;
     const Cells& cells(int region) const { return regions_[static_cast<size_t>(region)].cells; }
-    const Cells& cells(int region, int layer) const { return region_of(region, layer).cells; }
+    const Cells& cells(int region, int layer) const {
+        return region == n_regions() - 1 && evicts(layer) ? eviction_->cells(layer) : region_of(region, layer).cells;
+    }
     // Region and slot of a token's row of this layer; slot -1: nowhere, no query of the layer sees it again.
     SlotRef row_of(const SlotRef& at, int layer) const {
         const int middle = n_regions() - 1;
+        if (evicts(layer) && at.region == middle)
+            return {middle, eviction_->slot(layer, static_cast<size_t>(at.arrival))};
         if (!in_ring(layer) || (at.region != middle && !ring_is_all_)) return {at.region, at.slot};
         return {middle, at.ring};
     }
@@ -169,6 +191,7 @@ public:
     void release(SlotRef at) {
         regions_[static_cast<size_t>(at.region)].cells.release(at.slot);
         if (at.ring >= 0) ring_->cells.release(at.ring);
+        if (at.arrival >= 0) eviction_->release(static_cast<size_t>(at.arrival));
         cells_version_++;
     }
     // Changes whenever slots change hands other than by claim(): a copy of the cells is stale then.
@@ -178,7 +201,8 @@ public:
     void demote(int n_ahead = 0);
 
     // llama.cpp's sequence verbs; p0/p1 half-open, negative = open. False, and nothing has changed: a sequence's next token would
-    // see tokens in its window whose rows have left the ring.
+    // see tokens in its window whose rows have left the ring; or, under eviction, a part of a sequence would go, move or be lent,
+    // while what was evicted had been chosen with all of it.
     void clear();
     [[nodiscard]] bool seq_rm(int seq, int32_t p0, int32_t p1);
     [[nodiscard]] bool seq_cp(int src, int dst, int32_t p0, int32_t p1);
@@ -210,10 +234,14 @@ private:
     struct Region {
         std::string name;
         Cells cells;
+        int n_slots;  // of rows: those of the cells, fewer under eviction
         std::vector<Layer> layers;
         std::unique_ptr<CacheStorage> storage;
         size_t k_bytes = 0;
         size_t v_bytes = 0;
+        bool is_part = false;  // under eviction: rows are those of the layers' own cells
+        // Whether each of the region's own cells has a row in this layer.
+        bool has_row(const Layer& layer) const { return layer.held && !is_part; }
     };
 
     // What is no longer recent, once a sequence has a batch more than its window: slots of which every sequence that holds
@@ -226,6 +254,8 @@ private:
     // Both move recent slots to middle, in every layer, and return what was moved.
     std::vector<RowMove> demote_rows(std::span<const int> old);
     std::vector<RowMove> claim_moves(std::span<const int> old);
+    // Under eviction: new tokens take their slots of the middle in every layer.
+    void settle(std::span<const SlotRef> slots, std::span<const Arrival> arrivals);
     std::vector<RowMove> demote_blocks(std::span<const int> old);
     // Of moves those that have a row in this layer, to where it is there.
     std::vector<RowMove> moves_of(int layer, std::span<const RowMove> moved) const;
@@ -239,6 +269,10 @@ private:
     bool restore(Region& region, StateReader& in, uint64_t sequences, int to_seq, bool convert);
     uint64_t read_header(StateReader& in, int to_seq) const;
     bool restore_rows(StateReader& in, uint64_t sequences, int to_seq, bool convert);
+    // Under eviction: what each layer has of the middle, and the masses of recent tokens.
+    void save_kept(uint64_t mask, StateWriter& out) const;
+    bool restore_kept(StateReader& in, int to_seq, bool convert);
+    void restore_recent_masses(StateReader& in, int to_seq, std::span<const int> layers);
     void release_sequence(int seq);
 
     // The ring (ring.cpp). Which layers are in it, of so many slots; 0: none is.
@@ -262,6 +296,9 @@ private:
     Region make_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
                        std::optional<RegionFormat> format, F&& holds) const;
     void check_blocks() const;  // Error where there may be none
+    void check_eviction() const;
+    void add_eviction(const HParams& hparams);
+    bool takes_part(int seq, int32_t p0, int32_t p1) const;  // some tokens of a sequence, and not all
     void check_ring_formats() const;
     void add_middle(const HParams& hparams, const CacheSpec& spec);  // and the ring
     void allocate_regions();
@@ -291,6 +328,7 @@ private:
     uint64_t cells_version_ = 0;
     std::vector<Region> regions_;
     std::optional<Region> ring_;
+    std::optional<Eviction> eviction_;
     std::vector<bool> in_ring_;  // of every layer
     int ring_window_ = 0;
     bool ring_is_all_ = false;

@@ -107,8 +107,12 @@ std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<cons
     if (ring_) {
         make_ring_room(static_cast<int>(pos.size()));
     }
+    if (eviction_) {
+        eviction_->begin(pos, seq);
+    }
     std::vector<SlotRef> slots;
     slots.reserve(pos.size());
+    std::vector<Arrival> arrivals;
     for (size_t i = 0; i < pos.size(); i++) {
         int target = middle;
         if (sink >= 0 && pos[i] < options_.sink && regions_[static_cast<size_t>(sink)].cells.n_free() > 0) {
@@ -122,8 +126,31 @@ std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<cons
         if (enters_ring(target)) {
             slots.back().ring = ring_->cells.claim(pos[i], bit(seq[i]));
         }
+        if (eviction_ && target == middle) {
+            slots.back().arrival = static_cast<int>(arrivals.size());
+            arrivals.push_back({pos[i], seq[i], -1});
+        } else if (eviction_ && target == recent) {
+            eviction_->enter_recent(slots.back().slot, seq[i]);
+        }
+    }
+    if (eviction_) {
+        settle(slots, arrivals);
     }
     return slots;
+}
+
+void KvCache::settle(std::span<const SlotRef> slots, std::span<const Arrival> arrivals) {
+    const int recent = region_index("recent");
+    try {
+        eviction_->enter(arrivals);
+    } catch (...) {
+        for (SlotRef at : slots) {
+            at.arrival = -1;
+            release(at);
+        }
+        throw;
+    }
+    eviction_->forget(recent < 0 ? nullptr : &regions_[static_cast<size_t>(recent)].cells);
 }
 
 std::vector<int> KvCache::old_slots(int n_ahead) const {
@@ -214,6 +241,11 @@ std::vector<RowMove> KvCache::claim_moves(std::span<const int> old) {
     if (enters) {
         next = next_positions();
         make_ring_room(static_cast<int>(std::count_if(old.begin(), old.end(), seen_again)));
+    }
+    if (eviction_) {  // first: it may refuse
+        std::vector<Arrival> arrivals;
+        for (const int slot : old) arrivals.push_back({recent.pos(slot), std::countr_zero(recent.seq(slot)), slot});
+        eviction_->enter(arrivals);
     }
     std::vector<RowMove> moved;
     for (const int slot : old) {

@@ -107,8 +107,9 @@ bool KvCache::ring_is_complete() const {
 
 std::vector<RowMove> KvCache::moves_of(int layer, std::span<const RowMove> moved) const {
     std::vector<RowMove> moves;
-    for (const RowMove& move : moved) {
-        const int to = in_ring(layer) ? move.ring : move.to;
+    for (size_t i = 0; i < moved.size(); i++) {
+        const RowMove& move = moved[i];
+        const int to = in_ring(layer) ? move.ring : evicts(layer) ? eviction_->slot(layer, i) : move.to;
         if (to >= 0) moves.push_back({move.from, to, move.ring});
     }
     return moves;

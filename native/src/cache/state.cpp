@@ -1,9 +1,13 @@
 // The cache's state as bytes: which slot holds what, and the rows of the slots in use, bit for bit.
 //
 //   u32 magic · u32 version · u64 sequences, bit s: tokens of s are in it · u32 n_regions, the ring with them
+//   char[16] policy of eviction, or none · u32 tokens that a layer keeps
 //   per region: u32 n_layers · u32 n_used · per layer the layouts of K and V: u32 n_groups, 0 where its rows are in another
 //                                           region · per group u32 n_segments · per segment i32 format, i32 width
 //               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer that has some there
+//   under eviction: u32 n · per sequence i32 sequence, i32 tokens that came one by one
+//                   per layer that evicts: layouts of K and V · u32 n_used · per used slot i32 slot · i32 pos · u64 seq · f32 mass, its rows
+//                   u32 n · per token of recent i32 pos · u64 seq, f32 mass in each of these layers
 //
 // Where tokens lie in blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
 // pos −1 and seq 0. A row that sequences share is there once, and is shared again.
@@ -66,6 +70,7 @@ namespace {
 
 constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
 constexpr uint32_t state_version = 4;
+constexpr size_t name_bytes = 16;
 constexpr uint64_t all_sequences = ~uint64_t{0};
 
 // Stored segments, and behind them what a group drops as one of `none`.
@@ -176,6 +181,18 @@ SavedRows saved_rows(StateReader& in, const RowLayout& own, bool convert) {
     return saved;
 }
 
+// rows: slot 0 of a tensor in the layout `to`.
+void get_row(StateReader& in, const SavedRows& from, const RowLayout& to, uint8_t* rows, int slot) {
+    uint8_t* const row = rows + static_cast<size_t>(slot) * static_cast<size_t>(to.row_bytes);
+    if (!from.differs) {
+        in.get(row, static_cast<size_t>(to.row_bytes));
+        return;
+    }
+    std::vector<uint8_t> other(static_cast<size_t>(from.plan.row_bytes()));
+    in.get(other.data(), other.size());
+    move_rows(from.plan.view(), other.data(), to, row);
+}
+
 }  // namespace
 
 // Slots that the sequences of `mask` hold, with all others of their blocks.
@@ -197,7 +214,7 @@ void KvCache::save(const Region& region, uint64_t mask, std::span<const int> slo
     out.put(static_cast<uint32_t>(slots.size()));
     for (const Layer& layer : region.layers) {
         for (const RowLayout* row : {&layer.k, &layer.v}) {
-            put_layout(out, layer.held ? *row : RowLayout{});
+            put_layout(out, region.has_row(layer) ? *row : RowLayout{});
         }
     }
     for (const int slot : slots) {
@@ -206,7 +223,7 @@ void KvCache::save(const Region& region, uint64_t mask, std::span<const int> slo
         out.put(seq != 0 ? region.cells.pos(slot) : -1);
         out.put(seq);
         for (const Layer& layer : region.layers) {
-            if (!layer.held) {
+            if (!region.has_row(layer)) {
                 continue;
             }
             const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
@@ -231,6 +248,10 @@ std::vector<uint8_t> KvCache::save(uint64_t mask) const {
     out.put(state_version);
     out.put(sequences_of(mask));
     out.put(static_cast<uint32_t>(regions_.size() + (ring_ ? 1 : 0)));
+    char name[name_bytes] = {};
+    std::strncpy(name, policy_name(), name_bytes - 1);
+    out.put(name, name_bytes);
+    out.put(static_cast<uint32_t>(options_.evict.keep));
     for (const Region& region : regions_) {
         save(region, mask, slots_of(region, mask), out);
     }
@@ -243,7 +264,135 @@ std::vector<uint8_t> KvCache::save(uint64_t mask) const {
         }
         save(*ring_, mask, slots, out);
     }
+    if (eviction_) {
+        save_kept(mask, out);
+    }
     return out.take();
+}
+
+const char* KvCache::policy_name() const { return eviction_ ? eviction_->policy().name : "none"; }
+
+void KvCache::save_kept(uint64_t mask, StateWriter& out) const {
+    const Region& middle = regions_.back();
+    std::vector<uint8_t> copy;
+    const uint8_t* const rows = middle.storage->load(copy);
+    const auto held = [mask](const Cells& cells) {
+        std::vector<int> slots;
+        for (int slot = 0; slot < cells.end(); slot++) {
+            if ((cells.seq(slot) & mask) != 0) slots.push_back(slot);
+        }
+        return slots;
+    };
+    out.put(static_cast<uint32_t>(options_.n_seq_max));
+    for (int s = 0; s < options_.n_seq_max; s++) {
+        out.put(static_cast<int32_t>(s));
+        out.put(static_cast<int32_t>(eviction_->n_decoded(s)));
+    }
+    std::vector<int> layers;
+    for (int il = 0; il < static_cast<int>(middle.layers.size()); il++) {
+        if (evicts(il)) layers.push_back(il);
+    }
+    for (const int il : layers) {
+        const Layer& layer = middle.layers[static_cast<size_t>(il)];
+        const Cells& cells = eviction_->cells(il);
+        put_layout(out, layer.k);
+        put_layout(out, layer.v);
+        const std::vector<int> slots = held(cells);
+        out.put(static_cast<uint32_t>(slots.size()));
+        for (const int slot : slots) {
+            out.put(static_cast<int32_t>(slot));
+            out.put(cells.pos(slot));
+            out.put(cells.seq(slot) & mask);
+            out.put(eviction_->mass(il)[slot]);
+            const auto k_bytes = static_cast<size_t>(layer.k.row_bytes);
+            const auto v_bytes = static_cast<size_t>(layer.v.row_bytes);
+            out.put(rows + layer.k_offset + static_cast<size_t>(slot) * k_bytes, k_bytes);
+            out.put(rows + layer.v_offset + static_cast<size_t>(slot) * v_bytes, v_bytes);
+        }
+    }
+    const int recent = region_index("recent");
+    const std::vector<int> slots = recent < 0 ? std::vector<int>() : held(cells(recent));
+    out.put(static_cast<uint32_t>(slots.size()));
+    for (const int slot : slots) {
+        out.put(cells(recent).pos(slot));
+        out.put(cells(recent).seq(slot) & mask);
+        for (const int il : layers) out.put(eviction_->recent_mass(il)[slot]);
+    }
+}
+
+// to_seq: as of restore().
+bool KvCache::restore_kept(StateReader& in, int to_seq, bool convert) {
+    Region& middle = regions_.back();
+    std::vector<uint8_t> copy;
+    uint8_t* const rows = middle.storage->load(copy);
+    bool converts = false;
+    const auto n_sequences = in.get<uint32_t>();
+    for (uint32_t i = 0; i < n_sequences; i++) {
+        const auto seq = in.get<int32_t>();
+        const auto n_decoded = in.get<int32_t>();
+        if (seq < 0 || seq >= max_sequences || n_decoded < 0) {
+            fail("state", "expected a sequence and how many of its tokens were decoded; got ", seq, " and ", n_decoded);
+        }
+        const int to = to_seq < 0 ? seq : to_seq;
+        if (const int32_t newest = to < options_.n_seq_max ? seq_pos_max(to) : -1; newest >= 0) {
+            eviction_->resume(to, n_decoded, newest);
+        }
+    }
+    std::vector<int> layers;
+    for (int il = 0; il < static_cast<int>(middle.layers.size()); il++) {
+        if (evicts(il)) layers.push_back(il);
+    }
+    for (const int il : layers) {
+        const Layer& layer = middle.layers[static_cast<size_t>(il)];
+        Cells& cells = eviction_->cells(il);
+        const SavedRows k = saved_rows(in, layer.k, convert);
+        const SavedRows v = saved_rows(in, layer.v, convert);
+        converts = converts || k.differs || v.differs;
+        const auto n_used = in.get<uint32_t>();
+        if (static_cast<int64_t>(n_used) > cells.n_free()) {
+            fail("state", "expected room for ", n_used, " tokens in layer ", il, "; got ", cells.n_free());
+        }
+        for (uint32_t i = 0; i < n_used; i++) {
+            auto slot = in.get<int32_t>();
+            const auto pos = in.get<int32_t>();
+            const auto seq = in.get<uint64_t>();
+            const auto mass = in.get<float>();
+            if (to_seq >= 0) slot = cells.find_block();
+            if (slot < 0 || slot >= cells.capacity() || cells.used(slot) || pos < 0 || seq == 0 || !(mass >= 0.0F)) {
+                fail("state", "expected each slot once, with a position, a sequence and a mass; got slot ", slot,
+                     ", position ", pos, ", sequences ", seq, ", mass ", mass);
+            }
+            cells.place(slot, pos, to_seq < 0 ? seq : uint64_t{1} << to_seq);
+            eviction_->mass(il)[slot] = mass;
+            get_row(in, k, layer.k, rows + layer.k_offset, slot);
+            get_row(in, v, layer.v, rows + layer.v_offset, slot);
+        }
+    }
+    middle.storage->store(copy);
+    restore_recent_masses(in, to_seq, layers);
+    return converts;
+}
+
+void KvCache::restore_recent_masses(StateReader& in, int to_seq, std::span<const int> layers) {
+    const int recent = region_index("recent");
+    const auto n_recent = in.get<uint32_t>();
+    for (uint32_t i = 0; i < n_recent; i++) {
+        const auto pos = in.get<int32_t>();
+        const auto saved_seq = in.get<uint64_t>();
+        const uint64_t seq = to_seq < 0 ? saved_seq : uint64_t{1} << to_seq;
+        int at = -1;
+        for (int slot = 0; recent >= 0 && slot < cells(recent).end(); slot++) {
+            if (cells(recent).pos(slot) == pos && (cells(recent).seq(slot) & seq) != 0) at = slot;
+        }
+        if (at < 0) {
+            fail("state", "expected masses of the recent tokens; got one of position ", pos);
+        }
+        for (const int il : layers) {
+            const auto mass = in.get<float>();
+            if (!(mass >= 0.0F)) fail("state", "expected a mass of 0 or more; got ", mass);
+            eviction_->recent_mass(il)[at] = mass;
+        }
+    }
 }
 
 std::vector<uint8_t> KvCache::save() const { return save(all_sequences); }
@@ -260,11 +409,10 @@ bool KvCache::restore(Region& region, StateReader& in, uint64_t sequences, int t
     bool converts = false;
     for (const Layer& layer : region.layers) {
         for (const RowLayout* row : {&layer.k, &layer.v}) {
-            saved.push_back(saved_rows(in, layer.held ? *row : RowLayout{}, convert));
+            saved.push_back(saved_rows(in, region.has_row(layer) ? *row : RowLayout{}, convert));
             converts = converts || saved.back().differs;
         }
     }
-    std::vector<uint8_t> other;  // a row in its own layout
     const auto block = static_cast<uint32_t>(region.cells.block());
     if (n_used % block != 0) {
         fail("state", "expected whole blocks of ", block, " slots; got ", n_used, " slots");
@@ -309,21 +457,11 @@ bool KvCache::restore(Region& region, StateReader& in, uint64_t sequences, int t
         if (!empty) {
             region.cells.place(slot, pos, seq);
         }
-        const auto get_row = [&](const SavedRows& from, const RowLayout& to, size_t offset) {
-            uint8_t* const row = rows + offset + static_cast<size_t>(slot) * static_cast<size_t>(to.row_bytes);
-            if (!from.differs) {
-                in.get(row, static_cast<size_t>(to.row_bytes));
-                return;
-            }
-            other.resize(static_cast<size_t>(from.plan.row_bytes()));
-            in.get(other.data(), other.size());
-            move_rows(from.plan.view(), other.data(), to, row);
-        };
         for (size_t il = 0; il < region.layers.size(); il++) {
             const Layer& layer = region.layers[il];
-            if (layer.held) {
-                get_row(saved[2 * il], layer.k, layer.k_offset);
-                get_row(saved[2 * il + 1], layer.v, layer.v_offset);
+            if (region.has_row(layer)) {
+                get_row(in, saved[2 * il], layer.k, rows + layer.k_offset, slot);
+                get_row(in, saved[2 * il + 1], layer.v, rows + layer.v_offset, slot);
             }
         }
     }
@@ -346,6 +484,16 @@ uint64_t KvCache::read_header(StateReader& in, int to_seq) const {
         fail("state", "expected sequences below ", options_.n_seq_max, "; got ", end - 1, "; raise n_seq_max");
     }
     expect_same("regions", regions_.size() + (ring_ ? 1 : 0), in.get<uint32_t>());
+    char name[name_bytes + 1] = {};
+    in.get(name, name_bytes);
+    const auto keep = in.get<uint32_t>();
+    if (name != std::string_view(policy_name()) || keep != static_cast<uint32_t>(options_.evict.keep)) {
+        const auto told = [](std::string_view policy, int64_t kept) {
+            return policy == "none" ? std::string("none") : concat(quoted(policy), ", by which ", kept, " tokens stay");
+        };
+        fail("state", "expected --evict ", told(policy_name(), options_.evict.keep), " as in this session; got ",
+             told(name, keep), "; use the same --evict and --keep-tokens");
+    }
     return sequences;
 }
 
@@ -356,6 +504,9 @@ bool KvCache::restore_rows(StateReader& in, uint64_t sequences, int to_seq, bool
     }
     if (ring_) {
         converts = restore(*ring_, in, sequences, to_seq, convert) || converts;
+    }
+    if (eviction_) {
+        converts = restore_kept(in, to_seq, convert) || converts;
     }
     if (!in.done()) {
         fail("state", "expected the end of the state; got more bytes");

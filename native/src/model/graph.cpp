@@ -69,6 +69,7 @@ private:
     ggml_tensor* output(ggml_tensor* x);
     bool expands_keys(int il) const;
     ReferenceInputs& reference_of(int il) {
+        if (exact_ == nullptr && cache_.evicts(il)) return graph_.evicting[static_cast<size_t>(il)];
         return exact_ == nullptr && cache_.in_ring(il) ? graph_.ring_reference : graph_.reference;
     }
     void describe(LatentAttnParams& p, int il) const;
@@ -384,10 +385,17 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     }
     ggml_build_forward_expand(graph_.nodes, stored);  // rows are written even where no output follows
     ggml_tensor* out = nullptr;
+    ggml_tensor* masses = nullptr;
+    const bool evicts = exact_ == nullptr && cache_.evicts(il);
     if (shape_.fused) {
         out = latent_attn(ctx_, *node, q, stored, shape_.n_threads);
+        if (evicts) masses = attn_mass(ctx_, *node, q, stored, shape_.n_threads);
     } else {
-        out = latent_attn_reference(ctx_, *node, model_, ropes_.of(il), rope_factors(il), reference_of(il), q, stored);
+        out = latent_attn_reference(ctx_, *node, model_, ropes_.of(il), rope_factors(il), reference_of(il), q, stored,
+                                    evicts ? &masses : nullptr);
+    }
+    if (evicts) {
+        ggml_build_forward_expand(graph_.nodes, store_masses(ctx_, *node, masses));
     }
     if (spec.v_path == VPath::full) {
         out = rotate(out, constants_.hadamard_v);  // H is its own inverse
@@ -456,6 +464,12 @@ void Builder::build() {
         graph_.ring_reference.n_slots = shape_.n_ring_slots;
         graph_.reference.n_exact = shape_.n_exact;
         graph_.ring_reference.n_exact = cache_.ring_is_all() ? 0 : shape_.n_exact;
+        for (ReferenceInputs& inputs : graph_.evicting) {
+            inputs.n_slots = shape_.n_evicting_slots;
+            inputs.n_exact = shape_.n_exact;
+            inputs.mass_weight = input(GGML_TYPE_F32, n_tokens, 1, "mass_weight");
+            inputs.mass_cold = input(GGML_TYPE_F32, 1, n_tokens, "mass_cold");
+        }
         for (int il = first_layer(); il < end_layer(); il++) {
             ReferenceInputs& inputs = reference_of(il);
             ggml_tensor*& mask = inputs.masks[h_.block.layers[static_cast<size_t>(il)].window];
@@ -569,7 +583,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     auto graph = std::make_unique<Graph>();
     // the reference expression spends up to ~20 nodes a head, latents of unequal ranks four a group
     size_t n_nodes = static_cast<size_t>(h.n_layer) * (max_nodes_per_layer + static_cast<size_t>(ffn_nodes(h)) +
-                                                       (shape.fused ? 0 : 48 * static_cast<size_t>(h.n_head))) +
+                                                       (shape.fused ? 0 : 64 * static_cast<size_t>(h.n_head))) +
                      64;
     for (const LayerCacheSpec& layer : model.cache_spec().layers) {
         n_nodes += 4 * (layer.k.ranks.size() + layer.v.ranks.size());
@@ -578,6 +592,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
         ggml_init({ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
+    if (!shape.fused && cache.eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));
     graph->writers.resize(exact != nullptr ? static_cast<size_t>(h.n_layer) : 0);
     Builder(model, cache, ropes, constants, batch, shape, exact, *graph).build();
     return graph;

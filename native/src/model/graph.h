@@ -39,9 +39,10 @@ struct Graph {
     ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
     ggml_tensor* logits = nullptr;      // f32 [n_vocab, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
-    ReferenceInputs ring_reference;        // of layers whose rows of the middle are in the ring
-    std::vector<AttentionNode> attention;  // one per layer; nodes point into it
-    std::vector<AttentionNode> writers;    // with exact rows: where the layer's rows go in the cache
+    ReferenceInputs ring_reference;         // of layers whose rows of the middle are in the ring
+    std::vector<ReferenceInputs> evicting;  // of every layer where some evict, each with slots of its own
+    std::vector<AttentionNode> attention;   // one per layer; nodes point into it
+    std::vector<AttentionNode> writers;     // with exact rows: where the layer's rows go in the cache
 };
 
 // What a lazily prefilled prompt attends to: every row of one layer as it is before compression.
@@ -60,13 +61,14 @@ struct GraphShape {
     int n_threads = 1;
     bool fused = true;
     bool on_gpu = false;
-    int n_slots = 0;        // reference only: slots in use over all regions
-    int n_ring_slots = 0;   // and with the ring in place of the middle, where there is one
-    int n_exact = 0;        // and those of the exact windows
-    bool to_middle = true;  // beside exact windows of full rows: some token goes to the middle
-    bool latents = true;    // and the middle holds tokens
-    bool ring = true;       // and the ring
-    int layer = -1;         // only this one, between hidden states; -1: all
+    int n_slots = 0;           // reference only: slots in use over all regions
+    int n_ring_slots = 0;      // and with the ring in place of the middle, where there is one
+    int n_evicting_slots = 0;  // and in the layer that has most, under eviction
+    int n_exact = 0;           // and those of the exact windows
+    bool to_middle = true;     // beside exact windows of full rows: some token goes to the middle
+    bool latents = true;       // and the middle holds tokens
+    bool ring = true;          // and the ring
+    int layer = -1;            // only this one, between hidden states; -1: all
 
     bool operator==(const GraphShape&) const = default;
 };

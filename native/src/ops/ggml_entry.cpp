@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "cache/evict/gumbel.h"
+
 namespace lkv {
 namespace {
 
@@ -82,6 +84,67 @@ void run_combine(ggml_tensor* dst, int ith, int nth, void* userdata) {
         ith, nth);
 }
 
+// Both problems of the node, as they are in this run; queries lead dst's sources.
+int mass_problems(const AttentionNode& node, const ggml_tensor* dst, std::array<LatentAttnParams, 2>& problems) {
+    int n = 0;
+    for (const bool full : {true, false}) {
+        if (full ? node.full : node.latents) {
+            problems[static_cast<size_t>(n)] = run_params(node, full, dst->src[n], nullptr);
+            n++;
+        }
+    }
+    return n;
+}
+
+void run_mass(ggml_tensor* dst, int ith, int nth, void* userdata) {
+    const auto& node = *static_cast<const AttentionNode*>(userdata);
+    std::array<LatentAttnParams, 2> problems;
+    const int n = mass_problems(node, dst, problems);
+    const Eviction& eviction = *node.cache->eviction();
+    const AttnMassParams params{std::span(problems).first(static_cast<size_t>(n)), eviction.weights().data(),
+                                eviction.policy().has_noise, node.layer};
+    auto* const mass = static_cast<float*>(dst->data);
+    float* const scratch = mass + int64_t{problems[0].n_kv} * node.mass_plan.n_slots;
+    attn_mass(params, node.mass_plan, scratch, mass, ith, nth);
+}
+
+void run_store_masses(ggml_tensor* dst, int ith, int, void* userdata) {
+    const auto& node = *static_cast<const AttentionNode*>(userdata);
+    if (ith > 0) return;
+    KvCache& cache = *node.cache;
+    int n_slots = 0;
+    for (int r = 0; r < cache.n_regions(); r++) n_slots += cache.cells(r, node.row_layer).end();
+    const auto* const masses = static_cast<const float*>(dst->src[0]->data);
+    int first = 0;
+    for (int r = 0; r < cache.n_regions(); r++) {
+        const int n = cache.cells(r, node.row_layer).end();
+        float* const to = cache.masses(r, node.row_layer);
+        for (int i = 0; to != nullptr && i < n; i++) {
+            for (int row = 0; row < node.mass_rows; row++) to[i] += masses[int64_t{row} * n_slots + first + i];
+        }
+        first += n;
+    }
+}
+
+void run_noise(ggml_tensor* dst, int ith, int nth, void* userdata) {
+    const auto& node = *static_cast<const AttentionNode*>(userdata);
+    const int64_t n_tokens = dst->ne[1];
+    for (int64_t i = ith; i < n_tokens * dst->ne[2]; i += nth) {
+        auto* const row =
+            reinterpret_cast<float*>(static_cast<char*>(dst->data) + i * static_cast<int64_t>(dst->nb[1]));
+        std::fill_n(row, dst->ne[0], 0.0F);
+        const int32_t pos = node.batch->pos[static_cast<size_t>(i % n_tokens)];
+        const uint64_t seed = noise_seed(node.layer, static_cast<int>(i / n_tokens), pos);
+        int64_t at = 0;
+        for (int r = 0; r < node.cache->n_regions(); r++) {
+            const Cells& cells = node.cache->cells(r, node.row_layer);
+            for (int slot = 0; slot < cells.end(); slot++, at++) {
+                if (cells.used(slot)) row[at] = gumbel(seed, cells.pos(slot));
+            }
+        }
+    }
+}
+
 template <bool full, bool value_side>
 void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
@@ -107,6 +170,10 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
                 std::fill(row, row + layout.width, 0.0F);
             }
         }
+    }
+    // a layer that evicts may have fewer slots in use than another
+    for (; out < dst->ne[1]; out++) {
+        if (out % nth == ith) std::fill_n(static_cast<float*>(dst->data) + out * dst->ne[0], dst->ne[0], 0.0F);
     }
 }
 
@@ -168,6 +235,37 @@ ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& 
     args.insert(args.end(), queries.begin(), queries.end());  // kept until here
     return ggml_custom_4d(ctx, GGML_TYPE_F32, p.head_dim, p.n_head, p.n_tokens, 1, args.data(),
                           static_cast<int>(args.size()), run_combine, GGML_N_TASKS_MAX, &node);
+}
+
+ggml_tensor* attn_mass(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads) {
+    std::vector<LatentAttnParams> problems;
+    std::vector<ggml_tensor*> args;
+    for (const bool full : {true, false}) {
+        const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
+        if (!params) continue;
+        args.push_back(full ? q.full : q.latents);
+        problems.push_back(*params);
+        problems.back().n_tokens = static_cast<int32_t>(args.back()->ne[2]);
+    }
+    int most_slots = 0;
+    for (int r = 0; r < node.cache->n_regions(); r++) most_slots += node.cache->cells(r, node.row_layer).capacity();
+    node.mass_plan = attn_mass_plan({problems, nullptr, false, node.layer}, most_slots, n_threads);
+    node.mass_rows = problems.front().n_kv;
+    args.push_back(stored);
+    const int64_t floats =
+        int64_t{node.mass_rows} * node.mass_plan.n_slots + static_cast<int64_t>(node.mass_plan.scratch_floats);
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, floats, 1, 1, 1, args.data(), static_cast<int>(args.size()), run_mass,
+                          GGML_N_TASKS_MAX, &node);
+}
+
+ggml_tensor* store_masses(ggml_context* ctx, AttentionNode& node, ggml_tensor* masses) {
+    return ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, &masses, 1, run_store_masses, GGML_N_TASKS_MAX, &node);
+}
+
+ggml_tensor* mass_noise(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, int n_slots, int n_tokens,
+                        int n_head) {
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, n_slots, n_tokens, n_head, 1, &stored, 1, run_noise, GGML_N_TASKS_MAX,
+                          &node);
 }
 
 const ggml_tensor* last_queries(const ggml_tensor* attention) {

@@ -8,6 +8,7 @@
 
 #include "cache/kv_cache.h"
 #include "ggml.h"
+#include "ops/cpu/attn_mass.h"
 #include "ops/cpu/latent_attn.h"
 #include "ops/latent_attn.h"
 
@@ -35,6 +36,8 @@ struct AttentionNode {
     std::optional<LatentAttnParams> latents;  // of every other region; none while it is empty
     LatentAttnPlan full_plan{};
     LatentAttnPlan latents_plan{};
+    AttnMassPlan mass_plan{};
+    int mass_rows = 1;      // rows of masses that store_masses sums
     int latent_source = 0;  // of store_rows: which of its sources is the latents' K; before it those of full rows
     bool on_gpu = false;    // the graph runs on the GPU: nodes carry the op's name only
 
@@ -61,6 +64,16 @@ struct Queries {
 
 // The fused op. Returns [head_dim, n_head, n_tokens].
 ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
+
+// What this layer's slots gather from the batch's queries (ops/attn_mass.h), [slots in use, KV heads] and what it took to compute it.
+ggml_tensor* attn_mass(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
+
+// Adds masses [slots in use, mass_rows] to those that the cache keeps of this layer.
+ggml_tensor* store_masses(ggml_context* ctx, AttentionNode& node, ggml_tensor* masses);
+
+// Noise of the masses' scores, [n_slots, n_tokens, n_head], slots of both problems in the order of read_rows. For the reference.
+ggml_tensor* mass_noise(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, int n_slots, int n_tokens,
+                        int n_head);
 
 // Of an attention node for the GPU, whose sources are [queries, stored rows, what these were stored from …] and, beside full rows, the
 // latents' queries: the last problem's queries.

@@ -1,17 +1,21 @@
 #include "runtime/session.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <utility>
 
 #include "base/cores.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "cache/evict/policies.h"
 #include "runtime/lazy_prefill.h"
 
 namespace lkv {
 namespace {
 
 constexpr int longest_exact_ubatch = 128;
+constexpr int least_evicting_ubatch = 16;
 
 // in_blocks: whether the rows may be of blocks of tokens, which are the middle's K alone.
 std::optional<Format> parse_kv(const char* flag, const std::string& name, bool in_blocks) {
@@ -49,6 +53,35 @@ int check_range(const char* flag, int value, int low, int high) {
         fail(flag, "expected a value from ", low, " to ", high, "; got ", value);
     }
     return value;
+}
+
+// Tokens that each layer keeps of a sequence; those of a ubatch come into as many of their slots as a quarter at most.
+EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& cache) {
+    if (options.evict.empty() || options.evict == "none") {
+        if (!options.keep_tokens.empty()) {
+            fail("keep_tokens", "expected a policy beside it, --evict h2o; got none");
+        }
+        return {};
+    }
+    EvictOptions evict;
+    evict.policy = find_policy(options.evict);
+    if (evict.policy == nullptr) {
+        std::string known;
+        for (const EvictPolicy* policy : evict_policies) known += std::string(policy->name) + " ";
+        fail("evict", "expected one of ", known, "none; got ", quoted(options.evict));
+    }
+    const std::string& text = options.keep_tokens;
+    const bool share = !text.empty() && text.back() == '%';
+    double number = 0;
+    const char* const end = text.data() + text.size() - (share ? 1 : 0);
+    const auto [parsed, error] = std::from_chars(text.data(), end, number);
+    const bool whole = share ? number <= 100.0 : number <= 1 << 28 && number == std::floor(number);
+    if (text.empty() || error != std::errc() || parsed != end || !(number > 0.0) || !whole) {
+        fail("keep_tokens", "expected a number of tokens, or a share of the context up to 100%, beside --evict ",
+             options.evict, "; got ", text.empty() ? "none" : quoted(text));
+    }
+    evict.keep = static_cast<int>(share ? std::ceil(number / 100.0 * cache.n_ctx / cache.n_seq_max) : number);
+    return evict;
 }
 
 int thread_count(const char* flag, int wanted) {
@@ -146,6 +179,11 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
         cache.exact_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
         if (!sees_own_rows(model, cache)) cache.n_ubatch = cache.exact_ubatch;
     }
+    cache.evict = parse_evict(options, cache);
+    if (cache.evict.policy != nullptr) {
+        cache.n_ubatch = std::min(cache.n_ubatch, std::max(least_evicting_ubatch, cache.evict_budget() / 4));
+        cache.exact_ubatch = std::min(cache.exact_ubatch, cache.n_ubatch);
+    }
     const auto chosen = parse_kv("kv", options.kv, !cache.on_gpu);
     const auto k_chosen = parse_kv("kv_k", options.kv_k, !cache.on_gpu);
     const auto v_chosen = parse_kv("kv_v", options.kv_v, false);
@@ -155,6 +193,8 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.v_plan = parse_plan("v_plan", options.v_plan);
     return cache;
 }
+
+static bool evicts(const SessionOptions& options) { return !options.evict.empty() && options.evict != "none"; }
 
 Prefill prefill_option(const Model& model, const SessionOptions& options) {
     Prefill prefill = model.cache_spec().prefill;
@@ -169,6 +209,10 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
         if (model.on_gpu() && !options.prefill.empty()) {
             fail("prefill", "expected eager on a GPU; got lazy, which runs on the CPU only; use -ngl 0");
         }
+        if (evicts(options) && !options.prefill.empty()) {
+            fail("prefill", "expected eager beside --evict ", options.evict, ", as a prompt is cut while it comes; ",
+                 "got lazy");
+        }
         if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
             fail("prefill", "expected eager, as ", obstacle, "; got lazy");
         }
@@ -176,9 +220,9 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
     return prefill;
 }
 
-// A file that asks for it is prefilled eagerly on a GPU.
+// A file that asks for it is prefilled eagerly on a GPU, and under eviction.
 static bool prefills_lazily(const Model& model, const SessionOptions& options) {
-    return prefill_option(model, options) == Prefill::lazy && !model.on_gpu();
+    return prefill_option(model, options) == Prefill::lazy && !model.on_gpu() && !evicts(options);
 }
 
 size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options) {
@@ -280,6 +324,12 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         gpu_->attach(*model_, cache_, ropes_, constants_);
     }
 
+    if (cache_.eviction() != nullptr && prefill_ == Prefill::lazy) {
+        log(LogLevel::warning, "[prefill] expected eager beside --evict ", options.evict,
+            ", as a prompt is cut while it comes; got lazy, by the file: prompts are compressed as they come");
+        prefill_ = Prefill::eager;
+    }
+
     const KvBytes bytes = cache_.bytes();
     log(LogLevel::info, "kv: ", n_ctx, " cells, K ", bytes.k >> 10, " KiB, V ", bytes.v >> 10, " KiB, ",
         static_cast<int>(100.0 * bytes.per_token / bytes.f16_per_token + 0.5), " % of f16 per token, rotated rows: K ",
@@ -344,6 +394,10 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
     if (n_ahead < 0 || n_sure < 0) {
         fail("decode", "expected 0 to ", tokens.size(), " guesses among as many tokens; got ", n_ahead);
     }
+    if (n_ahead > 0 && cache_.eviction() != nullptr) {
+        fail("decode", "expected no guesses under eviction, as they count in what goes; got ", n_ahead,
+             "; leave out the draft model or --evict");
+    }
     if (n_ahead > 0 && std::any_of(seq.begin(), seq.end(), [&](int32_t s) { return s != seq.front(); })) {
         fail("decode", "expected guesses of one sequence alone; got several sequences");
     }
@@ -400,6 +454,11 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
         }
         if (r < middle) shape.n_exact += rows.cells(r).end();
     }
+    for (int il = 0; !fused_ && rows.eviction() != nullptr && il < model_->hparams().n_layer; il++) {
+        if (rows.evicts(il)) {
+            shape.n_evicting_slots = std::max(shape.n_evicting_slots, shape.n_exact + rows.cells(middle, il).end());
+        }
+    }
     const bool exact = std::any_of(batch_.slots.begin(), batch_.slots.end(),
                                    [middle](const SlotRef& to) { return to.region < middle; });
     shape.to_middle = !exact || std::any_of(batch_.slots.begin(), batch_.slots.end(),
@@ -448,6 +507,22 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     }
 }
 
+void Session::fill_reference_inputs(const KvCache& rows, const BatchSlots& batch) {
+    bool filled = false;
+    bool ring_filled = false;
+    const HParams& h = model_->hparams();
+    const int n_layer = &rows == &cache_ ? h.n_layer : 1;
+    for (int il = 0; il < n_layer; il++) {
+        if (rows.evicts(il)) {
+            lkv::fill_reference_inputs(rows, il, batch, h, graph_->evicting[static_cast<size_t>(il)]);
+        } else if (rows.in_ring(il) && !std::exchange(ring_filled, true)) {
+            lkv::fill_reference_inputs(rows, il, batch, h, graph_->ring_reference);
+        } else if (!rows.in_ring(il) && !std::exchange(filled, true)) {
+            lkv::fill_reference_inputs(rows, il, batch, h, graph_->reference);
+        }
+    }
+}
+
 void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                       const KvCache& rows, const BatchSlots& batch) {
     const auto set = [this](ggml_tensor* tensor, const void* data, size_t bytes) {
@@ -466,8 +541,7 @@ void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> 
     set(graph_->positions, pos.data(), pos.size_bytes());
     set(graph_->out_ids, out_ids.data(), out_ids.size_bytes());
     if (!fused_) {
-        fill_reference_inputs(rows, false, batch, model_->hparams(), graph_->reference);
-        if (rows.has_ring()) fill_reference_inputs(rows, true, batch, model_->hparams(), graph_->ring_reference);
+        fill_reference_inputs(rows, batch);
     }
     if (gpu_ != nullptr) {
         gpu_->begin(rows, batch);
@@ -499,6 +573,10 @@ void Session::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
 
 // A verb would bring tokens back into sight whose rows are gone.
 void Session::refuse_gone(const char* verb, const std::string& got) const {
+    if (cache_.eviction() != nullptr) {
+        fail(verb, "expected whole sequences that stay where they are under --evict ", cache_.eviction()->policy().name,
+             ", as some of their tokens are gone; use --evict none; got ", got);
+    }
     fail(verb, "expected the ", cache_.ring_window(), " tokens before a sequence's end to be those before the end of ",
          "one that was computed, as layers with a sliding window keep no others; compute them anew; got ", got);
 }

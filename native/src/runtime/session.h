@@ -36,8 +36,10 @@ struct SessionOptions {
     int sink = -1;          // -1: the file's default
     int recent = -1;        // a count or a ratio replaces the file's window, whichever it is
     double recent_ratio = -1;
-    std::string prefill;         // eager, lazy; empty: the file's default
-    bool fused = true;           // false: the stock-ggml expression
+    std::string evict;        // a policy of cache/evict/policies.h; empty or none: every token stays
+    std::string keep_tokens;  // beside it: tokens that a layer keeps of a sequence, as a number or "50%" of its context
+    std::string prefill;      // eager, lazy; empty: the file's default
+    bool fused = true;        // false: the stock-ggml expression
     bool require_fused = false;  // on the device that the model was asked to run on
 };
 
@@ -118,6 +120,7 @@ private:
     // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
     void compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                  const KvCache& rows, const BatchSlots& batch);
+    void fill_reference_inputs(const KvCache& rows, const BatchSlots& batch);
     unsigned rotated() const;
     uint64_t fingerprint(unsigned rotated) const;
     std::vector<uint8_t> signed_state(std::vector<uint8_t> rows) const;

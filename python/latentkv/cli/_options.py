@@ -110,6 +110,20 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True, rotate: bool = T
             help=f"row format of the {region} tokens (default: the file's, else f16)",
         )
     group.add_argument(
+        "--evict",
+        type=text,
+        default="",
+        metavar="POLICY",
+        help="each layer gives up the tokens that matter least: h2o, keyformer, snapkv or none (default)",
+    )
+    group.add_argument(
+        "--keep-tokens",
+        type=text,
+        default="",
+        metavar="N",
+        help="beside --evict: tokens of a sequence that a layer keeps, or a share of its context (50%%)",
+    )
+    group.add_argument(
         "--prefill",
         choices=["lazy", "eager"],
         default="",
@@ -187,8 +201,8 @@ def cache_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def region_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What add_cache() says of sink and recent tokens and of prefill."""
-    names = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "prefill")
+    """What add_cache() says of sink and recent tokens, of eviction and of prefill."""
+    names = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "evict", "keep_tokens", "prefill")
     return {name: getattr(args, name) for name in names}
 
 

@@ -153,7 +153,9 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
         has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
         names = _PLAIN_FORMATS if model.is_plain else _LATENT_FORMATS
         formats = [("plan", {"kv": ""})] * has_plan + [(name, {"kv": name}) for name in names]
-    contexts = sorted({max(1, n_ctx // 16), max(1, n_ctx // 4), n_ctx})
+    # what a layer keeps under eviction may be more than a short context
+    shares = (1,) if args.evict not in ("", "none") else (16, 4, 1)
+    contexts = sorted({max(1, n_ctx // share) for share in shares})
     regions = options.region_options(args)
     rows = [
         {
@@ -337,7 +339,10 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     last = max(forecast, key=lambda row: row["n_ctx"])
     head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
     slots = last["layer_slots"]
-    if (n_windowed := sum(n < contexts[-1] for n in slots)) > 0:
+    middle = next(region["slots"] for region in last["regions"] if region["name"] == "middle")
+    if middle < last["n_cells"]:
+        head += f"\na layer keeps {middle} of {last['n_cells']} tokens beside its exact ones"
+    if (n_windowed := sum(n < min(contexts[-1], middle) for n in slots)) > 0:
         head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
         head += f"bytes/token are of all {contexts[-1]}"
     if on_gpu:

@@ -84,7 +84,7 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv.engine.engine import Engine
     from latentkv.engine.reuse import Reuse
     from latentkv.engine.scheduler import Scheduler
-    from latentkv.engine.shift import Shift
+    from latentkv.engine.shift import Shift, require_all_tokens
     from latentkv.plan.master import planned
     from latentkv.sampling.options import SamplingOptions
     from latentkv.server.about import about
@@ -97,6 +97,8 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     cache = planned(model, options.cache_options(args))
     session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
     require_effect(session, cache)
+    if args.context_shift:
+        require_all_tokens("--context-shift", session)
     sink = args.sink if args.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
     sampling = options.sampling_options(args)
@@ -123,7 +125,7 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) 
     def of(names: Sequence[str]) -> str:
         return repr({name: cache[name] for name in sorted(names) if name in cache})
 
-    places = ("sink", "recent", "recent_ratio", "prefill", "kv_rotate")
+    places = ("sink", "recent", "recent_ratio", "evict", "keep_tokens", "prefill", "kv_rotate")
     formats = ("kv", "kv_k", "kv_v", "k_plan", "v_plan", "kv_sink", "kv_recent")
     return PrefixStore(
         f"{model.fingerprint} {of(places)}",

@@ -86,6 +86,7 @@ class Scheduler:
         self.counters = Counters()
         self.shift, self.store, self.reuse = shift, store, reuse
         self._is_lazy = session.prefill == "lazy"
+        self._rewinds = session.rewinds
         self._turn = 0
 
     @property
@@ -240,7 +241,7 @@ class Scheduler:
     def _lendable(self, slot: Slot, prompt: Sequence[int]) -> int:
         """Of a slot that has read its prompt."""
         assert slot.job is not None
-        keep = kept(slot.job.ticket.request.prompt, prompt, self.window, self._is_lazy)
+        keep = kept(slot.job.ticket.request.prompt, prompt, self.window, self._rewinds)
         if slot.shifted_at is not None:
             keep = min(keep, slot.shifted_at)
         return keep if self.shift is None else min(keep, self.shift.n_keep)
@@ -281,12 +282,15 @@ class Scheduler:
         return min(asked, room) if asked >= 0 else room
 
     def _kept(self, slot: Slot, prompt: Sequence[int]) -> int:
-        keep = kept(slot.tokens, prompt, self.window, self._is_lazy)
+        keep = kept(slot.tokens, prompt, self.window, self._rewinds)
         return keep if slot.shifted_at is None else min(keep, slot.shifted_at)
 
     def _shared(self, slot: Slot, prompt: Sequence[int]) -> int:
         """How many tokens of the slot another sequence may hold too. A shift moves cells for all who hold
-        them, and leaves those before `n_keep` where they are."""
+        them, and leaves those before `n_keep` where they are. Under eviction a sequence has what its own
+        queries chose."""
+        if self.session.evict != "none":
+            return 0
         keep = self._kept(slot, prompt)
         return keep if self.shift is None else min(keep, self.shift.n_keep)
 
@@ -359,7 +363,7 @@ class Scheduler:
     def _restored(self, slot: Slot, prompt: Sequence[int], least: int) -> bool:
         """Takes from the store what begins like the prompt, if `least` tokens of it can be kept."""
         assert self.store is not None
-        key, worth = self.store.best(lambda tokens: kept(tokens, prompt, self.window, self._is_lazy))
+        key, worth = self.store.best(lambda tokens: kept(tokens, prompt, self.window, self._rewinds))
         if worth < least:
             return False
         tokens, is_own = self.store.tokens(key), self.store.is_own(key)

@@ -25,6 +25,12 @@ class Shift:
         return Shift(max(n_keep, sink))
 
 
+def require_all_tokens(where: str, session: _core.Session) -> None:
+    """Raises LatentKVError under eviction: a layer that moved its tokens would not know those that are gone."""
+    if session.evict != "none":
+        raise expected(where, "all tokens in the cache", f"--evict {session.evict}", "leave one out")
+
+
 def require_turning_keys(where: str, model: _core.Model) -> None:
     """Raises LatentKVError where the positions of keys are in the cached rows."""
     paths = sorted({layer["k"]["path"] for layer in model.layers} - {"rebuild"})

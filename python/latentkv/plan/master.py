@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from latentkv import _core
 
 SIDES = ("k", "v")
-_REGIONS = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent")
+_REGIONS = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "evict", "keep_tokens")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def planned(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
     """The best plan within a budget (`14%`, `2.5GiB@131072`); regions: Session's keywords of sink and recent
-    tokens, which the budget pays for.
+    tokens, which the budget pays for, and of eviction, which leaves it more for a token.
 
     Raises:
         LatentKVError: the file is no master, or the budget is too small.
@@ -76,7 +76,13 @@ def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
     chosen = allocate(groups, room, penalty)
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
-    differs = unmeasured(model.regions, **regions)
+    evict = regions.pop("evict", "")
+    regions.pop("keep_tokens", "")
+    differs = (
+        f"all tokens, asked for {evict}"
+        if evict not in ("", "none")
+        else unmeasured(model.regions, **regions)
+    )
     kld = None if differs else forecast(master, total(groups, chosen, penalty))
     return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), n_ctx, kld, differs)
 
@@ -132,12 +138,10 @@ def _tables(side: Mapping[str, Any], n_slots: list[int]) -> list[Table]:
 def _room(cache: Mapping[str, Any], budget: kv_budget.KvBudget) -> int:
     """The bytes that the budget leaves for compressed rows, as the runtime allocates one sequence."""
     regions = {region["name"]: region for region in cache["regions"]}
-    n_slots = sum(region["slots"] for region in regions.values())
-    cells = cache["cells"] // n_slots
     compressed = [regions[name] for name in ("middle", "ring") if name in regions]
-    n_compressed = sum(region["slots"] for region in compressed)
+    n_cells = cache["n_cells"] + sum(region["slots"] for region in compressed[1:])
     return budget.row_bytes(
-        f16_bytes=round(regions["middle"]["slots"] * cache["f16_per_token"]) + n_compressed * cells,
+        f16_bytes=round(cache["n_cells"] * cache["f16_per_token"]) + n_cells * cache["cell_bytes"],
         fixed=cache["total"] - sum(region["k"] + region["v"] for region in compressed),
-        n_exact=n_slots - n_compressed,
+        n_exact=sum(regions[name]["slots"] for name in ("sink", "recent") if name in regions),
     )

@@ -261,7 +261,7 @@ class Evaluator:
             if self._rewind(common):
                 self._logits = mark[1]
             return len(self._tokens)
-        self._rewind(prefix.kept(self._tokens, tokens, self._window, self.session.prefill == "lazy"))
+        self._rewind(prefix.kept(self._tokens, tokens, self._window, self.session.rewinds))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:

@@ -51,15 +51,14 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
-def kept(cached: Sequence[int], prompt: Sequence[int], window: Window, lazy: bool) -> int:
+def kept(cached: Sequence[int], prompt: Sequence[int], window: Window, rewinds: bool) -> int:
     """How many of the cached tokens a prompt can go on from.
 
     At most all but one of the prompt's: logits come from computing the last. Where the latest tokens have a
     region of their own, a rewind also forgets as many as that: they were compressed when others followed
-    them, and are computed anew. With lazy prefill a rewind forgets all: a prompt is exact from its first
-    token or not at all.
+    them, and are computed anew. Without `rewinds` a rewind forgets all (Session.rewinds).
     """
     keep = min(common(cached, prompt), len(prompt) - 1)
-    if keep == len(cached) or (not lazy and len(cached) <= window.tokens(len(cached))):  # all still exact
+    if keep == len(cached) or (rewinds and len(cached) <= window.tokens(len(cached))):  # all still exact
         return keep
-    return 0 if lazy else max(0, keep - window.tokens(keep))
+    return max(0, keep - window.tokens(keep)) if rewinds else 0

@@ -78,11 +78,26 @@ ggml_tensor* weighed_values(ggml_context* ctx, const LayerWeights& layer, const 
     return ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_v_b, j, rows.p.head_dim, group.width)), o);
 }
 
+// A head's masses: scores [n_slots, n_tokens] scaled and capped, mask with ALiBi, noise or null. Returns [n_slots, 1].
+ggml_tensor* head_masses(ggml_context* ctx, const ReferenceInputs& inputs, ggml_tensor* scores, ggml_tensor* mask,
+                         ggml_tensor* noise, ggml_tensor* sink) {
+    const int64_t n_slots = scores->ne[0];
+    ggml_tensor* x = ggml_add(ctx, scores, mask);
+    if (noise != nullptr) x = ggml_add(ctx, x, noise);
+    x = ggml_mul(ctx, x, inputs.mass_cold);
+    if (sink != nullptr) x = ggml_concat(ctx, x, ggml_mul(ctx, inputs.mass_cold, sink), 0);
+    x = ggml_soft_max(ctx, x);
+    ggml_tensor* const slots = ggml_view_2d(ctx, x, n_slots, x->ne[1], x->nb[1], 0);
+    ggml_tensor* const masses = ggml_mul_mat(ctx, ggml_cont(ctx, ggml_transpose(ctx, slots)), inputs.mass_weight);
+    ggml_mul_mat_set_prec(masses, GGML_PREC_F32);
+    return masses;
+}
+
 }  // namespace
 
 ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const Model& model, const Rope& rope,
                                    ggml_tensor* rope_factors, const ReferenceInputs& inputs, const Queries& q,
-                                   ggml_tensor* stored) {
+                                   ggml_tensor* stored, ggml_tensor** masses) {
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
     const int rep = h.n_head / h.n_kv;
@@ -100,6 +115,10 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     const LatentAttnParams& any = problems.front().p;
     const int64_t n_tokens = problems.front().q->ne[2];
 
+    ggml_tensor* noise = nullptr;
+    if (masses != nullptr && node.cache->eviction()->policy().has_noise) {
+        noise = mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.n_head);
+    }
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
     for (int j = 0; j < h.n_kv; j++) {
         std::vector<ggml_tensor*> keys;
@@ -130,10 +149,21 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                 p = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, p, scale / any.softcap)), any.softcap);
                 scale = 1.0F;
             }
+            ggml_tensor* const sink =
+                layer.attn_sinks == nullptr
+                    ? nullptr
+                    : ggml_view_1d(ctx, layer.attn_sinks, 1, static_cast<size_t>(head) * sizeof(float));
+            if (masses != nullptr) {
+                ggml_tensor* const of_head =
+                    noise == nullptr ? nullptr
+                                     : ggml_cont(ctx, ggml_view_2d(ctx, noise, p->ne[0], n_tokens, noise->nb[1],
+                                                                   static_cast<size_t>(head) * noise->nb[2]));
+                ggml_tensor* const mass = head_masses(ctx, inputs, ggml_scale(ctx, p, scale), mask, of_head, sink);
+                *masses = *masses == nullptr ? mass : ggml_add(ctx, *masses, mass);
+            }
             p = ggml_soft_max_ext(ctx, p, mask, scale, 0.0F);
-            if (layer.attn_sinks != nullptr) {
-                ggml_soft_max_add_sinks(
-                    p, ggml_view_1d(ctx, layer.attn_sinks, 1, static_cast<size_t>(head) * sizeof(float)));
+            if (sink != nullptr) {
+                ggml_soft_max_add_sinks(p, sink);
             }
             ggml_tensor* o = nullptr;
             for (const Rows& rows : problems) {
@@ -155,21 +185,24 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     return out;
 }
 
-void fill_reference_inputs(const KvCache& cache, bool in_ring, const BatchSlots& batch, const HParams& hparams,
+void fill_reference_inputs(const KvCache& cache, int layer, const BatchSlots& batch, const HParams& hparams,
                            const ReferenceInputs& inputs) {
     const auto set = [](ggml_tensor* tensor, const void* data, size_t bytes) {
         if (tensor != nullptr && tensor->buffer != nullptr) ggml_backend_tensor_set(tensor, data, 0, bytes);
     };
     std::vector<int32_t> slot_pos;
     std::vector<uint64_t> slot_seq;  // 0: free
-    const int middle = cache.n_regions() - 1;
-    for (int r = in_ring && cache.ring_is_all() ? middle : 0; r <= middle; r++) {
-        const Cells& cells = in_ring && r == middle ? cache.ring() : cache.cells(r);
+    for (int r = 0; r < cache.n_regions(); r++) {
+        if (!cache.holds(r, layer)) continue;
+        const Cells& cells = cache.cells(r, layer);
         for (int slot = 0; slot < cells.end(); slot++) {
             slot_pos.push_back(cells.used(slot) ? cells.pos(slot) : 0);
             slot_seq.push_back(cells.seq(slot));
         }
     }
+    // a layer that evicts may have fewer slots in use than another
+    slot_pos.resize(static_cast<size_t>(inputs.n_slots), 0);
+    slot_seq.resize(static_cast<size_t>(inputs.n_slots), 0);
     for (const auto& [window, tensor] : inputs.masks) {
         std::vector<float> mask;
         for (size_t t = 0; t < batch.pos.size(); t++) {
@@ -184,6 +217,15 @@ void fill_reference_inputs(const KvCache& cache, bool in_ring, const BatchSlots&
         set(tensor, mask.data(), mask.size() * sizeof(float));
     }
     set(inputs.slot_pos, slot_pos.data(), slot_pos.size() * sizeof(int32_t));
+    if (inputs.mass_weight == nullptr) return;
+    std::vector<float> weight;
+    std::vector<float> cold;
+    for (const QueryWeight& query : cache.eviction()->weights()) {
+        weight.push_back(query.weight);
+        cold.push_back(1.0F / query.temperature);
+    }
+    set(inputs.mass_weight, weight.data(), weight.size() * sizeof(float));
+    set(inputs.mass_cold, cold.data(), cold.size() * sizeof(float));
 }
 
 }  // namespace lkv
