@@ -23,14 +23,26 @@ if(LATENTKV_CUDA AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
 endif()
 # attention on a GPU is our own kernels': ggml-cuda's would be 5 MB of objects an architecture that nothing calls
 set(GGML_CUDA_FA OFF CACHE BOOL "" FORCE)
-# OpenMP barriers sleep when a core is taken away; ggml's own spin for ever: 0.5 against 200 t/s on a loaded machine
-set(GGML_OPENMP ON CACHE BOOL "" FORCE)
+# ggml's own threads spin at a barrier for ever, libgomp's for milliseconds: 0.4 t/s on a busy machine. With GCC ggml-cpu gets OpenMP from
+# native/src/threads; other compilers have their own.
+if(CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    set(LATENTKV_OWN_THREADS ON)
+    set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
+else()
+    set(LATENTKV_OWN_THREADS OFF)
+    set(GGML_OPENMP ON CACHE BOOL "" FORCE)
+endif()
 set(LLAMA_CURL OFF CACHE BOOL "" FORCE)
 set(LLAMA_OPENSSL OFF CACHE BOOL "" FORCE)
 foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP UI)
     set(LLAMA_BUILD_${part} OFF CACHE BOOL "" FORCE)
 endforeach()
 add_subdirectory(${LATENTKV_LLAMA_CPP_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL SYSTEM)
+if(LATENTKV_OWN_THREADS)
+    target_compile_definitions(ggml-cpu PRIVATE GGML_USE_OPENMP)
+    target_compile_options(ggml-cpu PRIVATE -fopenmp)
+    target_link_libraries(ggml-cpu PRIVATE latentkv_threads)
+endif()
 
 # GCC's _tile_loadconfig says that it reads 8 bytes of the 64 (amxtileintrin.h), so that the stores of the others are dropped as dead and
 # AMX is set up with what lay on the stack: a segmentation fault in the first decode of several tokens with Q4_0 or Q8_0 weights.

@@ -1,0 +1,56 @@
+// Threads that compute one graph after another together. Linux.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "threads/crowding.h"
+#include "threads/signal.h"
+
+namespace lkv {
+
+// The thread that owns a team is one of its threads, number 0. Others sleep between calls, and make room where the machine is busy.
+class Team {
+public:
+    Team();
+    ~Team();
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+    // Runs work(data) on up to n threads and returns when all have. How many there are is size(), inside.
+    void run(void (*work)(void*), void* data, int n);
+
+    // Of the calling thread, inside of run: its team and its number there. Outside: null and 0.
+    static Team* current();
+    static int number();
+    int size() const { return size_; }
+    // Returns when every thread of the team has called it.
+    void barrier();
+    // True for the first thread that asks in a run.
+    bool first();
+
+private:
+    struct Worker;
+    void hire(int n);
+    void serve(Worker& worker);
+    void note(int asked, int64_t worked_ns);
+
+    std::vector<std::unique_ptr<Worker>> workers_;  // number 1 and up
+    std::vector<QueueTime> queues_;                 // of every thread
+    Crowding crowding_;
+    int64_t worked_ns_ = 0;           // in this window
+    std::vector<int64_t> queued_ns_;  // of this window's threads, when it began
+    std::vector<double> queued_;
+    Patience patience_;
+    Signal passed_;
+    alignas(64) std::atomic<int> arrived_{0};
+    std::atomic<bool> taken_{false};
+    alignas(64) int size_ = 1;
+    void (*work_)(void*) = nullptr;
+    void* data_ = nullptr;
+};
+
+}  // namespace lkv
