@@ -1,5 +1,6 @@
 # make demo   convert models/demo, measure it, ask it something      make demo-real   the same with SmolLM2-135M
 # make test   Python and native tests
+# make docs   the documentation as a site, in build/site, its links checked
 # make lint   formatting and type checks      make format   rewrite what can be rewritten
 # Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
 
@@ -24,10 +25,10 @@ TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-real test test-python test-native lint format clean
+.PHONY: help demo demo-real test test-python test-native lint format docs clean
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
@@ -56,6 +57,11 @@ format: $(VENV)/.dev
 	BIN=$(BIN) tools/clang_format.sh -i
 	$(BIN)/python bench/tables.py
 
+docs: $(VENV)/.docs
+	$(BIN)/python tools/docs_pages.py build/site-pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "build/site/index.html"
+
 clean:
 	rm -rf build dist $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -75,6 +81,11 @@ $(VENV)/.requirements: $(VENV)/.created pyproject.toml tools/requirements.py
 $(VENV)/.dev: $(VENV)/.requirements
 	$(REQS) dev test server > $(VENV)/requirements-dev.txt
 	$(PIP) install -q -r $(VENV)/requirements-dev.txt
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.created pyproject.toml tools/requirements.py
+	$(REQS) docs > $(VENV)/requirements-docs.txt
+	$(PIP) install -q -r $(VENV)/requirements-docs.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.requirements $(SOURCES)
