@@ -1,6 +1,7 @@
 # make demo   convert models/demo, measure it, ask it something      make demo-real   the same with SmolLM2-135M
 # make test   Python and native tests
 # make lint   formatting and type checks      make format   rewrite what can be rewritten
+# make wheel  one wheel for every machine, in dist; PYTHONS="python3.10 python3.12" for these
 # Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
 
 PYTHON ?= python3
@@ -24,10 +25,10 @@ TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-real test test-python test-native lint format clean
+.PHONY: help demo demo-real test test-python test-native lint format wheel clean
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
@@ -55,6 +56,12 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	BIN=$(BIN) tools/clang_format.sh -i
 	$(BIN)/python bench/tables.py
+
+wheel: build/demo.gguf
+	$(BIN)/python tools/wheel.py --try $< $(or $(PYTHONS),$(PYTHON))
+
+build/demo.gguf: $(VENV)/.installed
+	$(BIN)/latentkv convert models/demo -o $@ --no-plot
 
 clean:
 	rm -rf build dist $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
