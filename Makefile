@@ -2,6 +2,7 @@
 # make test   Python and native tests
 # make docs   the documentation as a site, in build/site, its links checked
 # make lint   formatting and type checks      make format   rewrite what can be rewritten
+# make wheel  one wheel for every machine, in dist; PYTHONS="python3.10 python3.12" for these
 # Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
 
 PYTHON ?= python3
@@ -25,10 +26,10 @@ TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-real test test-python test-native lint format docs clean
+.PHONY: help demo demo-real test test-python test-native lint format docs wheel clean
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
@@ -61,6 +62,12 @@ docs: $(VENV)/.docs
 	$(BIN)/python tools/docs_pages.py build/site-pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "build/site/index.html"
+
+wheel: build/demo.gguf
+	$(BIN)/python tools/wheel.py --try $< $(or $(PYTHONS),$(PYTHON))
+
+build/demo.gguf: $(VENV)/.installed
+	$(BIN)/latentkv convert models/demo -o $@ --no-plot
 
 clean:
 	rm -rf build dist $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,8 +18,8 @@ set_target_properties(latentkv_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON C
 latentkv_warnings(latentkv_kernels)
 target_compile_options(latentkv_kernels PUBLIC -Wno-psabi)
 
-# The switch that also picks ggml's instruction set (GGML_NATIVE).
-option(LATENTKV_NATIVE "Optimise for the building machine's CPU" ON)
 if(LATENTKV_NATIVE)
     target_compile_options(latentkv_kernels PUBLIC -march=native)
+else()
+    target_compile_options(latentkv_kernels PRIVATE ${least_level_flags})
 endif()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from latentkv import processor
+
 # Started in the background, a test run inherits an ignored SIGINT; programs that tests interrupt must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -23,7 +25,7 @@ Converted = Callable[..., Path]
 
 def missing_parts() -> str:
     """Why the demo model cannot be converted and run here, or ""."""
-    if importlib.util.find_spec("latentkv._core") is None:
+    if not processor.built():
         return "needs the native module (pip install .)"
     for module in ("latentkv_convert", "torch", "transformers"):
         if importlib.util.find_spec(module) is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import subprocess
 import sys
 import types
@@ -15,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-NATIVE = importlib.util.find_spec("latentkv._core") is not None
+from latentkv import processor
+
+NATIVE = bool(processor.built())
 
 END = 0  # the scripted vocabulary's end token; token b + 1 is byte b
 

