@@ -30,7 +30,9 @@ def test_commands_take_it(run: Any, latent_gguf: Path, tmp_path: Path, demo: Pat
     whole, part = (json.loads(run(*words, *more).stdout) for more in ((), WORDS))
     assert part["ppl"] != whole["ppl"]
     assert part["kv_bytes"] < 0.6 * whole["kv_bytes"]
-    measured = json.loads(run("bench", latent_gguf, "-p", 64, "-n", 8, "-r", 1, "-d", 200, "--json", *WORDS).stdout)
+    measured = json.loads(
+        run("bench", latent_gguf, "-p", 64, "-n", 8, "-r", 1, "-d", 200, "--json", *WORDS).stdout
+    )
     assert measured
 
 
@@ -74,7 +76,9 @@ def test_moves_are_refused_in_the_server(latent_gguf: Path) -> None:
     model = _core.Model(str(latent_gguf))
     session = _core.Session(model, n_ctx=512, evict="h2o", keep_tokens="100", sink=4, recent=0)
     assert (session.evict, session.rewinds) == ("h2o", False)
-    with pytest.raises(ValueError, match=r"\[--context-shift\] expected all tokens in the cache; got --evict h2o"):
+    with pytest.raises(
+        ValueError, match=r"\[--context-shift\] expected all tokens in the cache; got --evict h2o"
+    ):
         require_all_tokens("--context-shift", session)
     with pytest.raises(ValueError, match=r"\[--cache-reuse\] expected"):
         Reuse.of(model, session, 32, 4)

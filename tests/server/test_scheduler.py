@@ -413,3 +413,18 @@ def test_broken_blocks_count_as_taken(model: Any) -> None:
         ticket = Ticket(Request([*text[:cut], 7], GREEDY, ignore_eos=True))
         run(one, ticket)
         assert ticket.progress.completion_tokens > 300 - cut
+
+
+def test_under_eviction_a_sequence_goes_on_or_is_computed_anew(model: Any) -> None:
+    evicting = scheduler(model, 2, cache={"evict": "h2o", "keep_tokens": "100", "sink": 4, "recent": 0})
+    text = TEXT[1000:2000]
+    first, again, other = asked(model, text), asked(model, text), asked(model, text[:500])
+    answers = run(evicting, first)
+    assert run(evicting, again) == answers
+    assert again.progress.timings.cached_n == 0
+    held = max((slot.tokens for slot in evicting.slots), key=len)
+    longer = Ticket(Request([*held, 7, 8, 9], GREEDY, 12, ignore_eos=True))
+    run(evicting, longer, other)
+    assert longer.progress.timings.cached_n == len(held)
+    assert other.progress.timings.cached_n == 0
+    assert longer.progress.completion_tokens == other.progress.completion_tokens == 12

@@ -433,7 +433,6 @@ void KvCache::seq_keep(int seq) {
 }
 
 bool KvCache::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
-    if (eviction_) return false;
     return keeps_windows([&](Cells& cells, int slot) {
         if ((cells.seq(slot) & bit(seq)) == 0 || !in_range(cells.pos(slot), p0, p1)) {
             return;

@@ -207,6 +207,7 @@ public:
     [[nodiscard]] bool seq_rm(int seq, int32_t p0, int32_t p1);
     [[nodiscard]] bool seq_cp(int src, int dst, int32_t p0, int32_t p1);
     void seq_keep(int seq);
+    // Not under eviction.
     [[nodiscard]] bool seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
     int32_t seq_pos_min(int seq) const;  // -1 when empty
     int32_t seq_pos_max(int seq) const;

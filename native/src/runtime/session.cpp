@@ -588,6 +588,10 @@ void Session::seq_keep(int seq) {
 
 void Session::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
     check_seq(seq);
+    const std::string got = concat("positions ", p0, " to ", p1, " of sequence ", seq, " moved by ", delta);
+    if (cache_.eviction() != nullptr) {
+        refuse_gone("seq_add", got);
+    }
     const HParams& h = model_->hparams();
     for (int il = 0; il < h.n_layer; il++) {
         const KPath path = model_->cache_spec().layers[static_cast<size_t>(il)].k_path;
@@ -601,7 +605,7 @@ void Session::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
         }
     }
     if (!cache_.seq_add(seq, p0, p1, delta)) {
-        refuse_gone("seq_add", concat("positions ", p0, " to ", p1, " of sequence ", seq, " moved by ", delta));
+        refuse_gone("seq_add", got);
     }
 }
 
