@@ -140,9 +140,9 @@ def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
     return slots.full_rows(spec) / slots.whole
 
 
-def full_row_bytes(spec: ModelSpec, n_layer: int) -> int:
-    """Full K and V of a token in f16, of so many layers."""
-    return 2 * 2 * n_layer * spec.kv_width
+def full_row_bytes(spec: ModelSpec, fmt: str, n_layer: int) -> int:
+    """Full K and V of a token, of so many layers."""
+    return n_layer * 2 * side_row_bytes(spec, FULL, fmt)
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:
