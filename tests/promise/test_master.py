@@ -171,7 +171,7 @@ def test_refusals_are_one_line(converted: Any, master: Any) -> None:
         (
             master,
             {"kv_budget": "1%"},
-            r"more than \d+ bytes \(384 exact slots and bookkeeping\); got \d+ bytes",
+            r"more than \d+ bytes \(304 exact slots and bookkeeping\); got \d+ bytes",
         ),
         (master, {"kv_budget": "2%"}, r"expected \d+ bytes or more for compressed rows; got \d+"),
     ):
