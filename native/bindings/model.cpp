@@ -136,6 +136,11 @@ py::object master(const Model& model) {
     out["drop_penalty"] = spec.master->drop_penalty;
     out["predicted"] = spec.master->predicted;
     out["kld"] = spec.master->kld;
+    py::dict exact;
+    for (size_t i = 0; i < spec.master->exact_formats.size(); i++) {
+        exact[lkv::format_name(spec.master->exact_formats[i])] = spec.master->exact_kld[i];
+    }
+    out["exact"] = exact;
     out["k"] = side_tables(spec, &lkv::LayerCacheSpec::k, spec.master->k);
     out["v"] = side_tables(spec, &lkv::LayerCacheSpec::v, spec.master->v);
     return out;

@@ -26,6 +26,8 @@ struct Tables {
     std::vector<float> v = {0, 1, 4};
     std::vector<float> predicted = {1, 2};
     std::vector<float> kld = {1.5, 5};
+    std::vector<std::string> exact_formats = {"f16", "q8"};
+    std::vector<float> exact_kld = {0, 0.25};
     bool whole = true;
 
     Bytes bytes() const {
@@ -35,7 +37,9 @@ struct Tables {
             .value<float>(lkv::key::budget_drop_penalty, GgufType::f32, penalty)
             .array<float>(lkv::key::k_segment_distortions, GgufType::f32, k)
             .array<float>(lkv::key::budget_predicted, GgufType::f32, predicted)
-            .array<float>(lkv::key::budget_kld, GgufType::f32, kld);
+            .array<float>(lkv::key::budget_kld, GgufType::f32, kld)
+            .strings(std::string(lkv::key::budget_exact_formats), exact_formats)
+            .array<float>(lkv::key::budget_exact_kld, GgufType::f32, exact_kld);
         if (whole) {
             file.array<float>(lkv::key::v_segment_distortions, GgufType::f32, v);
         }
@@ -51,6 +55,8 @@ void reads_what_is_there() {
     CHECK(master->context == 32768 && master->drop_penalty == 3.0F);
     CHECK((master->k == Tables().k && master->v == Tables().v));
     CHECK((master->predicted == Tables().predicted && master->kld == Tables().kld));
+    CHECK((master->exact_formats == std::vector<Format>{Format::f16, Format::q8}));
+    CHECK((master->exact_kld == Tables().exact_kld));
     const Bytes other = GgufBytes().bytes();
     CHECK(!lkv::read_master(GgufFile(other), k_widths, v_widths));
 }
@@ -86,6 +92,14 @@ void refusals() {
     refused("from the best to the worst", [](auto& t) { t.predicted[1] = 1; });
     refused("from the best to the worst", [](auto& t) { t.kld[1] = 1; });
     refused("measured plans above 0", [](auto& t) { t.predicted[0] = 0; });
+    refused("[latentkv.budget.exact_formats] expected known row formats", [](auto& t) { t.exact_formats[0] = "q9"; });
+    refused("each once; got 'q8'", [](auto& t) { t.exact_formats[0] = "q8"; });
+    refused("that store single tokens; got none", [](auto& t) { t.exact_formats[1] = "none"; });
+    refused("that store single tokens; got c4", [](auto& t) { t.exact_formats[1] = "c4"; });
+    refused("[latentkv.budget.exact_formats] expected one row format or more; got none",
+            [](auto& t) { t.exact_formats.clear(); });
+    refused("[latentkv.budget.exact_kld] expected an array of 2 entries; got 1",
+            [](auto& t) { t.exact_kld.pop_back(); });
     refused("expected the key latentkv.v.segment_distortions beside", [](auto& t) { t.whole = false; });
     constexpr int odd[] = {32, 40};
     const Bytes bytes = Tables().bytes();

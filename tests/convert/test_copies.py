@@ -169,6 +169,9 @@ def test_old_queries_read_the_copies() -> None:
         got = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.allclose(got, expected, atol=1e-5)
     assert torch.equal(copies.found()[0], k)
+    with TwoCopies(2, SINK, RECENT, (old_k, old_v), exact=(k, v)):
+        same = torch.nn.functional.scaled_dot_product_attention(q, 2 * k, 3 * v, is_causal=True)
+    assert torch.equal(same, got)
 
 
 def test_sampled_labels_follow_the_seed() -> None:

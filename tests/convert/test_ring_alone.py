@@ -267,10 +267,10 @@ def test_bytes(plain: Any) -> None:
     """Sinks and recent tokens take rows in one layer of three, and the forecast says so."""
     s = session(plain, kv="q8")
     kv = s.kv_bytes()
-    assert slots(s) == {"sink": 64, "recent": 128, "middle": N_CTX, "ring": SLOTS}
+    assert slots(s) == {"sink": 16, "recent": 96, "middle": N_CTX, "ring": SLOTS}
     f16, q8 = 2 * 2 * 2 * 32, 2 * 2 * (4 + 32)  # K and V of 2 heads of 32
-    assert kv["k"] + kv["v"] == f16 * (64 + 128) + q8 * (N_CTX + 2 * SLOTS)
-    assert kv["cells"] == 12 * (64 + 128 + N_CTX + SLOTS)
+    assert kv["k"] + kv["v"] == f16 * (16 + 96) + q8 * (N_CTX + 2 * SLOTS)
+    assert kv["cells"] == 12 * (16 + 96 + N_CTX + SLOTS)
     assert kv["layer_slots"] == [SLOTS, N_CTX, SLOTS]
     forecast = plain.forecast(N_CTX, kv="q8", sink=4, recent=20, n_ubatch=UBATCH)
     assert {name: forecast[name] for name in ("total", "k", "v", "cells")} == {

@@ -54,7 +54,7 @@ def lines(spec: ModelSpec, times: Times, made: list[int]) -> Iterator[Line]:
         counted = features.of(spec, layer(spec, groups["k"]))
         us = tuple(times.us(counted, depth) for depth in DEPTHS)
         known = None if None in us else us
-        yield Line(groups, (Point(1.0, 1000, 0.1 / groups["k"], known),))  # type: ignore[arg-type]
+        yield Line(groups, (Point(1.0, 1000, 0.1 / groups["k"], known, "f16"),))  # type: ignore[arg-type]
 
 
 def chosen(spec: ModelSpec, times: Times, prefer: str = "speed") -> tuple[int, list[int]]:
@@ -157,7 +157,7 @@ def test_unknown_times_leave_the_widest_group() -> None:
 
 def test_size_goes_by_divergence_and_by_time_where_that_is_equal() -> None:
     def line(group: int, predicted: float, us: float) -> Line:
-        return Line({"k": group, "v": group}, (Point(1.0, 1000, predicted, (us,)),))
+        return Line({"k": group, "v": group}, (Point(1.0, 1000, predicted, (us,), "f16"),))
 
     def size(*given: Line) -> tuple[int, int]:
         seen, at = frontier.choose(iter(given), (5.0,), "size")
@@ -170,7 +170,7 @@ def test_size_goes_by_divergence_and_by_time_where_that_is_equal() -> None:
 
 def test_a_choice_is_one_line() -> None:
     def said(us: tuple[float, ...] | None, n_lines: int, prefer: str = "speed") -> str:
-        own = [Line({"k": n, "v": n}, (Point(1.0, 1000, 0.1, us),)) for n in (4, 2)[:n_lines]]
+        own = [Line({"k": n, "v": n}, (Point(1.0, 1000, 0.1, us, "f16"),)) for n in (4, 2)[:n_lines]]
         return Frontier("GPU", (4096, 16384), 9000, (10.2, 28.0), tuple(own), 0, 32768, prefer).sentence
 
     fast = "groups of 4 KV heads: 8.1 us a layer at 4096 tokens (full f16 10.2), GPU"

@@ -113,14 +113,15 @@ def test_exact_tokens_cost_full_rows_and_need_no_channel(demo: Path, calib: Path
         assert found[f"blk.{index}.attn_v_b.weight"].shape == (256, v)
     assert sum(k + v for k, v in ranks) < 0.7 * 8 * 2 * 256
     recent = next(region for region in model.forecast(4096)["regions"] if region["name"] == "recent")
-    assert recent["k"] + recent["v"] == 8 * 2 * 256 * 2 * recent["slots"]
+    head = {"f16": 2 * 64, "q8": 4 + 64}[model.regions["recent_format"]]
+    assert recent["k"] + recent["v"] == 8 * 2 * 4 * head * recent["slots"]
 
 
 def test_exact_tokens_are_exact_in_a_forecast(demo_plans: Any) -> None:
     work, plan = demo_plans("speed", "8.5%")
     held = forecast.held_back(work.sample)[:1]
     assert forecast.divergences(work, plan, held)[0] > 1e-4
-    everything = dataclasses.replace(plan, recent=held.shape[1])
+    everything = dataclasses.replace(plan, recent=held.shape[1], recent_format="f16")
     assert abs(forecast.divergences(work, everything, held)[0]) < 1e-7
 
 
@@ -150,6 +151,21 @@ def test_the_forecast_is_what_decoding_the_same_text_measures(
             logs.append(logits[192:-1].double().log_softmax(-1))
         seen.append(reference.divergence(*logs))
     assert abs(np.mean(seen) / keys(path)["latentkv.predicted_kld"] - 1) < 0.05
+
+
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+def test_exact_tokens_are_read_as_they_are_stored_in_a_forecast(demo_plans: Any, prefer: str) -> None:
+    """Coarser ones cost more, and so do they alone: what has left the window came from them."""
+    work, plan = demo_plans(prefer, "14%")
+    held = forecast.held_back(work.sample)[:1]
+    found = []
+    for name in ("f16", "q8", "q4", "q2"):
+        regions = dataclasses.replace(plan, sink_format=name, recent_format=name)
+        alone = forecast.price(work, {"k": plan.layers[0].k.path, "v": "latent"}, (True,) * 8, regions)
+        found.append((forecast.divergences(work, regions, held)[0], alone))
+    assert all(a < b for x, y in itertools.pairwise(found) for a, b in zip(x, y, strict=True))
+    assert abs(found[0][1]) < 1e-7 < found[1][1] < 1e-3
+    assert found[2][0] > found[0][0] + 0.3 * found[2][1]
 
 
 def test_rebuilt_keys_lose_less_than_rotated_ones(demo_plans: Any) -> None:
@@ -311,10 +327,13 @@ def test_quantizers_lose_what_their_bits_allow(width: int) -> None:
 )
 def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) -> None:
     spec = dataclasses.replace(archs.model_spec(archs.tiny("llama")), n_layer=8, n_kv=2, head_dim=32)
-    exact, n_slots = 64 + 256, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
+    exact, n_slots = 16 + 224, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
     full = 8 * 2 * 64 * 2
-    got = kv_budget.count(kv_budget.parse(text), spec, 4096, 4, 64, pays_factors=True)
-    assert got.budget == int(n_bytes) - exact * full - (exact + n_slots) * 12
+    formats = ("f16", "q8")
+    got = kv_budget.count(kv_budget.parse(text), spec, 4096, 4, 64, pays_factors=True, formats=formats)
+    assert got.budget == int(n_bytes) - (exact + n_slots) * 12
+    assert got.exact == {"f16": exact * full, "q8": exact * 8 * 2 * 2 * (4 + 32)}
+    assert got.rooms(got.exact["f16"]) == {"q8": got.exact["f16"] - got.exact["q8"]}
     assert got.slots.layers == (n_slots,) * len(got.slots.layers)
 
 
@@ -322,7 +341,7 @@ def test_a_kept_channel_pays_for_factors_that_grow() -> None:
     """64 channels in two segments; 100 slots; 30 bytes a channel, against 960 that leave or none."""
     costs = kv_budget.Table(np.array([[36, 20, 0], [36, 20, 0]]), np.zeros((2, 3)))
     pays, free = (
-        kv_budget.Count(0, 100, sizes.MiddleSlots((100,), 100, 0), pays_factors=pays)
+        kv_budget.Count(0, {"f16": 0}, 100, sizes.MiddleSlots((100,), 100, 0), pays_factors=pays)
         for pays in (True, False)
     )
     replacing = pays.table(costs, 0, (32, 32), 30.0, 960.0)
@@ -340,5 +359,14 @@ def test_a_budget_is_a_share_or_bytes_at_a_context(text: str) -> None:
 
 def test_a_budget_that_exact_tokens_eat_is_refused() -> None:
     spec = archs.model_spec(archs.tiny("llama"))
-    with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than .* bytes .384 exact slots"):
+    with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than .* bytes .304 exact slots"):
         kv_budget.count(kv_budget.parse("1%"), spec, 4096, 4, 128, pays_factors=True)
+
+
+def test_exact_tokens_that_fit_in_a_narrower_format_alone_are_kept_in_it() -> None:
+    spec = archs.model_spec(archs.tiny("llama"))
+    spec = dataclasses.replace(spec, head_dim=64)
+    got = kv_budget.count(kv_budget.parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8"))
+    assert list(got.rooms(got.budget)) == ["q8"]
+    with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than"):
+        kv_budget.count(kv_budget.parse("7%"), spec, 4096, 4, 128, pays_factors=True)

@@ -49,6 +49,15 @@ def test_equals_a_conversion_for_that_budget(converted: Any, master: Any, budget
         assert distance(session(master).decode(ids, output="all"), expected) > 1e-4
 
 
+def test_exact_tokens_take_the_format_that_costs_less(master: Any) -> None:
+    few, many = (choose(master, budget) for budget in ("6%", "90%"))
+    assert (few.kv_sink, few.kv_recent) == ("q8", "q8")
+    assert (many.kv_sink, many.kv_recent) == ("f16", "f16")
+    assert choose(master, "90%", kv_sink="q8", kv_recent="q8").kld > many.kld
+    assert choose(master, "6%", kv_sink="f16", kv_recent="f16").kld > few.kld
+    assert choose(master, "6%", kv_recent="f16").kv_recent == "f16"
+
+
 def test_opens_with_its_own_plan(master: Any) -> None:
     own = choose(master, "14%")
     assert (own.k_plan, own.v_plan) == (formats(master, "k"), formats(master, "v"))
@@ -69,7 +78,7 @@ def test_a_budget_is_met_from_below_within_one_segment(master: Any, text: str) -
 def test_exact_tokens_are_paid_from_the_budget(master: Any) -> None:
     for regions in ({"sink": 0, "recent": 0}, {"recent": 1024}, {"recent_ratio": 0.02}, {"kv_recent": "q8"}):
         chosen = choose(master, "14%", **regions)
-        cache = master.forecast(chosen.n_ctx, **chosen.options(), **regions)
+        cache = master.forecast(chosen.n_ctx, **(regions | chosen.options()))
         share = cache["total"] / (chosen.n_ctx * (cache["f16_per_token"] + 12))
         assert 0.1395 < share <= 0.14
 
@@ -90,9 +99,13 @@ def test_more_bytes_are_expected_to_cost_less(master: Any) -> None:
         ({"recent": 0}, "recent 128, asked for 0"),
         ({"recent_ratio": 0.1}, "recent 128, asked for 10 %"),
         ({"recent": 128, "recent_ratio": 0.1}, "recent 128, asked for 128 or 10 %"),
-        ({"kv_sink": "q1"}, "sink tokens in f16, asked for q1"),
-        ({"kv_recent": "q1", "recent": 64}, "recent 128, asked for 64; recent tokens in f16, asked for q1"),
+        ({"kv_sink": "q1"}, "sink tokens in f16 or q8, asked for q1"),
+        (
+            {"kv_recent": "q1", "recent": 64},
+            "recent 128, asked for 64; recent tokens in f16 or q8, asked for q1",
+        ),
         ({"sink": 4, "recent": 128, "kv_sink": "f16", "kv_recent": "f16"}, ""),
+        ({"kv_sink": "q8", "kv_recent": "q8"}, ""),
         ({}, ""),
     ],
 )
@@ -158,7 +171,7 @@ def test_refusals_are_one_line(converted: Any, master: Any) -> None:
         (
             master,
             {"kv_budget": "1%"},
-            r"more than \d+ bytes \(384 exact slots and bookkeeping\); got \d+ bytes",
+            r"more than \d+ bytes \(304 exact slots and bookkeeping\); got \d+ bytes",
         ),
         (master, {"kv_budget": "2%"}, r"expected \d+ bytes or more for compressed rows; got \d+"),
     ):
@@ -198,4 +211,25 @@ def test_hostile_tables_are_refused(path: Path, tmp_path: Path, value: float) ->
     with pytest.raises(
         ValueError, match=r"^\[latentkv.v.segment_distortions\] expected finite numbers from 0"
     ):
+        model(hostile)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (b"none", "expected row formats that store single tokens; got none"),
+        (b"c4q8", "expected known row for"),
+    ],
+)
+def test_hostile_exact_formats_are_refused(path: Path, tmp_path: Path, name: bytes, message: str) -> None:
+    """Of `f16` and `q8` in the file's bytes, whose array follows its key."""
+    data = bytearray(path.read_bytes())
+    key = b"latentkv.budget.exact_formats"
+    at = data.index(key) + len(key) + 4 + 4 + 8
+    first, second = struct.pack("<Q", 3) + b"f16", struct.pack("<Q", 2) + b"q8"
+    assert data[at : at + len(first + second)] == first + second
+    data[at : at + len(first + second)] = struct.pack("<Q", 4) + name + struct.pack("<Q", 1) + b"q"
+    hostile = tmp_path / "hostile.gguf"
+    hostile.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"^\[latentkv.budget.exact_formats\] {message}"):
         model(hostile)

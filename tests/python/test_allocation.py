@@ -125,3 +125,23 @@ def test_a_penalty_keeps_what_would_be_dropped() -> None:
 def test_a_budget_below_the_smallest_plan_is_refused() -> None:
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected 8 bytes or more for .* got 7"):
         allocation.allocate(problem(0), 7)
+
+
+def test_exact_tokens_pay_for_their_format() -> None:
+    """Of rooms and prices the pair that loses least; a room below the cheapest plan is none."""
+    groups = problem(3)
+    least, most = allocation.least(groups), 36 + 36
+    rooms = {"wide": least + 8, "narrow": most}
+    gain = allocation.total(groups, allocation.allocate(groups, rooms["wide"])) - allocation.total(
+        groups, allocation.allocate(groups, rooms["narrow"])
+    )
+    for price, best in ((0.9 * gain, "narrow"), (1.1 * gain, "wide")):
+        name, chosen = allocation.allocate_beside(
+            groups, rooms, {"wide": 0.0, "narrow": 2 * price}, lambda x: 2 * x
+        )
+        assert name == best
+        assert sum(g[c.table].bytes(c.formats) for g, c in zip(groups, chosen, strict=True)) <= rooms[name]
+    prices = {"wide": 0.0, "narrow": 1e9}
+    assert allocation.allocate_beside(groups, rooms | {"wide": least - 1}, prices, float)[0] == "narrow"
+    with pytest.raises(LatentKVError, match=r"bytes or more for compressed rows; got"):
+        allocation.allocate_beside(groups, {"wide": least - 2, "narrow": least - 1}, prices, float)

@@ -9,6 +9,10 @@
 namespace lkv {
 namespace {
 
+// Slots of an exact window come in multiples of this, so that the rows of every layer start on 64 bytes. No kernel reads
+// rows of slots that are not in use, so whole tiles would be room for nothing: 4 sinks took 64 slots.
+constexpr int exact_step = 16;
+
 uint64_t bit(int seq) { return uint64_t{1} << seq; }
 
 bool in_range(int32_t pos, int32_t p0, int32_t p1) { return (p0 < 0 || pos >= p0) && (p1 < 0 || pos < p1); }
@@ -186,7 +190,7 @@ void KvCache::allocate_regions() {
 template <typename F>
 KvCache::Region KvCache::make_region(const HParams& hparams, const CacheSpec& spec, std::string name, int n_slots,
                                      std::optional<RegionFormat> format, F&& holds) const {
-    n_slots = static_cast<int>(whole_tiles(n_slots));
+    n_slots = format ? (n_slots + exact_step - 1) / exact_step * exact_step : static_cast<int>(whole_tiles(n_slots));
     Region region{std::move(name), Cells(n_slots), n_slots, {}, nullptr};
     bool blocks = false;
     size_t offset = 0;

@@ -71,7 +71,7 @@ struct KvCacheOptions {
     int window(int length) const;  // latest tokens that a sequence of `length` tokens keeps out of the middle region
 };
 
-constexpr int slot_tile = 64;  // kernels walk slots in tiles of this many; regions are rounded up to whole tiles
+constexpr int slot_tile = 64;  // kernels walk slots in tiles of this many; middle and ring are whole ones
 constexpr int64_t whole_tiles(int64_t n) { return (n + slot_tile - 1) / slot_tile * slot_tile; }
 
 constexpr int demotion_batch = 32;  // tokens moved from recent to middle at once: amortises the pass over all layers

@@ -12,19 +12,24 @@
 namespace lkv {
 namespace {
 
-constexpr std::array master_keys = {key::budget_formats,       key::budget_context, key::budget_drop_penalty,
-                                    key::budget_predicted,     key::budget_kld,     key::k_segment_distortions,
-                                    key::v_segment_distortions};
+constexpr std::array master_keys = {key::budget_formats,        key::budget_context,       key::budget_drop_penalty,
+                                    key::budget_predicted,      key::budget_kld,           key::k_segment_distortions,
+                                    key::v_segment_distortions, key::budget_exact_formats, key::budget_exact_kld};
 
-std::vector<Format> read_formats(const GgufFile& file) {
+std::vector<Format> read_names(const GgufFile& file, std::string_view key) {
     std::vector<Format> formats;
-    for (const std::string_view name : file.get_string_array(key::budget_formats)) {
+    for (const std::string_view name : file.get_string_array(key)) {
         const auto format = parse_format(name);
         if (!format || std::find(formats.begin(), formats.end(), *format) != formats.end()) {
-            fail(key::budget_formats, "expected known row formats (docs/gguf.md), each once; got ", quoted(name));
+            fail(key, "expected known row formats (docs/gguf.md), each once; got ", quoted(name));
         }
         formats.push_back(*format);
     }
+    return formats;
+}
+
+std::vector<Format> read_formats(const GgufFile& file) {
+    std::vector<Format> formats = read_names(file, key::budget_formats);
     const auto none = std::find(formats.begin(), formats.end(), Format::none);
     if (formats.size() < 2 || none != formats.end() - 1) {
         fail(key::budget_formats, "expected one stored format or more, then none; got ", formats.size(), " formats",
@@ -45,6 +50,19 @@ std::vector<float> read_costs(const GgufFile& file, std::string_view key, size_t
         }
     }
     return values;
+}
+
+std::vector<Format> read_exact_formats(const GgufFile& file) {
+    std::vector<Format> formats = read_names(file, key::budget_exact_formats);
+    for (const Format format : formats) {
+        if (format == Format::none || format_in_blocks(format)) {
+            fail(key::budget_exact_formats, "expected row formats that store single tokens; got ", format_name(format));
+        }
+    }
+    if (formats.empty()) {
+        fail(key::budget_exact_formats, "expected one row format or more; got none");
+    }
+    return formats;
 }
 
 void check_widths(const Master& master, std::span<const int> widths, std::string_view side) {
@@ -95,6 +113,8 @@ std::optional<Master> read_master(const GgufFile& file, std::span<const int> k_w
                  master.kld[i]);
         }
     }
+    master.exact_formats = read_exact_formats(file);
+    master.exact_kld = read_costs(file, key::budget_exact_kld, master.exact_formats.size());
     return master;
 }
 

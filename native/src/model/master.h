@@ -17,8 +17,10 @@ struct Master {
     float drop_penalty = 1;       // a dropped segment counts this many times its distortion while formats are chosen
     std::vector<float> k;         // [segments of all layers and groups, formats] nats per token
     std::vector<float> v;
-    std::vector<float> predicted;  // [n] ascending: summed distortion of plans that were measured,
-    std::vector<float> kld;        // [n] and what they cost in nats per token
+    std::vector<float> predicted;       // [n] ascending: summed distortion of plans that were measured,
+    std::vector<float> kld;             // [n] and what they cost in nats per token
+    std::vector<Format> exact_formats;  // row formats of exact tokens to choose from,
+    std::vector<float> exact_kld;       // and what each costs beside that
 };
 
 // k_widths, v_widths: of every segment of the file, in its order. Null when the file is no master.

@@ -125,13 +125,14 @@ def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
             if text == args.kv_budget:
                 raise
             continue
-        cache = model.forecast(chosen.n_ctx, **chosen.options(), **regions)
+        cache = model.forecast(chosen.n_ctx, **(regions | chosen.options()))
         found.append(
             {
                 "budget": text,
                 "n_ctx": chosen.n_ctx,
                 "total": cache["total"],
                 "per_token": cache["per_token"],
+                "exact": chosen.kv_recent,
                 "kld": chosen.kld,
                 "unmeasured": chosen.unmeasured,
             }
@@ -359,6 +360,7 @@ def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
             row["budget"],
             f"{row['per_token']:.1f}",
             f"{bytes_text(row['total'])} at {row['n_ctx']}",
+            row["exact"],
             "–" if row["kld"] is None else f"{row['kld']:.2g}",
         ]
         for row in rows
@@ -366,7 +368,8 @@ def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
     head = (
         "budgets of this master file, exact tokens and bookkeeping included; expected KLD in nats per token"
     )
-    shown: list[Block] = [head, table(["--kv-budget", "bytes/token", "whole cache", "expected KLD"], cells)]
+    columns = ["--kv-budget", "bytes/token", "whole cache", "exact tokens"]
+    shown: list[Block] = [head, table([*columns, "expected KLD"], cells)]
     if rows and (differs := rows[0]["unmeasured"]):
         shown.append(f"no expected KLD: it was measured with {differs}")
     return shown

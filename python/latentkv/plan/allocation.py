@@ -10,7 +10,7 @@ master file is planned with it when it is opened.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,6 +77,27 @@ def allocate(groups: Sequence[Group], budget: int, drop_penalty: float = 1.0) ->
         else:
             low = price
     return _upgraded(groups, best, budget)
+
+
+def allocate_beside(
+    groups: Sequence[Group],
+    rooms: Mapping[str, int],
+    prices: Mapping[str, float],
+    nats: Callable[[float], float],
+    drop_penalty: float = 1.0,
+) -> tuple[str, list[Choice]]:
+    """The row format of exact tokens and what `allocate` finds beside it, which cost least together.
+
+    By that format: rooms, the bytes it leaves; prices, the nats per token that it costs. nats: what a summed
+    distortion costs.
+
+    Raises:
+        LatentKVError: none leaves enough for the cheapest plan.
+    """
+    enough = {name: room for name, room in rooms.items() if room >= least(groups)}
+    found = {name: allocate(groups, room, drop_penalty) for name, room in (enough or rooms).items()}
+    best = min(found, key=lambda name: prices[name] + nats(total(groups, found[name], drop_penalty)))
+    return best, found[best]
 
 
 def least(groups: Sequence[Group]) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latentkv.errors import expected
 from latentkv.plan import kv_budget
-from latentkv.plan.allocation import Table, allocate, total
+from latentkv.plan.allocation import Table, allocate_beside, total
 from latentkv.session.prefix import Window
 
 if TYPE_CHECKING:
@@ -26,17 +27,21 @@ _REGIONS = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "evict", "
 
 @dataclass(frozen=True)
 class Allocation:
-    """A row format for every segment, in the file's order, and what the plan is expected to cost."""
+    """A row format for every segment, in the file's order, and for exact tokens; what the plan is expected to
+    cost."""
 
     k_plan: tuple[str, ...]
     v_plan: tuple[str, ...]
+    kv_sink: str
+    kv_recent: str
     n_ctx: int  # at which the budget was counted
     kld: float | None  # nats per token; None where `unmeasured`
     unmeasured: str  # how the exact tokens differ from those that the file's plans were measured with, or ""
 
-    def options(self) -> dict[str, list[str]]:
+    def options(self) -> dict[str, Any]:
         """The keywords of Session and Model.forecast."""
-        return {"k_plan": list(self.k_plan), "v_plan": list(self.v_plan)}
+        plans = {"k_plan": list(self.k_plan), "v_plan": list(self.v_plan)}
+        return plans | {"kv_sink": self.kv_sink, "kv_recent": self.kv_recent}
 
 
 def planned(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,11 +74,12 @@ def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
         got = f"{name}, which is not a master file"
         raise expected("--kv-budget", "a file to plan anew", got, "convert with --master")
     n_ctx = budget.context(master["context"])
-    cache = model.forecast(n_ctx, **regions)
-    room = _room(cache, budget)
-    groups = [(table,) for side in SIDES for table in _tables(master[side], _group_slots(model, cache, side))]
-    penalty = master["drop_penalty"]
-    chosen = allocate(groups, room, penalty)
+    penalty, prices = master["drop_penalty"], _prices(master, regions)
+    caches = {name: model.forecast(n_ctx, **(regions | _exact(name, regions))) for name in prices}
+    slots = [_group_slots(model, next(iter(caches.values())), side) for side in SIDES]
+    groups = [(table,) for side, of in zip(SIDES, slots, strict=True) for table in _tables(master[side], of)]
+    nats = partial(forecast, master)
+    exact, chosen = allocate_beside(groups, _rooms(caches, budget), prices, nats, penalty)
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
     evict = regions.pop("evict", "")
@@ -81,10 +87,23 @@ def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
     differs = (
         f"all tokens, asked for {evict}"
         if evict not in ("", "none")
-        else unmeasured(model.regions, **regions)
+        else unmeasured(model.regions, tuple(master["exact"]), **regions)
     )
-    kld = None if differs else forecast(master, total(groups, chosen, penalty))
-    return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), n_ctx, kld, differs)
+    kld = None if differs else prices[exact] + nats(total(groups, chosen, penalty))
+    sink, recent = _exact(exact, regions).values()
+    return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), sink, recent, n_ctx, kld, differs)
+
+
+def _prices(master: Mapping[str, Any], regions: Mapping[str, Any]) -> dict[str, float]:
+    """Row formats of exact tokens to choose from, and nats per token that they cost."""
+    prices: dict[str, float] = master["exact"]
+    asked = regions.get("kv_recent")
+    return {asked: prices.get(asked, 0.0)} if asked and regions.get("kv_sink") else prices
+
+
+def _exact(name: str, regions: Mapping[str, Any]) -> dict[str, str]:
+    """What was asked for by name, else `name`."""
+    return {key: regions.get(key) or name for key in ("kv_sink", "kv_recent")}
 
 
 def forecast(master: Mapping[str, Any], predicted: float) -> float:
@@ -98,13 +117,15 @@ def forecast(master: Mapping[str, Any], predicted: float) -> float:
 
 def unmeasured(
     file: Mapping[str, Any],
+    formats: tuple[str, ...],
     sink: int = -1,
     recent: int = -1,
     recent_ratio: float = -1.0,
     kv_sink: str = "",
     kv_recent: str = "",
 ) -> str:
-    """`recent 128, asked for 0` where the file's plans were measured with other exact tokens, or "".
+    """`recent 128, asked for 0` where the file's plans were measured with other exact tokens, or "". formats:
+    those that exact tokens were measured in.
 
     With 0 exact tokens in place of 132, a plan of 0.0005 nats was measured at 0.12: no forecast holds there.
     """
@@ -116,9 +137,8 @@ def unmeasured(
     if window.recent != own.recent or abs(window.ratio - own.ratio) > 1e-6:
         differences.append(f"recent {own}, asked for {window}")
     for name, there, asked in (("sink", n_sink, kv_sink), ("recent", window != Window(), kv_recent)):
-        measured = file[f"{name}_format"]
-        if there and asked and asked != measured:
-            differences.append(f"{name} tokens in {measured}, asked for {asked}")
+        if there and asked and asked not in formats:
+            differences.append(f"{name} tokens in {' or '.join(formats)}, asked for {asked}")
     return "; ".join(differences)
 
 
@@ -135,13 +155,28 @@ def _tables(side: Mapping[str, Any], n_slots: list[int]) -> list[Table]:
     return [Table(cost * n, distortion) for cost, distortion, n in groups]
 
 
+def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: kv_budget.KvBudget) -> dict[str, int]:
+    """The bytes that the budget leaves for compressed rows, as the runtime allocates one sequence, by the row
+    format of exact tokens."""
+    fixed = {name: _fixed(cache) for name, cache in caches.items()}
+    least = min(fixed, key=lambda name: fixed[name])
+    room = _room(caches[least], budget) + fixed[least]
+    return {name: room - size for name, size in fixed.items() if size < room}
+
+
+def _fixed(cache: Mapping[str, Any]) -> int:
+    """Bytes of all but compressed rows."""
+    rows = sum(of["k"] + of["v"] for of in cache["regions"] if of["name"] in ("middle", "ring"))
+    return int(cache["total"] - rows)
+
+
 def _room(cache: Mapping[str, Any], budget: kv_budget.KvBudget) -> int:
-    """The bytes that the budget leaves for compressed rows, as the runtime allocates one sequence."""
+    """Of one of them."""
     regions = {region["name"]: region for region in cache["regions"]}
     compressed = [regions[name] for name in ("middle", "ring") if name in regions]
     n_cells = cache["n_cells"] + sum(region["slots"] for region in compressed[1:])
     return budget.row_bytes(
         f16_bytes=round(cache["n_cells"] * cache["f16_per_token"]) + n_cells * cache["cell_bytes"],
-        fixed=cache["total"] - sum(region["k"] + region["v"] for region in compressed),
+        fixed=_fixed(cache),
         n_exact=sum(regions[name]["slots"] for name in ("sink", "recent") if name in regions),
     )

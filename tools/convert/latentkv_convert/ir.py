@@ -241,6 +241,7 @@ class Master:
     distortions: Mapping[str, F64]  # side -> [segments of all layers and groups, formats] nats per token
     predicted: F64  # [n] ascending: summed distortions, penalised, of plans that were measured,
     kld: F64  # [n] and what they cost in nats per token
+    exact: Mapping[str, float]  # row format of exact tokens -> what it costs, beside that
 
 
 @dataclass(frozen=True)

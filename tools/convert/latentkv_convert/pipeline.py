@@ -187,10 +187,12 @@ def master_keys(master: Master) -> dict[str, Any]:
     """latentkv.budget.* and the distortions of segments."""
     arrays = {f"{side}_segment_distortions": master.distortions[side].ravel() for side in SIDES}
     arrays |= {"budget_predicted": master.predicted, "budget_kld": master.kld}
+    arrays["budget_exact_kld"] = np.array(list(master.exact.values()))
     return {
         KEYS["budget_formats"]: list(master.formats),
         KEYS["budget_context"]: master.context,
         KEYS["budget_drop_penalty"]: master.drop_penalty,
+        KEYS["budget_exact_formats"]: list(master.exact),
         **{KEYS[name]: array.astype(np.float32) for name, array in arrays.items()},
     }
 

@@ -68,6 +68,8 @@ class Report:
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
+            "sink_format": self.plan.sink_format,
+            "recent_format": self.plan.recent_format,
             "fitted_context": self.plan.fitted_context,
             "context": CONTEXT,
             "bytes": size,
@@ -150,7 +152,8 @@ class Report:
         cache = self.cache()
         size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
         share = f"{100 * cache['share_of_f16']:.2f} % of f16"
-        lines = [f"whole cache, sinks and recent tokens included: {size}, {share}"]
+        exact = f"sinks and recent tokens in {self.plan.recent_format} included"
+        lines = [f"whole cache, {exact}: {size}, {share}"]
         lines.append(
             f"weights beside it: {self.added_weight_bytes / 2**20:+.1f} MiB, factors less what they replace"
         )

@@ -43,8 +43,9 @@ class Scores:
 
 class TwoCopies(TorchFunctionMode):
     """`copy`: what the body copies hold (k after RoPE, v), each [1, n_kv, T, head_dim]; None: the exact
-    values. `batch`: how many tokens leave the recent window at once. With more than one the window is the
-    decoding cache's: `recent` tokens stay when a batch goes, and as many join them before the next one does.
+    values. `exact`: what is read in their place, likewise; None: what the model makes. `batch`: how many
+    tokens leave the recent window at once. With more than one the window is the decoding cache's: `recent`
+    tokens stay when a batch goes, and as many join them before the next one does.
 
     After a forward pass `key` and `value` are what the model attended to. After a backward pass through it
     `key_slope` and `value_slope` [1, n_kv, T, head_dim] are the loss's gradients through the body copies
@@ -58,9 +59,10 @@ class TwoCopies(TorchFunctionMode):
         recent: int,
         copy: tuple[Tensor, Tensor] | None = None,
         batch: int = 1,
+        exact: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.batch = batch
+        self.batch, self.exact = batch, exact
         self.n_kv, self.sink, self.recent, self.copy = n_kv, sink, recent, copy
         self.key: Tensor | None = None
         self.value: Tensor | None = None
@@ -93,6 +95,8 @@ class TwoCopies(TorchFunctionMode):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """query [1, n_head, T, head_dim], key and value [1, n_kv or n_head, T, head_dim]."""
+        if self.exact is not None:
+            key, value = (_repeated(each, key.shape[1]) for each in self.exact)
         self.key, self.value = key, value
         output: Tensor = _Attention.apply(query, key, value, self, scores)
         return output

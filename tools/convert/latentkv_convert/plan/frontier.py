@@ -23,6 +23,7 @@ class Point:
     bytes: int  # of the whole cache, and what factors add to the weights
     predicted: float  # nats per token, as formats were chosen by: dropped channels count more
     us: Us | None  # None: of rows or features that were not measured
+    exact: str  # row format of exact tokens
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,15 @@ class Frontier:
     def header(self) -> list[str]:
         """Of the terminal's table; times only where there are any."""
         depths = [f"us at {self.depths[0]}", *map(str, self.depths[1:])] if self._timed else []
-        return ["KV heads a group", f"MiB at {self.context}", "predicted nats", *depths]
+        return ["KV heads a group", "exact tokens", f"MiB at {self.context}", "predicted nats", *depths]
 
     def cells(self) -> list[list[str]]:
-        rows = [["full f16", f"{self.full_bytes / 2**20:.1f}", "0", *self._shown(self.full_us)]]
+        rows = [["full f16", "", f"{self.full_bytes / 2**20:.1f}", "0", *self._shown(self.full_us)]]
         for index, line in enumerate(self.lines):
             for point in line.points:
                 mark = "> " if index == self.chosen and point.budget == 1 else ""
                 sizes = [f"{point.bytes / 2**20:.1f}", f"{point.predicted:.2g}"]
-                rows.append([f"{mark}{line.name}", *sizes, *self._shown(point.us)])
+                rows.append([f"{mark}{line.name}", point.exact, *sizes, *self._shown(point.us)])
         return rows
 
     def _shown(self, us: Us | None) -> list[str]:

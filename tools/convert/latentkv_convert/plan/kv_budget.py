@@ -4,13 +4,13 @@ when it is opened."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latentkv.plan import kv_budget
-from latentkv.plan.allocation import Choice, Group, Table, Units, allocate, least, total
+from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, least, total
 from latentkv.plan.kv_budget import KvBudget
 
 from ..ir import SIDES, ModelSpec, Plan
@@ -24,7 +24,7 @@ __all__ = [
     "KvBudget",
     "Table",
     "added",
-    "allocate",
+    "allocate_beside",
     "count",
     "least",
     "parse",
@@ -44,10 +44,15 @@ def parse(text: str) -> KvBudget:
 class Count:
     """What a budget has for compressed rows, and what a channel takes of it, at the budget's context."""
 
-    budget: int  # bytes
+    budget: int  # bytes, for compressed rows and exact tokens
+    exact: Mapping[str, int]  # bytes of exact tokens by their row format, the widest first
     n_ctx: int  # whole tiles
     slots: sizes.MiddleSlots  # of compressed rows
     pays_factors: bool  # a channel costs its part of the factors
+
+    def rooms(self, budget: int) -> dict[str, int]:
+        """Bytes for compressed rows by the row format of exact tokens, of those that it is enough for."""
+        return {name: budget - size for name, size in self.exact.items() if budget > size}
 
     def table(
         self, costs: Table, layer: int, widths: tuple[int, ...], channel: float, replaced: float
@@ -72,9 +77,10 @@ def count(
     recent: int,
     pays_factors: bool,
     exact: Sequence[bool] = (),
+    formats: Sequence[str] = ("f16",),
 ) -> Count:
     """served: the context at which a share is counted. exact: of every layer, whether sink and recent tokens
-    are (none given: they are).
+    are (none given: they are). formats: of exact tokens, the widest first.
 
     Raises:
         LatentKVError: the exact tokens alone take the budget.
@@ -82,10 +88,11 @@ def count(
     n_ctx = budget.context(served)
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0, exact=exact)
-    rows = sizes.full_row_bytes(spec, sum(exact) if exact else spec.n_layer)
-    fixed = n_exact * rows + (n_exact + slots.cells) * sizes.CELL_BYTES
-    room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), fixed, n_exact)
-    return Count(room, slots.whole, slots, pays_factors)
+    n_layer = sum(exact) if exact else spec.n_layer
+    rows = {name: n_exact * sizes.full_row_bytes(spec, name, n_layer) for name in formats}
+    cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
+    room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
+    return Count(room, rows, slots.whole, slots, pays_factors)
 
 
 def added(work: Work, plan: Plan) -> int:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from ..ir import ModelSpec
+from ..schema import RANK_PAD
 
-# Tokens; 0: all layers keep them. An exact window takes 384 slots of f16 rows in every layer (4 sinks and 128
-# recent tokens, with those on their way): as much as 768 tokens at 8 bits, so a layer that sees no more than
-# about that many should be better off with all of them in finer formats. With 1024 the 14 % file of Gemma 3
-# 270M is not: 0.047 ± 0.010 nats forecast, 0.040 measured with exact windows everywhere. Its short layers had
-# 8 bits of K and 5 of V then; what the first token loses, to which many queries attend, is suspected.
+# Tokens; 0: all layers keep them. An exact window takes 304 slots of full rows in every layer (4 sinks and
+# 128 recent tokens, with those on their way), so a layer that sees not many more should be better off with
+# all of them in finer formats. With 1024 the 14 % file of Gemma 3 270M is not: 0.047 ± 0.010 nats forecast,
+# 0.040 measured with exact windows everywhere. Its short layers had 8 bits of K and 5 of V then; what
+# the first token loses, to which many queries attend, is suspected.
 SHORT_WINDOW = 0
+FORMATS = ("f16", "q8")  # of exact tokens, the widest first
+
+
+def formats(spec: ModelSpec) -> tuple[str, ...]:
+    """Those of FORMATS that take a head, whose channels are one segment."""
+    return FORMATS if spec.head_dim % RANK_PAD == 0 else FORMATS[:1]
 
 
 def kept(spec: ModelSpec) -> tuple[bool, ...]:

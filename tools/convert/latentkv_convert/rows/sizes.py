@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")
-SLOT_TILE = 64  # slots of a region come in whole tiles of this many
+SLOT_TILE = 64  # slots of compressed rows come in whole tiles of this many
+EXACT_STEP = 16  # those of exact tokens in multiples of this
 DEMOTION_BATCH = 32  # recent tokens are compressed in batches of this many
 CELL_BYTES = 12  # a slot's position and sequences, once for all layers
 UBATCH = 512  # tokens that pass through the graph together
@@ -140,17 +141,17 @@ def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
     return slots.full_rows(spec) / slots.whole
 
 
-def full_row_bytes(spec: ModelSpec, n_layer: int) -> int:
-    """Full K and V of a token in f16, of so many layers."""
-    return 2 * 2 * n_layer * spec.kv_width
+def full_row_bytes(spec: ModelSpec, fmt: str, n_layer: int) -> int:
+    """Full K and V of a token, of so many layers."""
+    return n_layer * 2 * side_row_bytes(spec, FULL, fmt)
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:
     """Slots for sinks and for recent tokens as the runtime allocates them for one sequence: the window, a
-    batch on its way out of it and the tokens being computed. Whole tiles."""
+    batch on its way out of it and the tokens being computed."""
     latest = recent + DEMOTION_BATCH + math.ceil(recent_ratio * n_ctx) + EXACT_UBATCH
     keeps = recent > 0 or recent_ratio > 0
-    return round_up(sink, SLOT_TILE), round_up(min(latest, n_ctx), SLOT_TILE) if keeps else 0
+    return round_up(sink, EXACT_STEP), round_up(min(latest, n_ctx), EXACT_STEP) if keeps else 0
 
 
 def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:

@@ -9,8 +9,8 @@ one price per byte buys (latentkv/plan/allocation.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,14 +63,22 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         raise ConvertError(
             "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
         )
-    exact = exact_layers.kept(spec) if sink or recent else (True,) * spec.n_layer
+    kept = sink > 0 or recent > 0
+    exact = exact_layers.kept(spec) if kept else (True,) * spec.n_layer
     path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
         paths={"k": path, "v": "latent"},
         groupings=groupings,
         count=kv_budget.count(
-            options["kv_budget"], spec, served or SHARE_CONTEXT, sink, recent, not options["master"], exact
+            options["kv_budget"],
+            spec,
+            served or SHARE_CONTEXT,
+            sink,
+            recent,
+            not options["master"],
+            exact,
+            exact_layers.formats(spec) if kept else exact_layers.FORMATS[:1],
         ),
         share_context=served or SHARE_CONTEXT,
         keeps_tables=options["master"],
@@ -115,6 +123,8 @@ class Waterfill:
     quick: bool = False
     weight: str = "fisher"
     balance: bool = True
+    prices: Mapping[str, float] = field(default_factory=dict)  # of exact tokens by row format, nats a token
+    scale: float = 1.0  # of summed distortions, to nats a token
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -145,19 +155,41 @@ class Waterfill:
         return replace(found, fisher=np.eye(width) * (np.trace(found.fisher) / width))
 
     def plan(self, work: Work) -> Plan:
+        priced = self.priced(work)
         seen: list[Grouped] = []
         full_us = self.us(features.full(work.spec))
-        lines, chosen = frontier.choose(self._lines(work, seen), full_us, self.prefer)
+        lines, chosen = frontier.choose(priced._lines(work, seen), full_us, self.prefer)
         best = seen[chosen]
         work.rebase(best.method.decompose)
-        cut, plan, choices = best.allocated(self.count.budget)
-        plan = replace(plan, forecast=forecast.measured(work, plan, kv_budget.total(cut.groups, choices)))
+        cut, plan = best.checked(work)
         full_bytes = sizes.full_cache_bytes(work.spec, self.count.slots)
         found = Frontier(
             self.times.gpu, self.depths, full_bytes, full_us, lines, chosen, self.count.n_ctx, self.prefer
         )
         plan = replace(plan, frontier=found)
         return replace(plan, master=best.method.tables_of(work, cut, plan)) if self.keeps_tables else plan
+
+    def priced(self, work: Work) -> Waterfill:
+        """With the prices of exact tokens. Those of trained factors are latents in f16.
+
+        Raises:
+            ConvertError: exact tokens of trained factors take the budget.
+        """
+        widest = exact_layers.FORMATS[0]
+        exact = {name: size for name, size in self.count.exact.items() if name == widest or not work.trains}
+        if max(exact.values()) >= self.count.budget and work.trains:
+            wanted = f"more bytes than exact tokens of trained factors take, in {widest}"
+            raise ConvertError("--kv-budget", wanted, f"{self.count.budget} bytes", "raise it")
+        prices = {name: 0.0 for name in exact}
+        for name in set(exact) - {widest}:  # in the precision of a master file, for the same plan there
+            price = forecast.price(work, self.paths, self.exact, self._regions(name))
+            prices[name] = float(np.float32(max(price, 0.0)))
+        return replace(self, count=replace(self.count, exact=exact), prices=prices)
+
+    def _regions(self, fmt: str) -> Plan:
+        """Exact tokens in one row format, and no layers yet."""
+        regions = Plan((), self.sink, self.recent, fitted_context=self.context)
+        return replace(regions, sink_format=fmt, recent_format=fmt)
 
     def _lines(self, work: Work, seen: list[Grouped]) -> Iterator[Line]:
         """Of every grouping that the budget is enough for, one by one; what they come from is left in
@@ -168,7 +200,7 @@ class Waterfill:
             method = replace(self, groupings=(groups,))
             work.rebase(method.decompose)
             grouped = Grouped(method, work.spec, method.measured(work, known))
-            if self.count.budget < kv_budget.least(grouped.tables):
+            if max(self.count.rooms(self.count.budget).values()) < kv_budget.least(grouped.tables):
                 too_large = too_large or grouped
                 continue
             seen.append(grouped)
@@ -197,33 +229,49 @@ class Waterfill:
                     bar.update(1)
         return [group for layer in range(work.spec.n_layer) for key in sides for group in known[key][layer]]
 
+    def allocated(self, groups: Sequence[kv_budget.Group], budget: int) -> tuple[str, list[kv_budget.Choice]]:
+        """The row format of exact tokens, and what the bytes that they leave buy."""
+        rooms = self.count.rooms(budget)
+        return kv_budget.allocate_beside(groups, rooms, self.prices, lambda x: self.scale * x, DROP_PENALTY)
+
     def planned(self, spec: ModelSpec, cut: Cut, budget: int) -> tuple[Plan, list[kv_budget.Choice]]:
-        """The best formats for segments that are cut already."""
-        chosen = kv_budget.allocate(cut.groups, budget, DROP_PENALTY)
+        """The best formats for segments that are cut already, and for exact tokens."""
+        name, chosen = self.allocated(cut.groups, budget)
         choices = zip(cut.widths, chosen, strict=True)
         layers = []
         for exact in self.exact:
             k, v = (self._chosen(spec, side, choices) for side in SIDES)
             layers.append(LayerPlan(k, v, exact))
-        return Plan(tuple(layers), self.sink, self.recent, fitted_context=self.context), chosen
+        return replace(self._regions(name), layers=tuple(layers)), chosen
+
+    def scaled(self, multiple: float, own: Plan) -> int:
+        """The budget with so many times the bytes for compressed rows that it leaves `own`."""
+        exact = self.count.exact[own.recent_format]
+        return exact + int(multiple * (self.count.budget - exact))
+
+    def predicted(
+        self, cut: Cut, plan: Plan, chosen: Sequence[kv_budget.Choice], drop_penalty: float = 1.0
+    ) -> float:
+        """Nats per token, of exact tokens too."""
+        return self.prices[plan.recent_format] + kv_budget.total(cut.groups, chosen, drop_penalty)
 
     def tables_of(self, work: Work, cut: Cut, own: Plan) -> Master:
         """What the formats were chosen from, and plans around the file's own, measured to forecast others."""
         points = {}
         for multiple in MEASURED:
-            budget = max(int(multiple * self.count.budget), kv_budget.least(cut.groups))
-            plan, chosen = self.planned(work.spec, cut, budget)
+            least = kv_budget.least(cut.groups) + min(self.count.exact.values())
+            plan, chosen = self.planned(work.spec, cut, max(self.scaled(multiple, own), least))
             predicted = kv_budget.total(cut.groups, chosen, DROP_PENALTY)
             seen = own.forecast if multiple == 1 else forecast.measured(work, plan, predicted)
             assert seen is not None
-            points[predicted] = seen.kld
+            points[predicted] = seen.kld - self.prices[plan.recent_format]
         rows = iter(group[0].distortion for group in cut.groups)
         by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
         for _ in range(work.spec.n_layer):
             for side in SIDES:
                 by_side[side] += [next(rows) for _ in range(work.spec.n_kv // self.groups[side])]
         distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
-        return master.of(segments.FORMATS, self.share_context, DROP_PENALTY, distortions, points)
+        return master.of(segments.FORMATS, self.share_context, DROP_PENALTY, distortions, points, self.prices)
 
     def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
         """Per group, one table for every width that segments may have."""
@@ -271,17 +319,36 @@ class Grouped:
 
     def allocated(self, budget: int) -> tuple[Cut, Plan, list[kv_budget.Choice]]:
         """The best cuts and formats for a budget."""
-        free = kv_budget.allocate(self.tables, budget, DROP_PENALTY)
+        _, free = self.method.allocated(self.tables, budget)
         cut = Cut(
             tuple((group[choice.table],) for group, choice in zip(self.tables, free, strict=True)),
             tuple(self.method.widths[choice.table] for choice in free),
         )
         return cut, *self.method.planned(self.spec, cut, budget)
 
+    def checked(self, work: Work) -> tuple[Cut, Plan]:
+        """The best plan with its forecast. Distortions are nats up to a factor (3.6 for models/demo, 8.5 %),
+        prices of exact tokens are nats: where what was measured asks for another format, that one's plan."""
+        cut, plan, choices = self.allocated(self.method.count.budget)
+        seen = self._forecast(work, cut, plan, choices)
+        assert seen.forecast is not None
+        distortion = kv_budget.total(cut.groups, choices, DROP_PENALTY)
+        scale = (seen.forecast.kld - self.method.prices[plan.recent_format]) / max(distortion, 1e-30)
+        scaled = replace(self, method=replace(self.method, scale=max(scale, 0.0)))
+        other_cut, other, choices = scaled.allocated(self.method.count.budget)
+        if other.recent_format == plan.recent_format:
+            return cut, seen
+        return other_cut, self._forecast(work, other_cut, other, choices)
+
+    def _forecast(self, work: Work, cut: Cut, plan: Plan, choices: Sequence[kv_budget.Choice]) -> Plan:
+        predicted = self.method.predicted(cut, plan, choices)
+        return replace(plan, forecast=forecast.measured(work, plan, predicted))
+
     def line(self, work: Work) -> Line:
         """What it is worth at BUDGETS; one below the cheapest plan is left out."""
-        budgets = [(each, int(each * self.method.count.budget)) for each in BUDGETS]
-        least = kv_budget.least(self.tables)
+        _, own, _ = self.allocated(self.method.count.budget)
+        budgets = [(each, self.method.scaled(each, own)) for each in BUDGETS]
+        least = kv_budget.least(self.tables) + min(self.method.count.exact.values())
         points = tuple(self._point(work, each, budget) for each, budget in budgets if budget >= least)
         return Line(self.method.groups, points)
 
@@ -294,7 +361,8 @@ class Grouped:
         if method.count.pays_factors:
             size += kv_budget.added(work, plan)
         us = method.us(features.mean(self.spec, plan.layers))
-        return Point(share, size, kv_budget.total(cut.groups, chosen, DROP_PENALTY), us)
+        predicted = method.predicted(cut, plan, chosen, DROP_PENALTY)
+        return Point(share, size, predicted, us, plan.recent_format)
 
 
 @dataclass(frozen=True)
