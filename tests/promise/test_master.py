@@ -170,7 +170,7 @@ def test_refusals_are_one_line(converted: Any, master: Any) -> None:
         (master, {"kv_budget": "14%", "kv": "q4"}, "expected no --kv beside it; got --kv-budget 14% and"),
         (
             master,
-            {"kv_budget": "1%"},
+            {"kv_budget": "0.5%"},
             r"more than \d+ bytes \(304 exact slots and bookkeeping\); got \d+ bytes",
         ),
         (master, {"kv_budget": "2%"}, r"expected \d+ bytes or more for compressed rows; got \d+"),
