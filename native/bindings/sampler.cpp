@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <functional>
+#include <span>
 
 #include "base/error.h"
 #include "bindings.h"
@@ -93,6 +94,59 @@ SamplerOptions options_of(const py::kwargs& given) {
     return o;
 }
 
+// What a sampler has drawn and accepted.
+struct Drawn {
+    int32_t token = -1;
+    std::string piece;
+    bool is_end = false;
+    std::string error;  // why nothing was drawn; else empty
+};
+
+Drawn draw(PySampler& s, std::span<const float> logits) {
+    Drawn out;
+    try {
+        out.token = s.sampler.sample(logits);
+        s.sampler.accept(out.token);
+        out.piece = s.model->vocab().token_to_piece(out.token);
+        out.is_end = s.model->vocab().is_eog(out.token);
+    } catch (const lkv::Error& error) {
+        out.error = error.what();
+    }
+    return out;
+}
+
+py::list next_tokens(const std::vector<PySampler*>& samplers,
+                     const py::array_t<float, py::array::c_style | py::array::forcecast>& logits,
+                     const std::vector<py::ssize_t>& rows) {
+    if (logits.ndim() != 2 || rows.size() != samplers.size()) {
+        lkv::fail("sampler", "expected logits [n, n_vocab] and a row for each of ", samplers.size(), " samplers; got ",
+                  logits.ndim(), " dimensions and ", rows.size(), " rows");
+    }
+    for (const py::ssize_t row : rows) {
+        if (row < 0 || row >= logits.shape(0)) {
+            lkv::fail("sampler", "expected rows below ", logits.shape(0), "; got ", row);
+        }
+    }
+    const auto n_vocab = static_cast<size_t>(logits.shape(1));
+    const float* const data = logits.data();
+    std::vector<Drawn> drawn;
+    {
+        const py::gil_scoped_release release;
+        for (size_t i = 0; i < rows.size(); i++) {
+            drawn.push_back(draw(*samplers[i], {data + static_cast<size_t>(rows[i]) * n_vocab, n_vocab}));
+        }
+    }
+    py::list out;
+    for (const Drawn& each : drawn) {
+        if (each.error.empty()) {
+            out.append(py::make_tuple(each.token, py::bytes(each.piece), each.is_end));
+        } else {
+            out.append(each.error);
+        }
+    }
+    return out;
+}
+
 }  // namespace
 
 void bind_sampler(py::module_& module) {
@@ -116,4 +170,5 @@ void bind_sampler(py::module_& module) {
         .def("reset", [](PySampler& s) { s.sampler.reset(); })
         .def("clone", [](const PySampler& s) { return new PySampler{s.model, s.sampler.clone()}; })
         .def_property_readonly("seed", [](const PySampler& s) { return s.sampler.seed(); });
+    module.def("next_tokens", &next_tokens, py::arg("samplers"), py::arg("logits"), py::arg("rows"));
 }

@@ -310,6 +310,12 @@ class Sampler:
     @property
     def seed(self) -> int: ...
 
+def next_tokens(
+    samplers: Sequence[Sampler], logits: NDArray[np.float32], rows: Sequence[int]
+) -> list[tuple[int, bytes, bool] | str]:
+    """sample() and accept() of each sampler, on its row of logits [n, n_vocab]: the token, its piece, and
+    whether it ends a generation; or, in its place, why it could not be drawn."""
+
 class ChatTemplates:
     """A chat template, by llama.cpp's code: conversations to prompts, and what reads the answers."""
 
@@ -353,7 +359,7 @@ class ChatParser:
         """Reads one answer as it grows."""
 
 class ChatStream:
-    def push(self, text: str, is_partial: bool = True) -> str:
+    def push(self, text: str, is_partial: bool = True) -> list[str]:
         """Appends text; a JSON list of OpenAI's deltas. An empty text with is_partial False ends the
         answer."""
     @property

@@ -137,6 +137,36 @@ def test_info_says_what_was_not_measured(path: Path, capfd: pytest.CaptureFixtur
     assert err == ""
 
 
+def test_states_go_from_larger_budgets_to_smaller_ones(master: Any) -> None:
+    """Rows are coded anew by segments; what a smaller budget drops is not missed. Back they do not go."""
+    ids = tokens(master, 400)
+
+    def read(**options: Any) -> Any:
+        made = session(master, **options)
+        made.decode(ids, output="none")
+        return made
+
+    def planned_for(budget: str) -> dict[str, Any]:
+        return planned(master, {"kv_budget": budget})
+
+    exact = read(kv="f32").decode([9])
+    states = {budget: read(**planned_for(budget)).seq_state_bytes(0) for budget in BUDGETS}
+    assert len(states["8.5%"]) < len(states["14%"]) < len(states["28%"])
+    for small, large in itertools.combinations(BUDGETS, 2):
+        own = distance(read(**planned_for(small)).decode([9]), exact)
+        restored = session(master, **planned_for(small))
+        assert restored.set_seq_state(0, states[large], convert=True)
+        assert restored.seq_pos_max(0) == len(ids) - 1
+        assert len(restored.seq_state_bytes(0)) == len(states[small])
+        assert distance(restored.decode([9]), exact) < 1.5 * own + 0.01
+        for take in ("set_state", "set_seq_state"):  # without convert
+            with pytest.raises(ValueError, match=r"^\[state\] expected"):
+                getattr(restored, take)(*([0] if "seq" in take else []), states[large])
+            assert restored.n_cells_used() == 0
+        with pytest.raises(ValueError, match=r"^\[state\] expected rows .* or finer, segment by segment"):
+            session(master, **planned_for(large)).set_seq_state(0, states[small], convert=True)
+
+
 def test_llama_takes_a_budget(path: Path) -> None:
     from latentkv import Llama
 

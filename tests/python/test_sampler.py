@@ -198,3 +198,63 @@ def test_refusals(model: Any, options: dict[str, Any], message: str) -> None:
         sampler(model, **options)
     with pytest.raises(TypeError, match="unexpected keyword argument 'top_kk'"):
         sampler(model, top_kk=1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0}, {"top_k": 1}, {"top_k": 700}, {"typical_p": 0.7}], ids=str
+)
+def test_the_largest_logits_alone_draw_the_same(model: Any, options: dict[str, Any]) -> None:
+    """A bias of nothing makes the chain look at all logits."""
+    few, all_of_them = sampler(model, **options), sampler(model, **options, logit_bias={0: 0.0})
+    logits = rows(model, 40)
+    logits[3, 800:] = -np.inf
+    logits[4] = np.round(logits[4])  # many are equal
+    logits[5, ::3] = -np.inf
+    for at, line in enumerate(logits):
+        if at != 4 or options.get("temperature") == 0:
+            assert few.sample(line) == all_of_them.sample(line)
+        else:  # of equal ones at the edge of top-k either may be kept
+            assert line[few.sample(line)] > np.sort(line)[-701]
+            all_of_them.sample(line)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("at", [0, 37, -1])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 0}], ids=str)
+def test_logits_that_are_none(model: Any, bad: float, at: int, options: dict[str, Any]) -> None:
+    logits = rows(model, 1)[0]
+    logits[at] = bad
+    where = at % model.n_vocab
+    with pytest.raises(
+        ValueError, match=rf"^\[sampler\] expected logits below \+inf; got .* for token {where}$"
+    ):
+        sampler(model, **options).sample(logits)
+    with pytest.raises(ValueError, match=r"^\[sampler\] expected at least one possible token"):
+        sampler(model, **options).sample(np.full_like(logits, -np.inf))
+
+
+def test_many_are_drawn_as_one_by_one(model: Any) -> None:
+    from latentkv import _core
+
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0},
+        {"repeat_penalty": 1.3},
+        {"grammar": 'root ::= "a"+'},
+    ]
+    together, alone = ([sampler(model, **kind) for kind in kinds] for _ in range(2))
+    order = [3, 0, 2, 1]
+    for _ in range(4):
+        logits = rows(model, 4)
+        for line, one, (token, piece, is_end) in zip(
+            (logits[at] for at in order), alone, _core.next_tokens(together, logits, order), strict=True
+        ):
+            assert token == one.sample(line)
+            one.accept(token)
+            assert (piece, is_end) == (model.token_to_piece(token), model.is_eog(token))
+    logits[order[1]] = np.nan
+    drawn = _core.next_tokens(together, logits, order)
+    assert drawn[1].startswith("[sampler] expected logits below +inf; got nan")
+    assert [isinstance(each, str) for each in drawn] == [False, True, False, False]
+    with pytest.raises(ValueError, match="expected rows below 4; got 4"):
+        _core.next_tokens(together[:1], logits, [4])

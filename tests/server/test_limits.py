@@ -153,9 +153,9 @@ def test_a_client_that_never_reads_ends_its_answer(monkeypatch: pytest.MonkeyPat
     from latentkv.server import answering
 
     class Endless:
-        def submit(self, request: Request, put: Any) -> Ticket:
+        def submit(self, request: Request, put: Any, deliver: Any) -> Ticket:
             self.put = put
-            return Ticket(request, put)
+            return Ticket(request, put, deliver)
 
         def cancel(self, ticket: Ticket) -> None:
             ticket.cancel()
@@ -164,13 +164,13 @@ def test_a_client_that_never_reads_ends_its_answer(monkeypatch: pytest.MonkeyPat
 
     async def read() -> None:
         engine: Any = Endless()
-        answer = answering.Answering(engine, Request([1], SamplingOptions()))
+        inbox = answering.Inbox()
+        answer = answering.Answering(engine, Request([1], SamplingOptions()), inbox)
         for _ in range(9):
             engine.put(Piece("x"))
-        await asyncio.sleep(0)
         assert answer.ticket.cancelled
-        async for piece in answer:
-            shown.append(piece.text)
+        shown.extend(piece.text for _, piece in await inbox.take() if piece is not None)
+        raise answer.error
 
     monkeypatch.setattr(answering, "MAX_UNREAD", 4)
     with pytest.raises(Refused, match="4 pieces unread"):

@@ -301,7 +301,7 @@ def test_an_engine_outlives_a_bug(model: Any, monkeypatch: pytest.MonkeyPatch) -
             broken.setattr(engine.scheduler, "_admit", lambda: 1 / 0)
             with pytest.raises(StepError, match=r"\[engine\] expected a step that .* ZeroDivisionError"):
                 list(engine.submit(asked(model, "The clerk").request))
-        gone = engine.submit(asked(model, "Cache").request, lambda piece: [][1])
+        gone = engine.submit(asked(model, "Cache").request, deliver=lambda items: [][1])
         assert "".join(piece.text for piece in engine.submit(asked(model, "The clerk").request))
         assert gone.cancelled
 

@@ -82,21 +82,21 @@ ChatStream::ChatStream(ChatParser parser) : parser_(std::move(parser)) {
     }
 }
 
-std::string ChatStream::push(std::string_view text, bool is_partial) {
+std::vector<std::string> ChatStream::push(std::string_view text, bool is_partial) {
     text_ += text;
     common_chat_msg grown = parsed(text_, is_partial, parser_.params());
-    auto deltas = common_json::array();
-    if (grown.empty()) return deltas.dump();
+    std::vector<std::string> deltas;
+    if (grown.empty()) return deltas;
     grown.set_tool_call_ids(ids_, new_call_id);
     try {
         for (const auto& diff : common_chat_msg_diff::compute_diffs(message_, grown)) {
-            deltas.push_back(delta(diff));
+            deltas.push_back(delta(diff).dump_safe());
         }
     } catch (const std::exception& error) {
         fail("chat", "expected an answer that goes on as it began; got ", reason(error));
     }
     message_ = std::move(grown);
-    return deltas.dump_safe();
+    return deltas;
 }
 
 std::string ChatStream::message() const {

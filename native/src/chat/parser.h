@@ -29,9 +29,9 @@ class ChatStream {
 public:
     explicit ChatStream(ChatParser parser);
 
-    // Appends text. A JSON list of OpenAI's deltas: {"content"}, {"reasoning_content"}, {"tool_calls": [{"index", "id", "type",
+    // Appends text. OpenAI's deltas, JSON each: {"content"}, {"reasoning_content"}, {"tool_calls": [{"index", "id", "type",
     // "function": {"name", "arguments"}}]}. An empty text with is_partial false ends the answer: what was held back comes out.
-    std::string push(std::string_view text, bool is_partial);
+    std::vector<std::string> push(std::string_view text, bool is_partial);
 
     // The message so far, as JSON, without what the prompt began.
     std::string message() const;

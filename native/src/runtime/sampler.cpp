@@ -1,7 +1,9 @@
 #include "runtime/sampler.h"
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -64,6 +66,46 @@ void check(const SamplerOptions& o, int32_t n_vocab) {
     }
 }
 
+void check_logit(float logit, int32_t token) {
+    if (!(logit < std::numeric_limits<float>::infinity())) {  // also refuses NaN
+        fail("sampler", "expected logits below +inf; got ", logit, " for token ", token);
+    }
+}
+
+struct Peak {
+    float value;
+    bool is_finite;  // no logit is NaN or +inf
+};
+
+constexpr size_t block_logits = 128;
+
+Peak peak_of(std::span<const float> logits) {
+    Peak peak{-std::numeric_limits<float>::infinity(), true};
+    for (const float logit : logits) {
+        peak.value = std::max(peak.value, logit);
+        peak.is_finite = peak.is_finite && logit < std::numeric_limits<float>::infinity();
+    }
+    return peak;
+}
+
+// Of so many lanes compilers make vectors, of fewer they make none.
+Peak peak_of_block(const float* logits) {
+    constexpr size_t lanes = 32;
+    float top[lanes];
+    int bad[lanes] = {};
+    std::copy_n(logits, lanes, top);
+    for (size_t first = 0; first < block_logits; first += lanes) {
+        for (size_t i = 0; i < lanes; i++) {
+            const float logit = logits[first + i];
+            top[i] = logit > top[i] ? logit : top[i];
+            bad[i] |= logit < std::numeric_limits<float>::infinity() ? 0 : 1;
+        }
+    }
+    int n_bad = 0;
+    for (size_t i = 0; i < lanes; i++) n_bad += bad[i];
+    return {*std::max_element(top, top + lanes), n_bad == 0};
+}
+
 uint32_t chosen_seed(uint32_t asked) {
     std::random_device source;
     while (asked == SamplerOptions::random_seed) {
@@ -104,6 +146,16 @@ llama_sampler* new_dry(const SamplerOptions& o, const Vocab* vocab) {
     }
     return llama_sampler_init_dry(vocab->get(), o.dry_multiplier, o.dry_base, o.dry_allowed_length,
                                   o.dry_penalty_last_n, breakers.data(), breakers.size());
+}
+
+// How many of the largest logits decide what the chain picks; 0: any may.
+size_t deciding(const SamplerOptions& o, int32_t n_vocab, const Vocab* vocab) {
+    const bool changes = o.repeat_penalty != 1 || o.frequency_penalty != 0 || o.presence_penalty != 0 ||
+                         !biases(o, n_vocab, vocab).empty();
+    const bool greedy = o.temperature <= 0;
+    const bool needs_all = !greedy && (o.mirostat_mode != 0 || o.top_n_sigma > 0 || o.top_k <= 0);
+    if (changes || o.dry_multiplier > 0 || needs_all) return 0;
+    return greedy ? 1 : static_cast<size_t>(std::min(o.top_k, n_vocab));
 }
 
 SamplerHandle new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed, const Vocab* vocab) {
@@ -250,21 +302,59 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab, const Vocab* vo
         read_prefix();
     }
     chain_ = new_chain(options, n_vocab, seed_, vocab);
-    candidates_.resize(static_cast<size_t>(n_vocab));
+    n_top_ = deciding(options, n_vocab, vocab);
 }
 
 void Sampler::load(std::span<const float> logits) {
-    constexpr float infinity = std::numeric_limits<float>::infinity();
+    candidates_.resize(static_cast<size_t>(n_vocab_));
     for (int32_t token = 0; token < n_vocab_; ++token) {
-        if (std::isnan(logits[token]) || logits[token] == infinity) {
-            fail("sampler", "expected logits below +inf; got ", logits[token], " for token ", token);
-        }
+        check_logit(logits[token], token);
         candidates_[token] = {token, logits[token], 0.0f};
     }
 }
 
+void Sampler::load_top(std::span<const float> logits) {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    constexpr size_t block = block_logits;
+    const size_t n_blocks = (logits.size() + block - 1) / block;
+    peaks_.assign(2 * n_blocks, -infinity);
+    const std::span<float> peaks = std::span(peaks_).first(n_blocks);
+    for (size_t b = 0; b < n_blocks; b++) {
+        const std::span<const float> part = logits.subspan(b * block, std::min(block, logits.size() - b * block));
+        const Peak peak = part.size() == block ? peak_of_block(part.data()) : peak_of(part);
+        for (size_t i = 0; !peak.is_finite && i < part.size(); i++) {
+            check_logit(part[i], static_cast<int32_t>(b * block + i));
+        }
+        peaks[b] = peak.value;
+    }
+    float least = -infinity;  // so many blocks reach it, and so many logits at least
+    if (n_blocks > n_top_) {
+        const std::span<float> order = std::span(peaks_).last(n_blocks);
+        std::ranges::copy(peaks, order.begin());
+        const auto at = order.begin() + static_cast<std::ptrdiff_t>(n_top_ - 1);
+        std::nth_element(order.begin(), at, order.end(), std::greater<>());
+        least = *at;
+    }
+    candidates_.clear();
+    for (size_t b = 0; b < n_blocks; b++) {
+        for (size_t at = b * block; peaks[b] >= least && at < std::min((b + 1) * block, logits.size()); at++) {
+            if (logits[at] >= least && logits[at] > -infinity) {
+                candidates_.push_back({static_cast<int32_t>(at), logits[at], 0.0f});
+            }
+        }
+    }
+    const size_t n = std::min(n_top_, candidates_.size());
+    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(n), candidates_.end(),
+                      [](const llama_token_data& a, const llama_token_data& b) {
+                          return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+                      });
+    candidates_.resize(n);
+}
+
 int32_t Sampler::choose(bool masked) {
-    llama_token_data_array row = {candidates_.data(), candidates_.size(), /*selected=*/-1, /*sorted=*/false};
+    if (candidates_.empty()) return -1;
+    const bool sorted = candidates_.size() < static_cast<size_t>(n_vocab_);
+    llama_token_data_array row = {candidates_.data(), candidates_.size(), /*selected=*/-1, sorted};
     try {
         if (masked) {
             llama_sampler_apply(grammar_.get(), &row);
@@ -279,10 +369,14 @@ int32_t Sampler::choose(bool masked) {
 }
 
 int32_t Sampler::sample(std::span<const float> logits) {
-    if (logits.size() != candidates_.size()) {
-        fail("sampler", "expected ", candidates_.size(), " logits; got ", logits.size());
+    if (logits.size() != static_cast<size_t>(n_vocab_)) {
+        fail("sampler", "expected ", n_vocab_, " logits; got ", logits.size());
     }
-    load(logits);
+    if (n_top_ > 0) {
+        load_top(logits);
+    } else {
+        load(logits);
+    }
     int32_t token = choose(grammar_ && grammar_first_);
     if (token >= 0 && grammar_ && !grammar_first_ && !grammar_allows(token)) {
         load(logits);
@@ -350,7 +444,7 @@ Sampler Sampler::clone() const {
         copy.grammar_.reset(llama_sampler_clone(grammar_.get()));
     }
     copy.chain_.reset(llama_sampler_clone(chain_.get()));
-    copy.candidates_.resize(candidates_.size());
+    copy.n_top_ = n_top_;
     return copy;
 }
 

@@ -5,6 +5,9 @@
 //
 // The grammar sees the drawn token first. One that it refuses is drawn again from the tokens that it allows: a model that keeps
 // to the grammar pays for one token, not for the vocabulary. Mirostat, which learns from what it draws, is masked first.
+//
+// Where nothing before top-k changes a logit or asks for all of them, the chain gets the k largest, found in one pass, and not
+// the vocabulary: of 49152 logits 10 us in place of 95.
 #pragma once
 
 #include <cstdint>
@@ -98,6 +101,8 @@ private:
     void accept_in_grammar(int32_t token);
     void read_prefix();  // tells a new grammar the text in front of the answer
     void load(std::span<const float> logits);
+    void load_top(
+        std::span<const float> logits);  // the n_top_ largest, largest first; equal ones in the order of their ids
     // The chain's choice among the candidates, -1 where none is possible.
     int32_t choose(bool masked);
 
@@ -108,7 +113,9 @@ private:
     std::vector<int32_t> prefix_;  // tokens of SamplerOptions::grammar_prefix
     int32_t allowed_ = -1;         // a token that the grammar has allowed at its present state
     SamplerHandle chain_;
-    std::vector<llama_token_data> candidates_;  // [n_vocab], reused
+    size_t n_top_ = 0;  // so many of the largest logits are all that the chain looks at; 0: at all
+    std::vector<llama_token_data> candidates_;  // at most n_vocab, reused
+    std::vector<float> peaks_;                  // of blocks of logits, reused
 };
 
 }  // namespace lkv

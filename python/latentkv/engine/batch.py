@@ -29,6 +29,13 @@ class Batch:
 
     def add(self, slot: Slot, count: int) -> None:
         assert slot.job is not None
+        if slot.job.has_read:  # one token of an answer
+            self.tokens.append(slot.job.pending[0])
+            self.seqs.append(slot.seq)
+            self.output.append(True)
+            self.parts.append(Part(slot, 1, self.n_rows, self.n_rows + 1))
+            self.n_rows += 1
+            return
         part = slot.job.pending[:count]
         is_whole = len(part) == len(slot.job.pending)
         self.tokens += part

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from latentkv.engine.outbox import Deliver
 from latentkv.engine.request import Request, StepError, Ticket
 from latentkv.engine.scheduler import Scheduler
 from latentkv.errors import LatentKVError
@@ -32,9 +33,14 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="latentkv-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, on_piece: Callable[[Piece | None], None] | None = None) -> Ticket:
-        """Raises LatentKVError for a prompt that cannot be answered."""
-        ticket = Ticket(request, on_piece)
+    def submit(
+        self,
+        request: Request,
+        on_piece: Callable[[Piece | None], None] | None = None,
+        deliver: Deliver | None = None,
+    ) -> Ticket:
+        """on_piece, deliver: see Ticket. Raises LatentKVError for a prompt that cannot be answered."""
+        ticket = Ticket(request, on_piece, deliver)
         self.scheduler.check(ticket)
         self._post(lambda: self.scheduler.submit(ticket))
         return ticket
@@ -98,7 +104,9 @@ class Engine:
             if not is_open:
                 break
             busy = self._step()
+            self.scheduler.outbox.flush()
         self.scheduler.close(Closed("[engine] expected to go on; got closed"))
+        self.scheduler.outbox.flush()
 
     def _step(self) -> bool:
         try:

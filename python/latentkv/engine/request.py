@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from latentkv.engine.outbox import Deliver, Outbox
 from latentkv.errors import LatentKVError
 from latentkv.generate.answer import Piece
 from latentkv.sampling.options import SamplingOptions
@@ -56,33 +57,37 @@ class Ticket:
     """The answer to one request: iterate for its pieces, from any thread. The last piece has a
     finish_reason; an error that ended the answer is raised.
 
-    on_piece: is called, on the engine's thread, in place of the stream; with None after an error.
+    on_piece: is called in place of the stream, by `deliver` and so on its thread; with None after an error.
     """
 
-    def __init__(self, request: Request, on_piece: Callable[[Piece | None], None] | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        on_piece: Callable[[Piece | None], None] | None = None,
+        deliver: Deliver | None = None,
+    ) -> None:
         self.request = request
         self.progress = Progress(prompt_tokens=len(request.prompt))
         self.error: Exception | None = None
         self.cancelled = False
+        self.on_piece = on_piece
+        self.deliver = deliver
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        self._put = on_piece or self._pieces.put
 
     def cancel(self) -> None:
         """The engine stops before its next step; what was asked for is forgotten."""
         self.cancelled = True
 
-    def put(self, piece: Piece) -> None:
-        self._hand_over(piece)
+    def put(self, piece: Piece | None, outbox: Outbox) -> None:
+        """Hands a piece over, now or when the outbox is flushed."""
+        if self.deliver is not None:
+            outbox.put(self.deliver, self, piece)
+        else:
+            self._pieces.put(piece)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, outbox: Outbox) -> None:
         self.error = error
-        self._hand_over(None)
-
-    def _hand_over(self, piece: Piece | None) -> None:
-        try:
-            self._put(piece)
-        except Exception:  # who listened is gone, an event loop that has closed: no matter of other answers
-            self.cancelled = True
+        self.put(None, outbox)
 
     def __iter__(self) -> Iterator[Piece]:
         while True:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.engine.batch import Batch
+from latentkv.engine.batch import Batch, Part
+from latentkv.engine.outbox import Outbox
 from latentkv.engine.request import StepError, Ticket
 from latentkv.engine.reuse import Move, Reuse
 from latentkv.engine.shift import Shift
-from latentkv.engine.slot import Job, Slot
+from latentkv.engine.slot import Job, Slot, drawn
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError, expected
 from latentkv.generate.answer import Piece
@@ -84,6 +85,7 @@ class Scheduler:
         self.slots = [Slot(seq) for seq in range(session.n_seq_max)]
         self.waiting: deque[Ticket] = deque()
         self.counters = Counters()
+        self.outbox = Outbox()
         self.shift, self.store, self.reuse = shift, store, reuse
         self._is_lazy = session.prefill == "lazy"
         self._rewinds = session.rewinds
@@ -125,14 +127,7 @@ class Scheduler:
         except Exception as error:
             self._fail_all(batch, StepError.of(error))
             return True
-        for part in batch.parts:
-            assert part.slot.job is not None
-            part.slot.tokens += part.slot.job.pending[: part.count]
-            del part.slot.job.pending[: part.count]
-            try:
-                self._advance(part.slot, logits[part.first : part.last])
-            except Exception as error:
-                self._fail(part.slot, _said(StepError.of(error)))
+        self._advance([part for part in batch.parts if self._has_read(part, logits)], logits)
         return True
 
     def _decode(self, batch: Batch) -> NDArray[np.float32]:
@@ -151,16 +146,34 @@ class Scheduler:
         batch.parts[0] = replace(batch.parts[0], last=1)
         return last[0]
 
-    def _advance(self, slot: Slot, logits: NDArray[np.float32]) -> None:
-        """logits: [n, n_vocab] of what was evaluated and wanted them."""
-        job = slot.job
+    def _has_read(self, part: Part, logits: NDArray[np.float32]) -> bool:
+        """Whether a token comes next, after what was evaluated of a slot."""
+        slot, job = part.slot, part.slot.job
         assert job is not None
-        prompt = job.read(logits)
-        if prompt is not None:
-            self._show(slot, prompt)
-        if slot.job is not None and not job.pending:
+        slot.tokens += job.pending[: part.count]
+        del job.pending[: part.count]
+        try:
+            if not job.has_read:
+                prompt = job.read(logits[part.first : part.last])
+                if prompt is not None:
+                    self._show(slot, prompt)
+            if slot.job is None or job.pending:
+                return False
             self._grow(slot)
-            self._show(slot, job.advance(logits[-1]))
+        except Exception as error:
+            self._fail(slot, _said(StepError.of(error)))
+            return False
+        return True
+
+    def _advance(self, parts: Sequence[Part], logits: NDArray[np.float32]) -> None:
+        """The next token of each, all drawn in one call."""
+        jobs = [part.slot.job for part in parts if part.slot.job is not None]
+        rows = [part.last - 1 for part in parts]
+        for part, job, token in zip(parts, jobs, drawn(jobs, logits, rows), strict=True):
+            try:
+                self._show(part.slot, job.advance(token, logits[part.last - 1]))
+            except Exception as error:
+                self._fail(part.slot, _said(StepError.of(error)))
 
     def _show(self, slot: Slot, piece: Piece) -> None:
         assert slot.job is not None
@@ -168,7 +181,7 @@ class Scheduler:
         if piece.finish_reason is not None:
             self._finish(slot)
         if piece.text or piece.tokens or piece.finish_reason is not None:
-            ticket.put(piece)
+            ticket.put(piece, self.outbox)
 
     def _batch(self) -> Batch:
         batch = Batch()
@@ -198,7 +211,7 @@ class Scheduler:
         for slot in self.running:
             self._fail(slot, error)
         while self.waiting:
-            self.waiting.popleft().fail(error)
+            self.waiting.popleft().fail(error, self.outbox)
 
     def close(self, error: Exception) -> None:
         """Ends everything, and keeps what idle sequences hold."""
@@ -268,7 +281,7 @@ class Scheduler:
         try:
             slot.job = Job(self.model, ticket, keep, limit, hard, self.last_n_tokens)
         except Exception as error:
-            ticket.fail(error)
+            ticket.fail(error, self.outbox)
             return True
         self._touch(slot)
         ticket.progress.slot = slot.seq
@@ -474,7 +487,7 @@ class Scheduler:
         ticket = slot.job.ticket
         self._finish(slot)
         self._forget(slot)
-        ticket.fail(error)
+        ticket.fail(error, self.outbox)
 
     def _fail_all(self, batch: Batch, error: StepError) -> None:
         """Of a call that failed. Others go on, and what they hold stays."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv import _core
 from latentkv.engine.request import Ticket
 from latentkv.generate.answer import AnswerText, Piece
 from latentkv.generate.scores import PromptScores, token_score
 from latentkv.sampling.closing import closing_of
-from latentkv.sampling.logprobs import TokenScore
 
-if TYPE_CHECKING:
-    from latentkv import _core
+Drawn = tuple[int, bytes, bool] | str  # a token, its bytes, whether it ends an answer; or why there is none
 
 
 class Job:
@@ -31,7 +30,7 @@ class Job:
         self.pending = list(request.prompt[cached:])  # to be evaluated
         self.has_read = False  # all of the prompt
         self._model = model
-        self._sampler = request.sampling.sampler(model)
+        self.sampler = request.sampling.sampler(model)
         self._closing = closing_of(model, request.sampling.grammar)
         self._text = AnswerText(request.stop)
         self._prompt = (
@@ -43,7 +42,7 @@ class Job:
         timings = ticket.progress.timings
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
         for token in request.prompt[max(0, len(request.prompt) - last_n) :]:
-            self._sampler.accept(token, in_grammar=False)
+            self.sampler.accept(token, in_grammar=False)
 
     @property
     def scores(self) -> bool:
@@ -69,12 +68,21 @@ class Job:
         text = self._prompt.text
         return Piece(text, self._prompt.before(len(text)), "length" if self.limit == 0 else None)
 
-    def advance(self, logits: NDArray[np.float32]) -> Piece:
-        """Samples after the last token of `pending`, which was evaluated; what can be shown now, and in the
-        last one why the answer ends.
+    def may_be(self, logits: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """The logits [n_vocab] to draw from in place of these: where the answer has to be closed."""
+        if self._closing is None:
+            return None
+        return self._closing.applied(logits, self.hard_limit - self.ticket.progress.completion_tokens)
+
+    def advance(self, drawn: Drawn, logits: NDArray[np.float32]) -> Piece:
+        """Takes what was drawn behind the last token of `pending`, which was evaluated; what can be shown
+        now, and in the last one why the answer ends.
 
         logits: [n_vocab]
         """
+        if isinstance(drawn, str):
+            raise _core.Error(drawn)
+        token, piece, is_end = drawn
         now = time.perf_counter()
         progress, timings, request = self.ticket.progress, self.ticket.progress.timings, self.ticket.request
         if not self.has_read:
@@ -83,27 +91,35 @@ class Job:
         else:
             timings.predicted_n += 1
             timings.predicted_s = now - self._begin
-        may_be = logits
-        if self._closing is not None:
-            may_be = self._closing.applied(logits, self.hard_limit - progress.completion_tokens)
-        token = self._sampler.sample(may_be)
-        self._sampler.accept(token)
-        if self._model.is_eog(token) and not request.ignore_eos:
+        if is_end and not request.ignore_eos:
             return self._text.end("stop")
         progress.completion_tokens += 1
-        score = self._scored(token, logits)
+        if token in request.shown:
+            piece = self._model.token_to_piece(token, True)
         if self._closing is not None:
-            self._closing.push(score.piece)
-        shown = self._text.push(score)
+            self._closing.push(piece)
+        if request.logprobs is None:
+            shown = self._text.push_bytes(piece)
+        else:
+            at = self._text.length
+            score = token_score(self._model, token, at, logits, request.logprobs, request.shown)
+            shown = self._text.push(score)
         if shown.finish_reason is None and progress.completion_tokens >= self.limit:
             end = self._text.end("length")
             shown = Piece(shown.text + end.text, shown.tokens + end.tokens, end.finish_reason)
         self.pending = [token]
         return shown
 
-    def _scored(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
-        request = self.ticket.request
-        return token_score(self._model, token, self._text.length, logits, request.logprobs, request.shown)
+
+def drawn(jobs: Sequence[Job], logits: NDArray[np.float32], rows: Sequence[int]) -> list[Drawn]:
+    """What comes next in each answer, behind its row of the logits [n, n_vocab]. One call for all, without
+    the GIL: the thread that sends what came before goes on meanwhile."""
+    changed = [job.may_be(logits[row]) for job, row in zip(jobs, rows, strict=True)]
+    if any(row is not None for row in changed):
+        pairs = zip(changed, rows, strict=True)
+        logits = np.stack([logits[row] if own is None else own for own, row in pairs])
+        rows = range(len(jobs))
+    return _core.next_tokens([job.sampler for job in jobs], logits, rows)
 
 
 @dataclass

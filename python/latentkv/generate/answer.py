@@ -142,6 +142,16 @@ class AnswerText:
         self._utf8 = Utf8Stream()
         self._stops = StopMatcher(self.stop)
 
+    def push_bytes(self, piece: bytes) -> Piece:
+        """push() of a token that nobody wants to see beside its text."""
+        decoded = self._utf8.push(piece)
+        self.length += len(decoded)
+        if not self.stop:
+            self._shown += len(decoded)
+            return Piece(decoded)
+        text, stopped = self._stops.push(decoded)
+        return self._release(text, "stop" if stopped else None)
+
     def push(self, token: TokenScore) -> Piece:
         decoded = self._utf8.push(token.piece)
         self.length += len(decoded)

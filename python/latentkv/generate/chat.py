@@ -13,7 +13,7 @@ from latentkv.chat.prompt import ToolUse, chat_request
 from latentkv.chat.template import Message
 from latentkv.errors import expected
 from latentkv.generate.answer import Answer, AnswerOptions, Piece
-from latentkv.generate.completion import Counted, usage
+from latentkv.generate.completion import Counted, framed, usage
 from latentkv.generate.loop import LogitsProcessor
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.logprobs import TokenScore, chat_shape
@@ -157,19 +157,17 @@ class MessageStream:
     def __init__(self, parser: ChatParser) -> None:
         self._native = parser.stream()
 
-    def push(self, text: str) -> list[dict[str, Any]]:
-        """What `text` adds: {"content"}, {"reasoning_content"} or {"tool_calls"} each."""
-        deltas: list[dict[str, Any]] = json.loads(self._native.push(text))
-        return deltas
+    def push(self, text: str) -> list[str]:
+        """What `text` adds: {"content"}, {"reasoning_content"} or {"tool_calls"}, JSON each."""
+        return self._native.push(text)
 
-    def end(self, finish_reason: str) -> list[dict[str, Any]]:
+    def end(self, finish_reason: str) -> list[str]:
         """What was held back. Text that broke off, or that is no call although it began as one, stays as it
         was read so far."""
         try:
-            deltas: list[dict[str, Any]] = json.loads(self._native.push("", finish_reason == "length"))
+            return self._native.push("", finish_reason == "length")
         except _core.Error:
             return []
-        return deltas
 
     @property
     def message(self) -> dict[str, Any]:
@@ -209,6 +207,7 @@ class ChatShape:
         self._logprobs, self._index = with_logprobs, index
         self._message = MessageStream(parser)
         self._as_function = as_function
+        self._frame: tuple[str, str] | None = None  # of a chunk that is a delta and nothing else
         self._waiting: list[TokenScore] = []  # tokens whose text no delta has shown yet
 
     def stream(self, answer: Iterable[Piece]) -> Iterator[dict[str, Any]]:
@@ -225,9 +224,19 @@ class ChatShape:
         if piece.finish_reason is not None:
             deltas += self._message.end(piece.finish_reason)
         for delta in deltas:
-            yield self._chunk(self._older(delta), None)
+            yield self._chunk(self._older(json.loads(delta)), None)
         if piece.finish_reason is not None:
             yield self._chunk({}, self._finish_reason(piece.finish_reason))
+
+    def lines(self, piece: Piece) -> list[str]:
+        """chunks() as JSON."""
+        if self._logprobs or self._as_function or piece.finish_reason is not None:
+            return [json.dumps(chunk, ensure_ascii=False) for chunk in self.chunks(piece)]
+        if self._frame is None:
+            self._frame = framed(self._chunk({"": ""}, None), '{"": ""}')
+        before, behind = self._frame
+        deltas = self._message.push(piece.text) if piece.text else []
+        return [f"{before}{delta}{behind}" for delta in deltas]
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         tokens, self._waiting = self._waiting, []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Protocol
 
 from latentkv.errors import expected
@@ -150,6 +152,7 @@ class CompletionShape:
             "model": model,
         }
         self._text_start = text_start
+        self._frame: tuple[str, str] | None = None  # of a chunk that is a text and nothing else
         self._logprobs = logprobs
 
     def stream(self, pieces: Iterator[Piece]) -> Iterator[dict[str, Any]]:
@@ -158,6 +161,15 @@ class CompletionShape:
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
         return {**self.head, "choices": [self.choice(piece)]}
+
+    def lines(self, piece: Piece) -> list[str]:
+        """chunk() as JSON."""
+        if self._logprobs or piece.finish_reason is not None:
+            return [json.dumps(self.chunk(piece), ensure_ascii=False)]
+        if self._frame is None:
+            self._frame = framed(self.chunk(Piece("")), '""')
+        before, behind = self._frame
+        return [f"{before}{encode_basestring(piece.text)}{behind}"]
 
     def whole(self, pieces: Sequence[Piece], counted: Counted) -> dict[str, Any]:
         return {**self.head, "choices": [self.choice(joined(pieces))], "usage": usage(counted)}
@@ -169,6 +181,13 @@ class CompletionShape:
             "logprobs": completion_shape(piece.tokens, self._text_start) if self._logprobs else None,
             "finish_reason": piece.finish_reason,
         }
+
+
+def framed(chunk: dict[str, Any], empty: str) -> tuple[str, str]:
+    """The JSON of a chunk before and behind what is empty in it. Every token of an answer comes in the same
+    frame."""
+    before, _, behind = json.dumps(chunk, ensure_ascii=False).rpartition(empty)
+    return before, behind
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

@@ -34,7 +34,8 @@ def parsed(body: bytes) -> Any:
 def _reader(levels: int) -> Scan:
     if levels == 0:
         return _read
-    inner, names = _reader(levels - 1), {}
+    inner = _reader(levels - 1)
+    names: dict[str, str] = {}
 
     def read(text: str, at: int) -> tuple[Any, int]:
         first = text[at : at + 1]

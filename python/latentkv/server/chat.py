@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,9 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from latentkv.chat.prompt import ChatPrompt, chat_request
 from latentkv.engine.request import Request
 from latentkv.generate.chat import ChatShape
-from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
+from latentkv.server.answering import Answering, Inbox, unless_gone, wholes
 from latentkv.server.body import Route
 from latentkv.server.completions import timings_of, usage_of
+from latentkv.server.events import EventStream, dumped
 from latentkv.server.schemas import ChatBody
 from latentkv.server.serving import Serving, serving_of
 
@@ -28,7 +29,8 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
     serving.check_model(body.model)
     # a template and its tokens take seconds, of a chat of megabytes
     prompt, requests = await run_in_threadpool(asked, body, serving)
-    answers = serving.answering(requests)
+    inbox = Inbox()
+    answers = serving.answering(requests, inbox)
     shapes = [
         ChatShape(serving.name, prompt.parser, body.rivals() is not None, index, body.use().as_function)
         for index in range(body.n)
@@ -36,8 +38,9 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
     for shape in shapes:
         shape.head = shapes[0].head  # one answer has one id
     if body.stream:
-        return events(stream(shapes, answers, body), answers)
-    pieces = await unless_gone(http, wholes(answers))
+        begin = [dumped(shape.first()) for shape in shapes]
+        return EventStream(answers, shapes, inbox, begin, lambda: last(shapes, answers, body))
+    pieces = await unless_gone(http, wholes(answers, inbox))
     parts = [
         shape.whole(each, answer.ticket.progress)
         for shape, each, answer in zip(shapes, pieces, answers, strict=True)
@@ -80,21 +83,9 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
     ]
 
 
-async def stream(
-    shapes: Sequence[ChatShape], answers: Sequence[Answering], body: ChatBody
-) -> AsyncIterator[dict[str, Any]]:
-    async def chunks(shape: ChatShape, answer: Answering) -> AsyncIterator[dict[str, Any]]:
-        yield shape.first()
-        async for piece in answer:
-            for chunk in shape.chunks(piece):
-                yield chunk
-
-    async for chunk in merged(chunks(*pair) for pair in zip(shapes, answers, strict=True)):
-        yield chunk
-    if body.stream_options is not None and body.stream_options.include_usage:
-        yield shapes[0].head | {
-            "object": "chat.completion.chunk",
-            "choices": [],
-            "usage": usage_of(answers, body.n),
-            "timings": timings_of(answers),
-        }
+def last(shapes: Sequence[ChatShape], answers: Sequence[Answering], body: ChatBody) -> list[dict[str, Any]]:
+    """Chunks behind all others."""
+    if body.stream_options is None or not body.stream_options.include_usage:
+        return []
+    counted = {"usage": usage_of(answers, body.n), "timings": timings_of(answers)}
+    return [shapes[0].head | {"object": "chat.completion.chunk", "choices": []} | counted]

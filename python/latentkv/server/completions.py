@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,8 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from latentkv.engine.request import Request
 from latentkv.generate.answer import Piece
 from latentkv.generate.completion import CompletionShape, usage
-from latentkv.server.answering import Answering, events, merged, unless_gone, wholes
+from latentkv.server.answering import Answering, Inbox, unless_gone, wholes
 from latentkv.server.body import Route
+from latentkv.server.events import EventStream
 from latentkv.server.schemas import CompletionBody
 from latentkv.server.serving import Serving, serving_of
 
@@ -29,7 +30,8 @@ async def completions(
 ) -> Any:
     serving.check_model(body.model)
     requests, texts = await run_in_threadpool(asked, body, serving)
-    answers = serving.answering(requests)
+    inbox = Inbox()
+    answers = serving.answering(requests, inbox)
     shapes = [
         CompletionShape(serving.name, len(text), body.logprobs is not None, index)
         for index, text in enumerate(texts)
@@ -37,12 +39,13 @@ async def completions(
     for shape in shapes:
         shape.head = shapes[0].head  # one answer has one id
     if body.echo and body.logprobs is None:
-        answers = [answer.after(text) for answer, text in zip(answers, texts, strict=True)]
+        for index, text in enumerate(texts):
+            inbox.put(index, Piece(text))
     if not body.stream:
-        pieces = await unless_gone(http, wholes(answers))
+        pieces = await unless_gone(http, wholes(answers, inbox))
         # scores of a long prompt are megabytes of JSON
         return await run_in_threadpool(lambda: JSONResponse(whole(shapes, pieces, answers, body.n)))
-    return events(stream(shapes, answers, body), answers)
+    return EventStream(answers, shapes, inbox, end=lambda: last(shapes, answers, body))
 
 
 def asked(body: CompletionBody, serving: Serving) -> tuple[list[Request], list[str]]:
@@ -79,21 +82,14 @@ def whole(
     }
 
 
-async def stream(
+def last(
     shapes: Sequence[CompletionShape], answers: Sequence[Answering], body: CompletionBody
-) -> AsyncIterator[dict[str, Any]]:
-    async def chunks(shape: CompletionShape, answer: Answering) -> AsyncIterator[dict[str, Any]]:
-        async for piece in answer:
-            yield shape.chunk(piece)
-
-    async for chunk in merged(chunks(*pair) for pair in zip(shapes, answers, strict=True)):
-        yield chunk
-    if body.stream_options is not None and body.stream_options.include_usage:
-        yield shapes[0].head | {
-            "choices": [],
-            "usage": usage_of(answers, body.n),
-            "timings": timings_of(answers),
-        }
+) -> list[dict[str, Any]]:
+    """Chunks behind all others."""
+    if body.stream_options is None or not body.stream_options.include_usage:
+        return []
+    counted = {"usage": usage_of(answers, body.n), "timings": timings_of(answers)}
+    return [shapes[0].head | {"choices": []} | counted]
 
 
 @dataclass

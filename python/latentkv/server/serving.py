@@ -17,7 +17,7 @@ from latentkv.engine.request import Request
 from latentkv.engine.scheduler import Scheduler
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
-from latentkv.server.answering import Answering
+from latentkv.server.answering import Answering, Inbox
 from latentkv.text import utf8
 
 
@@ -78,12 +78,12 @@ class Serving:
         pieces = (self.model.token_to_piece(token, True) for token in tokens)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
-    def answering(self, requests: Sequence[Request]) -> list[Answering]:
+    def answering(self, requests: Sequence[Request], inbox: Inbox) -> list[Answering]:
         """All or none: a refused one cancels those before it."""
         started: list[Answering] = []
         try:
-            for request in requests:
-                started.append(Answering(self.engine, request))
+            for index, request in enumerate(requests):
+                started.append(Answering(self.engine, request, inbox, index))
         except Exception:
             for each in started:
                 each.cancel()

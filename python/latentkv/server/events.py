@@ -1,0 +1,86 @@
+"""Server-sent events: an answer, or several, as it is written. What a step of the engine has for a client
+goes in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from latentkv.generate.answer import Piece
+from latentkv.server import errors
+from latentkv.server.answering import Answering, Inbox, until_gone
+
+
+class Shape(Protocol):
+    """What an answer's pieces look like: chunks as JSON."""
+
+    def lines(self, piece: Piece) -> list[str]: ...
+
+
+class EventStream(Response):
+    """`begin`: chunks before all; `end`: chunks behind the last, before `[DONE]`. An error after the first
+    chunk is an event of its own, and ends all. Its answers end when it does, also where its client went
+    before."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        answers: Sequence[Answering],
+        shapes: Sequence[Shape],
+        inbox: Inbox,
+        begin: Sequence[str] = (),
+        end: Callable[[], Sequence[dict[str, Any]]] = tuple,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._answers, self._shapes, self._inbox = answers, shapes, inbox
+        self._begin, self._end = begin, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(send))
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+        finally:
+            gone.cancel()
+            writing.cancel()
+            for answer in self._answers:
+                answer.cancel()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._begin:
+            await _send(send, self._begin)
+        left = len(self._answers)
+        try:
+            while left:
+                lines: list[str] = []
+                for index, piece in await self._inbox.take():
+                    if piece is None:
+                        await _send(send, lines)
+                        raise self._answers[index].error
+                    lines += self._shapes[index].lines(piece)
+                    left -= piece.finish_reason is not None
+                if lines:
+                    await _send(send, lines)
+            await _send(send, [dumped(chunk) for chunk in self._end()])
+        except errors.Refused as error:
+            await _send(send, [dumped(errors.body(error.status, error.message, error.param, error.code))])
+        await _send(send, ["[DONE]"], more=False)
+
+
+async def _send(send: Send, lines: Sequence[str], more: bool = True) -> None:
+    body = "".join([f"data: {line}\n\n" for line in lines]).encode()
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def dumped(chunk: dict[str, Any]) -> str:
+    return json.dumps(chunk, ensure_ascii=False)
