@@ -422,7 +422,7 @@ def test_under_eviction_a_sequence_goes_on_or_is_computed_anew(model: Any) -> No
     answers = run(evicting, first)
     assert run(evicting, again) == answers
     assert again.progress.timings.cached_n == 0
-    held = max((slot.tokens for slot in evicting.slots), key=len)
+    held = list(max((slot.tokens for slot in evicting.slots), key=len))
     longer = Ticket(Request([*held, 7, 8, 9], GREEDY, 12, ignore_eos=True))
     run(evicting, longer, other)
     assert longer.progress.timings.cached_n == len(held)

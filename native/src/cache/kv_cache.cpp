@@ -154,6 +154,10 @@ void KvCache::add_eviction(const HParams& hparams) {
     }
     std::vector<bool> evicts;
     for (int il = 0; il < hparams.n_layer; il++) evicts.push_back(!in_ring(il));
+    if (std::find(evicts.begin(), evicts.end(), true) == evicts.end()) {
+        fail("evict", "expected a layer that holds the context; got sliding windows in all, which hold ", ring_window_,
+             " tokens; leave out --evict");
+    }
     const EvictPolicy& policy = *options_.evict.policy;
     const int share = (options_.evict.keep - options_.sink) * policy.latest_of_100 / 100;
     const int latest = policy.most_latest > 0 ? std::min(share, policy.most_latest) : share;
