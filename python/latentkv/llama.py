@@ -151,9 +151,8 @@ class Llama(OpenModel):
             session = _core.Session(model, **planned(model, options))
             require_effect(session, options)
             if draft_model is not None and session.evict != "none":
-                raise expected(
-                    "draft_model", "none beside eviction, in which guesses would count", f"evict={session.evict!r}"
-                )
+                wanted = "none beside eviction, in which guesses would count"
+                raise expected("draft_model", wanted, f"evict={session.evict!r}")
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)
