@@ -222,7 +222,7 @@ def test_an_exact_token_costs_full_rows() -> None:
     assert sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * 64 * 2
     assert sizes.exact_bytes_per_token(SPEC, plan, "q4") == 3 * 2 * 2 * (4 + 16)
     assert sizes.bytes_per_token(SPEC, plan, None, 4096) == 3 * 2 * (4 + 16 + 4 + 4)
-    slots = (64 + 256, 4096)
+    slots = (16 + 224, 4096)
     assert sizes.cache_bytes(SPEC, plan, 4096) == slots[0] * (768 + 12) + slots[1] * (168 + 12)
     ratio = dataclasses.replace(plan, recent=0, recent_ratio=0.5, recent_format="q8")
     assert sizes.planned_bytes_per_token(SPEC, ratio, 4096) == 0.5 * 168 + 0.5 * 3 * 2 * 2 * 36

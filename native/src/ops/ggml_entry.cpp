@@ -248,7 +248,9 @@ ggml_tensor* attn_mass(ggml_context* ctx, AttentionNode& node, const Queries& q,
         problems.back().n_tokens = static_cast<int32_t>(args.back()->ne[2]);
     }
     int most_slots = 0;
-    for (int r = 0; r < node.cache->n_regions(); r++) most_slots += node.cache->cells(r, node.row_layer).capacity();
+    for (int r = 0; r < node.cache->n_regions(); r++) {
+        most_slots += static_cast<int>(whole_tiles(node.cache->cells(r, node.row_layer).capacity()));
+    }
     node.mass_plan = attn_mass_plan({problems, nullptr, false, node.layer}, most_slots, n_threads);
     node.mass_rows = problems.front().n_kv;
     args.push_back(stored);
