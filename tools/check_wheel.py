@@ -18,7 +18,7 @@ import sys
 from latentkv import processor
 
 # By relative norm: levels add in another order, and weights of few bits round what reaches them.
-AGREE = 0.05
+AGREE = 0.1
 AT_LEVEL = """
 import json, sys
 import numpy as np

@@ -7,6 +7,9 @@
 
 #if defined(__AVX2__) || defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define LKV_NEON 1
 #endif
 
 #include "base/half.h"
@@ -54,6 +57,12 @@ LKV_INLINE void keep_in_register([[maybe_unused]] f32x8& v) {
 LKV_INLINE f32x8 fma8(f32x8 a, f32x8 b, f32x8 c) {
 #if defined(__FMA__)
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(LKV_NEON)
+    const auto x = std::bit_cast<float32x4x2_t>(a);
+    const auto y = std::bit_cast<float32x4x2_t>(b);
+    const auto z = std::bit_cast<float32x4x2_t>(c);
+    return std::bit_cast<f32x8>(
+        float32x4x2_t{{vfmaq_f32(z.val[0], x.val[0], y.val[0]), vfmaq_f32(z.val[1], x.val[1], y.val[1])}});
 #else
     return a * b + c;
 #endif
@@ -67,6 +76,9 @@ LKV_INLINE f32x8 to_f32(i32x8 v) { return __builtin_convertvector(v, f32x8); }
 LKV_INLINE f32x8 load8_half(const uint8_t* p) {
 #if defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(LKV_NEON)
+    const float16x8_t h = vreinterpretq_f16_u8(vld1q_u8(p));
+    return std::bit_cast<f32x8>(float32x4x2_t{{vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)}});
 #else
     f32x8 v;
     for (int i = 0; i < lanes; i++) {
@@ -95,6 +107,9 @@ LKV_INLINE void store8_half(uint8_t* p, f32x8 v) {
 #if defined(__F16C__)
     const __m128i h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     memcpy(p, &h, sizeof h);
+#elif defined(LKV_NEON)
+    const auto halves = std::bit_cast<float32x4x2_t>(v);
+    vst1q_u8(p, vreinterpretq_u8_f16(vcvt_high_f16_f32(vcvt_f16_f32(halves.val[0]), halves.val[1])));
 #else
     for (int i = 0; i < lanes; i++) {
         store_u16(p + 2 * i, half_from_float(v[i]));
@@ -105,6 +120,9 @@ LKV_INLINE void store8_half(uint8_t* p, f32x8 v) {
 LKV_INLINE i32x8 load8_u8(const uint8_t* p) {
 #if defined(__AVX2__)
     return std::bit_cast<i32x8>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(LKV_NEON)
+    const uint16x8_t words = vmovl_u8(vld1_u8(p));
+    return std::bit_cast<i32x8>(uint32x4x2_t{{vmovl_u16(vget_low_u16(words)), vmovl_high_u16(words)}});
 #else
     i32x8 v;
     for (int i = 0; i < lanes; i++) {
@@ -117,6 +135,9 @@ LKV_INLINE i32x8 load8_u8(const uint8_t* p) {
 LKV_INLINE i32x8 load8_i8(const uint8_t* p) {
 #if defined(__AVX2__)
     return std::bit_cast<i32x8>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(LKV_NEON)
+    const int16x8_t words = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
+    return std::bit_cast<i32x8>(int32x4x2_t{{vmovl_s16(vget_low_s16(words)), vmovl_high_s16(words)}});
 #else
     i32x8 v;
     for (int i = 0; i < lanes; i++) {

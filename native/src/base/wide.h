@@ -114,6 +114,15 @@ LKV_INLINE Wide<N> add_pairs(Wide<N> acc, Wide<N> pairs, int32_t by) {
         return (Wide<N>)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)pairs, _mm256_set1_epi32(by));
 #elif defined(__AVX2__)
         return acc + (Wide<N>)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(by));
+#elif defined(LKV_NEON)
+        const auto p = std::bit_cast<int16x8x2_t>(pairs);
+        const int16x8_t factors = vreinterpretq_s16_s32(vdupq_n_s32(by));
+        int32x4x2_t sums;
+        for (int i = 0; i < 2; i++) {
+            sums.val[i] =
+                vpaddq_s32(vmull_s16(vget_low_s16(p.val[i]), vget_low_s16(factors)), vmull_high_s16(p.val[i], factors));
+        }
+        return acc + std::bit_cast<Wide<N>>(sums);
 #else
         const auto v = std::bit_cast<WideInt<N>>(pairs);
         const int32_t low = static_cast<int16_t>(by & 0xffff);
