@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import reference
@@ -113,7 +114,7 @@ def test_exact_tokens_cost_full_rows_and_need_no_channel(demo: Path, calib: Path
         assert found[f"blk.{index}.attn_v_b.weight"].shape == (256, v)
     assert sum(k + v for k, v in ranks) < 0.7 * 8 * 2 * 256
     recent = next(region for region in model.forecast(4096)["regions"] if region["name"] == "recent")
-    head = {"f16": 2 * 64, "q8": 4 + 64}[model.regions["recent_format"]]
+    head = {"f16": 2 * 64, "q8_0": 2 * 34}[model.regions["recent_format"]]
     assert recent["k"] + recent["v"] == 8 * 2 * 4 * head * recent["slots"]
 
 
@@ -159,7 +160,7 @@ def test_exact_tokens_are_read_as_they_are_stored_in_a_forecast(demo_plans: Any,
     work, plan = demo_plans(prefer, "14%")
     held = forecast.held_back(work.sample)[:1]
     found = []
-    for name in ("f16", "q8", "q4", "q2"):
+    for name in ("f16", "q8_0", "q4", "q2"):
         regions = dataclasses.replace(plan, sink_format=name, recent_format=name)
         alone = forecast.price(work, {"k": plan.layers[0].k.path, "v": "latent"}, (True,) * 8, regions)
         found.append((forecast.divergences(work, regions, held)[0], alone))
@@ -316,6 +317,15 @@ def test_quantizers_lose_what_their_bits_allow(width: int) -> None:
     assert not quantizer.stored(x, "none").any()
 
 
+def test_q8_0_is_ggmls() -> None:
+    rows = np.random.default_rng(0).standard_normal((300, 96)).astype(np.float32)
+    rows[0], rows[1] = 0, 3.0
+    kind = gguf.GGMLQuantizationType.Q8_0
+    expected = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+    assert np.array_equal(quantizer.stored(torch.from_numpy(rows), "q8_0").numpy(), expected)
+    assert [sizes.segment_bytes("q8_0", n) for n in (32, 64, 96, 256)] == [36, 68, 104, 272]
+
+
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
     [
@@ -329,11 +339,11 @@ def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) ->
     spec = dataclasses.replace(archs.model_spec(archs.tiny("llama")), n_layer=8, n_kv=2, head_dim=32)
     exact, n_slots = 16 + 224, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
     full = 8 * 2 * 64 * 2
-    formats = ("f16", "q8")
+    formats = ("f16", "q8_0")
     got = kv_budget.count(kv_budget.parse(text), spec, 4096, 4, 64, pays_factors=True, formats=formats)
     assert got.budget == int(n_bytes) - (exact + n_slots) * 12
-    assert got.exact == {"f16": exact * full, "q8": exact * 8 * 2 * 2 * (4 + 32)}
-    assert got.rooms(got.exact["f16"]) == {"q8": got.exact["f16"] - got.exact["q8"]}
+    assert got.exact == {"f16": exact * full, "q8_0": exact * 8 * 2 * 2 * 36}
+    assert got.rooms(got.exact["f16"]) == {"q8_0": got.exact["f16"] - got.exact["q8_0"]}
     assert got.slots.layers == (n_slots,) * len(got.slots.layers)
 
 
@@ -366,7 +376,9 @@ def test_a_budget_that_exact_tokens_eat_is_refused() -> None:
 def test_exact_tokens_that_fit_in_a_narrower_format_alone_are_kept_in_it() -> None:
     spec = archs.model_spec(archs.tiny("llama"))
     spec = dataclasses.replace(spec, head_dim=64)
-    got = kv_budget.count(kv_budget.parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8"))
-    assert list(got.rooms(got.budget)) == ["q8"]
+    got = kv_budget.count(
+        kv_budget.parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8_0")
+    )
+    assert list(got.rooms(got.budget)) == ["q8_0"]
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than"):
         kv_budget.count(kv_budget.parse("7%"), spec, 4096, 4, 128, pays_factors=True)

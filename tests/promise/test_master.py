@@ -51,9 +51,9 @@ def test_equals_a_conversion_for_that_budget(converted: Any, master: Any, budget
 
 def test_exact_tokens_take_the_format_that_costs_less(master: Any) -> None:
     few, many = (choose(master, budget) for budget in ("6%", "90%"))
-    assert (few.kv_sink, few.kv_recent) == ("q8", "q8")
+    assert (few.kv_sink, few.kv_recent) == ("q8_0", "q8_0")
     assert (many.kv_sink, many.kv_recent) == ("f16", "f16")
-    assert choose(master, "90%", kv_sink="q8", kv_recent="q8").kld > many.kld
+    assert choose(master, "90%", kv_sink="q8_0", kv_recent="q8_0").kld > many.kld
     assert choose(master, "6%", kv_sink="f16", kv_recent="f16").kld > few.kld
     assert choose(master, "6%", kv_recent="f16").kv_recent == "f16"
 
@@ -99,13 +99,13 @@ def test_more_bytes_are_expected_to_cost_less(master: Any) -> None:
         ({"recent": 0}, "recent 128, asked for 0"),
         ({"recent_ratio": 0.1}, "recent 128, asked for 10 %"),
         ({"recent": 128, "recent_ratio": 0.1}, "recent 128, asked for 128 or 10 %"),
-        ({"kv_sink": "q1"}, "sink tokens in f16 or q8, asked for q1"),
+        ({"kv_sink": "q1"}, "sink tokens in f16 or q8_0, asked for q1"),
         (
             {"kv_recent": "q1", "recent": 64},
-            "recent 128, asked for 64; recent tokens in f16 or q8, asked for q1",
+            "recent 128, asked for 64; recent tokens in f16 or q8_0, asked for q1",
         ),
         ({"sink": 4, "recent": 128, "kv_sink": "f16", "kv_recent": "f16"}, ""),
-        ({"kv_sink": "q8", "kv_recent": "q8"}, ""),
+        ({"kv_sink": "q8_0", "kv_recent": "q8_0"}, ""),
         ({}, ""),
     ],
 )
@@ -252,13 +252,13 @@ def test_hostile_tables_are_refused(path: Path, tmp_path: Path, value: float) ->
     ],
 )
 def test_hostile_exact_formats_are_refused(path: Path, tmp_path: Path, name: bytes, message: str) -> None:
-    """Of `f16` and `q8` in the file's bytes, whose array follows its key."""
+    """Of `f16` and `q8_0` in the file's bytes, whose array follows its key."""
     data = bytearray(path.read_bytes())
     key = b"latentkv.budget.exact_formats"
     at = data.index(key) + len(key) + 4 + 4 + 8
-    first, second = struct.pack("<Q", 3) + b"f16", struct.pack("<Q", 2) + b"q8"
+    first, second = struct.pack("<Q", 3) + b"f16", struct.pack("<Q", 4) + b"q8_0"
     assert data[at : at + len(first + second)] == first + second
-    data[at : at + len(first + second)] = struct.pack("<Q", 4) + name + struct.pack("<Q", 1) + b"q"
+    data[at : at + len(first + second)] = struct.pack("<Q", 4) + name + struct.pack("<Q", 3) + b"q_0"
     hostile = tmp_path / "hostile.gguf"
     hostile.write_bytes(data)
     with pytest.raises(ValueError, match=rf"^\[latentkv.budget.exact_formats\] {message}"):

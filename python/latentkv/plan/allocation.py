@@ -94,8 +94,8 @@ def allocate_beside(
     Raises:
         LatentKVError: none leaves enough for the cheapest plan.
     """
-    enough = {name: room for name, room in rooms.items() if room >= least(groups)}
-    found = {name: allocate(groups, room, drop_penalty) for name, room in (enough or rooms).items()}
+    needed = min(least(groups), max(rooms.values()))  # where none is enough, the error is of the largest
+    found = {name: allocate(groups, room, drop_penalty) for name, room in rooms.items() if room >= needed}
     best = min(found, key=lambda name: prices[name] + nats(total(groups, found[name], drop_penalty)))
     return best, found[best]
 

@@ -14,7 +14,7 @@ _F16_MAX = 65504.0
 
 
 def stored(x: Tensor, fmt: str) -> Tensor:
-    """What a cache returns for rows x [..., width] f32 of segments in format f16, q8 … q1 or none.
+    """What a cache returns for rows x [..., width] f32 of segments in format f16, q8 … q1, q8_0 or none.
 
     qB: code · scale + minimum. Both are of least squared error up to 4 bits; above, or where the minimum
     dwarfs the step, they span the row.
@@ -23,6 +23,8 @@ def stored(x: Tensor, fmt: str) -> Tensor:
         return torch.zeros_like(x)
     if fmt == "f16":
         return _half(x).float()
+    if fmt == "q8_0":
+        return _grid(x.unflatten(-1, (-1, 32))).flatten(-2)
     bits = int(fmt[1:])
     n_steps = float(2**bits - 1)
     minimum = _rounded(x.amin(-1, keepdim=True), down=True)
@@ -34,6 +36,14 @@ def stored(x: Tensor, fmt: str) -> Tensor:
         minimum = torch.where(fits, _half(low).float(), minimum)
         scale = torch.where(fits, _half(step).float(), scale)
     return _codes(x - minimum, scale, n_steps).mul_(scale).add_(minimum)
+
+
+def _grid(x: Tensor) -> Tensor:
+    """ggml's q8_0 of blocks x [..., 32]: whole multiples of the largest magnitude / 127."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    inverse = torch.where(scale > 1e-36, 1 / scale, 0.0)
+    y = x * inverse
+    return (y + 0.5 * y.sign()).trunc() * _half(scale).float()
 
 
 def fitted(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:

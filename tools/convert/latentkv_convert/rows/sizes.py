@@ -25,11 +25,13 @@ def in_blocks(fmt: str) -> bool:
 def segment_bytes(fmt: str, width: int) -> int:
     """fN: N bits per channel. qN: scale and minimum in f16, then N bits per channel in 16s. gN: one f16
     scale, rounded up. cN: N bits per channel, and its share of the two f16 numbers that a channel has for 32
-    tokens."""
+    tokens. qN_0: one f16 scale and N bits per channel in 32s."""
     if fmt == "none":
         return 0
     if fmt[0] == "f":
         return int(fmt[1:]) // 8 * width
+    if fmt.endswith("_0"):
+        return _up4((2 + 4 * int(fmt[1:-2])) * -(-width // 32))
     bits = int(fmt[1:])
     if in_blocks(fmt):
         return _up4(2 * (bits + 1) * -(-width // 16))
