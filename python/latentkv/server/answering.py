@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
@@ -25,10 +26,18 @@ _deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, Deliver] = WeakKeyDict
 
 
 def _delivery() -> Deliver:
-    """Of the running loop: it is woken once for all that a step of the engine has."""
+    """The one of the running loop, which is woken once for all that a step of the engine has."""
     loop = asyncio.get_running_loop()
     if loop not in _deliveries:
-        _deliveries[loop] = lambda items: (loop.call_soon_threadsafe(_arrive, items), None)[1]
+        where = weakref.ref(loop)
+
+        def deliver(items: Sequence[Item]) -> None:
+            there = where()
+            if there is None:
+                raise RuntimeError("the loop is gone")
+            there.call_soon_threadsafe(_arrive, items)
+
+        _deliveries[loop] = deliver
     return _deliveries[loop]
 
 
