@@ -167,9 +167,9 @@ class Session:
         sink/recent: tokens that are kept exact; recent_ratio: recent tokens as a share of the sequence
         behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the
         file's window).
-        evict, keep_tokens: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps so many tokens of
-        a sequence, a number or a share of its context ("50%"), sinks and recent tokens among them. seq_rm then
-        takes whole sequences only, and seq_cp and seq_add are refused.
+        evict, keep_tokens: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps so many tokens
+        of a sequence, a number or a share of its context ("50%"), sinks and recent tokens among them. seq_rm
+        then takes whole sequences only, and seq_cp and seq_add are refused.
         prefill: "lazy": a decode() call in which every sequence starts attends to exact K and V, layer by
         layer, and its rows are compressed when they are written; "eager": tokens see the compressed past
         ("" = the file's default). Refused where exact K and V are not in the file.
@@ -219,8 +219,8 @@ class Session:
         """The longest window of layers that hold their window only, in tokens; 0: all hold the context."""
     # sequences (llama.cpp semantics; p0/p1 half-open, -1 = open end; seq -1 = all in seq_rm)
     def clear(self) -> None: ...
-    # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight again, or
-    # tokens were evicted that it would have kept
+    # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight again,
+    # or tokens were evicted that it would have kept
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None: ...
     def seq_keep(self, seq: int) -> None: ...
@@ -232,8 +232,8 @@ class Session:
         """Cells that no new token can take: those of tokens, and what is left of broken blocks."""
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
-        """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float, "n_cells":
-        tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used", "k", "v"}],
+        """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
+        "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used", "k", "v"}],
         "layer_slots": [int]}; used: slots that hold a
         token; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window;
         per_token: of the context, at n_ctx."""

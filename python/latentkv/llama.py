@@ -148,7 +148,9 @@ class Llama(OpenModel):
             session = _core.Session(model, **planned(model, options))
             if draft_model is not None and session.evict != "none":
                 raise expected(
-                    "draft_model", "none beside eviction, in which guesses would count", f"evict={session.evict!r}"
+                    "draft_model",
+                    "none beside eviction, in which guesses would count",
+                    f"evict={session.evict!r}",
                 )
         self.draft_model = draft_model
         self.spm_infill = spm_infill

@@ -55,7 +55,14 @@ def test_bad_options_are_one_line(run: Any, latent_gguf: Path, words: tuple[Any,
 def test_llama_goes_on_or_starts_anew(latent_gguf: Path) -> None:
     from latentkv import Llama, LlamaPromptLookupDecoding
 
-    options: dict[str, Any] = {"evict": "h2o", "keep_tokens": 96, "sink": 4, "recent": 0, "n_ctx": 512, "logits_all": True}
+    options: dict[str, Any] = {
+        "evict": "h2o",
+        "keep_tokens": 96,
+        "sink": 4,
+        "recent": 0,
+        "n_ctx": 512,
+        "logits_all": True,
+    }
     llm = Llama(str(latent_gguf), **options)
     prompt = [1 + i * 7 % 500 for i in range(200)]
     llm.eval(prompt)
