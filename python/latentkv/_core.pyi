@@ -219,8 +219,8 @@ class Session:
         """The longest window of layers that hold their window only, in tokens; 0: all hold the context."""
     # sequences (llama.cpp semantics; p0/p1 half-open, -1 = open end; seq -1 = all in seq_rm)
     def clear(self) -> None: ...
-    # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight again,
-    # or tokens were evicted that it would have kept
+    # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight
+    # again, or tokens were evicted that it would have kept
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None: ...
     def seq_keep(self, seq: int) -> None: ...
@@ -233,10 +233,10 @@ class Session:
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
         """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
-        "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used", "k", "v"}],
-        "layer_slots": [int]}; used: slots that hold a
-        token; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window;
-        per_token: of the context, at n_ctx."""
+        "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used",
+        "k", "v"}], "layer_slots": [int]}; used: slots that hold a token, under eviction in the layer that has
+        most; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window or
+        evicts; per_token: of the context, at n_ctx."""
     def compute_bytes(self) -> int: ...
     def prefill_bytes(self) -> int:
         """The most that a lazy prefill has taken so far, freed since: one layer's exact rows and the hidden
