@@ -168,7 +168,7 @@ class Session:
         behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the
         file's window).
         evict, keep_tokens: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps so many tokens
-        of a sequence, a number or a share of its context ("50%"), sinks and recent ones among them. seq_rm
+        of a sequence, a number or a share of its context ("50%"), sinks and recent tokens among them. seq_rm
         then takes whole sequences only, and seq_cp and seq_add are refused.
         prefill: "lazy": a decode() call in which every sequence starts attends to exact K and V, layer by
         layer, and its rows are compressed when they are written; "eager": tokens see the compressed past
@@ -237,9 +237,9 @@ class Session:
     def kv_bytes(self) -> dict[str, Any]:
         """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
         "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used",
-        "k", "v"}], "layer_slots": [int]}; used: slots that hold a token; layer_slots:
-        of every layer those of its compressed rows, fewer where it has a sliding window; per_token: of the
-        context, at n_ctx."""
+        "k", "v"}], "layer_slots": [int]}; used: slots that hold a token, under eviction in the layer that has
+        most; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window or
+        evicts; per_token: of the context, at n_ctx."""
     def compute_bytes(self) -> int: ...
     def prefill_bytes(self) -> int:
         """The most that a lazy prefill has taken so far, freed since: one layer's exact rows and the hidden

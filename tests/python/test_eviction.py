@@ -19,7 +19,7 @@ def test_info_shows_bytes_before_anything_is_allocated(run: Any, latent_gguf: Pa
 
     whole, part = forecast("--sink", 4, "--recent", 0), forecast(*WORDS)
     assert part["n_ctx"] == whole["n_ctx"] == 1024
-    assert part["total"] < 0.3 * whole["total"]
+    assert part["total"] < 0.5 * whole["total"]
     shown = run("info", latent_gguf, "-c", 1024, *WORDS).stdout
     assert "a layer keeps 128 of 1024 tokens beside its exact ones" in shown
 
@@ -55,7 +55,14 @@ def test_bad_options_are_one_line(run: Any, latent_gguf: Path, words: tuple[Any,
 def test_llama_goes_on_or_starts_anew(latent_gguf: Path) -> None:
     from latentkv import Llama, LlamaPromptLookupDecoding
 
-    options: dict[str, Any] = {"evict": "h2o", "keep_tokens": 96, "sink": 4, "recent": 0, "n_ctx": 512}
+    options: dict[str, Any] = {
+        "evict": "h2o",
+        "keep_tokens": 96,
+        "sink": 4,
+        "recent": 0,
+        "n_ctx": 512,
+        "logits_all": True,
+    }
     llm = Llama(str(latent_gguf), **options)
     prompt = [1 + i * 7 % 500 for i in range(200)]
     llm.eval(prompt)

@@ -26,7 +26,7 @@ class Shift:
 
 
 def require_all_tokens(where: str, session: _core.Session) -> None:
-    """Raises LatentKVError under eviction: a layer that moved its tokens would not know which are gone."""
+    """Raises LatentKVError under eviction: some tokens are gone, and the others stand for them."""
     if session.evict != "none":
         raise expected(where, "all tokens in the cache", f"--evict {session.evict}", "leave one out")
 
