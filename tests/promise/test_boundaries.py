@@ -36,7 +36,7 @@ RULES = [
     (re.compile(r"^\s*(import|from) torch", re.MULTILINE), ["python"], set(), "the runtime needs no torch"),
     (
         re.compile(
-            r"\blatentkv\._core\b|from latentkv\b(?!\.(arguments|progress|terminal) )"
+            r"\blatentkv\._core\b|from latentkv\b(?!\.console\.)"
             r"|^\s*from \.+ import .*\bnative\b",
             re.MULTILINE,
         ),

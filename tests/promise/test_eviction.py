@@ -93,7 +93,7 @@ def test_a_layer_keeps_what_was_asked_for_and_no_more_is_allocated(plain: Any) -
     assert KEEP - SINK - 32 <= middle(s)["used"] <= KEEP - SINK
     assert middle(s)["slots"] == 128  # in tiles of 64
     rows = bytes_of["k"] + bytes_of["v"]
-    assert rows == (whole["k"] + whole["v"]) * (128 + 64) // (2048 + 64)
+    assert rows == (whole["k"] + whole["v"]) * (128 + 16) // (2048 + 16)
     a_layer = 128 * (4 + 8 + 4)  # position, sequences and mass of every slot
     assert bytes_of["cells"] == whole["cells"] + plain.n_layer * a_layer
     assert bytes_of["total"] == rows + bytes_of["cells"]

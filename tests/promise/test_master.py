@@ -213,7 +213,7 @@ def test_bad_budgets_leave_with_status_2(path: Path, capsys: pytest.CaptureFixtu
     from latentkv.cli import main
 
     for command in (["info"], ["bench", "-p", "8"], ["perplexity", "-f", str(SAMPLE)], ["chat", "-p", "x"]):
-        assert main([command[0], str(path), *command[1:], "--kv-budget", "1%"]) == 2
+        assert main([command[0], str(path), *command[1:], "--kv-budget", "0.5%"]) == 2
         said = capsys.readouterr().err.strip().splitlines()[-1]
         assert said.startswith("error: [--kv-budget] expected more than")
 
@@ -258,7 +258,7 @@ def test_hostile_exact_formats_are_refused(path: Path, tmp_path: Path, name: byt
     at = data.index(key) + len(key) + 4 + 4 + 8
     first, second = struct.pack("<Q", 3) + b"f16", struct.pack("<Q", 4) + b"q8_0"
     assert data[at : at + len(first + second)] == first + second
-    data[at : at + len(first + second)] = struct.pack("<Q", 4) + name + struct.pack("<Q", 3) + b"q_0"
+    data[at : at + len(first + second)] = struct.pack("<Q", 4) + name + struct.pack("<Q", 3) + b"f16"
     hostile = tmp_path / "hostile.gguf"
     hostile.write_bytes(data)
     with pytest.raises(ValueError, match=rf"^\[latentkv.budget.exact_formats\] {message}"):

@@ -86,6 +86,7 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
     class Session:
         def __init__(self, model: Model, *, n_ctx: int = 0, **options: Any) -> None:
             self.prefill, self.can_rotate = "eager", False
+            self.rewinds, self.evict = True, "none"
             self.n_ctx, self.cells = n_ctx, []  # type: ignore[var-annotated]
 
         def decode(self, tokens: Sequence[int], *, output: str = "last", **options: Any) -> np.ndarray:
