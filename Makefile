@@ -43,7 +43,7 @@ test-python: $(VENV)/.installed-tests
 	$(BIN)/python -m pytest
 
 test-native: $(VENV)/.installed-tests
-	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
+	$(BIN)/ctest --test-dir $(BUILD) --parallel 2 --output-on-failure --no-tests=error
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
