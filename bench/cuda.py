@@ -53,6 +53,20 @@ def batch_time(session: _core.Session, random: np.random.Generator, n_vocab: int
     return statistics.median(times[2:])
 
 
+def step_time(
+    session: _core.Session, random: np.random.Generator, n_vocab: int, n: int, steps: int, skipped: int
+) -> float:
+    """Seconds of a step of one token of each of the first n sequences, median of those behind `skipped`: the
+    first builds the graph, the second records it."""
+    times = []
+    for _ in range(steps):
+        tokens = random.integers(0, n_vocab, n).tolist()
+        start = time.perf_counter()
+        session.decode(tokens, seq=list(range(n)))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[skipped:])
+
+
 def measure(model: _core.Model, kv: str, depths: list[int], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of tokens per second; decode is the median of single steps."""
     random = np.random.default_rng(1)

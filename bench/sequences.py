@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,28 +24,21 @@ SEQUENCES, STEPS, SKIPPED = 8, 56, 6
 ASKED = (8, 4, 1)
 
 
-def step_ms(session: _core.Session, random: np.random.Generator, n_vocab: int, n: int) -> float:
-    """Of one token of each of the first n sequences."""
-    taken = []
-    for _ in range(STEPS):
-        tokens = random.integers(0, n_vocab, n).tolist()
-        start = time.perf_counter()
-        session.decode(tokens, seq=list(range(n)))
-        taken.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(taken[SKIPPED:])
-
-
 def measured(path: Path, kv: str, depth: int) -> dict[str, float]:
     model = _core.Model(str(path), n_gpu_layers=99)
     random = np.random.default_rng(1)
     exact = 0 if kv else -1  # the file's windows
     n_ctx = SEQUENCES * (depth + 4 * STEPS + 256)
     session = _core.Session(model, n_ctx=n_ctx, n_seq_max=SEQUENCES, kv=kv, sink=exact, recent=exact)
-    found = {"empty": step_ms(session, random, model.n_vocab, SEQUENCES)}
+
+    def step_ms(n: int) -> float:
+        return 1e3 * cuda.step_time(session, random, model.n_vocab, n, STEPS, SKIPPED)
+
+    found = {"empty": step_ms(SEQUENCES)}
     for seq in range(SEQUENCES):
         assert session.seq_rm(seq, 0, -1)
         session.decode(random.integers(0, model.n_vocab, depth).tolist(), seq=[seq] * depth, output="last")
-    return found | {f"{n} of {SEQUENCES}": step_ms(session, random, model.n_vocab, n) for n in ASKED}
+    return found | {f"{n} of {SEQUENCES}": step_ms(n) for n in ASKED}
 
 
 def main() -> None:

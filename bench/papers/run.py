@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from papers.case import DEFAULT, FULL, QUANTITIES, Cache, Claim, Paper
 from record import RESULTS, Column, save
 
 PAPERS = ("palu", "zack", "lorc", "tale", "eigen")
-STEPS, SKIPPED = 24, 4  # of them the first: one builds the graph, one records it
+STEPS, SKIPPED = 24, 4
 COLUMNS = [
     Column("what", "cache"),
     Column("quantity", "figure"),
@@ -56,17 +55,6 @@ class Measured:
         return 1e3 * {"attention": self.step - self.empty, "step": self.step, "first": self.first}[quantity]
 
 
-def steps(session: _core.Session, random: np.random.Generator, n_vocab: int, batch: int) -> float:
-    """Seconds of a step of one token of every sequence, median."""
-    taken = []
-    for _ in range(STEPS):
-        tokens = random.integers(0, n_vocab, batch).tolist()
-        start = time.perf_counter()
-        session.decode(tokens, seq=list(range(batch)))
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[SKIPPED:])
-
-
 def measured(model: _core.Model, cache: Cache, lengths: Sequence[int], batch: int) -> dict[int, Measured]:
     """At every length, from one session that grows."""
     random = np.random.default_rng(1)
@@ -80,7 +68,7 @@ def measured(model: _core.Model, cache: Cache, lengths: Sequence[int], batch: in
         where = session.implementations["latent_attn"]
         if "fused cuda" not in where:
             raise SystemExit(f"error: [papers] expected attention on a GPU; got {where}")
-        empty = steps(session, random, model.n_vocab, batch)
+        empty = cuda.step_time(session, random, model.n_vocab, batch, STEPS, SKIPPED)
         assert all(session.seq_rm(seq, 0, -1) for seq in range(batch))
         first = []
         for seq in range(batch):
@@ -89,7 +77,7 @@ def measured(model: _core.Model, cache: Cache, lengths: Sequence[int], batch: in
                 tokens = random.integers(0, model.n_vocab, min(cuda.FILL, length - at)).tolist()
                 session.decode(tokens, seq=[seq] * len(tokens), output="last")
             first.append(time.perf_counter() - start)
-        step = steps(session, random, model.n_vocab, batch)
+        step = cuda.step_time(session, random, model.n_vocab, batch, STEPS, SKIPPED)
         found[length] = Measured(empty, step, min(first), session.kv_bytes()["total"])
         print(f"  {cache.name}, {batch} x {length}: {found[length]}", file=sys.stderr, flush=True)
         del session
