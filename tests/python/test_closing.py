@@ -71,6 +71,31 @@ def test_answers_without_end_are_closed(llm: Any, name: str, monkeypatch: pytest
     assert not all(closed)
 
 
+@pytest.mark.parametrize("n", [60, 90])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_calls_without_end_are_closed(plain_gguf: Path, n: int, seed: int) -> None:
+    from latentkv import Llama
+
+    note = {
+        "type": "function",
+        "function": {"name": "note", "parameters": thing(text=TEXT, tags={"type": "array"})},
+    }
+    with Llama(str(plain_gguf), n_ctx=1024, n_threads=1, chat_format="chatml-function-calling") as llama:
+        ends = [token for token in range(llama.n_vocab()) if set(llama.detokenize([token])) & set(b"]}")]
+        out = llama.create_chat_completion(
+            ASK,
+            tools=[note],
+            tool_choice={"type": "function", "function": {"name": "note"}},
+            max_tokens=n,
+            temperature=0.8,
+            seed=seed,
+            logit_bias=dict.fromkeys(ends, -30.0) | {llama.model.find_token("a"): 30.0},
+        )
+    choice = out["choices"][0]
+    assert choice["finish_reason"] == "tool_calls", choice
+    assert set(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])) == {"text", "tags"}
+
+
 def test_plain_completions_too(llm: Any) -> None:
     grammar = LlamaGrammar.from_json_schema(json.dumps(ENDLESS["string"]))
     out = llm("The clerk", grammar=grammar, max_tokens=40, temperature=0.8, seed=1)

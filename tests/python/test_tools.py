@@ -374,10 +374,10 @@ def test_a_required_call_comes_at_once(source: str) -> None:
     rendered = ChatTemplate(source, "<s>", "</s>").apply(ASK, tools=[WEATHER], tool_choice="required")
     assert rendered.grammar is not None
     assert re.search(r"^root .*until-\d+\? tool-call", rendered.grammar.text, re.MULTILINE)
-    text = called_at_once(rendered.grammar).text
+    text = called_at_once(rendered.grammar, [WEATHER]).text
     root = next(line for line in text.splitlines() if line.startswith("root ::="))
     assert re.search(r"until-\d+\? tool-call", root) is None
     assert root.endswith(("tool-call", "tool-calls"))
     assert ("<think>" in root) == (source == THINKING)
-    once = called_at_once(rendered.grammar, once=True).text
+    once = called_at_once(rendered.grammar, [WEATHER], once=True).text
     assert ("(tool-call space)+" in text, "(tool-call space)+" in once) == (source == THINKING, False)

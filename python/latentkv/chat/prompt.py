@@ -120,7 +120,7 @@ def chat_request(
     if rendered.grammar is not None and schema is not None and not offered:
         rendered.grammar.json_schema = schema
     if rendered.grammar is not None and use.choice == "required":
-        grammar = called_at_once(rendered.grammar, once=options.get("parallel_tool_calls") is False)
+        grammar = called_at_once(rendered.grammar, offered, once=options.get("parallel_tool_calls") is False)
     text = utf8(rendered.text, "prompt")
     if check_length is not None:
         check_length(len(text))
@@ -133,16 +133,27 @@ def chat_request(
     )
 
 
-def called_at_once(grammar: LlamaGrammar, once: bool = False) -> LlamaGrammar:
-    """llama.cpp's grammar of a required call, without the text that it lets a model write before, which a
-    small model never ends. Thoughts may still come first. `once`: nor calls behind the first, which it
-    allows where a template marks each by itself."""
+def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> LlamaGrammar:
+    """llama.cpp's grammar of a required call of one of the tools, without the text that it lets a model write
+    before, which a small model never ends. Thoughts may still come first. `once`: nor calls behind the first,
+    which it allows where a template marks each by itself. A call is closed before it has no room left."""
     text = re.sub(r"^(root ::= .*?)until-\d+\? (?=tool-calls?$)", r"\1", grammar.text, flags=re.MULTILINE)
     if once:
         text = re.sub(r"^tool-calls ::= \(tool-call space\)\+$", "tool-calls ::= tool-call", text, flags=re.M)
     return LlamaGrammar(
-        text, grammar.root, lazy=grammar.lazy, triggers=grammar.triggers, prefix=grammar.prefix
+        text,
+        grammar.root,
+        lazy=grammar.lazy,
+        triggers=grammar.triggers,
+        prefix=grammar.prefix,
+        json_schema={"anyOf": [_call_schema(tool["function"]) for tool in tools]},
     )
+
+
+def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A call as most templates write it."""
+    properties = {"name": {"const": function.get("name")}, "arguments": function.get("parameters")}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -20,8 +20,8 @@ class LlamaGrammar:
 
     A `lazy` grammar waits for one of `triggers` ({"type": "word" | "pattern" | "pattern_full" | "token",
     "value", "token"}) and describes the text from there on. `prefix` is text in front of the answer that
-    the grammar describes as well. `json_schema`: what it says, where that is a schema; such an answer is
-    closed before it has no room left (sampling/closing.py).
+    the grammar describes as well. `json_schema`: what it says, where that is a schema, or about that;
+    such an answer is closed before it has no room left (sampling/closing.py).
     """
 
     __module__ = "latentkv"
