@@ -23,6 +23,14 @@ thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 
+const std::array<float, 1 << 16> half_values = [] {
+    std::array<float, 1 << 16> values;
+    for (uint32_t bits = 0; bits < values.size(); bits++) {
+        values[bits] = static_cast<float>(from_word<_Float16>(bits));
+    }
+    return values;
+}();
+
 namespace {
 
 constexpr size_t stack_bytes = 128 * 1024;
@@ -43,12 +51,18 @@ struct Warp {
     unsigned turns = 0;
 };
 
-struct Fiber {
-    ucontext_t context;  // of its beginning
+// Goes from thread to thread of the emulated GPU: to begin one anew takes system calls.
+struct Stack {
     jmp_buf place;
-    std::unique_ptr<char[]> stack;
     bool begun = false;
+    char bytes[stack_bytes];
+};
+
+struct Fiber {
+    std::unique_ptr<Stack> stack;
     bool done = false;
+    const unsigned* waits_for = nullptr;  // the turns of a barrier, until they are no longer `turns`
+    unsigned turns = 0;
     unsigned cluster_turn = 0;
 };
 
@@ -90,36 +104,69 @@ struct Mapping {
 std::multimap<void*, Mapping> allocated;  // by what allocate() returned
 
 // Of thread blocks that have ended: the system clears what it gives anew, which took as long as the kernels.
-std::vector<std::unique_ptr<char[]>> stacks;
+std::vector<std::unique_ptr<Stack>> stacks;
+std::vector<std::unique_ptr<uint8_t[]>> memories;  // all ones
 
 alignas(64) thread_local char anchor[64];
 thread_local Block* block;
 std::mutex mutex;
 std::atomic<long long> ticks{0};
 
-std::unique_ptr<char[]> take_stack() {
+std::unique_ptr<Stack> take_stack() {
     const std::lock_guard held(mutex);
-    if (stacks.empty()) return std::make_unique_for_overwrite<char[]>(stack_bytes);
-    std::unique_ptr<char[]> stack = std::move(stacks.back());
+    if (stacks.empty()) return std::make_unique_for_overwrite<Stack>();
+    std::unique_ptr<Stack> stack = std::move(stacks.back());
     stacks.pop_back();
     return stack;
 }
 
-void begin_fiber() {
-    (*block->kernel)();
-    block->fibers[static_cast<size_t>(block->now)].done = true;
-    block->progress++;
-    _longjmp(block->scheduler, 1);
+constexpr size_t shared_align = 1024;
+
+std::unique_ptr<uint8_t[]> take_memory() {
+    if (memories.empty()) {
+        auto memory = std::make_unique_for_overwrite<uint8_t[]>(most_shared + shared_align);
+        std::memset(memory.get(), 0xff, most_shared + shared_align);  // NaN, whatever it is read as
+        return memory;
+    }
+    std::unique_ptr<uint8_t[]> memory = std::move(memories.back());
+    memories.pop_back();
+    return memory;
+}
+
+void wait(const unsigned& turns, unsigned while_equal) {
+    Fiber& fiber = block->fibers[static_cast<size_t>(block->now)];
+    fiber.waits_for = &turns;
+    fiber.turns = while_equal;
+    while (turns == while_equal) yield();
+    fiber.waits_for = nullptr;
+}
+
+// A function, for the thread of the operating system that is asked may be another each time.
+[[gnu::noinline]] Block& now() { return *block; }
+
+void run_threads() {
+    while (true) {
+        (*now().kernel)();
+        now().fibers[static_cast<size_t>(now().now)].done = true;
+        now().progress++;
+        yield();
+    }
 }
 
 void resume(Block& b, int i) {
-    Fiber& fiber = b.fibers[static_cast<size_t>(i)];
+    Stack& stack = *b.fibers[static_cast<size_t>(i)].stack;
     b.now = i;
     threadIdx = dim3(static_cast<unsigned>(i), 0, 0);
     if (_setjmp(b.scheduler) != 0) return;
-    if (fiber.begun) _longjmp(fiber.place, 1);
-    fiber.begun = true;
-    setcontext(&fiber.context);
+    if (stack.begun) _longjmp(stack.place, 1);
+    stack.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack.bytes;
+    context.uc_stack.ss_size = stack_bytes;
+    context.uc_link = nullptr;
+    makecontext(&context, run_threads, 0);
+    setcontext(&context);
 }
 
 void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
@@ -128,14 +175,7 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
     blockIdx = index;
     blockDim = threads;
     gridDim = grid;
-    for (Fiber& fiber : b.fibers) {
-        fiber.stack = take_stack();
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.get();
-        fiber.context.uc_stack.ss_size = stack_bytes;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, begin_fiber, 0);
-    }
+    for (Fiber& fiber : b.fibers) fiber.stack = take_stack();
     // where all of a cluster lie is known before any begins
     b.cluster->ready++;
     while (b.cluster->ready.load() < static_cast<int>(b.cluster->blocks.size())) std::this_thread::yield();
@@ -157,8 +197,10 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
         for (size_t k = 0; k < order.size(); k++) {
             const size_t end = std::min(b.fibers.size(), 32 * order[k] + 32);
             for (size_t i = 32 * order[k]; i < end; i++) {
-                if (b.fibers[i].done) continue;
+                const Fiber& fiber = b.fibers[i];
+                if (fiber.done) continue;
                 waits++;
+                if (fiber.waits_for != nullptr && *fiber.waits_for == fiber.turns) continue;
                 if (k + late < order.size()) resume(b, static_cast<int>(i));
             }
         }
@@ -183,7 +225,7 @@ void meet(Barrier& at, int threads, bool waits, int x = 0) {
         block->progress++;
         return;
     }
-    while (waits && at.turns == turn) yield();
+    if (waits) wait(at.turns, turn);
 }
 
 }  // namespace
@@ -217,7 +259,7 @@ void free(void* at) {
 
 void yield() {
     Block& b = *block;
-    if (_setjmp(b.fibers[static_cast<size_t>(b.now)].place) == 0) _longjmp(b.scheduler, 1);
+    if (_setjmp(b.fibers[static_cast<size_t>(b.now)].stack->place) == 0) _longjmp(b.scheduler, 1);
 }
 
 void lock() { mutex.lock(); }
@@ -254,8 +296,28 @@ const uint64_t* exchange(uint64_t x) {
         warp.turns++;
         block->progress++;
     }
-    while (warp.turns == turn) yield();
+    if (warp.turns == turn) wait(warp.turns, turn);
     return words;
+}
+
+void multiply(const uint64_t* of) {
+    double a[16][16], b[16][8], c[16][8];
+    // register r of lane l, half e: row l / 4 + 8 (r % 2), column 2 (l % 4) + e + 8 (r / 2) of a; b likewise, across
+    for (int lane = 0; lane < 32; lane++) {
+        const auto* const x = from_word<const Fragment*>(of[lane]);
+        for (int i = 0; i < 8; i++) a[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i % 2 + i / 4 * 8] = x->a[i];
+        for (int i = 0; i < 4; i++) b[lane % 4 * 2 + i % 2 + i / 2 * 8][lane / 4] = x->b[i];
+        for (int i = 0; i < 4; i++) c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = x->c[i];
+    }
+    for (int row = 0; row < 16; row++) {
+        for (int k = 0; k < 16; k++) {
+            for (int column = 0; column < 8; column++) c[row][column] += a[row][k] * b[k][column];
+        }
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        auto* const x = from_word<Fragment*>(of[lane]);
+        for (int i = 0; i < 4; i++) x->c[i] = static_cast<float>(c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+    }
 }
 
 void* dynamic_shared() { return block->shared; }
@@ -298,19 +360,28 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const st
                         b->kernel = &kernel;
                         b->fibers.resize(threads.x);
                         b->warps.resize((threads.x + 31) / 32);
-                        constexpr size_t align = 1024;
-                        b->memory = std::make_unique_for_overwrite<uint8_t[]>(most_shared + align);
-                        b->shared = b->memory.get() + align - reinterpret_cast<uintptr_t>(b->memory.get()) % align;
-                        std::memset(b->shared, 0xff, most_shared);  // NaN, whatever it is read as
+                        b->memory = take_memory();
+                        b->shared = b->memory.get() + shared_align -
+                                    reinterpret_cast<uintptr_t>(b->memory.get()) % shared_align;
                         c.blocks.push_back(std::move(b));
                         at.emplace_back(x + i, y + j, z);
                     }
                 }
                 std::vector<std::thread> workers;
-                for (size_t k = 0; k < c.blocks.size(); k++) {
+                if (c.blocks.size() == 1) run(*c.blocks[0], at[0], threads, grid);
+                for (size_t k = 0; k < c.blocks.size() && c.blocks.size() > 1; k++) {
                     workers.emplace_back([&, k] { run(*c.blocks[k], at[k], threads, grid); });
                 }
                 for (std::thread& worker : workers) worker.join();
+                for (const auto& b : c.blocks) {
+                    uint8_t* const end = b->shared + shared_bytes;
+                    const auto unwritten = [](uint8_t byte) { return byte == 0xff; };
+                    if (!std::all_of(end, std::min(end + 4096, b->shared + most_shared), unwritten)) {
+                        fail("no write behind the shared memory that the launch asked for");
+                    }
+                    std::memset(b->shared, 0xff, shared_bytes);
+                    memories.push_back(std::move(b->memory));
+                }
             }
         }
     }

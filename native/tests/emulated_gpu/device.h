@@ -4,6 +4,7 @@
 // caches, and copies and products are done at once.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -48,6 +49,13 @@ inline int lane() { return static_cast<int>(threadIdx.x % 32); }
 // What all lanes of the warp passed, until the exchange after the next one.
 const uint64_t* exchange(uint64_t x);
 
+// What a lane holds of a product of 16 x 16 and 16 x 8, in the order of its registers.
+struct Fragment {
+    float a[8], b[4], c[4];
+};
+// c += a b for a warp; `of` are its lanes' Fragments as exchange() has them. Sums are rounded once.
+void multiply(const uint64_t* of);
+
 template <class T>
 uint64_t word_of(T x) {
     static_assert(sizeof x <= sizeof(uint64_t));
@@ -61,6 +69,9 @@ T from_word(uint64_t word) {
     std::memcpy(&x, &word, sizeof x);
     return x;
 }
+
+// Of all f16 words: GCC makes doubles of them by a function call each, which was a third of the tests' time.
+extern const std::array<float, 1 << 16> half_values;
 
 // Shared memory by 32-bit addresses: from 0 on what a launch asked for, as products by warpgroups want it, then the kernel's own variables.
 void* dynamic_shared();

@@ -12,7 +12,7 @@ struct __half2 {
 
 inline __half __ushort_as_half(uint16_t bits) { return {bits}; }
 inline uint16_t __half_as_ushort(__half x) { return x.bits; }
-inline float __half2float(__half x) { return static_cast<float>(emulated::from_word<_Float16>(x.bits)); }
+inline float __half2float(__half x) { return emulated::half_values[x.bits]; }
 // Once, from exact sums and products.
 inline __half emulated_half(double x) { return {static_cast<uint16_t>(emulated::word_of(static_cast<_Float16>(x)))}; }
 inline __half __float2half_rn(float x) { return emulated_half(x); }

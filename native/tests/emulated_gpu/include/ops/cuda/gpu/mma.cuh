@@ -5,26 +5,20 @@
 
 namespace lkv::cuda {
 
-// Half i of a register.
-inline double emulated_element(uint64_t word, int i) { return __half2float({static_cast<uint16_t>(word >> 16 * i)}); }
-
 inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    uint64_t first[32];  // of all lanes: a of columns 0 … 7
-    std::memcpy(first, emulated::exchange(a[0] | uint64_t{a[1]} << 32), sizeof first);
-    uint64_t second[32];
-    std::memcpy(second, emulated::exchange(a[2] | uint64_t{a[3]} << 32), sizeof second);
-    const uint64_t* const b = emulated::exchange(b0 | uint64_t{b1} << 32);
-    const int lane = emulated::lane();
-    for (int e = 0; e < 4; e++) {
-        double sum = c[e];
-        for (int k = 0; k < 16; k++) {
-            const int of = k % 8 / 2;
-            const uint64_t row = (k < 8 ? first : second)[lane / 4 * 4 + of] >> 32 * (e / 2);
-            const uint64_t column = b[4 * (lane % 4 * 2 + e % 2) + of] >> 32 * (k / 8);
-            sum += emulated_element(row, k % 2) * emulated_element(column, k % 2);
-        }
-        c[e] = static_cast<float>(sum);
-    }
+    emulated::Fragment own;
+    const auto read = [](float* to, uint32_t word) {
+        to[0] = __half2float({static_cast<uint16_t>(word)});
+        to[1] = __half2float({static_cast<uint16_t>(word >> 16)});
+    };
+    for (int i = 0; i < 4; i++) read(own.a + 2 * i, a[i]);
+    read(own.b, b0);
+    read(own.b + 2, b1);
+    std::memcpy(own.c, c, sizeof own.c);
+    const uint64_t* const of = emulated::exchange(emulated::word_of(&own));
+    if (emulated::lane() == 0) emulated::multiply(of);
+    emulated::exchange(0);  // none goes on before all are multiplied
+    std::memcpy(c, own.c, sizeof own.c);
 }
 
 template <bool transpose = false>
