@@ -1,5 +1,5 @@
 # make demo   convert models/demo, measure it, ask it something      make demo-real   the same with SmolLM2-135M
-# make test   Python and native tests
+# make test   Python and native tests; WORKERS=8 for more processes than 2
 # make docs   the documentation as a site, in build/site, its links checked
 # make lint   formatting and type checks      make format   rewrite what can be rewritten
 # make wheel  one wheel for every machine, in dist; PYTHONS="python3.10 python3.12" for these
@@ -10,6 +10,8 @@ VENV   ?= .venv
 # Where a CPU build of PyTorch is offered, an exact version makes pip prefer it (2.13.0+cpu satisfies 2.13.0).
 TORCH  ?= torch==2.13.0
 BUILD  ?= build/make
+# Processes of `make test`, each of which may take 2 GB
+WORKERS ?= 2
 
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check
@@ -40,7 +42,7 @@ demo-real: $(VENV)/.installed
 test: test-python test-native
 
 test-python: $(VENV)/.installed-tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-native: $(VENV)/.installed-tests
 	$(BIN)/ctest --test-dir $(BUILD) --parallel 2 --output-on-failure --no-tests=error

@@ -15,6 +15,7 @@ import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
 expect = sync_api.expect
+expect.set_options(timeout=20000)
 
 QUESTION = "def f(x):\n    return"  # what the demo model answers with an endless list
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -183,7 +184,7 @@ def test_a_reload_in_the_middle_keeps_what_was_there(page: Any) -> None:
 
 
 def test_an_answer_goes_on_while_another_conversation_is_open(page: Any) -> None:
-    ask(page, max_tokens=300)
+    ask(page, max_tokens=1000)
     expect(page.locator("article.answer .text").last).not_to_be_empty()
     page.click("#new")
     expect(page.locator("article")).to_have_count(0)
@@ -195,7 +196,7 @@ def test_an_answer_goes_on_while_another_conversation_is_open(page: Any) -> None
     expect(page.locator("#conversations .busy")).to_have_count(0, timeout=60000)
     page.click("#conversations li:last-child .title")
     finished(page)
-    expect(page.locator("article.answer footer")).to_contain_text("300 tokens")
+    expect(page.locator("article.answer footer")).to_contain_text("1,000 tokens")
 
 
 def test_settings_are_sent_and_empty_ones_are_not(page: Any) -> None:
