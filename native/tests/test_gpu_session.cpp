@@ -11,6 +11,7 @@
 #include <random>
 #include <span>
 #include <sstream>
+#include <tuple>
 
 #include "check.h"
 #include "gguf_bytes.h"
@@ -438,6 +439,107 @@ void compare(const File& file, const Combination& c) {
               c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
 }
 
+// Eviction: what every layer has kept of the middle after the same calls, and logits of each call's last token.
+struct Kept {
+    std::vector<std::vector<std::pair<int32_t, uint64_t>>> tokens;  // of every layer: position and sequence, sorted
+    std::vector<float> masses;                                      // in that order
+    std::vector<float> logits;
+};
+
+class Evicting {
+public:
+    Evicting(const File& file, const lkv::SessionOptions& options, bool on_gpu)
+        : session_(std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = on_gpu ? 99 : 0}),
+                   options) {}
+
+    // n tokens, of these sequences in turn
+    void run(int n, const std::vector<int32_t>& of) {
+        std::vector<int32_t> tokens, pos, seq;
+        for (int i = 0; i < n; i++) {
+            const int32_t s = of[static_cast<size_t>(i) % of.size()];
+            const int32_t at = length_[static_cast<size_t>(s)]++;
+            tokens.push_back((at * 37 + s * 11 + at * at) % n_vocab);
+            pos.push_back(at);
+            seq.push_back(s);
+        }
+        std::vector<uint8_t> output(tokens.size(), 0);
+        output.back() = 1;
+        logits_.resize(logits_.size() + n_vocab);
+        session_.decode(tokens, pos, seq, output, logits_.data() + logits_.size() - n_vocab);
+    }
+    std::vector<uint8_t> state() const { return session_.state(); }
+    void resume(const Evicting& other) {
+        session_.set_state(other.state());
+        length_ = other.length_;
+        logits_.clear();
+    }
+    Kept kept() const {
+        Kept kept;
+        const lkv::Eviction& eviction = *session_.cache().eviction();
+        for (int il = 0; il < n_layer; il++) {
+            if (!eviction.evicts(il)) continue;
+            const lkv::Cells& cells = eviction.cells(il);
+            std::vector<std::tuple<int32_t, uint64_t, float>> tokens;
+            for (int slot = 0; slot < cells.end(); slot++) {
+                if (cells.used(slot)) tokens.emplace_back(cells.pos(slot), cells.seq(slot), eviction.mass(il)[slot]);
+            }
+            std::sort(tokens.begin(), tokens.end());
+            kept.tokens.emplace_back();
+            for (const auto& [pos, seq, mass] : tokens) {
+                kept.tokens.back().emplace_back(pos, seq);
+                kept.masses.push_back(mass);
+            }
+        }
+        kept.logits = logits_;
+        return kept;
+    }
+
+private:
+    lkv::Session session_;
+    std::vector<int32_t> length_ = std::vector<int32_t>(2, 0);
+    std::vector<float> logits_;
+};
+
+// Policies on shapes that differ in what the kernel meets: rows of latents, and beside full ones of exact windows; a ring.
+void evictions(const Shape& shape, unsigned seed, const char* policy) {
+    const File file(shape, seed);
+    lkv::SessionOptions options;
+    options.n_ctx = 320;
+    options.n_seq_max = 2;
+    options.n_threads = 1;
+    options.evict = policy;
+    options.keep_tokens = "100";
+    options.kv = "f16";
+    const std::string name = std::string(policy) + ", " + shape.k_path + "/" + shape.v_path;
+    Evicting cpu(file, options, false);
+    Evicting gpu(file, options, true);
+    const auto both = [&](int n, const std::vector<int32_t>& of) {
+        cpu.run(n, of);
+        gpu.run(n, of);
+    };
+    const auto compare = [&](const std::string& when) {
+        const Kept want = cpu.kept();
+        const Kept got = gpu.kept();
+        CHECK_MSG(got.tokens == want.tokens, name + ", " + when + ": other tokens stay");
+        const double error = relative_error(got.logits, want.logits);
+        CHECK_MSG(error <= 4e-3, name + ", " + when + ": relative error of logits " + std::to_string(error));
+        if (got.tokens != want.tokens) return;
+        const double masses = relative_error(got.masses, want.masses);
+        CHECK_MSG(masses <= 4e-3, name + ", " + when + ": relative error of masses " + std::to_string(masses));
+    };
+    both(150, {0});
+    for (int i = 0; i < 20; i++) both(1, {0});
+    compare("one sequence");
+    both(90, {1});
+    both(6, {0, 1});
+    compare("two sequences");
+    gpu.resume(cpu);
+    cpu.resume(gpu);
+    both(30, {0});
+    both(1, {1});
+    compare("each behind the other's state");
+}
+
 }  // namespace
 
 // [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0]
@@ -451,6 +553,8 @@ int main(int argc, char** argv) {
     std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
     if (argc > 3) share_of_formats = std::atof(argv[3]);
     const size_t first = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 0;
+    evictions(shapes[3], 1, "h2o");
+    if (argc > 5) return lkv::test::report("gpu_session");
     for (const Shape& shape : std::span(shapes).subspan(std::min(first, std::size(shapes)))) {
         const File file(shape, random());
         // what a file with windows is opened with most often beside its own
