@@ -229,8 +229,8 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
         RegionView view = cache.view(r, il);
         const RowTarget& target = layer.targets[r];
         if (layer.full_rows.raw) {
-            layer.full_rows.regions[r] = {
-                view.k_rows, view.k.row_bytes, target.k_segments, inputs.pos(r, 0), to, cache.cells(r).capacity()};
+            layer.full_rows.regions[r] = {view.k_rows, view.k.row_bytes,         target.k_segments, inputs.pos(r, 0),
+                                          to,          cache.cells(r).capacity()};
             view.k = whole_.view();
             view.k_rows = to;
             to += static_cast<size_t>(cache.cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);

@@ -18,9 +18,9 @@ constexpr int mass_threads = 128;
 constexpr int mass_warps = mass_threads / 32;
 constexpr int rows_of_lane = 4;
 constexpr int most_parts = 32;
-constexpr int least_of_part = 4;  // tiles
-constexpr int wide_tile = 16;  // slots; narrow where keys are wide
-constexpr int narrow_tile = 8;
+constexpr int least_of_part = 4;          // tiles
+constexpr int wide_tile = 16;             // slots
+constexpr int narrow_tile = 8;            // where keys are wide
 constexpr int shared_floats = 16 * 1024;  // of a tile's latents or direct keys, at most
 
 __host__ __device__ constexpr int stored_width(const AttnArgs& p) { return 64 * p.k_blocks; }
