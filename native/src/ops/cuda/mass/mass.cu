@@ -63,10 +63,12 @@ public:
 
     __device__ const float* of(int s, int pitch) const { return keys_ + s * pitch; }
 
-    __device__ void load(const Tile& tile, int head) const {
+    // has_rows: those of the head's group are there from the load before
+    __device__ void load(const Tile& tile, int head, bool has_rows) const {
         const AttnArgs& p = a_.problems[tile.problem];
+        if (has_rows && p.rebuild == 0) return;
         __syncthreads();  // nobody reads the last ones
-        read(p, tile, head);
+        if (!has_rows) read(p, tile, head);
         __syncthreads();
         if (p.rebuild == 0) return;
         rebuild(p, head);
@@ -194,6 +196,14 @@ struct Row {
     }
 };
 
+// Whether one of a warp's rows counts: of a prompt a policy may ask the last queries alone.
+__device__ inline bool some_count(const MassArgs& a, int head_kv, int row0, int step) {
+    bool some = false;
+#pragma unroll
+    for (int k = 0; k < rows_of_lane; k++) some = some || Row(a, head_kv, row0 + k * step).counts;
+    return __any_sync(0xffffffffu, some) != 0;
+}
+
 // q · k of a slot and the rows at row0 + k · step.
 __device__ inline void multiply(const MassArgs& a, const AttnArgs& p, int head_kv, int row0, int step, const float* key,
                                 float (&sum)[rows_of_lane]) {
@@ -265,9 +275,10 @@ __global__ void __launch_bounds__(mass_threads) sums_kernel(const __grid_constan
     Tile tile{};
     for (int t = static_cast<int>(blockIdx.x); find_tile(a, t, tile); t += static_cast<int>(gridDim.x)) {
         const AttnArgs& p = a.problems[tile.problem];
-        keys.load(tile, head_kv);
+        keys.load(tile, head_kv, false);
         const float* const key = keys.of(lane.slot, key_pitch(p));
         for (int first = warp * at_once; first < n_rows; first += mass_warps * at_once) {
+            if (!some_count(a, head_kv, first + lane.row, lane.step)) continue;
             float product[rows_of_lane];
             multiply(a, p, head_kv, first + lane.row, lane.step, key, product);
 #pragma unroll
@@ -329,9 +340,10 @@ __global__ void __launch_bounds__(mass_threads) masses_kernel(const __grid_const
     const int at_once = rows_of_lane * lane.step;
     float mass = 0.0f;
     for (int head_kv = 0; head_kv < p.n_kv; head_kv++) {
-        keys.load(tile, head_kv);
+        keys.load(tile, head_kv, head_kv % p.k_group != 0);
         const float* const key = keys.of(lane.slot, key_pitch(p));
         for (int first = warp * at_once; first < n_rows; first += mass_warps * at_once) {
+            if (!some_count(a, head_kv, first + lane.row, lane.step)) continue;
             float product[rows_of_lane];
             multiply(a, p, head_kv, first + lane.row, lane.step, key, product);
 #pragma unroll
