@@ -61,7 +61,8 @@ private:
     static constexpr int first_own = 2;
     static constexpr int counts = 3 * max_regions + 3;  // even, for own_seq
     static constexpr int own_counts = max_regions + 1;  // of a layer that evicts
-    size_t own_at(int cells) const {                    // words before those of its own
+    // Words before those of such a layer.
+    size_t own_at(int cells) const {
         return counts + 10 * static_cast<size_t>(n_ubatch_) +
                static_cast<size_t>(cells - first_own) * (own_counts + static_cast<size_t>(n_ubatch_));
     }
@@ -81,8 +82,8 @@ private:
     // The batch's slots hold its tokens, or none that is seen but by layers that keep no exact tokens: they have no rows else.
     void claim(int n_tokens, bool seen, cudaStream_t stream);
 
-    std::vector<DeviceMemory>
-        pos_;  // per region, of the ring, and of layers that evict; none of cells that no layer reads
+    // Per region, of the ring, and of layers that evict; none of cells that no layer reads.
+    std::vector<DeviceMemory> pos_;
     std::vector<DeviceMemory> seq_;
     std::vector<int> cells_of_;  // of every layer
     std::vector<int> evicting_;  // layers
