@@ -131,9 +131,6 @@ void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
 }
 
 void KvCache::check_eviction() const {
-    if (options_.on_gpu) {
-        fail("evict", "expected none on a GPU; got ", options_.evict.policy->name, "; use -ngl 0");
-    }
     if (options_.recent_ratio > 0) {
         fail("evict", "expected a number of recent tokens, --recent N; got a share of the sequence, ",
              options_.recent_ratio);

@@ -124,6 +124,7 @@ public:
 
     const KvCacheOptions& options() const { return options_; }
     int n_regions() const { return static_cast<int>(regions_.size()); }
+    int n_layers() const { return static_cast<int>(in_ring_.size()); }
     int n_used() const;
     int n_occupied()
         const;  // cells that no new token can take: n_used(), and what is left of the middle's broken blocks
@@ -151,10 +152,12 @@ public:
     bool evicts(int layer) const { return eviction_ && eviction_->evicts(layer); }
     const char* policy_name() const;  // of eviction, or none
     const Eviction* eviction() const { return eviction_ ? &*eviction_ : nullptr; }
+    // Under eviction: whether tokens of a region gather masses; those of sinks stay anyway.
+    bool has_masses(int region) const { return region == n_regions() - 1 || region == region_index("recent"); }
     // What a region's slots have gathered in a layer that evicts, [slots]; null where every token stays.
     float* masses(int region, int layer) {
-        if (region == n_regions() - 1) return eviction_->mass(layer);
-        return region == region_index("recent") ? eviction_->recent_mass(layer) : nullptr;
+        if (!has_masses(region)) return nullptr;
+        return region == n_regions() - 1 ? eviction_->mass(layer) : eviction_->recent_mass(layer);
     }
     int ring_window() const { return ring_window_; }  // the longest window of a layer in it, 0: none is
 
@@ -182,6 +185,9 @@ public:
         return {middle, at.ring};
     }
 
+    // Of moves those that have a row in this layer, to where it is there.
+    std::vector<RowMove> moves_of(int layer, std::span<const RowMove> moved) const;
+
     // Slots for new tokens (positions must be new in their sequence). Errors: Error when fewer than pos.size() cells are free,
     // in recent where the middle takes blocks only. At most n_ubatch of them, where there is a ring.
     std::vector<SlotRef> claim(std::span<const int32_t> pos, std::span<const int32_t> seq);
@@ -194,7 +200,7 @@ public:
         if (at.arrival >= 0) eviction_->release(static_cast<size_t>(at.arrival));
         cells_version_++;
     }
-    // Changes whenever slots change hands other than by claim(): a copy of the cells is stale then.
+    // Changes whenever slots change hands other than by claim() of free ones: a copy of the cells is stale then.
     uint64_t cells_version() const { return cells_version_; }
     // After a ubatch: moves what is no longer recent to middle, in every layer. n_ahead: so many of the latest tokens may be taken
     // back, and push nothing out.
@@ -258,8 +264,6 @@ private:
     // Under eviction: new tokens take their slots of the middle in every layer.
     void settle(std::span<const SlotRef> slots, std::span<const Arrival> arrivals);
     std::vector<RowMove> demote_blocks(std::span<const int> old);
-    // Of moves those that have a row in this layer, to where it is there.
-    std::vector<RowMove> moves_of(int layer, std::span<const RowMove> moved) const;
     // Gives back what a claim has taken so far.
     [[noreturn]] void refuse_recent(std::span<const SlotRef> claimed, size_t wanted);
 

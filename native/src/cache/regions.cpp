@@ -142,7 +142,7 @@ std::vector<SlotRef> KvCache::claim(std::span<const int32_t> pos, std::span<cons
 void KvCache::settle(std::span<const SlotRef> slots, std::span<const Arrival> arrivals) {
     const int recent = region_index("recent");
     try {
-        eviction_->enter(arrivals);
+        if (eviction_->enter(arrivals)) cells_version_++;
     } catch (...) {
         for (SlotRef at : slots) {
             at.arrival = -1;

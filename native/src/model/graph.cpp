@@ -389,13 +389,13 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     const bool evicts = exact_ == nullptr && cache_.evicts(il);
     if (shape_.fused) {
         out = latent_attn(ctx_, *node, q, stored, shape_.n_threads);
-        if (evicts) masses = attn_mass(ctx_, *node, q, stored, shape_.n_threads);
+        if (evicts) masses = attn_mass(ctx_, *node, q, shape_.on_gpu ? out : stored, shape_.n_threads);
     } else {
         out = latent_attn_reference(ctx_, *node, model_, ropes_.of(il), rope_factors(il), reference_of(il), q, stored,
                                     evicts ? &masses : nullptr);
     }
     if (evicts) {
-        ggml_build_forward_expand(graph_.nodes, store_masses(ctx_, *node, masses));
+        ggml_build_forward_expand(graph_.nodes, shape_.on_gpu ? masses : store_masses(ctx_, *node, masses));
     }
     if (spec.v_path == VPath::full) {
         out = rotate(out, constants_.hadamard_v);  // H is its own inverse

@@ -1,4 +1,4 @@
-// attn_mass: what the slots of a layer gather from a batch's queries. The contract of every implementation.
+// attn_mass: what the slots of a layer gather from a batch's queries. The contract of every implementation (CPU, CUDA).
 //
 //   mass[t] = Σ over queries i, heads h of weight_i · softmax_t((x(i, h, t) + ζ(h, i, t)) / temperature_i)
 //

@@ -181,6 +181,7 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
 
 void gpu_store_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
 void gpu_attend_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
+void gpu_mass_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected this node on the GPU's executor"); }
 
 void AttentionNode::list_regions(bool full_rows, LatentAttnParams& p) const {
     p.n_regions = 0;
@@ -246,6 +247,11 @@ ggml_tensor* attn_mass(ggml_context* ctx, AttentionNode& node, const Queries& q,
         args.push_back(full ? q.full : q.latents);
         problems.push_back(*params);
         problems.back().n_tokens = static_cast<int32_t>(args.back()->ne[2]);
+    }
+    if (node.on_gpu) {
+        args.push_back(stored);
+        return ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, args.data(), static_cast<int>(args.size()), gpu_mass_node,
+                              GGML_N_TASKS_MAX, &node);
     }
     int most_slots = 0;
     for (int r = 0; r < node.cache->n_regions(); r++) {

@@ -65,10 +65,11 @@ struct Queries {
 // The fused op. Returns [head_dim, n_head, n_tokens].
 ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
 
-// What this layer's slots gather from the batch's queries (ops/attn_mass.h), [slots in use, KV heads] and what it took to compute it.
+// What this layer's slots gather from the batch's queries (ops/attn_mass.h), [slots in use, KV heads] and what it took to compute it. On a
+// GPU, where `stored` is the layer's attention, masses stay there until Gpu::take_masses: a token tensor.
 ggml_tensor* attn_mass(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
 
-// Adds masses [slots in use, mass_rows] to those that the cache keeps of this layer.
+// Adds masses [slots in use, mass_rows] to those that the cache keeps of this layer. On the CPU.
 ggml_tensor* store_masses(ggml_context* ctx, AttentionNode& node, ggml_tensor* masses);
 
 // Noise of the masses' scores, [n_slots, n_tokens, n_head], slots of both problems in the order of read_rows. For the reference.
@@ -87,5 +88,6 @@ ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stor
 // How the GPU's executor knows our nodes: these are their functions, and their userdata is an AttentionNode. Never called.
 void gpu_store_node(ggml_tensor* dst, int ith, int nth, void* userdata);
 void gpu_attend_node(ggml_tensor* dst, int ith, int nth, void* userdata);
+void gpu_mass_node(ggml_tensor* dst, int ith, int nth, void* userdata);
 
 }  // namespace lkv

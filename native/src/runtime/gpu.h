@@ -25,6 +25,8 @@ public:
     virtual void set(ggml_tensor* tensor, const void* data, size_t bytes) = 0;
     // Waits for the run and copies one of its results; null: only waits. Errors: Error when the device failed.
     virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
+    // Behind a run, under eviction: adds what slots have gathered to the cache's masses.
+    virtual void take_masses(KvCache& cache) = 0;
     // Before each run: positions, sequences and slots of this batch, after the cache claimed them.
     virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;
     // A graph was built; what was recorded for the last one is dropped. Errors: Error when ggml's backend lacks one of its ops.

@@ -55,9 +55,11 @@ int check_range(const char* flag, int value, int low, int high) {
     return value;
 }
 
+bool evicts(const SessionOptions& options) { return !options.evict.empty() && options.evict != "none"; }
+
 // Tokens that each layer keeps of a sequence; those of a ubatch come into as many of their slots as a quarter at most.
 EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& cache) {
-    if (options.evict.empty() || options.evict == "none") {
+    if (!evicts(options)) {
         if (!options.keep_tokens.empty()) {
             fail("keep_tokens", "expected a policy beside it, --evict h2o; got none");
         }
@@ -177,7 +179,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
         // a ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an
         // f16 cache at 32K, half the budget that an exact window is for
         cache.exact_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
-        if (!sees_own_rows(model, cache)) cache.n_ubatch = cache.exact_ubatch;
+        if (!sees_own_rows(model, cache) || evicts(options)) cache.n_ubatch = cache.exact_ubatch;
     }
     cache.evict = parse_evict(options, cache);
     if (cache.evict.policy != nullptr) {
@@ -193,8 +195,6 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.v_plan = parse_plan("v_plan", options.v_plan);
     return cache;
 }
-
-static bool evicts(const SessionOptions& options) { return !options.evict.empty() && options.evict != "none"; }
 
 Prefill prefill_option(const Model& model, const SessionOptions& options) {
     Prefill prefill = model.cache_spec().prefill;
@@ -504,6 +504,9 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         gpu_->finish(graph_->logits, logits, graph_->logits == nullptr ? 0 : ggml_nbytes(graph_->logits));
     } else if (graph_->logits != nullptr) {
         ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
+    }
+    if (gpu_ != nullptr && cache_.eviction() != nullptr) {
+        gpu_->take_masses(cache_);
     }
 }
 

@@ -94,13 +94,15 @@ void Eviction::enter_recent(int slot, int32_t seq) {
     }
 }
 
-void Eviction::enter(std::span<const Arrival> arrivals) {
+bool Eviction::enter(std::span<const Arrival> arrivals) {
+    bool some_went = false;
     std::array<int, max_sequences> n_arrivals{};
     for (const Arrival& arrival : arrivals) n_arrivals[static_cast<size_t>(arrival.seq)]++;
     for (Layer& layer : layers_) {
         if (!layer.evicts) continue;
         for (int32_t s = 0; s < max_sequences; s++) {
-            if (n_arrivals[static_cast<size_t>(s)] > 0) make_room(layer, s, n_arrivals[static_cast<size_t>(s)]);
+            if (n_arrivals[static_cast<size_t>(s)] == 0) continue;
+            some_went = make_room(layer, s, n_arrivals[static_cast<size_t>(s)]) || some_went;
         }
     }
     for (Layer& layer : layers_) {
@@ -113,9 +115,10 @@ void Eviction::enter(std::span<const Arrival> arrivals) {
             layer.entered.push_back(slot);
         }
     }
+    return some_went;
 }
 
-void Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
+bool Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
     std::vector<Held> held;
     for (int slot = 0; slot < layer.cells.end(); slot++) {
         if ((layer.cells.seq(slot) & bit(seq)) != 0) {
@@ -123,7 +126,7 @@ void Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
         }
     }
     const int over = static_cast<int>(held.size()) + n_arrivals - sizes_.budget;
-    if (over <= 0) return;
+    if (over <= 0) return false;
     std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.pos < b.pos; });
     pool(held, policy_->pool);
     const int32_t first_latest = newest_[static_cast<size_t>(seq)] - sizes_.latest + 1;
@@ -140,6 +143,7 @@ void Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
     };
     std::nth_element(held.begin(), held.begin() + (n_gone - 1), held.end(), less);
     for (int i = 0; i < n_gone; i++) layer.cells.release(held[static_cast<size_t>(i)].slot);
+    return true;
 }
 
 void Eviction::release(size_t arrival) {

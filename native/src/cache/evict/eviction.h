@@ -62,8 +62,9 @@ public:
     std::span<const QueryWeight> weights() const { return weights_; }  // [n_tokens] of that ubatch
     // A new token of that ubatch enters this slot of the recent region.
     void enter_recent(int slot, int32_t seq);
-    // These take slots in every layer; tokens of the least mass go where their sequence has no room. Errors: Error when too few may go.
-    void enter(std::span<const Arrival> arrivals);
+    // These take slots in every layer; tokens of the least mass go where their sequence has no room. Whether some went. Errors: Error when
+    // too few may go.
+    bool enter(std::span<const Arrival> arrivals);
     int slot(int layer, size_t arrival) const { return layers_[static_cast<size_t>(layer)].entered[arrival]; }
     void release(size_t arrival);
     // After that: parts of a prompt start from no mass where the policy has it so. recent: its cells, or null.
@@ -88,7 +89,7 @@ private:
     };
 
     float first_mass(int32_t seq) const;
-    void make_room(Layer& layer, int32_t seq, int n_arrivals);
+    bool make_room(Layer& layer, int32_t seq, int n_arrivals);
 
     const EvictPolicy* policy_;
     Sizes sizes_;

@@ -136,9 +136,9 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
     args.with_v = with_v ? 1 : 0;
     if (node.latent_source > 0) args.full = source(0);
     args.latents = source(node.latent_source);
-    const bool in_ring = layers_[node.layer].in_ring;
-    args.region = inputs_.region(in_ring);
-    args.slot = inputs_.slot(in_ring);
+    const int cells = layers_[node.layer].cells;
+    args.region = inputs_.region(cells);
+    args.slot = inputs_.slot(cells);
     std::copy_n(layers_[node.layer].targets, max_regions, args.targets);
     return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "runtime/cuda/attention.h"
 #include "runtime/cuda/ggml_stream.h"
 #include "runtime/cuda/lane.h"
+#include "runtime/cuda/masses.h"
 #include "runtime/cuda/own_products.h"
 #include "runtime/cuda/recording.h"
 #include "runtime/cuda/rehearsal.h"
@@ -67,11 +69,13 @@ public:
         inputs_.attach(cache);
         rehearsal_.attach(cache, model.hparams());
         layers_.attach(model, cache, ropes, constants, inputs_, device_);
+        masses_.attach(cache);
     }
     void set(ggml_tensor* tensor, const void* data, size_t bytes) override {
         check(cudaMemcpyAsync(tensor->data, data, bytes, cudaMemcpyHostToDevice, main_.stream()), "a copy of an input");
     }
     void finish(const ggml_tensor* tensor, void* data, size_t bytes) override;
+    void take_masses(KvCache& cache) override { masses_.take(cache, main_.stream()); }
     void begin(const KvCache& cache, const BatchSlots& batch) override { inputs_.begin(cache, batch, main_.stream()); }
     void prepare(const Graph& graph) override;
     void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) override;
@@ -103,6 +107,7 @@ private:
     cuda::LayerTables layers_;
     cuda::OwnProducts products_{layers_, inputs_, device_};
     cuda::Attention attention_{layers_, inputs_, device_};
+    cuda::Masses masses_{layers_, inputs_, attention_, device_};
     cuda::Rehearsal rehearsal_;
     std::unique_ptr<cuda::PinnedMemory> result_;
     size_t result_bytes_ = 0;
@@ -167,6 +172,7 @@ void CudaGpu::prepare(const Graph& graph) {
         one_waits = one_waits || cuda::waits(node);
     }
     const cuda::PartBytes parts = attention_.prepare(graph, main_.stream());
+    masses_.prepare(graph, main_.stream());
     // a prefill graph runs once or twice, and its launches hide behind its work
     recordable_ = !graph.attention.empty() && n_tokens_of(graph) <= small_batch && !one_waits;
     branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
@@ -174,28 +180,23 @@ void CudaGpu::prepare(const Graph& graph) {
     if (!branches_.empty()) rehearsal_.prepare(graph, parts);
 }
 
+DeviceMemory list_of(const std::vector<RowMove>& moves, int to) {
+    if (moves.empty()) return {};
+    std::vector<int32_t> list;
+    for (const RowMove& move : moves) list.push_back(move.from);
+    for (const RowMove& move : moves) list.push_back(move.to);
+    list.insert(list.end(), moves.size(), to);
+    return DeviceMemory::of(list);
+}
+
 void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) {
-    // for all layers, and for those whose rows of the middle are in the ring
-    DeviceMemory lists[2];
-    int counts[2] = {};
-    for (const int in_ring : {0, 1}) {
-        std::vector<int32_t> sources, targets;
-        for (const RowMove& move : slots) {
-            const int target = in_ring != 0 ? move.ring : move.to;
-            if (target < 0) continue;
-            sources.push_back(move.from);
-            targets.push_back(target);
-        }
-        counts[in_ring] = static_cast<int>(sources.size());
-        if (sources.empty()) continue;
-        sources.insert(sources.end(), targets.begin(), targets.end());
-        sources.insert(sources.end(), targets.size(), to);
-        lists[in_ring] = DeviceMemory::of(sources);
-    }
+    std::map<int, DeviceMemory> lists;  // by cells of the layers; see encode()
     for (int il = 0; il < layers_.size(); il++) {
         const cuda::Layer& layer = layers_[il];
-        const auto* const list = lists[layer.in_ring ? 1 : 0].as<int32_t>();
-        const int n = counts[layer.in_ring ? 1 : 0];
+        const auto [found, is_new] = lists.try_emplace(layer.cells);
+        if (is_new) found->second = list_of(cache.moves_of(il, slots), to);
+        const auto* const list = found->second.as<int32_t>();
+        const auto n = static_cast<int>(found->second.bytes() / (3 * sizeof(int32_t)));
         if (n == 0) continue;
         if (layer.splits) {
             check(encode(layer, list, n), "encoding rows");
@@ -284,6 +285,10 @@ ggml_status CudaGpu::run_ours(const ggml_tensor* node) {
     const AttentionNode& attention = attention_of(node, &function);
     if (function == gpu_store_node) return started(run_store(node, attention), node);
     cudaError_t error = join();
+    if (function == gpu_mass_node) {
+        if (error == cudaSuccess) error = masses_.add_up(node, attention, main_.stream());
+        return started(error, node);
+    }
     if (error == cudaSuccess && begun_ != node) {
         error = attention_.attend_full(node, attention, main_.stream());
         if (error == cudaSuccess) error = attention_.begin_latents(node, attention, main_.stream());

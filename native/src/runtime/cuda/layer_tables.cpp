@@ -155,6 +155,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     Layer& layer = (*this)[il];
     layer.splits = cache.is_full(0, il);
     layer.in_ring = cache.in_ring(il);
+    layer.cells = inputs.cells_of(il);
     LatentAttnParams p{};
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.n_regions(); r++) {
@@ -172,8 +173,8 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     }
     const Blocks blocks{side_blocks(p, &RegionView::k), side_blocks(p, &RegionView::v)};
     for (int r = 0; r < p.n_regions; r++) {
-        layer.latents.regions[r] = region_args(layer, p.regions[r], blocks, inputs.pos(first + r, layer.in_ring),
-                                               inputs.seq(first + r, layer.in_ring));
+        layer.latents.regions[r] = region_args(layer, p.regions[r], blocks, inputs.pos(first + r, layer.cells),
+                                               inputs.seq(first + r, layer.cells));
     }
     const RegionView entered = cache.view(cache.entered_region(il), il);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
@@ -187,7 +188,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
     }
     if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
     layer.middle_alone = first > 0;
-    a.n_slots = layer.middle_alone ? inputs.n_middle(layer.in_ring) : inputs.n_slots(layer.in_ring);
+    a.n_slots = layer.middle_alone ? inputs.n_middle(layer.cells) : inputs.n_slots(layer.cells);
     if (!weights.sinks.empty()) layer.sinks.logits = layer.keep(weights.sinks);
     if (!weights.sink_values.empty()) layer.sinks.values = layer.keep(weights.sink_values);
     attach_common(a, inputs);
@@ -228,13 +229,13 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
         RegionView view = cache.view(r, il);
         const RowTarget& target = layer.targets[r];
         if (layer.full_rows.raw) {
-            layer.full_rows.regions[r] = {
-                view.k_rows, view.k.row_bytes, target.k_segments, inputs.pos(r, false), to, cache.cells(r).capacity()};
+            layer.full_rows.regions[r] = {view.k_rows, view.k.row_bytes,         target.k_segments, inputs.pos(r, 0),
+                                          to,          cache.cells(r).capacity()};
             view.k = whole_.view();
             view.k_rows = to;
             to += static_cast<size_t>(cache.cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
         }
-        layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, false), inputs.seq(r, false));
+        layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, 0), inputs.seq(r, 0));
     }
     layer.full.regions[r] = expanded_;
     layer.full.regions[r].pos = inputs.q_pos();

@@ -1,8 +1,8 @@
 #include "runtime/cuda/step_inputs.h"
 
-#include <utility>
-
 #include <algorithm>
+#include <span>
+#include <utility>
 
 #include "ops/cuda/launch.h"
 #include "ops/cuda/shared_plan.h"
@@ -17,25 +17,35 @@ int steps_of(int slots) { return (slots + step_slots - 1) / step_slots; }
 
 void StepInputs::attach(const KvCache& cache) {
     n_regions_ = cache.n_regions();
-    const auto hold = [this](const Cells& cells) {
-        pos_.emplace_back(static_cast<size_t>(cells.capacity()) * sizeof(int32_t));
-        seq_.emplace_back(static_cast<size_t>(cells.capacity()) * sizeof(uint64_t));
-        return cells.capacity();
+    const int middle = n_regions_ - 1;
+    const auto hold = [this](int n_slots) {
+        pos_.emplace_back(static_cast<size_t>(n_slots) * sizeof(int32_t));
+        seq_.emplace_back(static_cast<size_t>(n_slots) * sizeof(uint64_t));
+        return n_slots;
     };
-    for (int r = 0; r + 1 < n_regions_; r++) exact_ += hold(cache.cells(r));
-    middle_[0] = hold(cache.cells(n_regions_ - 1));
-    middle_[1] = cache.has_ring() ? hold(cache.ring()) : 0;
+    for (int r = 0; r < middle; r++) exact_ += hold(cache.cells(r).capacity());
+    const bool evicts = cache.eviction() != nullptr;
+    middle_[0] = hold(evicts ? 0 : cache.cells(middle).capacity());
+    middle_[1] = hold(cache.has_ring() ? cache.ring().capacity() : 0);
     ring_is_all_ = cache.ring_is_all();
+    for (int il = 0; il < cache.n_layers(); il++) {
+        cells_of_.push_back(cache.in_ring(il) ? of_ring : 0);
+        if (!cache.evicts(il)) continue;
+        cells_of_.back() = first_own + static_cast<int>(evicting_.size());
+        evicting_.push_back(il);
+        middle_[0] = hold(cache.cells(middle, il).capacity());
+    }
     for (const int in_ring : {0, 1}) {
-        if (cache.options().n_seq_max == 1 || middle_[in_ring] == 0) continue;
+        // tokens of layers that evict read all slots
+        if (cache.options().n_seq_max == 1 || middle_[in_ring] == 0 || (in_ring == 0 && evicts)) continue;
         const size_t words = static_cast<size_t>(small_batch) * (1 + static_cast<size_t>(steps_of(middle_[in_ring])));
         own_[in_ring] = DeviceMemory(words * sizeof(int32_t));
     }
     cells_version_ = ~uint64_t{0};
-    const auto words = batch_words(std::max(cache.options().n_ubatch, 1));
+    n_ubatch_ = cache.options().n_ubatch;
+    const size_t words = batch_words();
     batch_ = DeviceMemory(words * sizeof(int32_t));
     for (auto& pinned : pinned_) pinned = std::make_unique<PinnedMemory>(words * sizeof(int32_t));
-    n_ubatch_ = cache.options().n_ubatch;
 }
 
 void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream) {
@@ -69,8 +79,8 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
         fields[6 * static_cast<size_t>(n_ubatch_) + i] = in_ring ? batch.slots[i].ring : batch.slots[i].slot;
         fields[7 * static_cast<size_t>(n_ubatch_) + i] = in_ring ? middle : batch.slots[i].region;
     }
-    check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words(n_ubatch_) * sizeof(int32_t), cudaMemcpyHostToDevice,
-                          stream),
+    if (!evicting_.empty()) put_evicting(cache, batch, to);
+    check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words() * sizeof(int32_t), cudaMemcpyHostToDevice, stream),
           "a copy of the batch");
     if (cache.cells_version() != cells_version_) {
         cells_version_ = cache.cells_version();
@@ -81,6 +91,26 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     }
     n_unseen_ = batch.own_rows ? static_cast<int>(n) : 0;
     find_apart(cache, batch, stream);
+}
+
+// What layers that evict read, of slots of their own; and how queries count in the masses.
+void StepInputs::put_evicting(const KvCache& cache, const BatchSlots& batch, int32_t* to) {
+    const int middle = n_regions_ - 1;
+    auto* const weights = reinterpret_cast<QueryMass*>(to + counts + 8 * static_cast<size_t>(n_ubatch_));
+    const std::span<const QueryWeight> queries = cache.eviction()->weights();
+    for (size_t i = 0; i < batch.pos.size(); i++) weights[i] = {queries[i].weight, 1.0F / queries[i].temperature};
+    middle_context_[0] = 0;
+    for (size_t e = 0; e < evicting_.size(); e++) {
+        int32_t* const own = to + own_at(first_own + static_cast<int>(e));
+        const int end = cache.cells(middle, evicting_[e]).end();
+        std::copy_n(to, middle, own);
+        std::fill(own + middle, own + max_regions, 0);
+        own[middle] = own[max_regions] = end;
+        for (size_t i = 0; i < batch.slots.size(); i++) {
+            own[static_cast<size_t>(own_counts) + i] = cache.row_of(batch.slots[i], evicting_[e]).slot;
+        }
+        middle_context_[0] = std::max(middle_context_[0], round_up(end, expand_tile));
+    }
 }
 
 OwnSteps StepInputs::own_steps(bool in_ring) const {
@@ -109,8 +139,8 @@ void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaS
         const OwnSteps own = own_steps(in_ring != 0);
         FindStepsArgs args{};
         args.q_seq = q_seq();
-        args.seq = seq(middle, in_ring != 0);
-        args.n_slots = n_middle(in_ring != 0);
+        args.seq = seq(middle, in_ring);
+        args.n_slots = n_middle(in_ring);
         args.counts = own_[in_ring].as<int32_t>();
         args.steps = args.counts + small_batch;
         args.capacity = own.capacity;
@@ -122,10 +152,17 @@ void StepInputs::end(cudaStream_t stream) {
     if (n_unseen_ > 0) claim(std::exchange(n_unseen_, 0), true, stream);
 }
 
+const Cells& StepInputs::cells_at(const KvCache& cache, size_t index) const {
+    const auto n_regions = static_cast<size_t>(n_regions_);
+    if (index < n_regions) return cache.cells(static_cast<int>(index));
+    if (index == n_regions) return cache.ring();
+    return cache.cells(n_regions_ - 1, evicting_[index - n_regions - 1]);
+}
+
 void StepInputs::copy_cells(const KvCache& cache, cudaStream_t stream) {
     for (size_t index = 0; index < pos_.size(); index++) {
-        const int r = static_cast<int>(index);
-        const Cells& cells = r < n_regions_ ? cache.cells(r) : cache.ring();
+        if (pos_[index].bytes() == 0) continue;
+        const Cells& cells = cells_at(cache, index);
         const auto end = static_cast<size_t>(cells.end());
         check(cudaMemcpyAsync(pos_[index].as<void>(), cells.pos_data(), end * sizeof(int32_t), cudaMemcpyHostToDevice,
                               stream),
@@ -140,14 +177,14 @@ void StepInputs::claim(int n_tokens, bool seen, cudaStream_t stream) {
     ClaimArgs claim{};
     claim.q_pos = q_pos();
     claim.q_seq = q_seq();
-    for (const bool in_ring : {false, true}) {
-        if (in_ring && middle_[1] == 0) break;
-        claim.region = region(in_ring);
-        claim.slot = slot(in_ring);
-        claim.seen = seen || (in_ring && ring_is_all_) ? 1 : 0;
+    for (int cells = 0; cells < first_own + static_cast<int>(evicting_.size()); cells++) {
+        if (pos_[index_of(n_regions_ - 1, cells)].bytes() == 0) continue;
+        claim.region = region(cells);
+        claim.slot = slot(cells);
+        claim.seen = seen || (cells == of_ring && ring_is_all_) ? 1 : 0;
         for (int r = 0; r < n_regions_; r++) {
-            claim.pos[r] = pos_[index_of(r, in_ring)].as<int32_t>();
-            claim.seq[r] = seq_[index_of(r, in_ring)].as<uint64_t>();
+            claim.pos[r] = pos_[index_of(r, cells)].as<int32_t>();
+            claim.seq[r] = seq_[index_of(r, cells)].as<uint64_t>();
         }
         check(claim_slots(claim, n_tokens, stream), "claiming slots");
     }

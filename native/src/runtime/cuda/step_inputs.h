@@ -8,6 +8,7 @@
 #include "cache/kv_cache.h"
 #include "model/graph.h"
 #include "ops/cuda/args.h"
+#include "ops/cuda/mass/mass.h"
 #include "runtime/cuda/memory.h"
 
 namespace lkv::cuda {
@@ -21,25 +22,34 @@ public:
     // Behind the step: shows what it stored, where its tokens attended to their own rows.
     void end(cudaStream_t stream);
 
-    // in_ring: as layers have it whose rows of the middle are in the ring.
-    const int32_t* n_slots(bool in_ring) const { return batch_.as<int32_t>() + (in_ring ? max_regions : 0); }
+    // In which cells a layer's rows of the middle are: in the middle's, in the ring's, or in its own (under eviction: from first_own on).
+    int cells_of(int layer) const { return cells_of_[static_cast<size_t>(layer)]; }
+    const int32_t* n_slots(int cells) const {
+        return cells < first_own ? batch_.as<int32_t>() + cells * max_regions : own_words(cells);
+    }
     // Of the exact windows and, behind them, of the batch's own rows; then of the middle.
     const int32_t* n_full() const { return batch_.as<int32_t>() + 2 * max_regions; }
-    const int32_t* n_middle(bool in_ring) const { return batch_.as<int32_t>() + 3 * max_regions + (in_ring ? 1 : 0); }
+    const int32_t* n_middle(int cells) const {
+        return cells < first_own ? batch_.as<int32_t>() + 3 * max_regions + cells : own_words(cells) + max_regions;
+    }
     const int32_t* q_pos() const { return batch_.as<int32_t>() + counts; }
     const int32_t* q_seq() const { return q_pos() + n_ubatch_; }
-    const int32_t* region(bool in_ring) const { return q_pos() + (in_ring ? 7 : 2) * n_ubatch_; }
-    const int32_t* slot(bool in_ring) const { return q_pos() + (in_ring ? 6 : 3) * n_ubatch_; }
+    const int32_t* region(int cells) const { return q_pos() + (cells == of_ring ? 7 : 2) * n_ubatch_; }
+    const int32_t* slot(int cells) const {
+        return cells < first_own ? q_pos() + (cells == of_ring ? 6 : 3) * n_ubatch_ : own_words(cells) + own_counts;
+    }
+    // Under eviction: how the batch's queries count.
+    const QueryMass* weights() const { return reinterpret_cast<const QueryMass*>(q_pos() + 8 * n_ubatch_); }
     // the batch's own rows as a region
     const uint64_t* own_seq() const { return reinterpret_cast<const uint64_t*>(q_pos() + 4 * n_ubatch_); }
-    const int32_t* pos(int of_region, bool in_ring) const { return pos_[index_of(of_region, in_ring)].as<int32_t>(); }
-    const uint64_t* seq(int of_region, bool in_ring) const { return seq_[index_of(of_region, in_ring)].as<uint64_t>(); }
+    const int32_t* pos(int of_region, int cells) const { return pos_[index_of(of_region, cells)].as<int32_t>(); }
+    const uint64_t* seq(int of_region, int cells) const { return seq_[index_of(of_region, cells)].as<uint64_t>(); }
 
     // Whether this step's tokens should be attended to apart (MlaPlan::apart), and what they then read of the middle; no counts: of a single sequence.
     bool apart(bool in_ring) const { return apart_[in_ring ? 1 : 0]; }
     OwnSteps own_steps(bool in_ring) const;
 
-    // Slots of the exact windows, and of the middle.
+    // Slots of the exact windows, and of the middle (under eviction of one layer's).
     int exact() const { return exact_; }
     int middle(bool in_ring) const { return middle_[in_ring ? 1 : 0]; }
     // Slots of the tiles in use, see AttnArgs::context: in the exact windows, and in the middle.
@@ -47,19 +57,36 @@ public:
     int middle_context(bool in_ring) const { return middle_context_[in_ring ? 1 : 0]; }
 
 private:
+    static constexpr int of_ring = 1;
+    static constexpr int first_own = 2;
     static constexpr int counts = 3 * max_regions + 3;  // even, for own_seq
-    static size_t batch_words(int n_ubatch) { return counts + 8 * static_cast<size_t>(n_ubatch); }
-    // The ring's cells are the last.
-    size_t index_of(int region, bool in_ring) const {
-        return static_cast<size_t>(in_ring && region == n_regions_ - 1 ? n_regions_ : region);
+    static constexpr int own_counts = max_regions + 1;  // of a layer that evicts
+    // Words before those of such a layer.
+    size_t own_at(int cells) const {
+        return counts + 10 * static_cast<size_t>(n_ubatch_) +
+               static_cast<size_t>(cells - first_own) * (own_counts + static_cast<size_t>(n_ubatch_));
     }
+    const int32_t* own_words(int cells) const { return batch_.as<int32_t>() + own_at(cells); }
+    size_t batch_words() const {
+        return evicting_.empty() ? counts + 8 * static_cast<size_t>(n_ubatch_)
+                                 : own_at(first_own + static_cast<int>(evicting_.size()));
+    }
+    // Behind the regions' cells are the ring's, then those of layers that evict.
+    size_t index_of(int region, int cells) const {
+        return static_cast<size_t>(region == n_regions_ - 1 && cells > 0 ? n_regions_ + cells - 1 : region);
+    }
+    const Cells& cells_at(const KvCache& cache, size_t index) const;
+    void put_evicting(const KvCache& cache, const BatchSlots& batch, int32_t* to);
     void copy_cells(const KvCache& cache, cudaStream_t stream);
     void find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
     // The batch's slots hold its tokens, or none that is seen but by layers that keep no exact tokens: they have no rows else.
     void claim(int n_tokens, bool seen, cudaStream_t stream);
 
-    std::vector<DeviceMemory> pos_;  // per region, and of the ring
+    // Per region, of the ring, and of layers that evict; none of cells that no layer reads.
+    std::vector<DeviceMemory> pos_;
     std::vector<DeviceMemory> seq_;
+    std::vector<int> cells_of_;  // of every layer
+    std::vector<int> evicting_;  // layers
     uint64_t cells_version_ = 0;
     int n_regions_ = 0;
     int exact_ = 0;
@@ -72,7 +99,8 @@ private:
         own_[2];  // [small_batch] counts, [small_batch][steps of the middle, or of the ring]; none of a single sequence
 
     // [n_slots of 3 regions | with the ring | n_full of 3 | n_middle | of the ring | pad | pos | seq | region | slot | sequences as bits
-    // (two words each) | slot with the ring | region with the ring], each of the last seven n_ubatch long
+    // (two words each) | slot with the ring | region with the ring], each of the last seven n_ubatch long; under eviction behind them
+    // [weights, two words each | per layer that evicts: n_slots of 3 regions, n_middle, slot]
     DeviceMemory batch_;
     std::unique_ptr<PinnedMemory> pinned_[2];
     int next_pinned_ = 0;
