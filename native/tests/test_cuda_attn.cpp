@@ -69,8 +69,9 @@ void compare(const AttnShape& shape) {
             const bool expands = device.args.expand != 0;
             // several chunks of the context
             if (expands) device.args.expand = lkv::cuda::expand_slots * cut.n_split;
+            const int tile = device.args.in_blocks != 0 ? std::max(cut.tile, lkv::block_slots) : cut.tile;
             if (wc == 0 && device.args.specialized == 0 && !expands)
-                device.args.tile = std::min(cut.tile, device.args.tile);
+                device.args.tile = std::min(tile, device.args.tile);
             // the decode kernel copies a direct K a tile ahead
             int least_stages = device.args.decode != 0 && device.args.rebuild == 0 ? 2 : 1;
             if (device.args.specialized != 0) {
@@ -1297,7 +1298,7 @@ void rows() {
     int64_t total = 0;
     for (int f = 1; f < lkv::n_formats; f++) {
         const auto format = static_cast<Format>(f);
-        if (lkv::format_in_blocks(format)) continue;  // refused on a GPU
+        if (lkv::format_in_blocks(format)) continue;  // see block_rows
         const RowPlan plan({{{Format::q8, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
         const RowLayout row = plan.view();
         const std::vector<float> x = rows_of_values(n, row.width, random);
@@ -1376,6 +1377,97 @@ void rows() {
                 static_cast<long long>(total));
 }
 
+// K in blocks of tokens, beside segments of single rows: from an exact region, and from latents as they are made.
+void block_rows() {
+    std::mt19937 random(13);
+    constexpr int n = 3 * lkv::block_slots;
+    constexpr int blocks[] = {2, 0, 1};  // where they go
+    std::vector<int32_t> from_slots;
+    std::vector<int32_t> to_slots;
+    for (int i = 0; i < n; i++) {
+        from_slots.push_back(n - 1 - i);
+        to_slots.push_back(blocks[i / lkv::block_slots] * lkv::block_slots + i % lkv::block_slots);
+    }
+    for (const Format format : {Format::c8, Format::c4, Format::c3, Format::c2}) {
+        const RowPlan plan({{{Format::q4, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 272}}});
+        const RowPlan exact({{{Format::f16, 160}, {Format::f16, 32}}, {{Format::f16, 64}}, {{Format::f16, 272}}});
+        const RowLayout row = plan.view();
+        const RowLayout from = exact.view();
+        const auto width = static_cast<size_t>(row.width);
+        std::vector<float> x = rows_of_values(n, row.width, random);
+        std::vector<uint8_t> source(n * static_cast<size_t>(from.row_bytes));
+        for (size_t i = 0; i < n; i++)
+            lkv::write_row(from, &x[i * width], &source[i * static_cast<size_t>(from.row_bytes)]);
+        std::vector<uint8_t> moved(n * static_cast<size_t>(row.row_bytes), 0xee);
+        std::vector<uint8_t> written = moved;
+        for (size_t b = 0; b < std::size(blocks); b++) {
+            const uint8_t* rows[lkv::block_slots];
+            for (size_t i = 0; i < lkv::block_slots; i++) {
+                rows[i] = &source[static_cast<size_t>(from_slots[b * lkv::block_slots + i] * from.row_bytes)];
+            }
+            const auto at = static_cast<size_t>(blocks[b] * lkv::block_slots * row.row_bytes);
+            lkv::move_block(from, rows, row, &moved[at]);
+            lkv::write_block(row, &x[b * lkv::block_slots * width], &written[at]);
+        }
+        const DevicePlan to_plan(row);
+        const DevicePlan from_plan(from);
+        const DeviceBuffer values(x);
+        const DeviceBuffer source_rows(source);
+        const DeviceBuffer k(moved.size());
+        const DeviceBuffer v(moved.size());
+        const DeviceBuffer from_slot(from_slots);
+        const DeviceBuffer to_slot(to_slots);
+        const auto check = [&](const std::vector<uint8_t>& want, const char* what) {
+            cuda_check(cudaDeviceSynchronize(), "blocks");
+            const auto got = k.download<uint8_t>();
+            size_t wrong = 0;
+            for (size_t i = 0; i < want.size(); i++) wrong += got[i] != want[i] ? 1 : 0;
+            CHECK_MSG(wrong == 0, std::string("blocks of ") + lkv::format_name(format) + ", " + what + ": " +
+                                      std::to_string(wrong) + " bytes differ from the CPU's");
+        };
+        lkv::cuda::MoveArgs move{};
+        move.from = target(from, from_plan, source_rows, source_rows);
+        move.to = target(row, to_plan, k, v);
+        move.from_slot = from_slot.as<int32_t>();
+        move.to_slot = to_slot.as<int32_t>();
+        move.k_width = move.v_width = row.width;
+        lkv::cuda::BlockArgs args{};
+        args.rows = source_rows.as<uint8_t>();
+        args.row_bytes = from.row_bytes;
+        args.segments = move.from.k_segments;
+        args.n_segments = move.from.n_k_segments;
+        args.from_slot = move.from_slot;
+        args.to = move.to;
+        args.to_slot = move.to_slot;
+        cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows");
+        cuda_check(lkv::cuda::store_blocks(args, n, nullptr), "store_blocks");
+        check(moved, "moved");
+
+        const DeviceBuffer region(std::vector<int32_t>(n, 0));
+        lkv::cuda::StoreArgs store{};
+        store.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
+        store.with_k = 1;
+        store.region = region.as<int32_t>();
+        store.slot = args.to_slot;
+        store.targets[0] = args.to;
+        args.rows = values.as<uint8_t>();
+        args.row_bytes = static_cast<int64_t>(width * sizeof(float));
+        args.segments = nullptr;
+        args.from_slot = nullptr;
+        cuda_check(lkv::cuda::store_rows(store, n, nullptr), "store_rows");
+        cuda_check(lkv::cuda::store_blocks(args, n, nullptr), "store_blocks");
+        check(written, "stored");
+    }
+}
+
+// A case of every format, each on another path.
+void blocks_in_short() {
+    int i = 0;
+    lkv::test::blocks([&](const AttnShape& shape) {
+        if (shape.n_tokens == 5 && i++ % 6 == 0) compare(shape);
+    });
+}
+
 // One wide segment a row, as a latent of all heads has it.
 void rows_of_one_segment() {
     std::mt19937 random(12);
@@ -1439,6 +1531,9 @@ int main(int argc, char** argv) {
     run("random_regions", true, [] { random_regions(1, 60); });
     run("rows", true, rows);
     run("rows_of_one_segment", true, rows_of_one_segment);
+    run("block_rows", true, block_rows);
+    run("blocks_in_short", true, blocks_in_short);
+    run("blocks", false, [] { lkv::test::blocks(compare); });
     run("turned_heads", true, turned_heads);
     run("products", true, products);
     run("recorded_steps", true, recorded_steps);

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <numeric>
 #include <random>
+#include <set>
 #include <span>
 #include <sstream>
 #include <tuple>
@@ -363,6 +364,12 @@ Combination combination(std::mt19937& random, const Shape& shape) {
     return c;
 }
 
+// A few shapes of every path, with and without encoded latents. Lazy prompts attend to whole K and V, or to latents that are uncut.
+bool in_blocks(size_t shape, const std::string& prefill) {
+    const std::set<size_t> of = prefill == "lazy" ? std::set<size_t>{4, 7, 9, 11} : std::set<size_t>{2, 7};
+    return of.contains(shape);
+}
+
 // Of the layers with a window.
 int ring_slots(const File& file, const lkv::SessionOptions& options) {
     const lkv::Model model(file.path(), {});
@@ -391,9 +398,13 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
         logits.resize(logits.size() + n_vocab);
         session.decode(tokens, pos, seq, output, logits.data() + logits.size() - n_vocab);
     };
-    run(1, {0});
-    run(1, {0});
-    run(prompt, {0});
+    if (options.prefill == "lazy") {
+        run(prompt, {1, 0});
+    } else {
+        run(1, {0});
+        run(1, {0});
+        run(prompt, {0});
+    }
     run(1, {0});
     run(9, {1});
     run(6, {0, 1});
@@ -402,6 +413,12 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     length[1] = 3;
     run(32, {0});
     run(1, {1});
+    if (!options.prefill.empty()) {
+        const std::vector<uint8_t> state = session.state();
+        session.clear();
+        session.set_state(state);
+        CHECK(session.state() == state);
+    }
     run(2, {1, 0});
     if (prompt > 128) {  // behind a context; of two sequences, in pieces
         run(prompt, {0});
@@ -411,12 +428,13 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     return logits;
 }
 
-void compare(const File& file, const Combination& c) {
+// Whether the combination is a legal one.
+bool compare(const File& file, const Combination& c) {
     std::vector<float> want;
     try {
         want = decode(file, c.options, false, c.prompt);
     } catch (const std::exception&) {
-        return;  // not a legal one
+        return false;
     }
     std::vector<float> got(want.size(), NAN);
     try {
@@ -425,6 +443,7 @@ void compare(const File& file, const Combination& c) {
         CHECK_MSG(false, c.name + ": " + e.what());
     }
     lkv::SessionOptions exact = c.options;
+    exact.kv_k = exact.kv_v = "";
     exact.kv = exact.kv_sink = exact.kv_recent = "f32";
     exact.k_plan = exact.v_plan = {};
     // Values that differ by rounding have other codes where they lie at the border of two: a share of what the formats cost.
@@ -438,6 +457,7 @@ void compare(const File& file, const Combination& c) {
     }
     CHECK_MSG(error <= tolerance,
               c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
+    return true;
 }
 
 // Eviction: what every layer has kept of the middle after the same calls, and logits of each call's last token.
@@ -583,7 +603,7 @@ void evictions(const Shape& shape, const char* policy, int recent) {
 
 }  // namespace
 
-// evictions, or [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0]
+// evictions, or [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0] [shapes]
 int main(int argc, char** argv) {
     std::string why;
     if (lkv::gpu_memory(why) == nullptr) {
@@ -600,8 +620,9 @@ int main(int argc, char** argv) {
     const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
     std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
     if (argc > 3) share_of_formats = std::atof(argv[3]);
-    const size_t first = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 0;
-    for (const Shape& shape : std::span(shapes).subspan(std::min(first, std::size(shapes)))) {
+    const size_t first = std::min(argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 0, std::size(shapes));
+    const size_t n = argc > 5 ? std::strtoul(argv[5], nullptr, 10) : std::size(shapes);
+    for (const Shape& shape : std::span(shapes).subspan(first, std::min(n, std::size(shapes) - first))) {
         const File file(shape, random());
         // what a file with windows is opened with most often beside its own
         Combination none{.options = {}, .name = std::string(shape.k_path) + "/" + shape.v_path + ", no windows"};
@@ -641,6 +662,20 @@ int main(int argc, char** argv) {
                 CHECK(ring_slots(file, ring.options) == 192);
                 compare(file, ring);
             }
+        }
+        const auto number = static_cast<size_t>(&shape - shapes);
+        for (const char* prefill : {"eager", "lazy"}) {
+            if (!in_blocks(number, prefill)) continue;
+            Combination blocks = none;
+            blocks.name = std::string(shape.k_path) + "/" + shape.v_path + ", K in blocks of tokens, " + prefill;
+            blocks.prompt =
+                prefill == std::string("lazy") ? 84 : 48;  // a block of every sequence, and a few tokens more
+            blocks.options.prefill = prefill;
+            blocks.options.recent = 8;
+            blocks.options.n_ubatch = 20;  // an eager prompt sees tokens that are compressed
+            blocks.options.kv_k = "c3";
+            blocks.options.kv_v = "q3";
+            CHECK_MSG(compare(file, blocks), blocks.name + ": not a legal one");
         }
         for (int i = 0; i < rounds; i++) compare(file, combination(random, shape));
     }

@@ -77,7 +77,7 @@ inline std::optional<Format> parse_format(std::string_view name) {
 }
 
 // Whether tokens are stored in blocks of 32 slots: K of the middle region only.
-inline bool format_in_blocks(Format format) {
+LKV_HD constexpr bool format_in_blocks(Format format) {
     switch (format) {
 #define X(name, type)  \
     case Format::name: \

@@ -225,13 +225,10 @@ KvCache::Region KvCache::make_region(const HParams& hparams, const CacheSpec& sp
 }
 
 void KvCache::check_blocks() const {
-    const char* const format = "rows of K in blocks of 32 tokens (c8 … c2)";
     if (!options_.keeps_recent()) {
-        fail("recent", "expected recent tokens, --recent 1 or more, beside ", format,
-             ", as a block waits there until it is full; got none");
-    }
-    if (options_.on_gpu) {
-        fail("kv k", "expected a format of single tokens on a GPU; choose --kv q8 … q2 or -ngl 0; got ", format);
+        fail("recent",
+             "expected recent tokens, --recent 1 or more, beside rows of K in blocks of 32 tokens (c8 … c2), ",
+             "as a block waits there until it is full; got none");
     }
 }
 

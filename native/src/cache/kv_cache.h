@@ -258,12 +258,14 @@ private:
     std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots);
     // Full rows of K or V into single rows of the middle.
     void encode_rows(int layer, bool value_side, std::span<const RowMove> moved);
-    // Both move recent slots to middle, in every layer, and return what was moved.
-    std::vector<RowMove> demote_rows(std::span<const int> old);
+    // Both claim places of the middle for recent slots.
     std::vector<RowMove> claim_moves(std::span<const int> old);
+    std::vector<RowMove> claim_blocks(std::span<const int> old);
+    // Rows of recent slots there, in every layer.
+    void move_to_middle(std::span<const RowMove> moved);
+    void move_to_blocks(int layer, std::span<const RowMove> moved);
     // Under eviction: new tokens take their slots of the middle in every layer.
     void settle(std::span<const SlotRef> slots, std::span<const Arrival> arrivals);
-    std::vector<RowMove> demote_blocks(std::span<const int> old);
     // Gives back what a claim has taken so far.
     [[noreturn]] void refuse_recent(std::span<const SlotRef> claimed, size_t wanted);
 

@@ -197,7 +197,11 @@ void KvCache::demote(int n_ahead) {
     if (old.empty()) {
         return;
     }
-    const std::vector<RowMove> moved = in_blocks() ? demote_blocks(old) : demote_rows(old);
+    const std::vector<RowMove> moved = in_blocks() ? claim_blocks(old) : claim_moves(old);
+    if (moved.empty()) {
+        return;
+    }
+    move_to_middle(moved);
     for (const RowMove& move : moved) {
         regions_[static_cast<size_t>(recent)].cells.release(move.from);
     }
@@ -259,76 +263,77 @@ std::vector<RowMove> KvCache::claim_moves(std::span<const int> old) {
     return moved;
 }
 
-std::vector<RowMove> KvCache::demote_rows(std::span<const int> old) {
-    const int from = region_index("recent");
-    const int to = region_index("middle");
-    const std::vector<RowMove> moved = claim_moves(old);
-    if (moved.empty()) {
-        return moved;
+// The same in whole blocks, each of one sequence.
+std::vector<RowMove> KvCache::claim_blocks(std::span<const int> old) {
+    const Cells& recent = regions_[static_cast<size_t>(region_index("recent"))].cells;
+    Cells& middle = regions_.back().cells;
+    // by the first sequence that holds them: tokens that several share fill blocks with that one's own
+    std::vector<std::vector<int>> owned(max_sequences);
+    for (const int slot : old) {
+        owned[static_cast<size_t>(std::countr_zero(recent.seq(slot)))].push_back(slot);
     }
+    std::vector<RowMove> moved;
+    for (std::vector<int>& slots : owned) {
+        std::sort(slots.begin(), slots.end(), [&](int a, int b) { return recent.pos(a) < recent.pos(b); });
+        for (size_t first = 0; first + block_slots <= slots.size() && middle.n_free() > 0; first += block_slots) {
+            const int target = middle.find_block();
+            for (int i = 0; i < block_slots; i++) {
+                const int slot = slots[first + static_cast<size_t>(i)];
+                middle.place(target + i, recent.pos(slot), recent.seq(slot));
+                moved.push_back({slot, target + i, -1});
+            }
+        }
+    }
+    return moved;
+}
+
+// K of this layer's recent slots into blocks, 32 moves each.
+void KvCache::move_to_blocks(int layer, std::span<const RowMove> moved) {
+    const int from = region_index("recent");
+    const int to = n_regions() - 1;
+    for (size_t first = 0; first < moved.size(); first += block_slots) {
+        std::array<int, block_slots> slots;
+        std::array<const uint8_t*, block_slots> rows;
+        for (size_t i = 0; i < rows.size(); i++) {
+            slots[i] = moved[first + i].from;
+            rows[i] = k_row(from, layer, slots[i]);
+        }
+        uint8_t* const block = k_row(to, layer, moved[first].to);
+        if (is_full(from, layer)) {
+            write_block(k_layout(to, layer), middle_values(layer, false, slots).data(), block);
+        } else {
+            move_block(k_layout(from, layer), rows.data(), k_layout(to, layer), block);
+        }
+    }
+}
+
+void KvCache::move_to_middle(std::span<const RowMove> moved) {
+    const int from = region_index("recent");
+    const int to = n_regions() - 1;
     if (device_ != nullptr) {
         device_->move_rows(*this, from, to, moved);
-        return moved;
+        return;
     }
     for (int il = 0; il < static_cast<int>(regions_.back().layers.size()); il++) {
         const std::vector<RowMove> moves = moves_of(il, moved);
         if (moves.empty()) {
             continue;
         }
+        const bool blocks = lkv::in_blocks(k_layout(to, il));
+        if (blocks) {
+            move_to_blocks(il, moves);
+        }
         if (is_full(from, il)) {
-            encode_rows(il, false, moves);
+            if (!blocks) encode_rows(il, false, moves);
             encode_rows(il, true, moves);
             continue;
         }
         for (const RowMove& move : moves) {
-            move_rows(k_layout(from, il), k_row(from, il, move.from), k_layout(to, il), k_row(to, il, move.to));
+            if (!blocks)
+                move_rows(k_layout(from, il), k_row(from, il, move.from), k_layout(to, il), k_row(to, il, move.to));
             move_rows(v_layout(from, il), v_row(from, il, move.from), v_layout(to, il), v_row(to, il, move.to));
         }
     }
-    return moved;
-}
-
-std::vector<RowMove> KvCache::demote_blocks(std::span<const int> old) {
-    const int from = region_index("recent");
-    const int to = region_index("middle");
-    const Region& recent = regions_[static_cast<size_t>(from)];
-    Cells& middle = regions_.back().cells;
-    // by the first sequence that holds them: tokens that several share fill blocks with that one's own
-    std::vector<std::vector<int>> owned(max_sequences);
-    for (const int slot : old) {
-        owned[static_cast<size_t>(std::countr_zero(recent.cells.seq(slot)))].push_back(slot);
-    }
-    std::vector<RowMove> moved;
-    for (std::vector<int>& slots : owned) {
-        std::sort(slots.begin(), slots.end(), [&](int a, int b) { return recent.cells.pos(a) < recent.cells.pos(b); });
-        for (size_t first = 0; first + block_slots <= slots.size() && middle.n_free() > 0; first += block_slots) {
-            const int target = middle.find_block();
-            for (int i = 0; i < block_slots; i++) {
-                const int slot = slots[first + static_cast<size_t>(i)];
-                middle.place(target + i, recent.cells.pos(slot), recent.cells.seq(slot));
-                moved.push_back({slot, target + i, -1});
-            }
-            const std::span<const int> block(&slots[first], block_slots);
-            for (int il = 0; il < static_cast<int>(recent.layers.size()); il++) {
-                if (in_ring(il)) continue;
-                if (is_full(from, il)) {
-                    write_block(k_layout(to, il), middle_values(il, false, block).data(), k_row(to, il, target));
-                    encode_rows(il, true, std::span(moved).last(block_slots));
-                    continue;
-                }
-                std::array<const uint8_t*, block_slots> rows;
-                for (size_t i = 0; i < rows.size(); i++) {
-                    rows[i] = k_row(from, il, slots[first + i]);
-                }
-                move_block(k_layout(from, il), rows.data(), k_layout(to, il), k_row(to, il, target));
-                for (int i = 0; i < block_slots; i++) {
-                    move_rows(v_layout(from, il), v_row(from, il, slots[first + static_cast<size_t>(i)]),
-                              v_layout(to, il), v_row(to, il, target + i));
-                }
-            }
-        }
-    }
-    return moved;
 }
 
 }  // namespace lkv

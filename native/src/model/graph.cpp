@@ -158,7 +158,8 @@ ggml_tensor* Builder::encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& s
 bool Builder::expands_keys(int il) const {
     const KPath path = model_.cache_spec().layers[static_cast<size_t>(il)].k_path;
     return path != KPath::rebuild && !model_.layers()[static_cast<size_t>(il)].k_b.empty() && shape_.on_gpu &&
-           shape_.fused && exact_ == nullptr && shape_.n_tokens >= least_expanded_tokens;
+           shape_.fused && exact_ == nullptr && shape_.n_tokens >= least_expanded_tokens &&
+           !in_blocks(cache_.k_layout(cache_.n_regions() - 1, il));
 }
 
 // What every problem of a layer has.
@@ -369,6 +370,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
         writer.cache = &cache_;
         writer.batch = &batch_;
         writer.layer = writer.row_layer = il;
+        writer.on_gpu = shape_.on_gpu;
         ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, full, latents));
         q.latents = exact_->spec.k_path == KPath::full || !moved ? whole_q : project(whole_q, layer);
         node = &attention_node(il, q, false);

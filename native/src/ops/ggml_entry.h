@@ -21,7 +21,8 @@ struct BatchSlots {
     std::vector<SlotRef> slots;  // [n_tokens] where each token's row goes
     // The tokens attend to each other's rows as they come, before any format: the cache shows these from the next batch on.
     bool own_rows = false;
-    float* k_staged = nullptr;  // [n_tokens, K width] where rows of K wait that go to a block; null: none does
+    // [n_tokens, K width] where rows of K wait that go to a block, in the memory of the cache's rows; null: none does
+    float* k_staged = nullptr;
 };
 
 // One layer's attention in one graph. Its address is the nodes' userdata: it outlives the graph and does not move.

@@ -21,13 +21,17 @@ public:
     // Errors: Error for shapes the kernels do not take.
     virtual void attach(const Model& model, const KvCache& cache, const Ropes& ropes,
                         const GraphConstants& constants) = 0;
+    // A lazy prefill of one layer begins: its graphs attend to `rows`, a cache of that layer alone, and store into both caches.
+    virtual void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,
+                              const Ropes& ropes, const GraphConstants& constants) = 0;
+    virtual void detach_exact() = 0;
     // Copies into an input of the next run, without waiting. Before begin().
     virtual void set(ggml_tensor* tensor, const void* data, size_t bytes) = 0;
     // Waits for the run and copies one of its results; null: only waits. Errors: Error when the device failed.
     virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
     // Behind a run, under eviction: adds what slots have gathered to the cache's masses.
     virtual void take_masses(KvCache& cache) = 0;
-    // Before each run: positions, sequences and slots of this batch, after the cache claimed them.
+    // Before each run: positions, sequences and slots of this batch, after the cache claimed them. For every cache that it stores into.
     virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;
     // A graph was built; what was recorded for the last one is dropped. Errors: Error when ggml's backend lacks one of its ops.
     virtual void prepare(const Graph& graph) = 0;

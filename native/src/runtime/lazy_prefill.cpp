@@ -1,7 +1,6 @@
 #include "runtime/lazy_prefill.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "base/error.h"
 #include "runtime/session.h"
@@ -66,7 +65,8 @@ LayerCacheSpec exact_layer_spec(const Model& model, int layer) {
     return spec;
 }
 
-KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, bool allocate) {
+KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, const KvCacheOptions& of,
+                    bool allocate, CacheDevice* device) {
     HParams one_layer = model.hparams();
     one_layer.n_layer = 1;
     one_layer.block.layers.clear();  // the prompt's rows are all here, whatever window the layer has
@@ -74,45 +74,64 @@ KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens
     file.layers = {spec};
     KvCacheOptions options;
     options.n_ctx = n_tokens;
+    options.n_ubatch = of.n_ubatch;
     options.n_seq_max = max_sequences;
-    options.k_format = options.v_format = Format::f32;
-    return KvCache(one_layer, file, options, allocate);
+    options.k_format = options.v_format = model.on_gpu() ? Format::f16 : Format::f32;
+    return KvCache(one_layer, file, options, allocate, device);
 }
 
 size_t lazy_prefill_bytes(const Model& model, const KvCache& cache) {
     const int n_tokens = cache.options().n_ctx;
     size_t rows = 0;
     for (int il = 0; il < model.hparams().n_layer; il++) {
-        const size_t exact = exact_cache(model, exact_layer_spec(model, il), n_tokens, false).bytes().total();
+        const size_t exact =
+            exact_cache(model, exact_layer_spec(model, il), n_tokens, cache.options(), false).bytes().total();
         rows = std::max(rows, exact + staged_bytes(cache, il, static_cast<size_t>(n_tokens)));
     }
     return rows + hidden_bytes(model, static_cast<size_t>(n_tokens));
 }
 
-std::vector<float> stage_k_rows(const KvCache& cache, int layer, size_t n_tokens) {
-    return std::vector<float>(staged_bytes(cache, layer, n_tokens) / sizeof(float));
+StagedKeys::StagedKeys(KvCache& cache, int layer, size_t n_tokens, CacheDevice* device)
+    : cache_(cache),
+      device_(device),
+      layer_(layer),
+      width_(static_cast<size_t>(cache.k_layout(cache.n_regions() - 1, layer).width)),
+      bytes_(staged_bytes(cache, layer, n_tokens)) {
+    if (bytes_ == 0) {
+        return;
+    }
+    if (device != nullptr) {
+        rows_ = device->allocate(bytes_);
+    } else {
+        rows_ = std::make_unique<HostStorage>(bytes_);
+    }
 }
 
-void write_staged_blocks(KvCache& cache, int layer, std::span<const SlotRef> targets, std::span<const float> staged) {
-    const int middle = cache.n_regions() - 1;
-    const RowLayout& layout = cache.k_layout(middle, layer);
-    const auto width = static_cast<size_t>(layout.width);
-    std::unordered_map<int, std::vector<size_t>> blocks;  // first slot -> its tokens, by slot: sequences may interleave
-    for (size_t i = 0; i < targets.size() && !staged.empty(); i++) {
-        if (targets[i].region == middle) {
-            const int at = targets[i].slot % block_slots;
-            std::vector<size_t>& tokens = blocks[targets[i].slot - at];
-            tokens.resize(block_slots);
-            tokens[static_cast<size_t>(at)] = i;
-        }
+float* StagedKeys::row(size_t token) const {
+    return rows_ == nullptr ? nullptr : reinterpret_cast<float*>(rows_->data()) + token * width_;
+}
+
+void StagedKeys::write(std::span<const SlotRef> targets) {
+    if (rows_ == nullptr) {
+        return;
     }
-    std::vector<float> rows(block_slots * width);
-    for (const auto& [first, tokens] : blocks) {
-        for (size_t n = 0; n < tokens.size(); n++) {
-            std::copy_n(staged.begin() + static_cast<ptrdiff_t>(tokens[n] * width), width,
-                        rows.begin() + static_cast<ptrdiff_t>(n * width));
+    const int middle = cache_.n_regions() - 1;
+    std::vector<RowMove> moves;
+    for (size_t i = 0; i < targets.size(); i++) {
+        if (targets[i].region == middle) moves.push_back({static_cast<int>(i), targets[i].slot, -1});
+    }
+    // whole blocks, whose sequences may interleave
+    std::sort(moves.begin(), moves.end(), [](const RowMove& a, const RowMove& b) { return a.to < b.to; });
+    if (device_ != nullptr) {
+        device_->write_blocks(cache_, layer_, row(0), moves);
+        return;
+    }
+    std::vector<float> block(block_slots * width_);
+    for (size_t first = 0; first < moves.size(); first += block_slots) {
+        for (size_t n = 0; n < block_slots; n++) {
+            std::copy_n(row(static_cast<size_t>(moves[first + n].from)), width_, &block[n * width_]);
         }
-        write_block(layout, rows.data(), cache.k_row(middle, layer, first));
+        write_block(cache_.k_layout(middle, layer_), block.data(), cache_.k_row(middle, layer_, moves[first].to));
     }
 }
 
@@ -128,69 +147,76 @@ bool Session::starts_sequences(std::span<const int32_t> seq) const {
     return seen != 0;
 }
 
-void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const int32_t> pos,
-                             std::span<const int32_t> seq, std::span<const uint8_t> output, const LogitsRoom& room,
-                             const std::function<void()>& between_ubatches) {
-    const HParams& h = model_->hparams();
-    const auto width = static_cast<size_t>(h.n_embd);
-    const auto n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
-    const std::vector<SlotRef> targets = cache_.claim_settled(pos, seq);
+void Session::prefill_lazily(const LazyPrompt& prompt) {
+    const std::vector<SlotRef> targets = cache_.claim_settled(prompt.pos, prompt.seq);
+    const auto forget = [this] {
+        graph_.reset();  // it reads rows of a layer that is over
+        if (gpu_ != nullptr) gpu_->detach_exact();
+    };
     try {
-        std::vector<float> hidden(tokens.size() * width);  // [n_tokens, n_embd] between two layers
-        for (int il = 0; il < h.n_layer; il++) {
+        // [n_tokens, n_embd] between two layers
+        std::vector<float> hidden(prompt.tokens.size() * static_cast<size_t>(model_->hparams().n_embd));
+        for (int il = 0; il < model_->hparams().n_layer; il++) {
             ExactRows exact;
             exact.spec = exact_layer_spec(*model_, il);
-            KvCache rows = exact_cache(*model_, exact.spec, static_cast<int>(tokens.size()));
-            BatchSlots batch;
-            const std::vector<SlotRef> slots = rows.claim(pos, seq);
+            KvCache rows = exact_cache(*model_, exact.spec, static_cast<int>(prompt.tokens.size()), cache_.options(),
+                                       true, gpu_.get());
             exact.cache = &rows;
-            exact.batch = &batch;
-            std::vector<float> staged = stage_k_rows(cache_, il, tokens.size());
-            const size_t k_width = staged.size() / tokens.size();
-            prefill_bytes_ = std::max(prefill_bytes_, rows.bytes().total() + hidden_bytes(*model_, tokens.size()) +
-                                                          staged.size() * sizeof(float));
-            graph_.reset();  // it would read the rows of the layer before
-            for (size_t first = 0; first < tokens.size(); first += n_ubatch) {
-                const size_t n = std::min(n_ubatch, tokens.size() - first);
-                const auto from = static_cast<ptrdiff_t>(first);
-                const auto end = static_cast<ptrdiff_t>(first + n);
-                batch_.pos.assign(pos.begin() + from, pos.begin() + end);
-                batch_.seq.assign(seq.begin() + from, seq.begin() + end);
-                batch_.slots.assign(targets.begin() + from, targets.begin() + end);
-                batch_.k_staged = staged.empty() ? nullptr : staged.data() + first * k_width;
-                batch = batch_;
-                batch.slots.assign(slots.begin() + from, slots.begin() + end);
-                const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-
-                GraphShape shape = graph_shape(n, out_ids.size(), rows);
-                shape.layer = il;
-                prepare_graph(shape, &exact);
-                float* const states = hidden.data() + first * width;
-                if (graph_->hidden_in != nullptr) {
-                    ggml_backend_tensor_set(graph_->hidden_in, states, 0, n * width * sizeof(float));
-                }
-                compute(tokens.subspan(first, n), pos.subspan(first, n), out_ids, rows, batch);
-                if (graph_->hidden_out != nullptr) {
-                    ggml_backend_tensor_get(graph_->hidden_out, states, 0, n * width * sizeof(float));
-                }
-                if (graph_->logits != nullptr) {
-                    ggml_backend_tensor_get(graph_->logits, room(out_ids.size()), 0, ggml_nbytes(graph_->logits));
-                }
-                if (between_ubatches) {
-                    between_ubatches();
-                }
-            }
+            StagedKeys staged(cache_, il, prompt.tokens.size(), gpu_.get());
+            prefill_bytes_ = std::max(
+                prefill_bytes_, rows.bytes().total() + staged.bytes() + hidden_bytes(*model_, prompt.tokens.size()));
             graph_.reset();
-            write_staged_blocks(cache_, il, targets, staged);
+            if (gpu_ != nullptr) gpu_->attach_exact(*model_, rows, exact.spec, il, ropes_, constants_);
+            prefill_layer(il, prompt, targets, exact, staged, hidden);
+            forget();
+            staged.write(targets);
         }
     } catch (...) {
         // no layer, no token: half a prompt would be a cache that no one can use
-        graph_.reset();
+        forget();
         for (const SlotRef& to : targets) {
             cache_.release(to);
         }
         throw;
     }
+}
+
+void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
+                            const StagedKeys& staged, std::span<float> hidden) {
+    const auto n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
+    const auto width = static_cast<size_t>(model_->hparams().n_embd);
+    const std::vector<SlotRef> slots = exact.cache->claim(prompt.pos, prompt.seq);
+    BatchSlots batch;
+    exact.batch = &batch;
+    batch_.own_rows = false;
+    for (size_t first = 0; first < prompt.tokens.size(); first += n_ubatch) {
+        const size_t n = std::min(n_ubatch, prompt.tokens.size() - first);
+        const auto part = [&](const auto& of) { return of.subspan(first, n); };
+        const auto assign = [](auto& to, const auto& from) { to.assign(from.begin(), from.end()); };
+        assign(batch_.pos, part(prompt.pos));
+        assign(batch_.seq, part(prompt.seq));
+        assign(batch_.slots, part(targets));
+        batch_.k_staged = staged.row(first);
+        batch = batch_;
+        assign(batch.slots, part(std::span(slots)));
+        const std::vector<int32_t> out_ids = wanted(part(prompt.output));
+
+        GraphShape shape = graph_shape(n, out_ids.size(), *exact.cache);
+        shape.layer = il;
+        prepare_graph(shape, &exact);
+        float* const states = hidden.data() + first * width;
+        set_input(graph_->hidden_in, states, n * width * sizeof(float));
+        compute(part(prompt.tokens), part(prompt.pos), out_ids, *exact.cache, batch);
+        if (graph_->logits != nullptr) {
+            get_result(graph_->logits, prompt.room(out_ids.size()));
+        } else {
+            get_result(graph_->hidden_out, states);
+        }
+        if (prompt.between_ubatches) {
+            prompt.between_ubatches();
+        }
+    }
+    batch_.k_staged = nullptr;
 }
 
 }  // namespace lkv

@@ -1,9 +1,11 @@
 // Lazy prefill: a prompt attends to its own K and V as they are before compression, and its rows are compressed when they
 // are written. All ubatches pass one layer before any passes the next, so the peak is one layer's exact rows of the prompt
-// (f32) beside its hidden states; and, where K lies in blocks, what waits to be written when the layer is through.
+// (f32; on a GPU f16, as which its kernels read them) beside its hidden states, which are the host's; and, where K lies in blocks, what
+// waits to be written when the layer is through.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,15 +22,31 @@ std::string lazy_obstacle(const Model& model);
 // What exact rows of a layer look like: one segment per group, keys before any projection behind RoPE.
 LayerCacheSpec exact_layer_spec(const Model& model, int layer);
 
-// One region of f32 rows of one layer.
-KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, bool allocate = true);
+// One region of exact rows of one layer, for ubatches of a session with `options`. device: as for the session's own cache
+KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, const KvCacheOptions& options,
+                    bool allocate = true, CacheDevice* device = nullptr);
 
 // Exact rows of the largest layer, hidden states and what waits for blocks: of a prompt that fills the cache.
 size_t lazy_prefill_bytes(const Model& model, const KvCache& cache);
 
-// Rows of K of one layer that wait until their block is complete: f32 [n_tokens, K width], none where K is in single rows.
-std::vector<float> stage_k_rows(const KvCache& cache, int layer, size_t n_tokens);
-// Writes the blocks among `targets`, as claim_settled() gave them. staged: of stage_k_rows(), filled.
-void write_staged_blocks(KvCache& cache, int layer, std::span<const SlotRef> targets, std::span<const float> staged);
+// Rows of K of one layer that wait until their block is complete: f32 [n_tokens, K width].
+class StagedKeys {
+public:
+    // None where K is in single rows. device: where the cache's rows are; null = the host
+    StagedKeys(KvCache& cache, int layer, size_t n_tokens, CacheDevice* device);
+
+    size_t bytes() const { return bytes_; }
+    float* row(size_t token) const;  // null: none waits
+    // Writes the blocks among `targets`, as claim_settled() gave them, of the rows that are filled by now.
+    void write(std::span<const SlotRef> targets);
+
+private:
+    KvCache& cache_;
+    CacheDevice* device_;
+    int layer_;
+    size_t width_;
+    size_t bytes_;
+    std::unique_ptr<CacheStorage> rows_;
+};
 
 }  // namespace lkv

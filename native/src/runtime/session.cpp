@@ -186,8 +186,8 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
         cache.n_ubatch = std::min(cache.n_ubatch, std::max(least_evicting_ubatch, cache.evict_budget() / 4));
         cache.exact_ubatch = std::min(cache.exact_ubatch, cache.n_ubatch);
     }
-    const auto chosen = parse_kv("kv", options.kv, !cache.on_gpu);
-    const auto k_chosen = parse_kv("kv_k", options.kv_k, !cache.on_gpu);
+    const auto chosen = parse_kv("kv", options.kv, true);
+    const auto k_chosen = parse_kv("kv_k", options.kv_k, true);
     const auto v_chosen = parse_kv("kv_v", options.kv_v, false);
     cache.k_format = k_chosen ? k_chosen : chosen;
     cache.v_format = v_chosen ? v_chosen : chosen;
@@ -206,9 +206,6 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
         prefill = *word;
     }
     if (prefill == Prefill::lazy) {
-        if (model.on_gpu() && !options.prefill.empty()) {
-            fail("prefill", "expected eager on a GPU; got lazy, which runs on the CPU only; use -ngl 0");
-        }
         if (evicts(options) && !options.prefill.empty()) {
             fail("prefill", "expected eager beside --evict ", options.evict, ", as a prompt is cut while it comes; ",
                  "got lazy");
@@ -220,9 +217,9 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
     return prefill;
 }
 
-// A file that asks for it is prefilled eagerly on a GPU, and under eviction.
+// A file that asks for it is prefilled eagerly under eviction.
 static bool prefills_lazily(const Model& model, const SessionOptions& options) {
-    return prefill_option(model, options) == Prefill::lazy && !model.on_gpu() && !evicts(options);
+    return prefill_option(model, options) == Prefill::lazy && !evicts(options);
 }
 
 size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options) {
@@ -263,7 +260,7 @@ size_t forecast_compute_bytes(const Model& model, const SessionOptions& options)
     for (shape.layer = 0; lazy && shape.layer < model.hparams().n_layer; shape.layer++) {
         ExactRows exact;
         exact.spec = exact_layer_spec(model, shape.layer);
-        KvCache rows = exact_cache(model, exact.spec, kv.n_ctx, false);
+        KvCache rows = exact_cache(model, exact.spec, kv.n_ctx, kv, false);
         exact.cache = &rows;
         exact.batch = &batch;
         most = std::max(most, reserve(&exact));
@@ -314,12 +311,6 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     if (gpu_ != nullptr) {
         if (!fused_) {
             fail("implementation", "expected fused on a GPU; got reference; use -ngl 0");
-        }
-        if (prefill_ == Prefill::lazy) {
-            log(LogLevel::warning,
-                "[prefill] expected eager on a GPU; got lazy, which runs on the CPU only: "
-                "prompts are compressed as they come; use -ngl 0 for lazy");
-            prefill_ = Prefill::eager;
         }
         gpu_->attach(*model_, cache_, ropes_, constants_);
     }
@@ -402,7 +393,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         fail("decode", "expected guesses of one sequence alone; got several sequences");
     }
     if (prefill_ == Prefill::lazy && starts_sequences(seq)) {
-        prefill_lazily(tokens, pos, seq, output, room, between_ubatches);
+        prefill_lazily({tokens, pos, seq, output, room, between_ubatches});
         return;
     }
     for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
@@ -500,10 +491,24 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         }
         throw;
     }
+    get_result(graph_->logits, logits);
+}
+
+void Session::set_input(ggml_tensor* tensor, const void* data, size_t bytes) {
+    if (tensor == nullptr || tensor->data == nullptr)
+        return;  // no node reads positions in a last layer that only stores latents
     if (gpu_ != nullptr) {
-        gpu_->finish(graph_->logits, logits, graph_->logits == nullptr ? 0 : ggml_nbytes(graph_->logits));
-    } else if (graph_->logits != nullptr) {
-        ggml_backend_tensor_get(graph_->logits, logits, 0, ggml_nbytes(graph_->logits));
+        gpu_->set(tensor, data, bytes);
+    } else {
+        ggml_backend_tensor_set(tensor, data, 0, bytes);
+    }
+}
+
+void Session::get_result(const ggml_tensor* tensor, float* data) {
+    if (gpu_ != nullptr) {
+        gpu_->finish(tensor, data, tensor == nullptr ? 0 : ggml_nbytes(tensor));
+    } else if (tensor != nullptr) {
+        ggml_backend_tensor_get(tensor, data, 0, ggml_nbytes(tensor));
     }
     if (gpu_ != nullptr && cache_.eviction() != nullptr) {
         gpu_->take_masses(cache_);
@@ -528,25 +533,19 @@ void Session::fill_reference_inputs(const KvCache& rows, const BatchSlots& batch
 
 void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                       const KvCache& rows, const BatchSlots& batch) {
-    const auto set = [this](ggml_tensor* tensor, const void* data, size_t bytes) {
-        if (tensor != nullptr && gpu_ != nullptr) {
-            gpu_->set(tensor, data, bytes);
-        } else if (tensor != nullptr) {
-            ggml_backend_tensor_set(tensor, data, 0, bytes);
-        }
-    };
     if (graph_->embeddings != nullptr) {
         embeddings_.resize(static_cast<size_t>(ggml_nelements(graph_->embeddings)));
         model_->embed(tokens, embeddings_.data());
-        set(graph_->embeddings, embeddings_.data(), embeddings_.size() * sizeof(float));
+        set_input(graph_->embeddings, embeddings_.data(), embeddings_.size() * sizeof(float));
     }
-    set(graph_->tokens, tokens.data(), tokens.size_bytes());
-    set(graph_->positions, pos.data(), pos.size_bytes());
-    set(graph_->out_ids, out_ids.data(), out_ids.size_bytes());
+    set_input(graph_->tokens, tokens.data(), tokens.size_bytes());
+    set_input(graph_->positions, pos.data(), pos.size_bytes());
+    set_input(graph_->out_ids, out_ids.data(), out_ids.size_bytes());
     if (!fused_) {
         fill_reference_inputs(rows, batch);
     }
     if (gpu_ != nullptr) {
+        if (&rows != &cache_) gpu_->begin(cache_, batch_);
         gpu_->begin(rows, batch);
     } else {
         ggml_backend_cpu_set_n_threads(backend_.get(), prepared_shape_.n_threads);

@@ -19,6 +19,8 @@
 
 namespace lkv {
 
+class StagedKeys;
+
 struct SessionOptions {
     int n_ctx = 0;  // 0: the model's training context
     int n_ubatch = 512;
@@ -109,14 +111,27 @@ private:
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                     std::span<const int32_t> out_ids, float* logits);
-    void prefill_lazily(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                        std::span<const uint8_t> output, const LogitsRoom& room,
-                        const std::function<void()>& between_ubatches);
+    // What decode() was called with.
+    struct LazyPrompt {
+        std::span<const int32_t> tokens;
+        std::span<const int32_t> pos;
+        std::span<const int32_t> seq;
+        std::span<const uint8_t> output;
+        const LogitsRoom& room;
+        const std::function<void()>& between_ubatches;
+    };
+    void prefill_lazily(const LazyPrompt& prompt);
+    // hidden: [n_tokens, n_embd], states before the layer and then behind it
+    void prefill_layer(int il, const LazyPrompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
+                       const StagedKeys& staged, std::span<float> hidden);
     bool starts_sequences(std::span<const int32_t> seq) const;
     size_t next_ubatch(std::span<const int32_t> seq) const;
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that want logits
     GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;
     void prepare_graph(const GraphShape& shape, const ExactRows* exact = nullptr);
+    // Null tensors: nothing is copied. A result is waited for.
+    void set_input(ggml_tensor* tensor, const void* data, size_t bytes);
+    void get_result(const ggml_tensor* tensor, float* data);
     // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
     void compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                  const KvCache& rows, const BatchSlots& batch);

@@ -30,9 +30,6 @@ def main(argv: Sequence[str]) -> int:
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers, describe_only=True)
     n_ctx = args.ctx_size or model.n_ctx_train
     warn_of_window(model, args, n_ctx)
-    if args.gpu_layers and model.regions["prefill"] == "lazy" and not args.prefill:
-        told = "[prefill] expected eager on a GPU; got lazy, which runs on the CPU only"
-        print(f"warning: {told}: the forecast is of eager prefill", file=sys.stderr)
     report = {
         "file": summary(
             model, args.model, args.latent, _core.build_info()["formats"], on_gpu=bool(args.gpu_layers)

@@ -30,6 +30,35 @@ struct ChannelFormat {
     LKV_HD static constexpr int share(int width) { return 2 * width / block_slots; }  // numbers in a slot
     LKV_HD static constexpr int bytes(int width) { return round_up_to_word(numbers_at(width) + 2 * share(width)); }
 
+    // Chooses a channel's scale and minimum, and stores them. tokens: [32], of one channel; dst: the segment in the row of the
+    // block's first slot, rows `stride` bytes apart. On a device by a warp.
+    LKV_HD static Affine put_affine(const float* tokens, int channel, int width, uint8_t* dst, int64_t stride) {
+        const auto [scale, minimum] = AffineFormat<Bits>::choose(tokens, block_slots);
+        store_u16(number(dst, stride, width, channel), scale);
+        store_u16(number(dst, stride, width, width + channel), minimum);
+        return {half_to_float(scale), half_to_float(minimum)};
+    }
+
+    LKV_HD static int32_t level(float x, float inverse, float minimum) {
+        float level = (x - minimum) * inverse + 0.5f;
+        level = level > 0.0f ? level : 0.0f;
+        level = level < Codes::levels ? level : float{Codes::levels};
+        return static_cast<int32_t>(level);
+    }
+
+    // Behind the numbers of one slot. dst: the segment in its row.
+    LKV_HD static void pad(uint8_t* dst, int width) {
+        for (int b = numbers_at(width) + 2 * share(width); b < bytes(width); b++) dst[b] = 0;
+    }
+
+    // block: the segment in the row of the block's first slot, src: in the slot's own.
+    LKV_HD static float value(const uint8_t* block, int64_t stride, const uint8_t* src, int width, int channel) {
+        const float scale = load_half(number(block, stride, width, channel));
+        const float minimum = load_half(number(block, stride, width, width + channel));
+        const int code = Codes::get(src + channel / chunk_width * Codes::chunk_bytes, channel % chunk_width);
+        return fmaf(static_cast<float>(code), scale, minimum);
+    }
+
 #if !defined(__CUDACC__)
     // x: [32, ld], ld >= width -> dst: the segment in the row of the block's first slot; rows are `stride` bytes apart.
     static void write(const float* x, int ld, int width, uint8_t* dst, int64_t stride) {
@@ -38,26 +67,15 @@ struct ChannelFormat {
             for (int j = 0; j < chunk_width; j++) {
                 float tokens[block_slots];  // of one channel
                 for (int i = 0; i < block_slots; i++) tokens[i] = x[int64_t{i} * ld + first + j];
-                const auto [scale_bits, minimum_bits] = AffineFormat<Bits>::choose(tokens, block_slots);
-                store_u16(number(dst, stride, width, first + j), scale_bits);
-                store_u16(number(dst, stride, width, width + first + j), minimum_bits);
-                const float minimum = half_to_float(minimum_bits);
-                const float scale = half_to_float(scale_bits);
+                const auto [scale, minimum] = put_affine(tokens, first + j, width, dst, stride);
                 const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-                for (int i = 0; i < block_slots; i++) {
-                    float level = (tokens[i] - minimum) * inverse + 0.5f;
-                    level = level > 0.0f ? level : 0.0f;
-                    level = level < Codes::levels ? level : float{Codes::levels};
-                    code[i][j] = static_cast<int32_t>(level);
-                }
+                for (int i = 0; i < block_slots; i++) code[i][j] = level(tokens[i], inverse, minimum);
             }
             for (int i = 0; i < block_slots; i++) {
                 Codes::pack(code[i], dst + i * stride + first / chunk_width * Codes::chunk_bytes);
             }
         }
-        for (int i = 0; i < block_slots; i++) {
-            for (int b = numbers_at(width) + 2 * share(width); b < bytes(width); b++) dst[i * stride + b] = 0;
-        }
+        for (int i = 0; i < block_slots; i++) pad(dst + i * stride, width);
     }
 
     // Scales and minima of channels first … first + n − 1, n and first multiples of 16. block: the segment in the row of
@@ -74,11 +92,6 @@ struct ChannelFormat {
 
 private:
     static constexpr int span = 128;  // numbers gathered at a time
-
-    template <class Byte>
-    static Byte* number(Byte* block, int64_t stride, int width, int k) {
-        return block + k / share(width) * stride + numbers_at(width) + 2 * (k % share(width));
-    }
 
     // Numbers first … first + n − 1 of the block.
     static void read_numbers(const uint8_t* block, int64_t stride, int width, int first, int n, float* dst) {
@@ -112,6 +125,12 @@ private:
         }
     }
 #endif
+
+    // Where number k of the block is.
+    template <class Byte>
+    LKV_HD static Byte* number(Byte* block, int64_t stride, int width, int k) {
+        return block + k / share(width) * stride + numbers_at(width) + 2 * (k % share(width));
+    }
 };
 
 }  // namespace lkv

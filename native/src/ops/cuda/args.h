@@ -16,9 +16,9 @@ constexpr int max_group_width = 2048;  // channels of one K or V group: 8 warps 
 struct Chunk {
     uint8_t kind;     // ChunkKind
     uint8_t valid;    // channels that exist, 0 … 16; fewer than 16 only in f16 and f32 rows
-    uint16_t codes;   // byte of the chunk's codes
-    uint16_t affine;  // byte of its scale
-    uint16_t odd;     // q4_0: the chunk sits in the high nibbles
+    uint16_t codes;   // byte of the chunk's codes; in blocks: of its segment
+    uint16_t affine;  // byte of its scale; in blocks: channels of its segment
+    uint16_t odd;     // q4_0: the chunk sits in the high nibbles; in blocks: its first channel in the segment
 };
 
 // The first channel of pair p of a decoded chunk; the second is two further. See dequant.cuh.
@@ -48,6 +48,7 @@ struct RegionArgs {
     const Chunk* chunks;
     uint32_t k_row_bytes;
     uint32_t v_row_bytes;
+    int32_t k_block;  // slots whose K is in one block (formats/channel.h), else 1
 };
 
 // How latents are expanded: from chunks of any format; from the MLA kernel's units, by single warps or by four at once; so, and multiplied
@@ -120,6 +121,7 @@ struct AttnArgs {
     int32_t late_parts;   // 1: the last of n_split parts starts late, see Parts
     int32_t least_tiles;  // tiles that are worth a part
     int32_t rebuild;      // 1: K is rebuilt from its latent
+    int32_t in_blocks;    // 1: K of a region is in blocks of tokens
     int32_t k_extras;     // 1: rebuild with a bias or a norm
     int32_t specialized;  // 1: the specialized kernel, of `unit` KV heads, `stages` tiles of latents ahead
     // of the specialized kernel, see absorb.cuh: positions on either side of one for which the slow planes of a key are absorbed into the
@@ -211,6 +213,17 @@ struct FindStepsArgs {
     int32_t* counts;
     int32_t* steps;
     int32_t capacity;
+};
+
+// K of single rows into blocks of 32 tokens: the segments that are stored so, no others.
+struct BlockArgs {
+    const uint8_t* rows;
+    int64_t row_bytes;
+    const SegmentLayout* segments;  // of `rows`; null: these are f32, of all channels
+    int32_t n_segments;
+    const int32_t* from_slot;  // [n_rows] of `rows`; null: 0, 1, …
+    RowTarget to;
+    const int32_t* to_slot;  // [n_rows], 32 of one block after 32 of another
 };
 
 struct MoveArgs {

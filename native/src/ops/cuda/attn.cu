@@ -527,6 +527,7 @@ cudaError_t launch_plan(const AttnArgs& args, cudaStream_t stream) {
     if (args.wide != 0) return launch_wide(args, stream);
     if (args.prefill != 0) return launch_prefill(args, stream);
     const Instance instance = choose_instance(args);
+    if (args.in_blocks != 0) return launch_blocks(args, instance, stream);
     return args.rebuild != 0 ? launch_rebuild(args, instance, stream) : launch_direct(args, instance, stream);
 }
 

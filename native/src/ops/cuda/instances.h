@@ -1,4 +1,4 @@
-// The attention kernel's instances; one translation unit per K path, so that they compile side by side.
+// The attention kernel's instances; one translation unit per K path and one for blocks, so that they compile side by side.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -48,6 +48,7 @@ cudaError_t launch_expanded_keys(const AttnArgs& args, cudaStream_t stream);
 AttnArgs all_expanded_keys(const AttnArgs& args);
 cudaError_t launch_direct(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 cudaError_t launch_rebuild(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
+cudaError_t launch_blocks(const AttnArgs& args, const Instance& instance, cudaStream_t stream);
 
 // Whether this device and this build have what AttnArgs::specialized asks for.
 bool has_specialized();

@@ -11,6 +11,8 @@ cudaError_t claim_slots(const ClaimArgs& args, int n_tokens, cudaStream_t stream
 cudaError_t find_own_steps(const FindStepsArgs& args, int n_tokens, cudaStream_t stream);
 cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream);
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream);
+// n_rows: a multiple of 32
+cudaError_t store_blocks(const BlockArgs& args, int n_rows, cudaStream_t stream);
 
 // Attention and, where the sequence is split or V is latent, the combination of the parts.
 cudaError_t attend(const AttnArgs& args, cudaStream_t stream);

@@ -15,7 +15,7 @@ namespace {
 struct Kernel {
     const char* name;
     bool (*takes)(const LatentAttnParams&, int capacity, const Device&, AttnArgs&);
-    bool caps = false;  // its scores, where there is a soft cap
+    bool takes_all = false;  // soft caps and K in blocks of tokens too
 };
 
 // The first that takes a shape runs it.
@@ -55,6 +55,10 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     const bool rebuild = p.rebuilds();
     a.rebuild = rebuild ? 1 : 0;
     a.k_extras = rebuild && (p.k_bias != nullptr || p.k_norm != nullptr) ? 1 : 0;
+    a.in_blocks = std::any_of(p.regions, p.regions + p.n_regions,
+                              [](const RegionView& region) { return lkv::in_blocks(region.k); })
+                      ? 1
+                      : 0;
     a.unit = rebuild ? 1 : std::gcd(p.k_group, p.v_group);
     a.k_blocks = side_blocks(p, &RegionView::k);
     a.v_blocks = side_blocks(p, &RegionView::v);
@@ -77,7 +81,7 @@ void plan_attention(const LatentAttnParams& p, int capacity, const Device& devic
     a.kind = common_kind(p, a);
     for (const Kernel& kernel : kernels) {
         AttnArgs plan = a;
-        if (p.softcap > 0.0f && !kernel.caps) continue;
+        if ((p.softcap > 0.0f || a.in_blocks != 0) && !kernel.takes_all) continue;
         if (!kernel.takes(p, capacity, device, plan)) continue;
         a = plan;
         a.kernel = kernel.name;

@@ -31,7 +31,8 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     middle_alone_[0] = middle_alone_[1] = true;
     int own_tokens = 0;  // of a batch that may attend to its own rows
     for (const AttentionNode& node : graph.attention) {
-        const Layer& layer = layers_[node.layer];
+        if (node.cache == nullptr) continue;  // of a layer that is not in the graph
+        const Layer& layer = layers_[node.row_layer];
         bool& alone = middle_alone_[layer.in_ring ? 1 : 0];
         alone = alone && layer.middle_alone;
         const bool may_be_apart =
@@ -79,13 +80,13 @@ int Attention::launched_slots(bool in_ring) const {
 }
 
 const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
-    return plan(node, full, !full && inputs_.apart(layers_[node.layer].in_ring));
+    return plan(node, full, !full && inputs_.apart(layers_[node.row_layer].in_ring));
 }
 
 const AttnArgs* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
     if (!params || params->n_tokens == 0) return nullptr;
-    Layer& layer = layers_[node.layer];
+    Layer& layer = layers_[node.row_layer];
     Problem& problem = full ? layer.full : layer.latents;
     // latents come and go beside full rows
     const Leaves leaves = full && node.latents ? Leaves::parts : Leaves::results;
@@ -136,10 +137,10 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
     args.with_v = with_v ? 1 : 0;
     if (node.latent_source > 0) args.full = source(0);
     args.latents = source(node.latent_source);
-    const int cells = layers_[node.layer].cells;
-    args.region = inputs_.region(cells);
-    args.slot = inputs_.slot(cells);
-    std::copy_n(layers_[node.layer].targets, max_regions, args.targets);
+    const Layer& layer = layers_[node.row_layer];
+    args.region = inputs_.region(layer.cells);
+    args.slot = inputs_.slot(layer.cells);
+    std::copy_n(layer.targets, max_regions, args.targets);
     return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);
 }
 
@@ -154,7 +155,7 @@ AttnArgs Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, 
 cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
     if (!node.full) return cudaSuccess;
     AttnArgs args = run_args(dst, node, true);
-    Layer& layer = layers_[node.layer];
+    Layer& layer = layers_[node.row_layer];
     FullRows rows = layer.full_rows;
     if (node.batch->own_rows) {
         const ggml_tensor* const k = dst->src[2];
@@ -196,7 +197,7 @@ cudaError_t Attention::attend_alone(const AttnArgs& args, const Sinks& sinks, cu
 
 AttnArgs Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
     AttnArgs args = run_args(dst, node, false);
-    const Layer& layer = layers_[node.layer];
+    const Layer& layer = layers_[node.row_layer];
     const bool launched = args.n_tokens <= small_batch && args.expand != 0;
     args.context = launched ? launched_slots(layer.in_ring) : context(layer.middle_alone, layer.in_ring);
     return args;
@@ -208,7 +209,7 @@ cudaError_t Attention::begin_latents(const ggml_tensor* dst, const AttentionNode
 
 cudaError_t Attention::end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
     if (!node.latents) return cudaSuccess;
-    if (!node.full) return attend_alone(latent_args(dst, node), layers_[node.layer].sinks, stream);
+    if (!node.full) return attend_alone(latent_args(dst, node), layers_[node.row_layer].sinks, stream);
     return end_beside(latent_args(dst, node), run_args(dst, node, true), stream);
 }
 

@@ -43,6 +43,18 @@ ggml_status started(cudaError_t error, const ggml_tensor* node) {
     return GGML_STATUS_FAILED;
 }
 
+// K in f32, `width` channels a row, into blocks.
+cuda::BlockArgs of_latents(const float* rows, int width, const int32_t* from, const cuda::RowTarget& to,
+                           const int32_t* to_slot) {
+    return {reinterpret_cast<const uint8_t*>(rows),
+            int64_t{width} * static_cast<int64_t>(sizeof(float)),
+            nullptr,
+            0,
+            from,
+            to,
+            to_slot};
+}
+
 // A recording of the whole step cannot contain ggml-cuda's recordings of its parts.
 struct NoGraphsOfGgml {
     NoGraphsOfGgml() { setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0); }
@@ -52,6 +64,16 @@ int n_tokens_of(const Graph& graph) {
     const AttentionNode& node = graph.attention.front();
     return node.full ? node.full->n_tokens : node.latents->n_tokens;
 }
+
+// What attention to one layer's rows before compression reads.
+struct ExactLayer {
+    const KvCache* cache;
+    cuda::StepInputs inputs;
+    cuda::LayerTables layers;
+    cuda::Attention attention;
+
+    ExactLayer(const KvCache& rows, const cuda::Device& device) : cache(&rows), attention(layers, inputs, device) {}
+};
 
 class CudaGpu final : public Gpu {
 public:
@@ -71,21 +93,37 @@ public:
         layers_.attach(model, cache, ropes, constants, inputs_, device_);
         masses_.attach(cache);
     }
+    void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,
+                      const Ropes& ropes, const GraphConstants& constants) override {
+        exact_ = std::make_unique<ExactLayer>(rows, device_);
+        exact_->inputs.attach(rows);
+        exact_->layers.attach_alone(model, rows, spec, layer, ropes, constants, exact_->inputs, device_);
+    }
+    void detach_exact() override {
+        cudaStreamSynchronize(main_.stream());
+        exact_.reset();
+    }
     void set(ggml_tensor* tensor, const void* data, size_t bytes) override {
         check(cudaMemcpyAsync(tensor->data, data, bytes, cudaMemcpyHostToDevice, main_.stream()), "a copy of an input");
     }
     void finish(const ggml_tensor* tensor, void* data, size_t bytes) override;
     void take_masses(KvCache& cache) override { masses_.take(cache, main_.stream()); }
-    void begin(const KvCache& cache, const BatchSlots& batch) override { inputs_.begin(cache, batch, main_.stream()); }
+    void begin(const KvCache& cache, const BatchSlots& batch) override {
+        (is_exact(&cache) ? exact_->inputs : inputs_).begin(cache, batch, main_.stream());
+    }
     void prepare(const Graph& graph) override;
     void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) override;
+    void write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) override;
 
 private:
+    bool is_exact(const KvCache* cache) const { return exact_ != nullptr && exact_->cache == cache; }
+    cuda::Attention& attention_to(const KvCache* cache) { return is_exact(cache) ? exact_->attention : attention_; }
     // Nodes first … end - 1, each by who takes it.
     ggml_status run(ggml_cgraph* graph, int first, int end, const Lane& lane);
     ggml_status run_ours(const ggml_tensor* node);  // on the main stream, rows beside it
     cudaError_t run_store(const ggml_tensor* dst, const AttentionNode& node);
-    cudaError_t encode(const cuda::Layer& layer, const int32_t* list, int n);
+    cudaError_t stage_keys(const ggml_tensor* dst, const AttentionNode& node);
+    cudaError_t encode(const cuda::Layer& layer, const cuda::RowTarget& to, const int32_t* list, int n);
     cudaError_t join();
     ggml_status rehearse(const ggml_tensor* node);
     ggml_status run_branches(ggml_cgraph* graph, const Branches& layer);
@@ -109,6 +147,7 @@ private:
     cuda::Attention attention_{layers_, inputs_, device_};
     cuda::Masses masses_{layers_, inputs_, attention_, device_};
     cuda::Rehearsal rehearsal_;
+    std::unique_ptr<ExactLayer> exact_;  // while a prompt is prefilled lazily
     std::unique_ptr<cuda::PinnedMemory> result_;
     size_t result_bytes_ = 0;
 
@@ -171,10 +210,11 @@ void CudaGpu::prepare(const Graph& graph) {
         }
         one_waits = one_waits || cuda::waits(node);
     }
-    const cuda::PartBytes parts = attention_.prepare(graph, main_.stream());
+    const bool lazy = !graph.writers.empty();
+    const cuda::PartBytes parts = (lazy ? exact_->attention : attention_).prepare(graph, main_.stream());
     masses_.prepare(graph, main_.stream());
     // a prefill graph runs once or twice, and its launches hide behind its work
-    recordable_ = !graph.attention.empty() && n_tokens_of(graph) <= small_batch && !one_waits;
+    recordable_ = !lazy && !graph.attention.empty() && n_tokens_of(graph) <= small_batch && !one_waits;
     branches_ = recordable_ ? find_branches(graph.nodes) : std::vector<Branches>{};
     products_.prepare(graph, recordable_);
     if (!branches_.empty()) rehearsal_.prepare(graph, parts);
@@ -199,7 +239,7 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         const auto n = static_cast<int>(found->second.bytes() / (3 * sizeof(int32_t)));
         if (n == 0) continue;
         if (layer.splits) {
-            check(encode(layer, list, n), "encoding rows");
+            check(encode(layer, layer.targets[to], list, n), "encoding rows");
             continue;
         }
         cuda::MoveArgs args{};
@@ -210,12 +250,31 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         args.k_width = cache.k_layout(from, il).width;
         args.v_width = cache.v_layout(from, il).width;
         check(cuda::move_rows(args, n, main_.stream()), "moving rows");
+        if (!layer.in_blocks) continue;
+        const cuda::BlockArgs blocks{
+            args.from.k_rows, args.from.k_row_bytes, args.from.k_segments, args.from.n_k_segments, args.from_slot,
+            args.to,          args.to_slot};
+        check(cuda::store_blocks(blocks, n, main_.stream()), "storing blocks");
     }
     check(cudaStreamSynchronize(main_.stream()), "moving rows");
 }
 
+void CudaGpu::write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) {
+    if (moves.empty()) return;
+    std::vector<int32_t> list;
+    for (const RowMove& move : moves) list.push_back(move.from);
+    for (const RowMove& move : moves) list.push_back(move.to);
+    const DeviceMemory slots = DeviceMemory::of(list);
+    const int middle = cache.n_regions() - 1;
+    const auto n = static_cast<int>(moves.size());
+    const cuda::BlockArgs args = of_latents(rows, cache.k_layout(middle, layer).width, slots.as<int32_t>(),
+                                            layers_[layer].targets[middle], slots.as<int32_t>() + n);
+    check(cuda::store_blocks(args, n, main_.stream()), "storing blocks");
+    check(cudaStreamSynchronize(main_.stream()), "storing blocks");
+}
+
 // list: [n] slots of the recent window, [n] of the middle, [n] the middle's region
-cudaError_t CudaGpu::encode(const cuda::Layer& layer, const int32_t* list, int n) {
+cudaError_t CudaGpu::encode(const cuda::Layer& layer, const cuda::RowTarget& to, const int32_t* list, int n) {
     cuda::EncodeArgs args{layer.encoders[0], layer.encoders[1], list, n};
     size_t bytes = 0;
     const auto place = [&](size_t size) {
@@ -249,7 +308,10 @@ cudaError_t CudaGpu::encode(const cuda::Layer& layer, const int32_t* list, int n
     store.slot = list + n;
     store.region = list + 2 * n;
     std::copy_n(layer.targets, max_regions, store.targets);
-    return cuda::store_rows(store, n, main_.stream());
+    const cudaError_t stored = cuda::store_rows(store, n, main_.stream());
+    if (stored != cudaSuccess || !layer.in_blocks) return stored;
+    const cuda::BlockArgs blocks = of_latents(args.k.z, args.k.n_out, nullptr, to, store.slot);
+    return cuda::store_blocks(blocks, n, main_.stream());
 }
 
 ggml_status CudaGpu::run(ggml_cgraph* graph, int first, int end, const Lane& lane) {
@@ -284,26 +346,39 @@ ggml_status CudaGpu::run_ours(const ggml_tensor* node) {
     ggml_custom_op_t function = nullptr;
     const AttentionNode& attention = attention_of(node, &function);
     if (function == gpu_store_node) return started(run_store(node, attention), node);
+    cuda::Attention& kernels = attention_to(attention.cache);
     cudaError_t error = join();
     if (function == gpu_mass_node) {
         if (error == cudaSuccess) error = masses_.add_up(node, attention, main_.stream());
         return started(error, node);
     }
     if (error == cudaSuccess && begun_ != node) {
-        error = attention_.attend_full(node, attention, main_.stream());
-        if (error == cudaSuccess) error = attention_.begin_latents(node, attention, main_.stream());
+        error = kernels.attend_full(node, attention, main_.stream());
+        if (error == cudaSuccess) error = kernels.begin_latents(node, attention, main_.stream());
     }
     begun_ = nullptr;
-    if (error == cudaSuccess) error = attention_.end_latents(node, attention, main_.stream());
+    if (error == cudaSuccess) error = kernels.end_latents(node, attention, main_.stream());
     return started(error, node);
 }
 
-// Rows are stored beside the products that make the queries.
+// Rows are stored beside the products that make the queries. Those of a lazy prefill go to two caches, and only the second store's sources
+// live until they are attended to.
 cudaError_t CudaGpu::run_store(const ggml_tensor* dst, const AttentionNode& node) {
+    if (exact_ != nullptr) {
+        const cudaError_t error = attention_to(node.cache).store(dst, node, true, true, main_.stream());
+        return error == cudaSuccess && !is_exact(node.cache) ? stage_keys(dst, node) : error;
+    }
     cudaError_t error = v_lane_.wait_for(main_);
     if (error == cudaSuccess) error = attention_.store(dst, node, true, true, v_lane_.stream());
     unjoined_ = true;
     return error;
+}
+
+// Keys that go to a block wait until it is complete.
+cudaError_t CudaGpu::stage_keys(const ggml_tensor* dst, const AttentionNode& node) {
+    if (node.batch->k_staged == nullptr) return cudaSuccess;
+    const ggml_tensor* const k = dst->src[node.latent_source];
+    return cudaMemcpyAsync(node.batch->k_staged, k->data, ggml_nbytes(k), cudaMemcpyDeviceToDevice, main_.stream());
 }
 
 cudaError_t CudaGpu::join() {

@@ -31,7 +31,8 @@ RegionArgs region_args(Layer& layer, const RegionView& view, const Blocks& block
             layer.keep(tables.v_groups),
             layer.keep(tables.chunks),
             static_cast<uint32_t>(view.k.row_bytes),
-            static_cast<uint32_t>(view.v.row_bytes)};
+            static_cast<uint32_t>(view.v.row_bytes),
+            in_blocks(view.k) ? block_slots : 1};
 }
 
 void attach_target(Layer& layer, const RegionView& view, bool full, int r) {
@@ -94,11 +95,10 @@ RopeTables rope_tables(const HParams& h, const Rope& rope, const Device& device)
 }
 
 // B_k, or E_q where keys are expanded.
-void attach_keys(Layer& layer, const Model& model, const RopeTables& rope, const Device& device, const Blocks& blocks,
-                 int il) {
+void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, const RopeTables& rope,
+                 const Device& device, const Blocks& blocks, int il) {
     const HParams& h = model.hparams();
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
-    const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
     AttnArgs& a = layer.latents.constant;
     const int rank = spec.k.rank_max();
     const auto pack = [&](const std::vector<int>& dims) {
@@ -132,8 +132,17 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
         finished_ = DeviceMemory(slots * static_cast<size_t>(whole_.row_bytes()));
     }
     for (int il = 0; il < size(); il++) {
-        attach_layer(model, cache, ropes_[ropes.of_layer[static_cast<size_t>(il)]], inputs, device, il);
+        const auto index = static_cast<size_t>(il);
+        attach_layer(model, cache, specs[index], ropes_[ropes.of_layer[index]], inputs, device, il, il);
     }
+}
+
+void LayerTables::attach_alone(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, int layer,
+                               const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs,
+                               const Device& device) {
+    attach_shared(model, ropes, constants, device);
+    layers_.resize(1);
+    attach_layer(model, cache, spec, ropes_[ropes.of_layer[static_cast<size_t>(layer)]], inputs, device, layer, 0);
 }
 
 void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants,
@@ -149,23 +158,25 @@ void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const Gr
     });
 }
 
-void LayerTables::attach_layer(const Model& model, const KvCache& cache, const RopeTables& rope,
-                               const StepInputs& inputs, const Device& device, int il) {
+void LayerTables::attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec,
+                               const RopeTables& rope, const StepInputs& inputs, const Device& device, int il,
+                               int row_layer) {
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
-    Layer& layer = (*this)[il];
-    layer.splits = cache.is_full(0, il);
-    layer.in_ring = cache.in_ring(il);
-    layer.cells = inputs.cells_of(il);
+    Layer& layer = (*this)[row_layer];
+    layer.splits = cache.is_full(0, row_layer);
+    layer.in_ring = cache.in_ring(row_layer);
+    layer.cells = inputs.cells_of(row_layer);
+    layer.in_blocks = in_blocks(cache.k_layout(cache.n_regions() - 1, row_layer));
     LatentAttnParams p{};
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.n_regions(); r++) {
-        if (!cache.holds(r, il)) {
+        if (!cache.holds(r, row_layer)) {
             first = r + 1;
             continue;
         }
-        const RegionView view = cache.view(r, il);
-        attach_target(layer, view, cache.is_full(r, il), r);
-        if (cache.is_full(r, il)) {
+        const RegionView view = cache.view(r, row_layer);
+        attach_target(layer, view, cache.is_full(r, row_layer), r);
+        if (cache.is_full(r, row_layer)) {
             first = r + 1;
         } else {
             p.regions[p.n_regions++] = view;
@@ -176,17 +187,18 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const R
         layer.latents.regions[r] = region_args(layer, p.regions[r], blocks, inputs.pos(first + r, layer.cells),
                                                inputs.seq(first + r, layer.cells));
     }
-    const RegionView entered = cache.view(cache.entered_region(il), il);
+    const RegionView entered = cache.view(cache.entered_region(row_layer), row_layer);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
     factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
     AttnArgs& a = layer.latents.constant;
-    if (!weights.k_b.empty()) {
-        attach_keys(layer, model, rope, device, blocks, il);
+    if (!weights.k_b.empty() && spec.k_path != KPath::full) {
+        attach_keys(layer, model, spec, rope, device, blocks, il);
         a.phases = rope.phases.as<uint64_t>();
         a.angles = rope.angles.as<uint16_t>();
         a.rebuilt_angles = rope.rebuilt_angles.as<uint16_t>();
     }
-    if (!weights.v_b.empty()) a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
+    if (!weights.v_b.empty() && spec.v_path == VPath::latent)
+        a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
     layer.middle_alone = first > 0;
     a.n_slots = layer.middle_alone ? inputs.n_middle(layer.cells) : inputs.n_slots(layer.cells);
     if (!weights.sinks.empty()) layer.sinks.logits = layer.keep(weights.sinks);

@@ -31,6 +31,7 @@ struct Layer {
     FullRows full_rows{};         // what makes those
     EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
     bool splits = false;          // whether there is `full`
+    bool in_blocks = false;       // K of the middle is
     bool in_ring = false;         // KvCache::in_ring
     int cells = 0;                // StepInputs::cells_of
     bool middle_alone = false;    // whether `latents` is of the middle alone, or of the ring in its place
@@ -60,7 +61,12 @@ public:
     // Once. Errors: Error for shapes the kernels do not take.
     void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
                 const StepInputs& inputs, const Device& device);
+    // The same of a cache that holds one layer of the model alone, in rows as `spec` has them.
+    void attach_alone(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, int layer,
+                      const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs,
+                      const Device& device);
 
+    // By the cache's layer.
     Layer& operator[](int il) { return layers_[static_cast<size_t>(il)]; }
     int size() const { return static_cast<int>(layers_.size()); }
     // By the table that ggml's RoPE reads, see GraphConstants; null: none of these.
@@ -76,8 +82,9 @@ public:
 
 private:
     void attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants, const Device& device);
-    void attach_layer(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
-                      const Device& device, int il);
+    // row_layer: of the cache
+    void attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, const RopeTables& rope,
+                      const StepInputs& inputs, const Device& device, int il, int row_layer);
     void attach_common(AttnArgs& args, const StepInputs& inputs) const;
     void attach_full(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
                      int il);

@@ -9,7 +9,8 @@
 //   softmax   partial scores of the warps add up, online maximum and sum, weights as f16
 //   values    every warp dequantizes its slots x its blocks of V in registers; sums stay in registers
 //
-// A stored byte is copied once and dequantized once per thread block. Nothing grows with the context.
+// A stored byte is copied once and dequantized once per thread block. Nothing grows with the context. K in blocks of tokens is read by
+// instances of their own (BLOCKS), channel by channel, from tiles of whole blocks.
 #pragma once
 
 #include "ops/cuda/args.h"
@@ -23,9 +24,19 @@
 
 namespace lkv::cuda {
 
+// Chunk of K's slot s in a tile.
+template <bool BLOCKS>
+__device__ inline void key_pairs(const uint8_t* rows, int s, int pitch, const Chunk& chunk, uint32_t (&out)[8]) {
+    if constexpr (BLOCKS) {
+        pairs_in_block(rows, s, pitch, chunk, out);
+    } else {
+        pairs_of_chunk(rows + s * pitch, chunk, out);
+    }
+}
+
 // k tile of one KV head from its latent tile. raw: f32 [tile][head_dim + 4]; out: f16 rows of out_pitch bytes.
-template <class RowAt>
-__device__ inline void rebuild_tile(const AttnArgs& p, int head, const Chunk* chunks, RowAt row_at,
+template <bool BLOCKS>
+__device__ inline void rebuild_tile(const AttnArgs& p, int head, const Chunk* chunks, const uint8_t* rows,
                                     const int32_t* positions, float* raw, uint8_t* out, int out_pitch) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -39,13 +50,11 @@ __device__ inline void rebuild_tile(const AttnArgs& p, int head, const Chunk* ch
     constexpr int at_once = 8;
     for (int t0 = warp / n_m * at_once; t0 < n_tiles; t0 += per_m * at_once) {
         float acc[at_once][4] = {};
-        const uint8_t* const upper = row_at(16 * m + g);
-        const uint8_t* const lower = row_at(16 * m + g + 8);
         for (int b = 0; b < p.k_blocks; b++) {
             uint32_t x[8];
             uint32_t y[8];
-            pairs_of_chunk(upper, chunks[4 * b + c], x);
-            pairs_of_chunk(lower, chunks[4 * b + c], y);
+            key_pairs<BLOCKS>(rows, 16 * m + g, p.k_pitch, chunks[4 * b + c], x);
+            key_pairs<BLOCKS>(rows, 16 * m + g + 8, p.k_pitch, chunks[4 * b + c], y);
             const uint2* const factor = reinterpret_cast<const uint2*>(p.k_b) +
                                         static_cast<int64_t>(head * p.k_blocks + b) * n_tiles * 4 * 32 + lane;
 #pragma unroll
@@ -105,8 +114,8 @@ __device__ inline void rebuild_tile(const AttnArgs& p, int head, const Chunk* ch
     __syncthreads();
 }
 
-// MB: 16-row blocks of queries. NB: 64-channel blocks of a group per warp. REBUILD: K path.
-template <int MB, int NB, bool REBUILD>
+// MB: 16-row blocks of queries. NB: 64-channel blocks of a group per warp. REBUILD: K path. BLOCKS: K of a region is in blocks of tokens.
+template <int MB, int NB, bool REBUILD, bool BLOCKS>
 __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
     attn_kernel(const __grid_constant__ AttnArgs p) {
     constexpr int R = 16 * MB;
@@ -162,8 +171,10 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
                     pos[s] = 0;
                 }
             }
+            // a block's numbers lie in all of its rows
+            const int n_k = BLOCKS ? min(tile, round_up(n, region.k_block)) : n;
             copy_rows<n_threads>(threadIdx.x, at, p.k_pitch, region.k_rows, region.k_row_bytes,
-                                 region.k_groups[item.k_group], first, n);
+                                 region.k_groups[item.k_group], first, n_k);
             copy_rows<n_threads>(threadIdx.x, at + tile * p.k_pitch, p.v_pitch, region.v_rows, region.v_row_bytes,
                                  region.v_groups[item.v_group], first, n);
         }
@@ -251,12 +262,9 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
         auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
         const bool hole = static_cast<int>(threadIdx.x) < tile && seq[threadIdx.x] == 0;
         if (__syncthreads_or(hole)) {
-            // free slots hold anything, NaN too: zero bytes decode to finite values in every format
+            // free slots hold anything, NaN too: zero bytes decode to finite values in every format. K stays: no one reads their scores
             for (int s = warp; s < tile; s += n_warps) {
                 if (seq[s] != 0) continue;
-                for (int i = lane; i < p.k_pitch / 16; i += 32) {
-                    reinterpret_cast<uint4*>(k_rows + s * p.k_pitch)[i] = make_uint4(0, 0, 0, 0);
-                }
                 for (int i = lane; i < p.v_pitch / 16; i += 32) {
                     reinterpret_cast<uint4*>(v_rows + s * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
                 }
@@ -268,9 +276,7 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
         const Chunk* const v_chunks = k_chunks + 4 * p.k_blocks;
 
         if constexpr (REBUILD) {
-            rebuild_tile(
-                p, item.head_kv, k_chunks, [&](int s) { return k_rows + s * p.k_pitch; }, pos, raw, rebuilt,
-                rebuilt_pitch);
+            rebuild_tile<BLOCKS>(p, item.head_kv, k_chunks, k_rows, pos, raw, rebuilt, rebuilt_pitch);
         }
 
         // scores
@@ -285,7 +291,7 @@ __global__ void __launch_bounds__(n_threads, (MB == 1 && NB == 1) ? 2 : 1)
                         const WideF16Reader reader(nullptr, k_chunks[0]);
                         reader.all(rebuilt + (8 * n8 + g) * rebuilt_pitch + 128 * b + 32 * c, k);
                     } else {
-                        pairs_of_chunk(k_rows + (8 * n8 + g) * p.k_pitch, k_chunks[4 * b + c], k);
+                        key_pairs<BLOCKS>(k_rows, 8 * n8 + g, p.k_pitch, k_chunks[4 * b + c], k);
                     }
 #pragma unroll
                     for (int s = 0; s < 4; s++) {

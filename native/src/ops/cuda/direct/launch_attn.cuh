@@ -6,9 +6,9 @@
 
 namespace lkv::cuda {
 
-template <int MB, int NB, bool REBUILD>
+template <int MB, int NB, bool REBUILD, bool BLOCKS = false>
 cudaError_t launch_one(const AttnArgs& args, cudaStream_t stream) {
-    constexpr auto kernel = attn_kernel<MB, NB, REBUILD>;
+    constexpr auto kernel = attn_kernel<MB, NB, REBUILD, BLOCKS>;
     constexpr int rows = 16 * MB;
     const int bytes = SharedPlan(args, rows).total(args, rows);
     const int n_rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);

@@ -21,7 +21,7 @@ Instance choose_instance(const AttnArgs& args) {
     const int rows = args.n_tokens * args.unit * (args.n_head / args.n_kv);
     Instance best{16, per_warp <= 1 ? 1 : (per_warp <= 2 ? 2 : 4)};
     for (const Instance& i : instances) {
-        if (i.blocks == best.blocks && i.rows > best.rows && i.rows / 2 < rows) best = i;
+        if (args.in_blocks == 0 && i.blocks == best.blocks && i.rows > best.rows && i.rows / 2 < rows) best = i;
     }
     return best;
 }
@@ -38,14 +38,16 @@ bool plan_direct(const LatentAttnParams&, int capacity, const Device& device, At
         return SharedPlan(a, instance.rows).total(a, instance.rows) <= limit;
     };
     const auto choose = [&](int limit) {
+        const int least_tile = a.in_blocks != 0 ? block_slots : 16;
         for (const int tile : {128, 64, 32, 16}) {
+            if (tile < least_tile) continue;
             // rebuilt tiles wait for their products, not for memory; 64 rows fill the tensor cores' tiles
             if (tile > (a.rebuild != 0 ? 64 : max_tile(instance.rows))) continue;
             for (const int stages : {4, 3, 2}) {
                 if (fits(tile, stages, limit)) return true;
             }
         }
-        return fits(16, 1, limit);
+        return fits(least_tile, 1, limit);
     };
     require(choose(target) || choose(device.shared_bytes),
             "K and V rows of a group that leave room in " + std::to_string(device.shared_bytes) +

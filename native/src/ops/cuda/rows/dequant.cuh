@@ -424,6 +424,33 @@ __device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, ui
     }
 }
 
+// Of a segment in a block of tokens (formats/channel.h). Called: inline, four formats times 16 channels are minutes of compilation.
+// block: the segment in the row of the block's first slot, src: in the slot's own
+__device__ __noinline__ inline float block_value(int kind, const uint8_t* block, int pitch, const uint8_t* src,
+                                                 int width, int channel) {
+    switch (static_cast<Format>(kind)) {
+#define X(name, type)  \
+    case Format::name: \
+        return type::value(block, pitch, src, width, channel);
+        LKV_BLOCK_FORMATS(X)
+#undef X
+        default:
+            return 0.0f;
+    }
+}
+
+// The chunk of slot s in a tile of rows `pitch` bytes apart that begins with a block of tokens.
+__device__ inline void pairs_in_block(const uint8_t* rows, int s, int pitch, const Chunk& chunk, uint32_t (&out)[8]) {
+    const uint8_t* const row = rows + s * pitch;
+    if (!format_in_blocks(static_cast<Format>(chunk.kind))) return pairs_of_chunk(row, chunk, out);
+    const uint8_t* const block = rows + s / block_slots * block_slots * pitch + chunk.codes;
+    const auto at = [&](int j) {
+        return block_value(chunk.kind, block, pitch, row + chunk.codes, chunk.affine, chunk.odd + j);
+    };
+#pragma unroll
+    for (int p = 0; p < 8; p++) out[p] = bits(__floats2half2_rn(at(pair_channel(p)), at(pair_channel(p) + 2)));
+}
+
 __device__ inline void pairs_of_half(const uint8_t* row, const Chunk& chunk, int h, uint32_t (&out)[4]) {
     if (!with_chunk(row, chunk, [&](const auto& reader) { reader.half(row + chunk.codes, h, out); })) {
 #pragma unroll

@@ -95,6 +95,69 @@ __global__ void __launch_bounds__(row_threads, 1) move_kernel(const __grid_const
     }
 }
 
+__device__ float channel_of(const BlockArgs& p, const uint8_t* row, int column) {
+    if (p.segments == nullptr) return reinterpret_cast<const float*>(row)[column];
+    for (int s = 0; s < p.n_segments; s++) {
+        const SegmentLayout segment = p.segments[s];
+        const int i = column - segment.column;
+        if (i >= 0 && i < segment.width) return value_at(segment.format, row + segment.offset, i);
+    }
+    return 0.0f;
+}
+
+constexpr int block_threads = chunk_width * block_slots;  // a warp a channel, a lane a token
+constexpr int most_chunks_at_once = 16;
+
+// block: the segment in the row of the block's first slot
+template <class F>
+__device__ void store_chunk(const float* tokens, int32_t (*code)[chunk_width + 1], int chunk, int width, uint8_t* block,
+                            int64_t stride) {
+    const int token = threadIdx.x % block_slots;
+    const int j = threadIdx.x / block_slots;
+    const auto [scale, minimum] = F::put_affine(tokens, chunk * chunk_width + j, width, block, stride);
+    code[token][j] = F::level(tokens[token], scale > 0.0f ? 1.0f / scale : 0.0f, minimum);
+    __syncthreads();
+    if (j > 0) return;
+    int32_t of_slot[chunk_width];
+    for (int i = 0; i < chunk_width; i++) of_slot[i] = code[token][i];
+    uint8_t* const slot = block + token * stride;
+    F::Codes::pack(of_slot, slot + chunk * F::Codes::chunk_bytes);
+    if (chunk == 0) F::pad(slot, width);
+}
+
+// grid: blocks x chunks that are stored at once
+__global__ void __launch_bounds__(block_threads) block_kernel(const __grid_constant__ BlockArgs p) {
+    __shared__ float x[chunk_width][block_slots];
+    __shared__ int32_t code[block_slots][chunk_width + 1];
+    const int j = threadIdx.x / block_slots;
+    const int token = threadIdx.x % block_slots;
+    const int first = static_cast<int>(blockIdx.x) * block_slots;
+    const int64_t slot = p.from_slot != nullptr ? p.from_slot[first + token] : first + token;
+    const uint8_t* const row = p.rows + slot * p.row_bytes;
+    uint8_t* const block = p.to.k_rows + static_cast<int64_t>(p.to_slot[first]) * p.to.k_row_bytes;
+    unsigned turn = 0;
+    for (int s = 0; s < p.to.n_k_segments; s++) {
+        const SegmentLayout segment = p.to.k_segments[s];
+        if (!format_in_blocks(static_cast<Format>(segment.format))) continue;
+        for (int chunk = 0; chunk < segment.width / chunk_width; chunk++) {
+            if (turn++ % gridDim.y != blockIdx.y) continue;
+            __syncthreads();  // the codes of the chunk before are packed
+            x[j][token] = channel_of(p, row, segment.column + chunk * chunk_width + j);
+            __syncwarp();
+            switch (static_cast<Format>(segment.format)) {
+#define X(name, type)                                                                                  \
+    case Format::name:                                                                                 \
+        store_chunk<type>(x[j], code, chunk, segment.width, block + segment.offset, p.to.k_row_bytes); \
+        break;
+                LKV_BLOCK_FORMATS(X)
+#undef X
+                default:
+                    break;
+            }
+        }
+    }
+}
+
 __global__ void claim_kernel(const __grid_constant__ ClaimArgs p, int n_tokens) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n_tokens || p.slot[i] < 0) return;
@@ -184,6 +247,12 @@ cudaError_t store_rows(const StoreArgs& args, int n_tokens, cudaStream_t stream)
     }
     return launch_next(store_kernel, dim3(static_cast<unsigned>(n_tokens), sides), row_threads,
                        sizeof(float) * static_cast<size_t>(staged), stream, args);
+}
+
+cudaError_t store_blocks(const BlockArgs& args, int n_rows, cudaStream_t stream) {
+    const auto n_blocks = static_cast<unsigned>(n_rows / block_slots);
+    block_kernel<<<dim3(n_blocks, most_chunks_at_once), block_threads, 0, stream>>>(args);
+    return cudaGetLastError();
 }
 
 cudaError_t move_rows(const MoveArgs& args, int n_rows, cudaStream_t stream) {

@@ -10,7 +10,7 @@ namespace lkv::cuda {
 
 constexpr int row_threads = 1024;
 
-// The device's write_segment: all lanes of a warp enter with the same arguments.
+// The device's write_segment: all lanes of a warp enter with the same arguments. Segments in blocks are store_blocks'.
 __device__ inline void write_segment_shared(int32_t format, const float* x, int width, uint8_t* dst) {
     switch (static_cast<Format>(format)) {
         case Format::none:
@@ -21,6 +21,8 @@ __device__ inline void write_segment_shared(int32_t format, const float* x, int 
         return;
             LKV_STORED_FORMATS(X)
 #undef X
+        default:
+            return;
     }
 }
 
@@ -42,6 +44,8 @@ __device__ inline float value_at(int32_t format, const uint8_t* src, int i) {
         return value_of<type>(src, i);
             LKV_STORED_FORMATS(X)
 #undef X
+        default:
+            return 0.0f;
     }
     return 0.0f;
 }

@@ -21,7 +21,8 @@ struct ChunkPlace {
     int odd;
 };
 
-ChunkPlace place(Format format, int i) {
+ChunkPlace place(Format format, int i, int width) {
+    if (format_in_blocks(format)) return {0, width, i * chunk_width};
     switch (format) {
         case Format::f16:
             return {32 * i, 0, 0};
@@ -85,13 +86,13 @@ GroupTable group_table(const RowLayout& row, const GroupLayout& group, int block
         require(last || segment.width % chunk_width == 0,
                 "segments in multiples of 16 channels, the last of a group excepted", std::to_string(segment.width));
         for (int i = 0; i * chunk_width < segment.width; i++) {
-            const ChunkPlace at = place(format, i);
+            const ChunkPlace at = place(format, i, segment.width);
             const int valid = std::min(chunk_width, segment.width - i * chunk_width);
             Chunk chunk{};
             chunk.kind = static_cast<uint8_t>(format);
             chunk.valid = static_cast<uint8_t>(valid);
             chunk.codes = offset16(segment.offset - begin + at.codes);
-            chunk.affine = offset16(segment.offset - begin + at.affine);
+            chunk.affine = offset16(format_in_blocks(format) ? at.affine : segment.offset - begin + at.affine);
             chunk.odd = static_cast<uint16_t>(at.odd);
             if (format == Format::f16 && valid < chunk_width) {
                 chunk.kind = kind_f16_part;
