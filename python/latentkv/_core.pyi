@@ -14,6 +14,9 @@ __version__: str
 def build_info() -> dict[str, Any]:
     """{"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}"""
 
+def gpu_memory() -> tuple[int, int] | None:
+    """Bytes of the GPU, free and in all; None: this build has none, or finds no device."""
+
 def set_log_level(level: int) -> None:
     """0 errors only, 1 warnings (default), 2 info, 3 debug. Messages go to standard error."""
 

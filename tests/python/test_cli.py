@@ -12,7 +12,8 @@ import pytest
 
 from latentkv.cli import commands
 from latentkv.cli._errors import one_line
-from latentkv.cli._table import bytes_text, count_text, markdown
+from latentkv.cli._table import markdown
+from latentkv.quantities import bytes_text, count_text
 
 
 def test_help_lists_every_command(run: Any) -> None:

@@ -401,7 +401,10 @@ void Model::repack_weights() {
 bool Model::is_on_host(const ggml_tensor* weight) const { return weight == token_embd_ && output_ != token_embd_; }
 
 size_t Model::resident_bytes() const {
-    return size_bytes_ - (on_gpu() && is_on_host(token_embd_) ? ggml_nbytes(token_embd_) : 0);
+    if (on_gpu()) return size_bytes_ - (is_on_host(token_embd_) ? ggml_nbytes(token_embd_) : 0);
+    size_t bytes = size_bytes_;
+    for (const LayerWeights& l : layers_) bytes += (l.k_b.size() + l.v_b.size()) * sizeof(float);
+    return bytes;
 }
 
 void Model::move_weights_to_gpu() {

@@ -123,7 +123,8 @@ public:
     uint64_t content_fingerprint() const;
 
     size_t size_bytes() const { return size_bytes_; }
-    // Of the weights where they are computed with: a GPU has no token table, unless it is the output too.
+    // Of the weights where they are computed with: a GPU has no token table, unless it is the output too; the CPU has the factors
+    // by channel beside them.
     size_t resident_bytes() const;
     size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
     int64_t n_params() const { return n_params_; }

@@ -11,11 +11,11 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._table import bytes_text, count_text
-from latentkv.console.arguments import Parser, number
+from latentkv.console.arguments import Parser, number_or_auto
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import LatentKVError
 from latentkv.plan import factors
+from latentkv.quantities import bytes_text, count_text
 from latentkv.session.effect import require_regions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
@@ -27,8 +27,11 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
 
+    cache = options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
+    fit = options.fitted(args, args.ctx_size, cache)
+    args.gpu_layers, args.kv_budget = fit.n_gpu_layers, fit.options["kv_budget"]
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers, describe_only=True)
-    n_ctx = args.ctx_size or model.n_ctx_train
+    n_ctx = fit.n_ctx or model.n_ctx_train
     warn_of_window(model, args, n_ctx)
     if args.gpu_layers and model.regions["prefill"] == "lazy" and not args.prefill:
         told = "[prefill] expected eager on a GPU; got lazy, which runs on the CPU only"
@@ -381,13 +384,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=number(ranges.N_CTX),
+        type=number_or_auto(ranges.N_CTX),
         default=0,
         metavar="N",
-        help="context to forecast (default: the trained one)",
+        help="context to forecast (default: the trained one), or auto: what fits",
     )
     options.add_ubatch(parser)
-    options.add_gpu_layers(parser, "forecast a GPU's memory, which need not be there (default: 0, the CPU's)")
+    options.add_gpu_layers(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser, rotate=False)
     return parser
