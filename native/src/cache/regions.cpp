@@ -268,9 +268,8 @@ std::vector<RowMove> KvCache::demote_rows(std::span<const int> old) {
     }
     if (device_ != nullptr) {
         device_->move_rows(*this, from, to, moved);
-        return moved;
     }
-    for (int il = 0; il < static_cast<int>(regions_.back().layers.size()); il++) {
+    for (int il = 0; il < static_cast<int>(regions_.back().layers.size()) && !on_device(il); il++) {
         const std::vector<RowMove> moves = moves_of(il, moved);
         if (moves.empty()) {
             continue;

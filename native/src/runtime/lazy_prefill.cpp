@@ -134,6 +134,7 @@ void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const in
     const HParams& h = model_->hparams();
     const auto width = static_cast<size_t>(h.n_embd);
     const auto n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
+    Part& part = parts_.front();  // of all layers
     const std::vector<SlotRef> targets = cache_.claim_settled(pos, seq);
     try {
         std::vector<float> hidden(tokens.size() * width);  // [n_tokens, n_embd] between two layers
@@ -149,7 +150,7 @@ void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const in
             const size_t k_width = staged.size() / tokens.size();
             prefill_bytes_ = std::max(prefill_bytes_, rows.bytes().total() + hidden_bytes(*model_, tokens.size()) +
                                                           staged.size() * sizeof(float));
-            graph_.reset();  // it would read the rows of the layer before
+            part.graph.reset();  // it would read the rows of the layer before
             for (size_t first = 0; first < tokens.size(); first += n_ubatch) {
                 const size_t n = std::min(n_ubatch, tokens.size() - first);
                 const auto from = static_cast<ptrdiff_t>(first);
@@ -163,29 +164,31 @@ void Session::prefill_lazily(std::span<const int32_t> tokens, std::span<const in
                 const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
 
                 GraphShape shape = graph_shape(n, out_ids.size(), rows);
-                shape.layer = il;
-                prepare_graph(shape, &exact);
+                shape.first_layer = il;
+                shape.end_layer = il + 1;
+                prepare_graph(part, shape, &exact);
                 float* const states = hidden.data() + first * width;
-                if (graph_->hidden_in != nullptr) {
-                    ggml_backend_tensor_set(graph_->hidden_in, states, 0, n * width * sizeof(float));
+                if (part.graph->hidden_in != nullptr) {
+                    ggml_backend_tensor_set(part.graph->hidden_in, states, 0, n * width * sizeof(float));
                 }
-                compute(tokens.subspan(first, n), pos.subspan(first, n), out_ids, rows, batch);
-                if (graph_->hidden_out != nullptr) {
-                    ggml_backend_tensor_get(graph_->hidden_out, states, 0, n * width * sizeof(float));
+                compute(part, tokens.subspan(first, n), pos.subspan(first, n), out_ids, rows, batch);
+                if (part.graph->hidden_out != nullptr) {
+                    ggml_backend_tensor_get(part.graph->hidden_out, states, 0, n * width * sizeof(float));
                 }
-                if (graph_->logits != nullptr) {
-                    ggml_backend_tensor_get(graph_->logits, room(out_ids.size()), 0, ggml_nbytes(graph_->logits));
+                if (part.graph->logits != nullptr) {
+                    ggml_backend_tensor_get(part.graph->logits, room(out_ids.size()), 0,
+                                            ggml_nbytes(part.graph->logits));
                 }
                 if (between_ubatches) {
                     between_ubatches();
                 }
             }
-            graph_.reset();
+            part.graph.reset();
             write_staged_blocks(cache_, il, targets, staged);
         }
     } catch (...) {
         // no layer, no token: half a prompt would be a cache that no one can use
-        graph_.reset();
+        part.graph.reset();
         for (const SlotRef& to : targets) {
             cache_.release(to);
         }

@@ -31,6 +31,7 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     middle_alone_[0] = middle_alone_[1] = true;
     int own_tokens = 0;  // of a batch that may attend to its own rows
     for (const AttentionNode& node : graph.attention) {
+        if (node.cache == nullptr) continue;  // of a layer that is not in this graph
         const Layer& layer = layers_[node.layer];
         bool& alone = middle_alone_[layer.in_ring ? 1 : 0];
         alone = alone && layer.middle_alone;

@@ -46,9 +46,8 @@ struct NoGraphsOfGgml {
     NoGraphsOfGgml() { setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0); }
 };
 
-int n_tokens_of(const Graph& graph) {
-    const AttentionNode& node = graph.attention.front();
-    return node.full ? node.full->n_tokens : node.latents->n_tokens;
+int64_t n_tokens_of(const Graph& graph) {
+    return (graph.hidden_in != nullptr ? graph.hidden_in : graph.embeddings)->ne[1];
 }
 
 class CudaGpu final : public Gpu {
@@ -192,7 +191,7 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         sources.insert(sources.end(), targets.size(), to);
         lists[in_ring] = DeviceMemory::of(sources);
     }
-    for (int il = 0; il < layers_.size(); il++) {
+    for (int il = cache.options().host_layers; il < layers_.size(); il++) {
         const cuda::Layer& layer = layers_[il];
         const auto* const list = lists[layer.in_ring ? 1 : 0].as<int32_t>();
         const int n = counts[layer.in_ring ? 1 : 0];
