@@ -521,6 +521,7 @@ int main(int argc, char** argv) {
             both.options.sink = both.options.recent = -1;
             both.options.kv = "q4";
             compare(file, both, 1);
+            both.options.n_ubatch = 16;  // of which the ring's slots depend
             if (shape.unlike) move_states(file, both.options);
         }
         if (shape.unlike) {

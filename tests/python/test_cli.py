@@ -125,7 +125,10 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
     assert forecast[99]["total"] == forecast[0]["total"]
     assert 0 < forecast[99]["weights"] <= forecast[0]["weights"]
     assert forecast[99]["compute"] != forecast[0]["compute"]
-    assert "memory on the GPU: weights" in run("info", latent_gguf, "-ngl", 99).stdout
+    assert "of q4 on the GPU weights" in run("info", latent_gguf, "-ngl", 99, "--kv", "q4").stdout
+    told = run("info", latent_gguf, "-ngl", 3, "--kv", "q4").stdout
+    assert "of q4 on the GPU weights" in told
+    assert "and on the host weights" in told
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
         ),
         (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
         (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
-        (["-ngl", 3], "[gpu] expected 0 or at least 8, all layers of this model, for -ngl / n_gpu_layers"),
+        (["-ngl", "all"], "[-ngl] expected 0 … 2147483647, or -1 (all), or auto; got all"),
     ],
 )
 def test_info_refuses_what_changes_nothing(

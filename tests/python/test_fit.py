@@ -43,14 +43,15 @@ def forecast(path: str, n_ctx: int, options: dict[str, Any], **sizes: Any) -> in
     from latentkv.plan.master import planned
 
     model = _core.Model(path, describe_only=True)
-    return needs(model.forecast(n_ctx, **planned(model, options), **sizes), False)[1].total
+    return needs(model.forecast(n_ctx, **planned(model, options), **sizes))[1].total
 
 
 @pytest.mark.parametrize("kv", ["f16", "q4"])
 @pytest.mark.parametrize("n_seq_max", [1, 3])
 def test_the_longest_context_that_fits(master: str, free: Any, kv: str, n_seq_max: int) -> None:
     options = {"kv": kv}
-    room = (forecast(master, 512, options) + forecast(master, 4096, options)) // 2
+    sizes = {"n_seq_max": n_seq_max}
+    room = (forecast(master, 768, options, **sizes) + forecast(master, 4096, options, **sizes)) // 2
     free(room)
     found = chosen(master, "auto", options, n_seq_max=n_seq_max)
     assert found.n_ctx % 256 == 0
@@ -129,9 +130,48 @@ def test_what_is_forecast_is_allocated(master: str, options: dict[str, Any]) -> 
             rows = planned(llama.model, {"kv_budget": budget})
         told = llama.model.forecast(llama.n_ctx(), **rows, **sizes)
         allocated = llama.session.kv_bytes()["total"] + llama.session.compute_bytes() + told["weights"]
-        assert needs(told, False)[1].total == pytest.approx(allocated, rel=0.02)
+        assert needs(told)[1].total == pytest.approx(allocated, rel=0.02)
         assert told["compute"] == pytest.approx(llama.session.compute_bytes(), rel=0.02)
         assert ("fit: -c" in llama.fit.said) == ("auto" in options.values())
+
+
+@pytest.mark.parametrize("n_ctx", [4096, "auto"])
+def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_ctx: int | str) -> None:
+    from latentkv import _core
+    from latentkv.plan import fit
+
+    def takes(layers: int, options: Any = {"kv": "f16"}) -> Any:  # noqa: B006
+        model = _core.Model(master, n_gpu_layers=layers, describe_only=True)
+        return fit.needs(model.forecast(4096, **options))
+
+    def with_room(n_bytes: int, **options: Any) -> Any:
+        monkeypatch.setattr(fit, "free_on_gpu", lambda: n_bytes + fit.MARGIN)
+        return fit.fit(master, "", fit.Asked("auto", n_ctx), {"kv": "f16"} | options)
+
+    free(1 << 40)
+    n_layer = _core.Model(master, describe_only=True).n_layer
+    whole = takes(n_layer)[0].total
+    for layers in range(1, n_layer):
+        on_gpu, on_host = takes(layers)
+        assert on_gpu.cache + on_host.cache == takes(n_layer)[0].cache
+        assert on_gpu.total < takes(layers + 1)[0].total
+        assert (
+            0.7 < (on_gpu.cache - takes(layers - 1)[0].cache) * n_layer / takes(n_layer)[0].cache < 1.3
+            or layers == 1
+        )
+    for layers in (1, 3, n_layer - 1):
+        found = with_room(takes(layers)[0].total)
+        assert (found.n_gpu_layers, found.n_ctx) == (layers, 4096)
+        assert found.said.startswith(f"fit: -ngl {layers} of {n_layer}")
+        assert "on the GPU" in found.said
+        assert "on the host" in found.said
+    assert with_room(whole).n_gpu_layers == n_layer
+    assert "on the host" not in with_room(whole).said
+    assert with_room(1000).n_gpu_layers == 0
+    if n_ctx != "auto":
+        assert "not on the GPU: [evict]" in with_room(whole, evict="h2o", keep_tokens="50%").said
+    monkeypatch.setattr(fit, "free_on_gpu", lambda: None)
+    assert fit.fit(master, "", fit.Asked("auto", 512), {}) == fit.Fit(0, 512, {})
 
 
 def test_free_memory_is_what_the_system_and_the_group_leave(tmp_path: Path) -> None:

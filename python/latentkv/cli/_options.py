@@ -169,7 +169,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         "--implementation",
         choices=["fused", "reference"],
         default="fused",
-        help="fused attention, or stock ggml operations",
+        help="fused attention, or stock ggml operations, which run on the CPU",
     )
     group.add_argument(
         "--require-fused",
@@ -185,7 +185,7 @@ def add_gpu_layers(group: Any) -> None:
         type=number_or_auto(ranges.N_GPU_LAYERS),
         default="auto",
         metavar="N",
-        help="layers on the GPU, 99 = all; auto (default): as many as fit, none where no GPU is",
+        help="so many of the last layers on the GPU, 99 = all; auto (default): what fits, 0 without a GPU",
     )
 
 

@@ -321,6 +321,8 @@ def _ranks(ranks: list[int]) -> str:
 
 def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
+    from latentkv.plan.fit import needs
+
     contexts = sorted({row["n_ctx"] for row in forecast})
     lazy = any(row["prefill"] for row in forecast)
     rows = []
@@ -338,8 +340,7 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
                 bytes_text(last["weights"] + last["total"] + last["compute"] + last["prefill"]),
             ]
         )
-    where = "memory on the GPU" if on_gpu else "memory"
-    head = f"{where}: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
+    head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
     last = max(forecast, key=lambda row: row["n_ctx"])
     head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
     slots = last["layer_slots"]
@@ -350,7 +351,11 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
         head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
         head += f"bytes/token are of all {contexts[-1]}"
     if on_gpu:
-        head += "\nCUDA's own memory and the kernels' scratch come on top"
+        gpu, host = needs(last)
+        head += f"\nof {last['kv']} on the GPU {gpu} = {bytes_text(gpu.total)}; CUDA's own memory and the "
+        head += "kernels' scratch come on top"
+        if host.total:
+            head += f"\nand on the host {host} = {bytes_text(host.total)}"
     caches = [f"cache at {count}" for count in contexts]
     columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return [head, table(columns, rows)]

@@ -59,7 +59,7 @@ def fit(path: str, latent_path: str, asked: Asked, options: Mapping[str, Any]) -
         LatentKVError: nothing fits, or a budget is to be chosen for what is no master file.
     """
     gpu = free_on_gpu() if asked.n_gpu_layers != 0 else None
-    if gpu is None and asked.n_gpu_layers == AUTO:
+    if asked.n_gpu_layers == AUTO and (gpu is None or options.get("implementation") == "reference"):
         asked = replace(asked, n_gpu_layers=0)
     sized = AUTO in (asked.n_ctx, options.get("kv_budget"))
     if not sized and asked.n_gpu_layers != AUTO:
@@ -86,10 +86,16 @@ class Need:
         return " + ".join(f"{name} {bytes_text(size)}" for name, size in parts)
 
 
-def needs(forecast: Mapping[str, Any], on_gpu: bool) -> tuple[Need, Need]:
+def needs(forecast: Mapping[str, Any]) -> tuple[Need, Need]:
     """Of Model.forecast: on the GPU, and on the host."""
-    rest = Need(forecast["weights"], forecast["total"], forecast["compute"] + forecast["prefill"])
-    return (rest, Need()) if on_gpu else (Need(), rest)
+    of = forecast["host"]
+    host = Need(of["weights"], of["cache"], of["compute"] + forecast["prefill"])
+    gpu = Need(
+        forecast["weights"] - of["weights"],
+        forecast["total"] - of["cache"],
+        forecast["compute"] - of["compute"],
+    )
+    return gpu, host
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,18 @@ class _Search:
             why = str(error).split("; use -ngl 0")[0]
             rest = self._said(self._best(0) or self._refuse(0))
             return replace(rest, said=f"{rest.said}; not on the GPU: {why}")
-        return self._said(choice or self._best(0) or self._refuse(0))
+        return self._said(choice or self._part(n_layer) or self._best(0) or self._refuse(0))
+
+    def _part(self, n_layer: int) -> _Choice | None:
+        """As many layers on the GPU as fit beside the shortest context."""
+        low, high, found = 0, n_layer, None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if choice := self._best(middle, LEAST_CONTEXT):
+                low, found = middle, choice
+            else:
+                high = middle
+        return found
 
     def _best(self, layers: int, least: int = STEP) -> _Choice | None:
         """least: tokens of a sequence of an automatic context."""
@@ -189,7 +206,7 @@ class _Search:
 
     def _over(self, layers: int, n_ctx: int, options: Mapping[str, Any]) -> int:
         """Bytes by which it is too much, the margin counted; where nothing is too much at most 0."""
-        on_gpu, on_host = needs(self._forecast(layers, n_ctx, options), layers != 0)
+        on_gpu, on_host = needs(self._forecast(layers, n_ctx, options))
         free = ((on_gpu, self.gpu), (on_host, self.host))
         over = (need.total - (room - MARGIN) for need, room in free if room is not None and need.total)
         return max(over, default=0)
@@ -207,7 +224,7 @@ class _Search:
             share = forecast["per_token"] / (forecast["f16_per_token"] + forecast["cell_bytes"])
             chosen.append(f"--kv-budget {choice.options['kv_budget']} ({100 * share:.1f} % of f16)")
         parts = []
-        on_gpu, on_host = needs(forecast, layers != 0)
+        on_gpu, on_host = needs(forecast)
         for name, need, free in (("GPU", on_gpu, self.gpu), ("host", on_host, self.host)):
             if need.total:
                 of = "" if free is None else f" of {bytes_text(free)} free, {bytes_text(MARGIN)} left alone"
@@ -219,13 +236,14 @@ class _Search:
     def _refuse(self, layers: int) -> NoReturn:
         """Says what the least of it takes."""
         rows = self.options
-        where, hint = "-c", "choose a smaller --kv"
-        n_ctx = self._given() if self.asked.n_ctx != AUTO else min(STEP, self._most())
+        where, hint = "-c", "choose a smaller --kv or another -ngl"
+        n_ctx = self._given() if self.asked.n_ctx != AUTO else min(STEP * self.asked.n_seq_max, self._most())
         if rows.get("kv_budget") == AUTO:
             where, hint = "--kv-budget", "lower -c"
             rows = rows | {"kv_budget": f"{100 * LEAST_BUDGET:g}%"}
-        on_gpu, on_host = needs(self._forecast(layers, n_ctx, planned(self.model(layers), rows)), layers != 0)
-        name, need, free = ("GPU", on_gpu, self.gpu) if layers else ("host", on_host, self.host)
+        on_gpu, on_host = needs(self._forecast(layers, n_ctx, planned(self.model(layers), rows)))
+        short = self.gpu is not None and on_gpu.total + MARGIN > self.gpu
+        name, need, free = ("GPU", on_gpu, self.gpu) if short else ("host", on_host, self.host)
         raise expected(
             where,
             f"{bytes_text(need.total + MARGIN)} free on the {name}, of which {bytes_text(MARGIN)} is left "
