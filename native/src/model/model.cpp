@@ -435,7 +435,8 @@ void Model::move_weights_to_gpu() {
     }
     gpu_buffer_.reset(ggml_backend_buft_alloc_buffer(gpu_memory_, bytes));
     if (gpu_buffer_ == nullptr) {
-        fail("memory", "expected ", bytes >> 20, " MiB on the GPU for the weights; got none; use -ngl auto, or fewer layers");
+        fail("memory", "expected ", bytes >> 20,
+             " MiB on the GPU for the weights; got none; use -ngl auto, or fewer layers");
     }
     ggml_backend_buffer_set_usage(gpu_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     ggml_tallocr place = ggml_tallocr_new(gpu_buffer_.get());

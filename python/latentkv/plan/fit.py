@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from latentkv import _core
-from latentkv.errors import LatentKVError, expected
+from latentkv.errors import expected
 from latentkv.plan.master import planned
 from latentkv.plan.memory import free_on_gpu, free_on_host
 from latentkv.quantities import bytes_text
@@ -133,7 +133,7 @@ class _Search:
         n_layer = self.model(0).n_layer
         try:
             choice = self._best(n_layer, LEAST_CONTEXT)
-        except LatentKVError as error:  # what a GPU does not take
+        except ValueError as error:  # what a GPU does not take
             why = str(error).split("; use -ngl 0")[0]
             rest = self._said(self._best(0) or self._refuse(0))
             return replace(rest, said=f"{rest.said}; not on the GPU: {why}")
