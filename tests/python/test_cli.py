@@ -56,7 +56,10 @@ def test_command_help(run: Any, command: str) -> None:
             "error: [latentkv perplexity] expected -f/--file; got none; see latentkv perplexity --help",
         ),
         (["info", "a.gguf", "-c"], "error: [-c] expected one argument; got none"),
-        (["info", "a.gguf", "-c", "x"], "error: [-c] expected 1 … 268435456, or 0 (as trained), or auto; got x"),
+        (
+            ["info", "a.gguf", "-c", "x"],
+            "error: [-c] expected 1 … 268435456, or 0 (as trained), or auto; got x",
+        ),
         (["info", "a.gguf", "--json=1"], "error: [--json] expected no value; got '1'"),
         (["chat", "a.gguf", "--top-p", "x"], "error: [--top-p] expected a number; got 'x'"),
         (["chat", "a.gguf", "--mirostat", "x"], "error: [--mirostat] expected an integer; got 'x'"),
