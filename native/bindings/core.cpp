@@ -9,6 +9,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
+#include "runtime/gpu.h"
 
 namespace py = pybind11;
 
@@ -43,6 +44,19 @@ py::dict build_info() {
     return info;
 }
 
+// (free, total) bytes; None without a GPU.
+py::object gpu_memory() {
+    std::string why;
+    ggml_backend_buffer_type_t const memory = lkv::gpu_memory(why);
+    if (memory == nullptr) {
+        return py::none();
+    }
+    size_t free = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(ggml_backend_buft_get_device(memory), &free, &total);
+    return py::make_tuple(free, total);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
@@ -61,6 +75,7 @@ PYBIND11_MODULE(_core, module) {
     lkv::install_library_logging();
     module.attr("__version__") = LATENTKV_VERSION;
     module.def("build_info", &build_info);
+    module.def("gpu_memory", &gpu_memory);
     module.def(
         "set_log_level", [](int level) { lkv::set_log_level(static_cast<lkv::LogLevel>(level)); }, py::arg("level"));
     module.def(

@@ -170,9 +170,16 @@ py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const st
     options.n_ubatch = n_ubatch;
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
     py::dict out = kv_bytes_dict(cache.bytes());
-    out["weights"] = model.resident_bytes();
-    out["compute"] = lkv::forecast_compute_bytes(model, options);
+    const lkv::ResidentBytes weights = model.resident_bytes();
+    const lkv::ComputeBytes compute = lkv::forecast_compute_bytes(model, options);
+    out["weights"] = weights.host + weights.gpu;
+    out["compute"] = compute.total();
     out["prefill"] = lkv::forecast_prefill_bytes(model, options);
+    py::dict on_host;
+    on_host["weights"] = weights.host;
+    on_host["cache"] = model.on_gpu() ? cache.bytes().host : cache.bytes().total();
+    on_host["compute"] = compute.host;
+    out["host"] = on_host;
     return out;
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <set>
@@ -97,6 +98,12 @@ constexpr Shape shapes[] = {
     {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, false, Shape::nowhere},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, Shape::without_window},
 };
+
+// Shapes that run on both devices together, too: of every path, one with windows.
+bool splits(const Shape& shape) {
+    const auto index = static_cast<size_t>(&shape - shapes);
+    return index == 2 || index == 7 || index == 27;
+}
 
 bool is_full(const char* path) { return std::string(path) == "full"; }
 
@@ -378,10 +385,11 @@ int ring_slots(const File& file, const lkv::SessionOptions& options) {
 }
 
 // Logits of each call's last token.
-std::vector<float> decode(const File& file, const lkv::SessionOptions& options, bool on_gpu, int prompt) {
-    const auto model = std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = on_gpu ? 99 : 0});
+std::vector<float> decode(const File& file, const lkv::SessionOptions& options, int n_gpu_layers, int prompt) {
+    const auto model = std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = n_gpu_layers});
     lkv::Session session(model, options);
-    CHECK(session.implementation().starts_with("fused cuda") == on_gpu);
+    CHECK(session.implementation().starts_with("fused cuda") == (n_gpu_layers > 0));
+    CHECK(model->n_host_layers() == std::max(0, n_layer - n_gpu_layers));
     std::vector<float> logits;
     std::vector<int32_t> length(static_cast<size_t>(options.n_seq_max), 0);
     const auto run = [&](int n, std::vector<int32_t> of) {
@@ -429,16 +437,16 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
 }
 
 // Whether the combination is a legal one.
-bool compare(const File& file, const Combination& c) {
+bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     std::vector<float> want;
     try {
-        want = decode(file, c.options, false, c.prompt);
+        want = decode(file, c.options, 0, c.prompt);
     } catch (const std::exception&) {
         return false;
     }
     std::vector<float> got(want.size(), NAN);
     try {
-        got = decode(file, c.options, true, c.prompt);
+        got = decode(file, c.options, n_gpu_layers, c.prompt);
     } catch (const std::exception& e) {
         CHECK_MSG(false, c.name + ": " + e.what());
     }
@@ -447,13 +455,13 @@ bool compare(const File& file, const Combination& c) {
     exact.kv = exact.kv_sink = exact.kv_recent = "f32";
     exact.k_plan = exact.v_plan = {};
     // Values that differ by rounding have other codes where they lie at the border of two: a share of what the formats cost.
-    const double formats = relative_error(want, decode(file, exact, false, c.prompt));
+    const double formats = relative_error(want, decode(file, exact, 0, c.prompt));
     const double error = relative_error(got, want);
     double tolerance = 4e-3 + share_of_formats * formats;
     // One code of two bits can be more than that: as much as it is between CPUs whose weights differ by rounding.
     for (unsigned i = 1; i <= 8 && error > tolerance; i++) {
         tolerance =
-            std::max(tolerance, 1.2 * relative_error(want, decode(file.twin(1e-4F, i), c.options, false, c.prompt)));
+            std::max(tolerance, 1.2 * relative_error(want, decode(file.twin(1e-4F, i), c.options, 0, c.prompt)));
     }
     CHECK_MSG(error <= tolerance,
               c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
@@ -601,6 +609,41 @@ void evictions(const Shape& shape, const char* policy, int recent) {
     }
 }
 
+// A state does not know where its layers were: what a session with both devices saved goes on in others as in its own.
+void move_states(const File& file, const lkv::SessionOptions& options) {
+    std::vector<std::unique_ptr<lkv::Session>> sessions;
+    for (const int n_gpu_layers : {1, 99, 0}) {
+        sessions.push_back(std::make_unique<lkv::Session>(
+            std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = n_gpu_layers}), options));
+    }
+    std::vector<int32_t> tokens(70), pos(70);
+    std::iota(tokens.begin(), tokens.end(), 3);
+    std::iota(pos.begin(), pos.end(), 0);
+    std::vector<float> want(n_vocab), got(n_vocab);
+    const std::vector<int32_t> seq(70, 0);
+    const std::vector<uint8_t> none(70, 0);
+    sessions[0]->decode(tokens, pos, seq, none, static_cast<float*>(nullptr));
+    const std::vector<uint8_t> state = sessions[0]->state();
+    const auto next = [&](lkv::Session& session, std::vector<float>& logits) {
+        const int32_t token = 5, at = 70, sequence = 0;
+        const uint8_t output = 1;
+        session.decode(std::span(&token, 1), std::span(&at, 1), std::span(&sequence, 1), std::span(&output, 1),
+                       logits.data());
+    };
+    next(*sessions[0], want);
+    sessions[0]->clear();
+    for (const auto& session : sessions) {
+        session->set_state(state);
+        CHECK(session->state() == state);
+        std::fill(got.begin(), got.end(), NAN);
+        next(*session, got);
+        CHECK(relative_error(got, want) < 4e-3);
+    }
+    sessions[0]->clear();
+    CHECK(sessions[0]->set_seq_state(1, sessions[1]->seq_state(0)) == false);
+    CHECK(sessions[0]->seq_pos_max(1) == 70);
+}
+
 }  // namespace
 
 // evictions, or [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0] [shapes]
@@ -620,9 +663,10 @@ int main(int argc, char** argv) {
     const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
     std::mt19937 random(argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
     if (argc > 3) share_of_formats = std::atof(argv[3]);
-    const size_t first = std::min(argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 0, std::size(shapes));
-    const size_t n = argc > 5 ? std::strtoul(argv[5], nullptr, 10) : std::size(shapes);
-    for (const Shape& shape : std::span(shapes).subspan(first, std::min(n, std::size(shapes) - first))) {
+    const size_t first = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 0;
+    const std::span<const Shape> from = std::span(shapes).subspan(std::min(first, std::size(shapes)));
+    const size_t count = argc > 5 ? std::strtoul(argv[5], nullptr, 10) : from.size();
+    for (const Shape& shape : from.first(std::min(count, from.size()))) {
         const File file(shape, random());
         // what a file with windows is opened with most often beside its own
         Combination none{.options = {}, .name = std::string(shape.k_path) + "/" + shape.v_path + ", no windows"};
@@ -641,6 +685,15 @@ int main(int argc, char** argv) {
         prompt.options.kv = "f16";
         // layers that keep no exact tokens read the same rows on both
         if (shape.encoded != Shape::random || shape.exact == Shape::nowhere) compare(file, prompt);
+        if (splits(shape)) {
+            Combination both = none;
+            both.name = std::string(shape.k_path) + "/" + shape.v_path + ", the first layer on the CPU";
+            both.options.sink = both.options.recent = -1;
+            both.options.kv = "q4";
+            compare(file, both, 1);
+            both.options.n_ubatch = 16;  // of which the ring's slots depend
+            if (shape.unlike) move_states(file, both.options);
+        }
         if (shape.unlike) {
             const int slots = shape.exact == Shape::nowhere ? 128 : 64;  // two windows and a ubatch, whole tiles
             Combination ring = none;

@@ -14,6 +14,9 @@ __version__: str
 def build_info() -> dict[str, Any]:
     """{"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}"""
 
+def gpu_memory() -> tuple[int, int] | None:
+    """Bytes of the GPU, free and in all; None: this build has none, or finds no device."""
+
 def set_log_level(level: int) -> None:
     """0 errors only, 1 warnings (default), 2 info, 3 debug. Messages go to standard error."""
 
@@ -113,7 +116,8 @@ class Model:
     ) -> dict[str, Any]:
         """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights" (on a GPU without the
         token table, unless it is the output too), "compute" and "prefill": what a prompt of n_ctx tokens
-        takes beside them while it is prefilled lazily, 0 when eager."""
+        takes beside them while it is prefilled lazily, 0 when eager. "host": {"weights", "cache", "compute"},
+        what of these is the host's: all of it, or beside a GPU that of the first layers."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...

@@ -17,6 +17,7 @@ from latentkv.generate.chat import create_chat_completion, create_chat_completio
 from latentkv.generate.completion import create_completion
 from latentkv.generate.loop import generate, sample
 from latentkv.open_model import OpenModel
+from latentkv.plan.fit import Asked, Fit, fit
 from latentkv.plan.formats import format_name
 from latentkv.plan.master import planned
 from latentkv.sampling.logprobs import log_softmax
@@ -42,7 +43,8 @@ class Llama(OpenModel):
     native code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V
     ("" = the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are
     llama-cpp-python's names for the same, as format names or ggml type numbers; `kv_budget` plans a master
-    file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context); `sink`/`recent` count tokens
+    file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context). `n_gpu_layers`, `n_ctx` and
+    `kv_budget` may be "auto": what fits in free memory, which `fit` says then. `sink`/`recent` count tokens
     that keep every segment, `recent_ratio` is recent as a share of the sequence (-1 = the file's default),
     `kv_sink`/`kv_recent` are their formats ("" = the file's, else f16); `evict` names a policy by which each
     layer gives up tokens ("h2o", "keyformer", "snapkv"), `keep_tokens` is what it keeps of a sequence (a
@@ -66,11 +68,11 @@ class Llama(OpenModel):
         model_path: str,
         *,
         latent_path: str | None = None,
-        n_gpu_layers: int = 0,
+        n_gpu_layers: int | str = 0,
         vocab_only: bool = False,
         use_mmap: bool = True,
         seed: int = RANDOM_SEED,
-        n_ctx: int = 512,
+        n_ctx: int | str = 512,
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_threads: int | None = None,
@@ -105,7 +107,8 @@ class Llama(OpenModel):
         self._arguments = _arguments(locals())
         compat.check(llama_cpp)
         require_built_in(chat_format)
-        n_ctx = ranges.N_CTX.check("n_ctx", n_ctx)
+        n_ctx = ranges.check_auto("n_ctx", ranges.N_CTX, n_ctx)
+        n_gpu_layers = ranges.check_auto("n_gpu_layers", ranges.N_GPU_LAYERS, n_gpu_layers)
         n_batch = ranges.N_BATCH.check("n_batch", n_batch)
         n_ubatch = min(n_batch, ranges.N_BATCH.check("n_ubatch", n_ubatch))
         _core.set_log_level(2 if verbose else 1)
@@ -115,40 +118,48 @@ class Llama(OpenModel):
         utf8(self.latent_path or "", "latent_path")
         self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
+        options = dict(
+            n_threads=ranges.N_THREADS.check("n_threads", n_threads or 0),
+            n_threads_batch=ranges.N_THREADS.check("n_threads_batch", n_threads_batch or n_threads or 0),
+            kv=kv,
+            kv_k=compat.one_of("kv_k", kv_k, "type_k", format_name(type_k, "type_k")),
+            kv_v=compat.one_of("kv_v", kv_v, "type_v", format_name(type_v, "type_v")),
+            kv_budget=kv_budget,
+            kv_sink=kv_sink,
+            kv_recent=kv_recent,
+            kv_rotate=kv_rotate,
+            sink=ranges.SINK.check("sink", sink),
+            recent=ranges.RECENT.check("recent", recent),
+            recent_ratio=recent_ratio
+            if recent_ratio == -1
+            else ranges.RATIO.check("recent_ratio", recent_ratio),
+            evict=evict,
+            keep_tokens=str(keep_tokens),
+            prefill=prefill,
+            implementation=implementation,
+            require_fused=require_fused,
+        )
+        sizes: dict[str, Any] = dict(
+            n_ubatch=ranges.N_UBATCH.check("n_ubatch", n_ubatch),
+            n_seq_max=ranges.N_SEQ_MAX.check("n_seq_max", n_seq_max),
+        )
+        if vocab_only:
+            self.fit = Fit(0, 0, options)
+        else:
+            self.fit = fit(
+                self.model_path, self.latent_path or "", Asked(n_gpu_layers, n_ctx, **sizes), options
+            )
         model = _core.Model(
             self.model_path,
             latent_path=self.latent_path or "",
-            n_gpu_layers=ranges.N_GPU_LAYERS.check("n_gpu_layers", n_gpu_layers),
+            n_gpu_layers=self.fit.n_gpu_layers,
             use_mmap=use_mmap,
             vocab_only=vocab_only,
         )
         session = None
         if not vocab_only:
-            options = dict(
-                n_ctx=n_ctx,
-                n_ubatch=ranges.N_UBATCH.check("n_ubatch", n_ubatch),
-                n_seq_max=ranges.N_SEQ_MAX.check("n_seq_max", n_seq_max),
-                n_threads=ranges.N_THREADS.check("n_threads", n_threads or 0),
-                n_threads_batch=ranges.N_THREADS.check("n_threads_batch", n_threads_batch or n_threads or 0),
-                kv=kv,
-                kv_k=compat.one_of("kv_k", kv_k, "type_k", format_name(type_k, "type_k")),
-                kv_v=compat.one_of("kv_v", kv_v, "type_v", format_name(type_v, "type_v")),
-                kv_budget=kv_budget,
-                kv_sink=kv_sink,
-                kv_recent=kv_recent,
-                kv_rotate=kv_rotate,
-                sink=ranges.SINK.check("sink", sink),
-                recent=ranges.RECENT.check("recent", recent),
-                recent_ratio=recent_ratio
-                if recent_ratio == -1
-                else ranges.RATIO.check("recent_ratio", recent_ratio),
-                evict=evict,
-                keep_tokens=str(keep_tokens),
-                prefill=prefill,
-                implementation=implementation,
-                require_fused=require_fused,
-            )
-            session = _core.Session(model, **planned(model, options))
+            rows = planned(model, self.fit.options)
+            session = _core.Session(model, n_ctx=self.fit.n_ctx, **sizes, **rows)
             require_effect(session, options)
             if draft_model is not None and session.evict != "none":
                 wanted = "none beside eviction, in which guesses would count"

@@ -73,6 +73,11 @@ class RealRange:
         return number
 
 
+def check_auto(where: str, allowed: Range, value: SupportsIndex | str) -> int | str:
+    """As `allowed` checks it; or `auto`."""
+    return value if value == "auto" else allowed.check(where, value)  # type: ignore[arg-type, return-value]
+
+
 N_CTX = Range(1, 1 << 28, {0: "as trained"})
 N_BATCH = Range(1)
 N_UBATCH = Range(1, 1 << 16)

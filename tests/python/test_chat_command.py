@@ -79,7 +79,7 @@ def terminal(latent_gguf: Path, request: pytest.FixtureRequest) -> Iterator[Term
 
 @pytest.mark.parametrize(("trained", "default"), [(131072, 8192), (2048, 2048)])
 def test_the_context_that_is_taken_by_itself(trained: int, default: int) -> None:
-    from latentkv.cli.chat import default_context
+    from latentkv.cli._options import default_context
 
     assert default_context({"general.architecture": "qwen3", "qwen3.context_length": trained}) == default
 

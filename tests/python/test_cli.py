@@ -12,7 +12,8 @@ import pytest
 
 from latentkv.cli import commands
 from latentkv.cli._errors import one_line
-from latentkv.cli._table import bytes_text, count_text, markdown
+from latentkv.cli._table import markdown
+from latentkv.quantities import bytes_text, count_text
 
 
 def test_help_lists_every_command(run: Any) -> None:
@@ -55,7 +56,10 @@ def test_command_help(run: Any, command: str) -> None:
             "error: [latentkv perplexity] expected -f/--file; got none; see latentkv perplexity --help",
         ),
         (["info", "a.gguf", "-c"], "error: [-c] expected one argument; got none"),
-        (["info", "a.gguf", "-c", "x"], "error: [-c] expected 1 … 268435456, or 0 (as trained); got x"),
+        (
+            ["info", "a.gguf", "-c", "x"],
+            "error: [-c] expected 1 … 268435456, or 0 (as trained), or auto; got x",
+        ),
         (["info", "a.gguf", "--json=1"], "error: [--json] expected no value; got '1'"),
         (["chat", "a.gguf", "--top-p", "x"], "error: [--top-p] expected a number; got 'x'"),
         (["chat", "a.gguf", "--mirostat", "x"], "error: [--mirostat] expected an integer; got 'x'"),
@@ -124,7 +128,10 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
     assert forecast[99]["total"] == forecast[0]["total"]
     assert 0 < forecast[99]["weights"] <= forecast[0]["weights"]
     assert forecast[99]["compute"] != forecast[0]["compute"]
-    assert "memory on the GPU: weights" in run("info", latent_gguf, "-ngl", 99).stdout
+    assert "of q4 on the GPU weights" in run("info", latent_gguf, "-ngl", 99, "--kv", "q4").stdout
+    told = run("info", latent_gguf, "-ngl", 3, "--kv", "q4").stdout
+    assert "of q4 on the GPU weights" in told
+    assert "and on the host weights" in told
 
 
 @pytest.mark.parametrize(
@@ -137,7 +144,7 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
         ),
         (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
         (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
-        (["-ngl", 3], "[gpu] expected 0 or at least 8, all layers of this model, for -ngl / n_gpu_layers"),
+        (["-ngl", "all"], "[-ngl] expected 0 … 2147483647, or -1 (all), or auto; got all"),
     ],
 )
 def test_info_refuses_what_changes_nothing(

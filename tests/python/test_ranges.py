@@ -17,7 +17,7 @@ HUGE = "999999999999"
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["info", "-c", HUGE], "[-c] expected 1 … 268435456, or 0 (as trained)"),
+        (["info", "-c", HUGE], "[-c] expected 1 … 268435456, or 0 (as trained), or auto"),
         (["info", "-ub", HUGE], "[-ub] expected 1 … 65536"),
         (["info", "--sink", HUGE], "[--sink] expected 0 … 65536"),
         (["info", "--sink", "-1"], "[--sink] expected 0 … 65536"),
@@ -29,8 +29,8 @@ HUGE = "999999999999"
         (["bench", "-n", "-1"], "[-n] expected 0 … 268435456"),
         (["bench", "-t", HUGE], "[-t] expected 1 … 512, or 0 (the default)"),
         (["bench", "-r", "0"], "[-r] expected 1 … 2147483647"),
-        (["chat", "-p", "x", "-c", HUGE], "[-c] expected 1 … 268435456, or 0 (as trained)"),
-        (["chat", "-p", "x", "-c", "x"], "[-c] expected 1 … 268435456, or 0 (as trained)"),
+        (["chat", "-p", "x", "-c", HUGE], "[-c] expected 1 … 268435456, or 0 (as trained), or auto"),
+        (["chat", "-p", "x", "-c", "x"], "[-c] expected 1 … 268435456, or 0 (as trained), or auto"),
         (["chat", "-p", "x", "-n", "0"], "[-n] expected 1 … 2147483647, or -1 (until the context is full)"),
         (["chat", "-p", "x", "-n", "-5"], "[-n] expected 1 … 2147483647, or -1 (until the context is full)"),
         (["chat", "-p", "x", "-b", "0"], "[-b] expected 1 … 2147483647"),

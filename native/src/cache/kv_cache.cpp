@@ -131,6 +131,10 @@ void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
 }
 
 void KvCache::check_eviction() const {
+    if (options_.host_layers > 0) {
+        fail("evict", "expected all layers on one device; got the first ", options_.host_layers,
+             " on the CPU; use -ngl 0 or 99");
+    }
     if (options_.recent_ratio > 0) {
         fail("evict", "expected a number of recent tokens, --recent N; got a share of the sequence, ",
              options_.recent_ratio);
@@ -171,7 +175,14 @@ void KvCache::add_eviction(const HParams& hparams) {
 void KvCache::allocate_regions() {
     const auto allocate = [this](Region& region) {
         const size_t bytes = region.k_bytes + region.v_bytes;
-        region.storage = device_ != nullptr ? device_->allocate(bytes) : std::make_unique<HostStorage>(bytes);
+        const size_t host = device_ == nullptr ? bytes : region.bytes_before(options_.host_layers);
+        if (device_ == nullptr) {
+            region.storage = std::make_unique<HostStorage>(bytes);
+        } else if (host == 0) {
+            region.storage = device_->allocate(bytes);
+        } else {
+            region.storage = std::make_unique<SplitStorage>(host, device_->allocate(bytes - host));
+        }
     };
     for (Region& region : regions_) {
         allocate(region);
@@ -273,6 +284,7 @@ KvBytes KvCache::bytes() const {
         total.regions.push_back({region.name, region.n_slots,
                                  region.is_part ? eviction_->most_used() : region.cells.n_used(), region.k_bytes,
                                  region.v_bytes});
+        if (options_.on_gpu) total.host += region.bytes_before(options_.host_layers);
         total.k += region.k_bytes;
         total.v += region.v_bytes;
         total.cells += cells;
@@ -303,10 +315,12 @@ KvBytes KvCache::bytes() const {
 RegionView KvCache::view(int region, int layer) const {
     const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
-    uint8_t* const rows = r.storage == nullptr ? nullptr : r.storage->data();  // null in a forecast
+    const auto rows = [&r](size_t offset) {  // null in a forecast
+        return r.storage == nullptr ? nullptr : r.storage->at(offset);
+    };
     const Cells& held = cells(region, layer);
     const int n_slots = l.held ? held.end() : 0;
-    return {rows + l.k_offset, rows + l.v_offset, held.pos_data(), held.seq_data(), n_slots, l.k, l.v};
+    return {rows(l.k_offset), rows(l.v_offset), held.pos_data(), held.seq_data(), n_slots, l.k, l.v};
 }
 
 const RowLayout& KvCache::k_layout(int region, int layer) const {
@@ -320,13 +334,13 @@ const RowLayout& KvCache::v_layout(int region, int layer) const {
 uint8_t* KvCache::k_row(int region, int layer, int slot) {
     const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
-    return r.storage->data() + l.k_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.k.row_bytes);
+    return r.storage->at(l.k_offset) + static_cast<size_t>(slot) * static_cast<size_t>(l.k.row_bytes);
 }
 
 uint8_t* KvCache::v_row(int region, int layer, int slot) {
     const Region& r = region_of(region, layer);
     const Layer& l = r.layers[static_cast<size_t>(layer)];
-    return r.storage->data() + l.v_offset + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
+    return r.storage->at(l.v_offset) + static_cast<size_t>(slot) * static_cast<size_t>(l.v.row_bytes);
 }
 
 template <typename F>

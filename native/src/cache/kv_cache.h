@@ -63,6 +63,7 @@ struct KvCacheOptions {
     std::vector<Format> k_plan;  // a format per segment, all layers and groups in order; empty: the file's plan
     std::vector<Format> v_plan;
     bool on_gpu = false;  // rows are a GPU's, which does not take every format
+    int host_layers = 0;  // but for those of the first layers
     EvictOptions evict;
 
     bool keeps_recent() const { return recent > 0 || recent_ratio > 0; }
@@ -109,6 +110,7 @@ struct KvBytes {
     std::vector<RegionBytes> regions;
     int n_cells = 0;               // tokens of the context: cells of the middle
     std::vector<int> layer_slots;  // of every layer those of the middle, or of the ring
+    size_t host = 0;               // of k and v what the host has, where a GPU has the others
     size_t total() const { return k + v + cells; }
 };
 
@@ -141,6 +143,9 @@ public:
     bool is_full(int region, int layer) const {
         return exact_is_full_[static_cast<size_t>(layer)] && region < n_regions() - 1;
     }
+
+    // Whether a layer's rows are on the device.
+    bool on_device(int layer) const { return device_ != nullptr && layer >= options_.host_layers; }
 
     // Whether a layer's rows of the middle are in the ring.
     bool in_ring(int layer) const { return in_ring_[static_cast<size_t>(layer)]; }
@@ -249,6 +254,11 @@ private:
         bool is_part = false;  // under eviction: rows are those of the layers' own cells
         // Whether each of the region's own cells has a row in this layer.
         bool has_row(const Layer& layer) const { return layer.held && !is_part; }
+        // Of the first layers' rows, which come first.
+        size_t bytes_before(int layer) const {
+            return static_cast<size_t>(layer) < layers.size() ? layers[static_cast<size_t>(layer)].k_offset
+                                                              : k_bytes + v_bytes;
+        }
     };
 
     // What is no longer recent, once a sequence has a batch more than its window: slots of which every sequence that holds

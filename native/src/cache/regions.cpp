@@ -312,9 +312,8 @@ void KvCache::move_to_middle(std::span<const RowMove> moved) {
     const int to = n_regions() - 1;
     if (device_ != nullptr) {
         device_->move_rows(*this, from, to, moved);
-        return;
     }
-    for (int il = 0; il < static_cast<int>(regions_.back().layers.size()); il++) {
+    for (int il = 0; il < static_cast<int>(regions_.back().layers.size()) && !on_device(il); il++) {
         const std::vector<RowMove> moves = moves_of(il, moved);
         if (moves.empty()) {
             continue;

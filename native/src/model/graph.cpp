@@ -58,8 +58,8 @@ private:
     BatchRows full_rows(const Heads& heads, const LayerCacheSpec& spec);
     BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il);
     BatchRows latent_rows(ggml_tensor* x, const Heads& heads, const LayerWeights& layer, const LayerCacheSpec& spec);
-    int first_layer() const { return std::max(0, shape_.layer); }
-    int end_layer() const { return shape_.layer < 0 ? h_.n_layer : shape_.layer + 1; }
+    int first_layer() const { return shape_.first_layer; }
+    int end_layer() const { return shape_.end_layer < 0 ? h_.n_layer : shape_.end_layer; }
     bool turns() const;
     ggml_tensor* begin();
     ggml_tensor* attention(ggml_tensor* x, int il);
@@ -434,7 +434,7 @@ bool Builder::turns() const {
 // The inputs of the graph; returns what its first layer reads.
 ggml_tensor* Builder::begin() {
     const int64_t n_tokens = shape_.n_tokens;
-    const bool embeds = shape_.layer <= 0;
+    const bool embeds = shape_.first_layer == 0;
     const bool learned = embeds && h_.block.position == Position::learned;
     if (learned || turns()) {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
@@ -444,7 +444,7 @@ ggml_tensor* Builder::begin() {
         return graph_.hidden_in;
     }
     ggml_tensor* x = nullptr;  // [n_embd, n_tokens]
-    if (shape_.on_gpu) {
+    if (model_.on_gpu()) {
         // one row of the table, of any quantized type: 16 KiB a token to copy instead of a second table on the GPU
         x = graph_.embeddings = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "embeddings");
     } else {

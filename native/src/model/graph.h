@@ -31,8 +31,9 @@ GraphConstants make_graph_constants(const HParams& hparams, const Ropes& ropes, 
 struct Graph {
     ggml_context_ptr context;
     ggml_cgraph* nodes = nullptr;
-    ggml_tensor* tokens = nullptr;      // i32 [n_tokens], null in a graph of a later layer and on the GPU
-    ggml_tensor* embeddings = nullptr;  // f32 [n_embd, n_tokens], on the GPU instead: the host looks the rows up
+    ggml_tensor* tokens =
+        nullptr;  // i32 [n_tokens], null in a graph of later layers, and where the model is on the GPU
+    ggml_tensor* embeddings = nullptr;  // f32 [n_embd, n_tokens], there instead: the host looks the rows up
     ggml_tensor* hidden_in = nullptr;   // f32 [n_embd, n_tokens], null in a graph that begins with the embedding
     ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
     ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
@@ -41,7 +42,7 @@ struct Graph {
     ReferenceInputs reference;
     ReferenceInputs ring_reference;         // of layers whose rows of the middle are in the ring
     std::vector<ReferenceInputs> evicting;  // of every layer where some evict, each with slots of its own
-    std::vector<AttentionNode> attention;   // one per layer; nodes point into it
+    std::vector<AttentionNode> attention;   // one per layer of the model; nodes point into it
     std::vector<AttentionNode> writers;     // with exact rows: where the layer's rows go in the cache
 };
 
@@ -68,7 +69,8 @@ struct GraphShape {
     bool to_middle = true;     // beside exact windows of full rows: some token goes to the middle
     bool latents = true;       // and the middle holds tokens
     bool ring = true;          // and the ring
-    int layer = -1;            // only this one, between hidden states; -1: all
+    int first_layer = 0;       // the graph's, between hidden states
+    int end_layer = -1;        // behind the last; -1: of all
 
     bool operator==(const GraphShape&) const = default;
 };

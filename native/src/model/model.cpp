@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <utility>
@@ -193,17 +194,14 @@ void Model::place_weights() {
         if (gpu_asked()) gpu_memory_ = memory;
         if (!gpu_asked() && gpu_absent_.empty()) gpu_absent_ = "not asked for, see -ngl";
     }
-    if (!on_gpu()) {
-        if (!describe_only()) repack_weights();
-        return;
-    }
     const int n_layer = hparams_.n_layer;
-    if (options_.n_gpu_layers > 0 && options_.n_gpu_layers < n_layer) {
-        fail("gpu", "expected 0 or at least ", n_layer, ", all layers of this model, for -ngl / n_gpu_layers; got ",
-             options_.n_gpu_layers);
-    }
+    const int n_asked = options_.n_gpu_layers < 0 ? n_layer : std::min(n_layer, options_.n_gpu_layers);
+    n_host_layers_ = on_gpu() ? n_layer - n_asked : n_layer;
+    if (!describe_only()) repack_weights();
+    if (!on_gpu()) return;
     // see Builder::expands_keys
-    for (LayerWeights& l : layers_) {
+    for (int il = n_host_layers_; il < n_layer; il++) {
+        LayerWeights& l = layers_[static_cast<size_t>(il)];
         if (l.attn_q_e == nullptr || hparams_.head_dim > most_expanded_head) continue;
         if (l.attn_q_e->ne[1] >= 2 * int64_t{hparams_.head_dim}) l.k_b = to_floats(l.attn_q_e);
     }
@@ -367,7 +365,8 @@ void Model::load_ffn(LayerWeights& l, const std::string& blk) {
 void Model::repack_weights() {
     const ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     size_t bytes = 0;
-    for (LayerWeights& l : layers_) {
+    for (int il = 0; il < n_host_layers_; il++) {
+        const LayerWeights& l = layers_[static_cast<size_t>(il)];
         for (ggml_tensor* weight : {l.attn_q, l.attn_k, l.attn_v, l.attn_qkv, l.attn_output, l.attn_k_a, l.attn_v_a,
                                     l.ffn_gate, l.ffn_up, l.ffn_down}) {
             if (weight == nullptr || !ggml_is_quantized(weight->type)) {
@@ -397,11 +396,29 @@ void Model::repack_weights() {
     }
 }
 
-// The token table, which the host looks up, unless it is the output too.
-bool Model::is_on_host(const ggml_tensor* weight) const { return weight == token_embd_ && output_ != token_embd_; }
+// The first layers and what leads to them: the token table, which the host looks up, unless it is the output too.
+bool Model::is_on_host(const ggml_tensor* weight) const {
+    if (weight == token_embd_) return output_ != token_embd_;
+    if (weight == position_embd_) return n_host_layers_ > 0;
+    int layer = 0;
+    return std::sscanf(weight->name, "blk.%d.", &layer) == 1 && layer < n_host_layers_;
+}
 
-size_t Model::resident_bytes() const {
-    return size_bytes_ - (on_gpu() && is_on_host(token_embd_) ? ggml_nbytes(token_embd_) : 0);
+ResidentBytes Model::resident_bytes() const {
+    ResidentBytes bytes;
+    for (const ggml_tensor* t = ggml_get_first_tensor(context_.get()); t != nullptr;
+         t = ggml_get_next_tensor(context_.get(), const_cast<ggml_tensor*>(t))) {
+        if (!on_gpu() || (is_on_host(t) && t != token_embd_)) {
+            bytes.host += ggml_nbytes(t);
+        } else if (!is_on_host(t)) {
+            bytes.gpu += ggml_nbytes(t);
+        }
+    }
+    for (int il = 0; il < n_host_layers_; il++) {
+        const LayerWeights& l = layers_[static_cast<size_t>(il)];
+        bytes.host += (l.k_b.size() + l.v_b.size()) * sizeof(float);
+    }
+    return bytes;
 }
 
 void Model::move_weights_to_gpu() {
@@ -418,7 +435,8 @@ void Model::move_weights_to_gpu() {
     }
     gpu_buffer_.reset(ggml_backend_buft_alloc_buffer(gpu_memory_, bytes));
     if (gpu_buffer_ == nullptr) {
-        fail("memory", "expected ", bytes >> 20, " MiB on the GPU for the weights; got none; use -ngl 0");
+        fail("memory", "expected ", bytes >> 20,
+             " MiB on the GPU for the weights; got none; use -ngl auto, or fewer layers");
     }
     ggml_backend_buffer_set_usage(gpu_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     ggml_tallocr place = ggml_tallocr_new(gpu_buffer_.get());
@@ -431,7 +449,8 @@ void Model::move_weights_to_gpu() {
         }
         ggml_backend_tensor_set(t, source, 0, ggml_nbytes(t));
     }
-    log(LogLevel::info, "weights: ", bytes >> 20, " MiB on the GPU");
+    log(LogLevel::info, "weights: ", bytes >> 20, " MiB on the GPU, layers ", n_host_layers_, " to ",
+        hparams_.n_layer - 1, " and the output");
 }
 
 void Model::embed(std::span<const int32_t> tokens, float* out) const {

@@ -81,9 +81,16 @@ struct ModelOptions {
     std::string latent_path = {};  // a sidecar of the file (model/sidecar.h), or empty
     bool use_mmap = true;
     bool vocab_only = false;
-    int n_gpu_layers = 0;  // 0: CPU; every layer and the output, or more: GPU
+    int n_gpu_layers =
+        0;  // so many of the last layers and the output on the GPU, 0: none; negative, or as many as there are: all
     // sizes and forecasts alone, of a GPU that need not be there: weights stay in the file, no session runs
     bool describe_only = false;
+};
+
+// Of the weights where they are computed with.
+struct ResidentBytes {
+    size_t host = 0;
+    size_t gpu = 0;
 };
 
 class Model {
@@ -98,13 +105,15 @@ public:
     const Vocab& vocab() const;  // Error when the file has no tokenizer
     bool has_vocab() const { return vocab_.has_value(); }
 
-    // The GPU's memory, where the weights are; null: they are on the CPU.
+    // The GPU's memory, where weights are; null: all are on the CPU.
     ggml_backend_buffer_type_t gpu_memory() const { return gpu_memory_; }
     const std::string& gpu_absent() const { return gpu_absent_; }  // why there is none
     bool gpu_asked() const { return options_.n_gpu_layers != 0; }
     bool describe_only() const { return options_.describe_only; }
-    // Whether this model's graphs are a GPU's: those of a session, or those that are forecast.
+    // Whether graphs of this model are a GPU's: those of a session, or those that are forecast.
     bool on_gpu() const { return gpu_memory_ != nullptr || (describe_only() && gpu_asked()); }
+    // The first layers, whose graphs are the CPU's: all without a GPU.
+    int n_host_layers() const { return n_host_layers_; }
     // Once for a model: that a GPU was asked for and the CPU runs it.
     void warn_if_gpu_absent() const;
 
@@ -123,8 +132,8 @@ public:
     uint64_t content_fingerprint() const;
 
     size_t size_bytes() const { return size_bytes_; }
-    // Of the weights where they are computed with: a GPU has no token table, unless it is the output too.
-    size_t resident_bytes() const;
+    // A GPU has no token table, unless it is the output too; the CPU has its factors by channel beside the weights.
+    ResidentBytes resident_bytes() const;
     size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
     int64_t n_params() const { return n_params_; }
 
@@ -154,6 +163,7 @@ private:
     ggml_context_ptr context_;
     std::vector<ggml_backend_buffer_ptr> repacked_;
     ggml_backend_buffer_type_t gpu_memory_ = nullptr;
+    int n_host_layers_ = 0;
     std::string gpu_absent_;
     ggml_backend_buffer_ptr gpu_buffer_;
     const char* token_rows_ = nullptr;  // token_embd's data in the mapped file

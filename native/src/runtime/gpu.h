@@ -17,7 +17,7 @@ public:
     // A ggml backend whose graph_compute runs our nodes with our kernels and hands the rest to ggml's own backend, all on
     // one stream. It does not wait: ggml_backend_synchronize does.
     virtual ggml_backend_t backend() = 0;
-    // Copies factors, tables and cells of this cache's layers to the device. Call once, before the first graph.
+    // Copies factors, tables and cells of this cache's layers on the device there. Call once, before the first graph.
     // Errors: Error for shapes the kernels do not take.
     virtual void attach(const Model& model, const KvCache& cache, const Ropes& ropes,
                         const GraphConstants& constants) = 0;

@@ -108,7 +108,7 @@ StagedKeys::StagedKeys(KvCache& cache, int layer, size_t n_tokens, CacheDevice* 
 }
 
 float* StagedKeys::row(size_t token) const {
-    return rows_ == nullptr ? nullptr : reinterpret_cast<float*>(rows_->data()) + token * width_;
+    return rows_ == nullptr ? nullptr : reinterpret_cast<float*>(rows_->at(0)) + token * width_;
 }
 
 void StagedKeys::write(std::span<const SlotRef> targets) {
@@ -148,9 +148,10 @@ bool Session::starts_sequences(std::span<const int32_t> seq) const {
 }
 
 void Session::prefill_lazily(const LazyPrompt& prompt) {
+    Part& part = parts_.front();  // of all layers
     const std::vector<SlotRef> targets = cache_.claim_settled(prompt.pos, prompt.seq);
-    const auto forget = [this] {
-        graph_.reset();  // it reads rows of a layer that is over
+    const auto forget = [&] {
+        part.graph.reset();  // it reads rows of a layer that is over
         if (gpu_ != nullptr) gpu_->detach_exact();
     };
     try {
@@ -165,8 +166,8 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
             StagedKeys staged(cache_, il, prompt.tokens.size(), gpu_.get());
             prefill_bytes_ = std::max(
                 prefill_bytes_, rows.bytes().total() + staged.bytes() + hidden_bytes(*model_, prompt.tokens.size()));
-            graph_.reset();
-            if (gpu_ != nullptr) gpu_->attach_exact(*model_, rows, exact.spec, il, ropes_, constants_);
+            part.graph.reset();
+            if (gpu_ != nullptr) gpu_->attach_exact(*model_, rows, exact.spec, il, ropes_, part.constants);
             prefill_layer(il, prompt, targets, exact, staged, hidden);
             forget();
             staged.write(targets);
@@ -189,6 +190,7 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
     BatchSlots batch;
     exact.batch = &batch;
     batch_.own_rows = false;
+    Part& all = parts_.front();
     for (size_t first = 0; first < prompt.tokens.size(); first += n_ubatch) {
         const size_t n = std::min(n_ubatch, prompt.tokens.size() - first);
         const auto part = [&](const auto& of) { return of.subspan(first, n); };
@@ -202,15 +204,17 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
         const std::vector<int32_t> out_ids = wanted(part(prompt.output));
 
         GraphShape shape = graph_shape(n, out_ids.size(), *exact.cache);
-        shape.layer = il;
-        prepare_graph(shape, &exact);
+        shape.on_gpu = all.on_gpu;
+        shape.first_layer = il;
+        shape.end_layer = il + 1;
+        prepare_graph(all, shape, &exact);
         float* const states = hidden.data() + first * width;
-        set_input(graph_->hidden_in, states, n * width * sizeof(float));
-        compute(part(prompt.tokens), part(prompt.pos), out_ids, *exact.cache, batch);
-        if (graph_->logits != nullptr) {
-            get_result(graph_->logits, prompt.room(out_ids.size()));
+        set_input(all, all.graph->hidden_in, states, n * width * sizeof(float));
+        compute(all, part(prompt.tokens), part(prompt.pos), out_ids, *exact.cache, batch);
+        if (all.graph->logits != nullptr) {
+            get_result(all, all.graph->logits, prompt.room(out_ids.size()));
         } else {
-            get_result(graph_->hidden_out, states);
+            get_result(all, all.graph->hidden_out, states);
         }
         if (prompt.between_ubatches) {
             prompt.between_ubatches();

@@ -122,9 +122,9 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
     return quantized;
 }
 
-// Where this model's graphs live.
-ggml_backend_buffer_type_t memory(const Model& model) {
-    return model.gpu_memory() != nullptr ? model.gpu_memory() : ggml_backend_cpu_buffer_type();
+// Where graphs live. A forecast's are nowhere.
+ggml_backend_buffer_type_t memory(const Model& model, bool on_gpu) {
+    return on_gpu && model.gpu_memory() != nullptr ? model.gpu_memory() : ggml_backend_cpu_buffer_type();
 }
 
 // Errors: Error where no session can run so, before anything of one is allocated.
@@ -151,7 +151,7 @@ std::shared_ptr<const Model> runnable(std::shared_ptr<const Model> model, const 
 
 // Whether tokens of a long ubatch may attend to each other's rows before these are stored: on a GPU, where exact rows are full ones.
 bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
-    return model.on_gpu() && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
+    return model.n_host_layers() == 0 && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
            std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
                        [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.keeps_exact; });
 }
@@ -163,6 +163,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
     cache.on_gpu = model.on_gpu();
+    cache.host_layers = cache.on_gpu ? model.n_host_layers() : 0;
     cache.sink = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
     if (!(options.recent_ratio <= 1.0)) {
         fail("recent_ratio", "expected a ratio from 0 to 1; got ", options.recent_ratio);
@@ -217,9 +218,10 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
     return prefill;
 }
 
-// A file that asks for it is prefilled eagerly under eviction.
+// A file that asks for it is prefilled eagerly under eviction, and where layers are on both devices.
 static bool prefills_lazily(const Model& model, const SessionOptions& options) {
-    return prefill_option(model, options) == Prefill::lazy && !evicts(options);
+    const bool one_device = !model.on_gpu() || model.n_host_layers() == 0;
+    return prefill_option(model, options) == Prefill::lazy && !evicts(options) && one_device;
 }
 
 size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options) {
@@ -230,40 +232,48 @@ size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options)
                               KvCache(model.hparams(), model.cache_spec(), cache_options(model, options), false));
 }
 
-size_t forecast_compute_bytes(const Model& model, const SessionOptions& options) {
+ComputeBytes forecast_compute_bytes(const Model& model, const SessionOptions& options) {
     const KvCacheOptions kv = cache_options(model, options);
     KvCache cache(model.hparams(), model.cache_spec(), kv, false);
     const Ropes ropes = read_ropes(model.file(), model.hparams(), kv.n_ctx);
-    const GraphConstants constants =
-        make_graph_constants(model.hparams(), ropes, rotates_full(model, cache, false),
-                             rotates_full(model, cache, true), ggml_backend_cpu_buffer_type());
+    const GraphConstants constants = make_graph_constants(model.hparams(), ropes, rotates_full(model, cache, false),
+                                                          rotates_full(model, cache, true), memory(model, false));
     const BatchSlots batch;
-    GraphShape shape;
-    shape.n_tokens = kv.n_ubatch;
-    shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
-    shape.on_gpu = model.on_gpu();
-    const auto reserve = [&](const ExactRows* exact) {
+    const auto reserve = [&](const GraphShape& shape, const ExactRows* exact = nullptr) {
         const std::unique_ptr<Graph> graph = build_graph(model, cache, ropes, constants, batch, shape, exact);
-        const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
+        const ggml_gallocr_ptr allocator(ggml_gallocr_new(memory(model, false)));
         size_t bytes = 0;
         ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);
         return bytes;
     };
-    size_t most = reserve(nullptr);
-    if (shape.on_gpu) {
-        // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short
-        const int n_ubatch = std::exchange(shape.n_tokens, std::min(small_batch, shape.n_tokens));
-        most = std::max(most, reserve(nullptr));
-        shape.n_tokens = n_ubatch;
+    GraphShape shape;
+    shape.n_tokens = kv.n_ubatch;
+    shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
+    ComputeBytes most;
+    if (model.n_host_layers() > 0) {
+        shape.end_layer = model.n_host_layers();
+        most.host = reserve(shape);
     }
-    const bool lazy = prefills_lazily(model, options);
-    for (shape.layer = 0; lazy && shape.layer < model.hparams().n_layer; shape.layer++) {
+    if (model.on_gpu()) {
+        shape.on_gpu = true;
+        shape.first_layer = model.n_host_layers();
+        shape.end_layer = model.hparams().n_layer;
+        most.gpu = reserve(shape);
+        // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short
+        shape.n_tokens = std::min(small_batch, shape.n_tokens);
+        most.gpu = std::max(most.gpu, reserve(shape));
+    }
+    shape.n_tokens = kv.n_ubatch;
+    for (int il = 0; prefills_lazily(model, options) && il < model.hparams().n_layer; il++) {
+        shape.first_layer = il;
+        shape.end_layer = il + 1;
         ExactRows exact;
-        exact.spec = exact_layer_spec(model, shape.layer);
+        exact.spec = exact_layer_spec(model, il);
         KvCache rows = exact_cache(model, exact.spec, kv.n_ctx, kv, false);
         exact.cache = &rows;
         exact.batch = &batch;
-        most = std::max(most, reserve(&exact));
+        size_t& here = model.on_gpu() ? most.gpu : most.host;
+        here = std::max(here, reserve(shape, &exact));
     }
     return most;
 }
@@ -277,10 +287,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
                                                     : thread_count("n_threads_batch", options.n_threads_batch)),
       gpu_(model_->gpu_memory() == nullptr ? nullptr : open_gpu()),
       cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options), true, gpu_.get()),
-      ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)),
-      constants_(make_graph_constants(model_->hparams(), ropes_,
-                                      options.kv_rotate && rotates_full(*model_, cache_, false),
-                                      options.kv_rotate && rotates_full(*model_, cache_, true), memory(*model_))) {
+      ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)) {
+    make_parts(options.kv_rotate);
     const CacheSpec& spec = model_->cache_spec();
     const int n_ctx = cache_.options().n_ctx;
     // sequences of one cache share its context
@@ -303,8 +311,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         fail("threads", "expected a pool of ", params.n_threads, " threads; got none from the system");
     }
     ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
-    allocator_.reset(ggml_gallocr_new(memory(*model_)));
-    if (gpu_ == nullptr) {
+    if (!parts_.front().on_gpu) {
         encoder_.emplace(*model_, backend_.get());
         cache_.set_encoder(&*encoder_);
     }
@@ -312,7 +319,12 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         if (!fused_) {
             fail("implementation", "expected fused on a GPU; got reference; use -ngl 0");
         }
-        gpu_->attach(*model_, cache_, ropes_, constants_);
+        gpu_->attach(*model_, cache_, ropes_, parts_.back().constants);
+    }
+    if (parts_.size() > 1 && prefill_ == Prefill::lazy) {
+        log(LogLevel::warning, "[prefill] expected all layers on one device; got lazy, with the first ",
+            model_->n_host_layers(), " on the CPU: prompts are compressed as they come; use -ngl 0 or 99 for lazy");
+        prefill_ = Prefill::eager;
     }
 
     if (cache_.eviction() != nullptr && prefill_ == Prefill::lazy) {
@@ -324,13 +336,35 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     const KvBytes bytes = cache_.bytes();
     log(LogLevel::info, "kv: ", n_ctx, " cells, K ", bytes.k >> 10, " KiB, V ", bytes.v >> 10, " KiB, ",
         static_cast<int>(100.0 * bytes.per_token / bytes.f16_per_token + 0.5), " % of f16 per token, rotated rows: K ",
-        constants_.hadamard_k != nullptr ? "yes" : "no", ", V ", constants_.hadamard_v != nullptr ? "yes" : "no");
+        (rotated() & 1U) != 0 ? "yes" : "no", ", V ", (rotated() & 2U) != 0 ? "yes" : "no");
     log(LogLevel::info, "latent_attn: ", implementation());
+}
+
+// The first layers on the CPU, the others on the GPU.
+void Session::make_parts(bool kv_rotate) {
+    const HParams& h = model_->hparams();
+    const bool rotate_k = kv_rotate && rotates_full(*model_, cache_, false);
+    const bool rotate_v = kv_rotate && rotates_full(*model_, cache_, true);
+    const auto add = [&](bool on_gpu, int first, int end) {
+        if (first == end) return;
+        ggml_backend_buffer_type_t const where = memory(*model_, on_gpu);
+        parts_.push_back({on_gpu,
+                          first,
+                          end,
+                          make_graph_constants(h, ropes_, rotate_k, rotate_v, where),
+                          ggml_gallocr_ptr(ggml_gallocr_new(where)),
+                          {},
+                          nullptr});
+    };
+    add(false, 0, model_->n_host_layers());
+    add(true, model_->n_host_layers(), h.n_layer);
 }
 
 std::string Session::implementation() const {
     if (gpu_ != nullptr) {
-        return "fused cuda, " + gpu_->name();
+        const int n_host = model_->n_host_layers();
+        return "fused cuda, " + gpu_->name() +
+               (n_host == 0 ? "" : "; fused cpu, the first " + std::to_string(n_host) + " layers");
     }
     return fused_ ? "fused cpu (cuda: " + model_->gpu_absent() + ")"
                   : "reference, stock ggml ops (fused cpu: not asked for)";
@@ -436,7 +470,6 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     shape.n_outputs = static_cast<int>(n_outputs);
     shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
     shape.fused = fused_;
-    shape.on_gpu = gpu_ != nullptr;
     const int middle = rows.n_regions() - 1;
     for (int r = 0; !fused_ && r <= middle; r++) {
         shape.n_slots += rows.cells(r).end();
@@ -459,19 +492,29 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     return shape;
 }
 
-void Session::prepare_graph(const GraphShape& shape, const ExactRows* exact) {
-    if (graph_ != nullptr && shape == prepared_shape_) {
+void Session::prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact) {
+    if (part.graph != nullptr && shape == part.shape) {
         return;
     }
-    graph_.reset();
-    graph_ = build_graph(*model_, cache_, ropes_, constants_, batch_, shape, exact);
-    prepared_shape_ = shape;
-    if (!ggml_gallocr_alloc_graph(allocator_.get(), graph_->nodes)) {
-        graph_.reset();
+    part.graph.reset();
+    part.graph = build_graph(*model_, cache_, ropes_, part.constants, batch_, shape, exact);
+    part.shape = shape;
+    if (!ggml_gallocr_alloc_graph(part.allocator.get(), part.graph->nodes)) {
+        part.graph.reset();
         fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower -ub / n_ubatch");
     }
-    if (gpu_ != nullptr) {
-        gpu_->prepare(*graph_);
+    if (part.on_gpu) {
+        gpu_->prepare(*part.graph);
+    }
+}
+
+void Session::prepare_graphs(const GraphShape& all) {
+    for (Part& part : parts_) {
+        GraphShape shape = all;
+        shape.on_gpu = part.on_gpu;
+        shape.first_layer = part.first_layer;
+        shape.end_layer = part.end_layer;
+        prepare_graph(part, shape);
     }
 }
 
@@ -483,76 +526,86 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
     batch_.slots = batch_.own_rows ? cache_.claim_settled(pos, seq) : cache_.claim(pos, seq);
     try {
-        prepare_graph(graph_shape(tokens.size(), out_ids.size(), cache_));
-        compute(tokens, pos, out_ids, cache_, batch_);
+        prepare_graphs(graph_shape(tokens.size(), out_ids.size(), cache_));
+        for (Part& part : parts_) {
+            compute(part, tokens, pos, out_ids, cache_, batch_);
+            if (const ggml_tensor* const hidden = part.graph->hidden_out) {
+                hidden_.resize(static_cast<size_t>(ggml_nelements(hidden)));
+                ggml_backend_tensor_get(hidden, hidden_.data(), 0, ggml_nbytes(hidden));
+            }
+        }
     } catch (...) {
         for (const SlotRef& to : batch_.slots) {
             cache_.release(to);
         }
         throw;
     }
-    get_result(graph_->logits, logits);
+    const Part& last = parts_.back();
+    get_result(last, last.graph->logits, logits);
+    if (gpu_ != nullptr && cache_.eviction() != nullptr) {
+        gpu_->take_masses(cache_);
+    }
 }
 
-void Session::set_input(ggml_tensor* tensor, const void* data, size_t bytes) {
+void Session::set_input(const Part& part, ggml_tensor* tensor, const void* data, size_t bytes) {
     if (tensor == nullptr || tensor->data == nullptr)
         return;  // no node reads positions in a last layer that only stores latents
-    if (gpu_ != nullptr) {
+    if (part.on_gpu) {
         gpu_->set(tensor, data, bytes);
     } else {
         ggml_backend_tensor_set(tensor, data, 0, bytes);
     }
 }
 
-void Session::get_result(const ggml_tensor* tensor, float* data) {
-    if (gpu_ != nullptr) {
+void Session::get_result(const Part& part, const ggml_tensor* tensor, float* data) {
+    if (part.on_gpu) {
         gpu_->finish(tensor, data, tensor == nullptr ? 0 : ggml_nbytes(tensor));
     } else if (tensor != nullptr) {
         ggml_backend_tensor_get(tensor, data, 0, ggml_nbytes(tensor));
     }
-    if (gpu_ != nullptr && cache_.eviction() != nullptr) {
-        gpu_->take_masses(cache_);
-    }
 }
 
-void Session::fill_reference_inputs(const KvCache& rows, const BatchSlots& batch) {
+void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, const BatchSlots& batch) {
     bool filled = false;
     bool ring_filled = false;
     const HParams& h = model_->hparams();
     const int n_layer = &rows == &cache_ ? h.n_layer : 1;
     for (int il = 0; il < n_layer; il++) {
         if (rows.evicts(il)) {
-            lkv::fill_reference_inputs(rows, il, batch, h, graph_->evicting[static_cast<size_t>(il)]);
+            lkv::fill_reference_inputs(rows, il, batch, h, graph.evicting[static_cast<size_t>(il)]);
         } else if (rows.in_ring(il) && !std::exchange(ring_filled, true)) {
-            lkv::fill_reference_inputs(rows, il, batch, h, graph_->ring_reference);
+            lkv::fill_reference_inputs(rows, il, batch, h, graph.ring_reference);
         } else if (!rows.in_ring(il) && !std::exchange(filled, true)) {
-            lkv::fill_reference_inputs(rows, il, batch, h, graph_->reference);
+            lkv::fill_reference_inputs(rows, il, batch, h, graph.reference);
         }
     }
 }
 
-void Session::compute(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
-                      const KvCache& rows, const BatchSlots& batch) {
-    if (graph_->embeddings != nullptr) {
-        embeddings_.resize(static_cast<size_t>(ggml_nelements(graph_->embeddings)));
-        model_->embed(tokens, embeddings_.data());
-        set_input(graph_->embeddings, embeddings_.data(), embeddings_.size() * sizeof(float));
+void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<const int32_t> pos,
+                      std::span<const int32_t> out_ids, const KvCache& rows, const BatchSlots& batch) {
+    const Graph& graph = *part.graph;
+    if (graph.embeddings != nullptr) {
+        hidden_.resize(static_cast<size_t>(ggml_nelements(graph.embeddings)));
+        model_->embed(tokens, hidden_.data());
+        set_input(part, graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
+    } else if (part.first_layer > 0) {
+        set_input(part, graph.hidden_in, hidden_.data(), hidden_.size() * sizeof(float));
     }
-    set_input(graph_->tokens, tokens.data(), tokens.size_bytes());
-    set_input(graph_->positions, pos.data(), pos.size_bytes());
-    set_input(graph_->out_ids, out_ids.data(), out_ids.size_bytes());
+    set_input(part, graph.tokens, tokens.data(), tokens.size_bytes());
+    set_input(part, graph.positions, pos.data(), pos.size_bytes());
+    set_input(part, graph.out_ids, out_ids.data(), out_ids.size_bytes());
     if (!fused_) {
-        fill_reference_inputs(rows, batch);
+        fill_reference_inputs(graph, rows, batch);
     }
-    if (gpu_ != nullptr) {
+    if (part.on_gpu) {
         if (&rows != &cache_) gpu_->begin(cache_, batch_);
         gpu_->begin(rows, batch);
     } else {
-        ggml_backend_cpu_set_n_threads(backend_.get(), prepared_shape_.n_threads);
+        ggml_backend_cpu_set_n_threads(backend_.get(), part.shape.n_threads);
     }
     // the GPU's run is waited for where its result is wanted
-    const ggml_status status = gpu_ != nullptr ? ggml_backend_graph_compute_async(gpu_->backend(), graph_->nodes)
-                                               : ggml_backend_graph_compute(backend_.get(), graph_->nodes);
+    const ggml_status status = part.on_gpu ? ggml_backend_graph_compute_async(gpu_->backend(), graph.nodes)
+                                           : ggml_backend_graph_compute(backend_.get(), graph.nodes);
     if (status != GGML_STATUS_SUCCESS) {
         fail("compute", "expected the graph to run; got ", ggml_status_to_string(status));
     }
@@ -621,14 +674,21 @@ int32_t Session::seq_pos_max(int seq) const {
     return cache_.seq_pos_max(seq);
 }
 
-size_t Session::compute_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
+ComputeBytes Session::compute_bytes() const {
+    ComputeBytes bytes;
+    for (const Part& part : parts_) {
+        (part.on_gpu ? bytes.gpu : bytes.host) += ggml_gallocr_get_buffer_size(part.allocator.get(), 0);
+    }
+    return bytes;
+}
 
 // A state belongs to weights, whatever file they are in.
 // Of the weights, and of whether full rows of K (bit 0) and V (bit 1) are rotated: the same layout, other numbers.
 uint64_t Session::fingerprint(unsigned rotated) const { return model_->content_fingerprint() ^ rotated; }
 
 unsigned Session::rotated() const {
-    return (constants_.hadamard_k != nullptr ? 1U : 0U) | (constants_.hadamard_v != nullptr ? 2U : 0U);
+    const GraphConstants& constants = parts_.front().constants;
+    return (constants.hadamard_k != nullptr ? 1U : 0U) | (constants.hadamard_v != nullptr ? 2U : 0U);
 }
 
 std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {

@@ -8,10 +8,10 @@ from typing import Any
 
 from latentkv.cli._console import Console
 from latentkv.cli._errors import ABORTED
-from latentkv.cli._table import bytes_text
 from latentkv.errors import expected
 from latentkv.generate.chat import chat_prompt
 from latentkv.llama import Llama
+from latentkv.quantities import bytes_text
 
 
 class Conversation:

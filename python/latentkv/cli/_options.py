@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
-from latentkv.console.arguments import number, text
+from latentkv.console.arguments import number, number_or_auto, text
 from latentkv.errors import expected
 from latentkv.plan.formats import split_pair
+
+if TYPE_CHECKING:
+    from latentkv.plan.fit import Fit
+
+DEFAULT_CONTEXT = 8192  # tokens of a sequence
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +84,8 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True, rotate: bool = T
         "--kv-budget",
         default="",
         metavar="SIZE",
-        help="plan a master file for a share of the f16 cache (14%%), or bytes at a context (2.5GiB@131072)",
+        help="plan a master file for a share of the f16 cache (14%%), bytes at a context (2.5GiB@131072), or "
+        "auto: what is free",
     )
     group.add_argument(
         "--sink",
@@ -157,12 +164,12 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         help="threads for prefill (default: --threads)",
     )
     add_ubatch(group)
-    add_gpu_layers(group, "layers on the GPU (default: 0)")
+    add_gpu_layers(group)
     group.add_argument(
         "--implementation",
         choices=["fused", "reference"],
         default="fused",
-        help="fused attention, or stock ggml operations",
+        help="fused attention, or stock ggml operations, which run on the CPU",
     )
     group.add_argument(
         "--require-fused",
@@ -171,10 +178,34 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_gpu_layers(group: Any, told: str) -> None:
+def add_gpu_layers(group: Any) -> None:
     group.add_argument(
-        "-ngl", "--gpu-layers", type=number(ranges.N_GPU_LAYERS), default=0, metavar="N", help=told
+        "-ngl",
+        "--gpu-layers",
+        type=number_or_auto(ranges.N_GPU_LAYERS),
+        default="auto",
+        metavar="N",
+        help="so many of the last layers on the GPU, 99 = all; auto (default): what fits, 0 without a GPU",
     )
+
+
+def default_context(metadata: Mapping[str, Any]) -> int:
+    """Of a file's keys: a model that is opened for its vocabulary knows no sizes. Without that key whoever
+    opens the model says what is wrong."""
+    trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    return min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) else DEFAULT_CONTEXT
+
+
+def fitted(args: argparse.Namespace, n_ctx: int | str, cache: dict[str, Any], n_seq_max: int = 1) -> Fit:
+    """What -ngl, -c and --kv-budget come to where they are `auto`, said in one line. cache:
+    cache_options()."""
+    from latentkv.plan.fit import Asked, fit
+
+    asked = Asked(args.gpu_layers, n_ctx, n_seq_max, args.ubatch_size)
+    found = fit(args.model, args.latent, asked, cache)
+    if found.said:
+        print(found.said, file=sys.stderr)
+    return found
 
 
 def add_ubatch(group: Any) -> None:

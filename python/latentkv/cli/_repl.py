@@ -6,8 +6,8 @@ from latentkv.cli._console import Console
 from latentkv.cli._conversation import Conversation
 from latentkv.cli._errors import ABORTED, one_line
 from latentkv.cli._input import Command, reader
-from latentkv.cli._table import bytes_text
 from latentkv.errors import expected
+from latentkv.quantities import bytes_text
 from latentkv.text import utf8
 
 

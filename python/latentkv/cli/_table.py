@@ -1,28 +1,8 @@
-"""Numbers for people, and tables for pages."""
+"""Tables for pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-
-def bytes_text(count: float) -> str:
-    """Three digits and a binary unit: 8192 → "8.00 KiB"."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if count < 1024:
-            break
-        count, unit = count / 1024, larger
-    if unit == "B":
-        return f"{count:.0f} B"
-    return f"{count:.{2 if count < 10 else 1 if count < 100 else 0}f} {unit}"
-
-
-def count_text(count: float) -> str:
-    """8512345 → "8.51 M"."""
-    for factor, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if count >= factor:
-            return f"{count / factor:.2f}{unit}"
-    return f"{count:.0f}"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -11,11 +11,13 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._table import bytes_text, count_text, markdown
+from latentkv.cli._table import markdown
 from latentkv.console.arguments import Parser, number, text
 from latentkv.console.progress import stage
 from latentkv.console.terminal import show, table
 from latentkv.errors import expected
+from latentkv.plan.formats import split_pair
+from latentkv.quantities import bytes_text, count_text
 
 _EPILOG = """examples:
   latentkv bench model.gguf -d 0,4096,16384 --kv f16,q4
@@ -37,8 +39,11 @@ def main(argv: Sequence[str]) -> int:
     from latentkv.measure.bench import Measurement, measure
     from latentkv.version import version
 
-    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
-    session_options = options.cache_options(args) | {"n_ubatch": args.ubatch_size}
+    first = dict(zip(("kv", "kv_k", "kv_v"), split_pair(formats[0]), strict=True))
+    longest = max(depths) + max(args.n_prompt, args.n_gen)
+    fit = options.fitted(args, longest, options.cache_options(args) | first)
+    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=fit.n_gpu_layers)
+    session_options = fit.options | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
     n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)
     with stage(len(formats) * n_runs, "bench", "run") as bar:

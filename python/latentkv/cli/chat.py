@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.console.arguments import Parser, number
+from latentkv.console.arguments import Parser, number, number_or_auto
 from latentkv.errors import expected
 from latentkv.text import utf8
 
@@ -22,8 +21,6 @@ _EPILOG = """examples:
 The answer goes to standard output, everything else to standard error. In a conversation /help lists
 the commands; Alt-Enter, or a backslash at the end of a line, adds a line; Ctrl-C stops an answer, Ctrl-D (or
 Ctrl-C twice at the prompt) leaves. What was typed is kept in ~/.local/state/latentkv/chat_history."""
-
-DEFAULT_CONTEXT = 8192
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,18 +35,18 @@ def main(argv: Sequence[str]) -> int:
     n_ctx = args.ctx_size
     if n_ctx is None:
         vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
-        n_ctx = default_context(vocabulary.metadata)
-    cache = options.cache_options(args)
+        n_ctx = options.default_context(vocabulary.metadata)
+    fit = options.fitted(args, n_ctx, options.cache_options(args))
     llama = Llama(
         args.model,
         latent_path=args.latent or None,
-        n_ctx=n_ctx,
+        n_ctx=fit.n_ctx,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ubatch=args.ubatch_size,
-        n_gpu_layers=args.gpu_layers,
+        n_gpu_layers=fit.n_gpu_layers,
         last_n_tokens_size=args.repeat_last_n,
         chat_template=_read(args.chat_template_file),
-        **cache,
+        **fit.options,
     )
     console = Console(color=args.color, quiet=args.quiet)
     if llama.n_ctx() > llama.model.n_ctx_train:
@@ -71,13 +68,6 @@ def main(argv: Sequence[str]) -> int:
 
             return Repl(conversation, console).run()
         return conversation.complete(prompt) if args.raw else conversation.answer_once(prompt)
-
-
-def default_context(metadata: Mapping[str, Any]) -> int:
-    """Of a file's keys: a model that is opened for its vocabulary knows no sizes. Without that key whoever
-    opens the model says what is wrong."""
-    trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    return min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) else DEFAULT_CONTEXT
 
 
 def _one_shot_prompt(args: argparse.Namespace) -> str | None:
@@ -118,9 +108,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=number(ranges.N_CTX),
+        type=number_or_auto(ranges.N_CTX),
         metavar="N",
-        help=f"context in tokens (default: {DEFAULT_CONTEXT}, or less if trained on less; 0 = as trained)",
+        help=f"context in tokens (default: {options.DEFAULT_CONTEXT}, or less if trained on less; 0 = as "
+        "trained, auto = what fits, up to that)",
     )
     parser.add_argument(
         "-n",

@@ -11,11 +11,11 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.cli._table import bytes_text, count_text
-from latentkv.console.arguments import Parser, number
+from latentkv.console.arguments import Parser, number_or_auto
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import LatentKVError
 from latentkv.plan import factors
+from latentkv.quantities import bytes_text, count_text
 from latentkv.session.effect import require_regions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
@@ -27,8 +27,11 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
 
+    cache = options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
+    fit = options.fitted(args, args.ctx_size, cache)
+    args.gpu_layers, args.kv_budget = fit.n_gpu_layers, fit.options["kv_budget"]
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers, describe_only=True)
-    n_ctx = args.ctx_size or model.n_ctx_train
+    n_ctx = fit.n_ctx or model.n_ctx_train
     warn_of_window(model, args, n_ctx)
     report = {
         "file": summary(
@@ -315,6 +318,8 @@ def _ranks(ranks: list[int]) -> str:
 
 def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
+    from latentkv.plan.fit import needs
+
     contexts = sorted({row["n_ctx"] for row in forecast})
     lazy = any(row["prefill"] for row in forecast)
     rows = []
@@ -332,8 +337,7 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
                 bytes_text(last["weights"] + last["total"] + last["compute"] + last["prefill"]),
             ]
         )
-    where = "memory on the GPU" if on_gpu else "memory"
-    head = f"{where}: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
+    head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
     last = max(forecast, key=lambda row: row["n_ctx"])
     head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
     slots = last["layer_slots"]
@@ -344,7 +348,11 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
         head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
         head += f"bytes/token are of all {contexts[-1]}"
     if on_gpu:
-        head += "\nCUDA's own memory and the kernels' scratch come on top"
+        gpu, host = needs(last)
+        head += f"\nof {last['kv']} on the GPU {gpu} = {bytes_text(gpu.total)}; CUDA's own memory and the "
+        head += "kernels' scratch come on top"
+        if host.total:
+            head += f"\nand on the host {host} = {bytes_text(host.total)}"
     caches = [f"cache at {count}" for count in contexts]
     columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return [head, table(columns, rows)]
@@ -378,13 +386,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=number(ranges.N_CTX),
+        type=number_or_auto(ranges.N_CTX),
         default=0,
         metavar="N",
-        help="context to forecast (default: the trained one)",
+        help="context to forecast (default: the trained one), or auto: what fits",
     )
     options.add_ubatch(parser)
-    options.add_gpu_layers(parser, "forecast a GPU's memory, which need not be there (default: 0, the CPU's)")
+    options.add_gpu_layers(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser, rotate=False)
     return parser

@@ -30,11 +30,15 @@ def main(argv: Sequence[str]) -> int:
 
     text = Path(args.file).read_text(encoding="utf-8")
     cache_options = options.cache_options(args)
-    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
+    vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
+    n_ctx = args.ctx_size or min(options.default_context(vocabulary.metadata), 1024)
+    fit = options.fitted(args, n_ctx * max(1, args.parallel), cache_options, max(1, args.parallel))
+    cache_options = fit.options
+    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=fit.n_gpu_layers)
     against = None
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
-        other = _core.Model(path, n_gpu_layers=args.gpu_layers) if path else model
+        other = _core.Model(path, n_gpu_layers=fit.n_gpu_layers) if path else model
         against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": "", "kv_budget": ""})
     with stage(0, "perplexity", "window") as bar:
 
@@ -46,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         result = perplexity(
             Cache(model, cache_options),
             text,
-            n_ctx=args.ctx_size or min(model.n_ctx_train, 1024),
+            n_ctx=n_ctx,
             window=args.window,
             chunks=args.chunks,
             decode=args.decode,
@@ -60,7 +64,10 @@ def main(argv: Sequence[str]) -> int:
         "model": args.model,
         "latent": args.latent or None,
         "text": args.file,
-        "kv": args.kv or "/".join(filter(None, (args.kv_k, args.kv_v))) or args.kv_budget or "file",
+        "kv": args.kv
+        or "/".join(filter(None, (args.kv_k, args.kv_v)))
+        or cache_options["kv_budget"]
+        or "file",
         "kld_against": args.kld_against,
         "command": shlex.join(["latentkv", "perplexity", *argv]),
         "version": version(),

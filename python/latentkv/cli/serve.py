@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
-from latentkv.console.arguments import Parser, number, text
+from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.errors import LatentKVError, expected
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ _EPILOG = """examples:
 
 One cache of -c tokens serves all requests; each may take as much of it as is free, up to the trained
 context. Requests for which there is no room wait."""
-
-DEFAULT_CONTEXT = 8192  # tokens for every sequence
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,10 +45,7 @@ def main(argv: Sequence[str]) -> int:
     keys = _keys(args)
     if not is_loopback(args.host) and not keys:
         print(f"warning: {args.host} can be reached from elsewhere and no --api-key is set", file=sys.stderr)
-    from latentkv import _core
-
-    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers)
-    serving = _serving(args, model)
+    serving = _serving(args)
     app = create_app(
         serving,
         api_keys=keys,
@@ -78,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
+def _serving(args: argparse.Namespace) -> Serving:
     from latentkv import _core
     from latentkv.chat.template import template_of
     from latentkv.engine.engine import Engine
@@ -92,10 +87,20 @@ def _serving(args: argparse.Namespace, model: _core.Model) -> Serving:
     from latentkv.session.effect import require_effect
     from latentkv.session.prefix import Window
 
-    n_ctx_seq = model.n_ctx_train or DEFAULT_CONTEXT
-    n_ctx = args.ctx_size or min(DEFAULT_CONTEXT, n_ctx_seq) * args.parallel
-    cache = planned(model, options.cache_options(args))
-    session = _core.Session(model, n_ctx=n_ctx, n_ubatch=args.ubatch_size, n_seq_max=args.parallel, **cache)
+    n_ctx = args.ctx_size
+    if n_ctx is None:
+        vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
+        n_ctx = options.default_context(vocabulary.metadata) * args.parallel
+    fit = options.fitted(args, n_ctx, options.cache_options(args), args.parallel)
+    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=fit.n_gpu_layers)
+    n_ctx_seq = model.n_ctx_train or options.DEFAULT_CONTEXT
+    cache = planned(model, fit.options)
+    sizes: dict[str, Any] = {
+        "n_ctx": fit.n_ctx,
+        "n_ubatch": args.ubatch_size,
+        "n_seq_max": args.parallel,
+    }
+    session = _core.Session(model, **sizes, **cache)
     require_effect(session, cache)
     if args.context_shift:
         require_all_tokens("--context-shift", session)
@@ -192,10 +197,11 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "-c",
         "--ctx-size",
-        type=number(ranges.Range(1, 1 << 28)),
+        type=number_or_auto(ranges.N_CTX.plain()),
         default=None,
         metavar="N",
-        help=f"tokens of all sequences together (default: {DEFAULT_CONTEXT} for each, or as trained)",
+        help="tokens of all sequences together, or auto: what fits (default: "
+        f"{options.DEFAULT_CONTEXT} for each, or as trained)",
     )
     group.add_argument(
         "-np",

@@ -58,6 +58,18 @@ def number(allowed: Range | RealRange) -> Callable[[str], float]:
     return convert
 
 
+def number_or_auto(allowed: Range) -> Callable[[str], int | str]:
+    """An argparse type: the same, or `auto`."""
+
+    def convert(text: str) -> int | str:
+        try:
+            return text if text == "auto" else allowed.read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{allowed}, or auto; got {text}") from None
+
+    return convert
+
+
 def text(argument: str) -> str:
     """An argparse type: what native code takes as UTF-8."""
     try:

@@ -60,9 +60,8 @@ struct NoGraphsOfGgml {
     NoGraphsOfGgml() { setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 0); }
 };
 
-int n_tokens_of(const Graph& graph) {
-    const AttentionNode& node = graph.attention.front();
-    return node.full ? node.full->n_tokens : node.latents->n_tokens;
+int64_t n_tokens_of(const Graph& graph) {
+    return (graph.hidden_in != nullptr ? graph.hidden_in : graph.embeddings)->ne[1];
 }
 
 // What attention to one layer's rows before compression reads.
@@ -231,7 +230,7 @@ DeviceMemory list_of(const std::vector<RowMove>& moves, int to) {
 
 void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) {
     std::map<int, DeviceMemory> lists;  // by cells of the layers; see encode()
-    for (int il = 0; il < layers_.size(); il++) {
+    for (int il = cache.options().host_layers; il < layers_.size(); il++) {
         const cuda::Layer& layer = layers_[il];
         const auto [found, is_new] = lists.try_emplace(layer.cells);
         if (is_new) found->second = list_of(cache.moves_of(il, slots), to);

@@ -131,7 +131,7 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
                     [](const LayerCacheSpec& spec) { return spec.exact_is_full() && spec.k_path == KPath::rebuild; })) {
         finished_ = DeviceMemory(slots * static_cast<size_t>(whole_.row_bytes()));
     }
-    for (int il = 0; il < size(); il++) {
+    for (int il = cache.options().host_layers; il < size(); il++) {
         const auto index = static_cast<size_t>(il);
         attach_layer(model, cache, specs[index], ropes_[ropes.of_layer[index]], inputs, device, il, il);
     }

@@ -50,7 +50,8 @@ MassArgs Masses::args_of(const AttentionNode& node) {
 void Masses::prepare(const Graph& graph, cudaStream_t stream) {
     size_t bytes = 0;
     for (const AttentionNode& node : graph.attention) {
-        if (node.cache != nullptr && node.cache->evicts(node.layer)) bytes = std::max(bytes, mass_part_bytes(args_of(node)));
+        if (node.cache != nullptr && node.cache->evicts(node.layer))
+            bytes = std::max(bytes, mass_part_bytes(args_of(node)));
     }
     if (bytes <= parts_.bytes()) return;
     check(cudaStreamSynchronize(stream), "the stream");

@@ -17,16 +17,16 @@ public:
         check(cudaMemset(memory_.as<void>(), 0, bytes), "clearing the cache");
         settle("clearing the cache");
     }
-    uint8_t* data() const override { return memory_.as<uint8_t>(); }
+    uint8_t* at(size_t offset) const override { return memory_.as<uint8_t>() + offset; }
     uint8_t* load(std::vector<uint8_t>& copy) const override {
         copy.resize(memory_.bytes());
         check(cudaStreamSynchronize(stream_), "the stream");
-        check(cudaMemcpy(copy.data(), data(), copy.size(), cudaMemcpyDeviceToHost), "a copy of the cache");
+        check(cudaMemcpy(copy.data(), at(0), copy.size(), cudaMemcpyDeviceToHost), "a copy of the cache");
         return copy.data();
     }
     void store(const std::vector<uint8_t>& copy) override {
         check(cudaStreamSynchronize(stream_), "the stream");
-        check(cudaMemcpy(data(), copy.data(), copy.size(), cudaMemcpyHostToDevice), "a copy to the cache");
+        check(cudaMemcpy(at(0), copy.data(), copy.size(), cudaMemcpyHostToDevice), "a copy to the cache");
         settle("a copy to the cache");
     }
 
