@@ -183,7 +183,7 @@ AttentionNode& Builder::attention_node(int il, const Queries& q, bool split) {
     const LayerCacheSpec& spec = exact_ != nullptr ? exact_->spec : model_.cache_spec().layers[static_cast<size_t>(il)];
     AttentionNode& node = graph_.attention[static_cast<size_t>(il)];
     node.cache = exact_ != nullptr ? exact_->cache : &cache_;
-    node.batch = exact_ != nullptr ? exact_->batch : &batch_;
+    node.batch = exact_ != nullptr ? &exact_->batch : &batch_;
     node.layer = il;
     node.row_layer = exact_ != nullptr ? 0 : il;
     node.on_gpu = shape_.on_gpu;

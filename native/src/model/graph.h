@@ -48,9 +48,9 @@ struct Graph {
 
 // What a lazily prefilled prompt attends to: every row of one layer as it is before compression.
 struct ExactRows {
-    KvCache* cache = nullptr;           // one layer
-    const BatchSlots* batch = nullptr;  // the ubatch's slots in it
-    LayerCacheSpec spec;                // of what it holds
+    KvCache* cache = nullptr;  // one layer
+    BatchSlots batch;          // the ubatch's slots in it
+    LayerCacheSpec spec;       // of what it holds
 };
 
 // Tokens of the largest batch whose K, V and Q a GPU computes side by side, and whose graph it records.

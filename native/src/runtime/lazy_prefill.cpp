@@ -187,8 +187,7 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
     const auto n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
     const auto width = static_cast<size_t>(model_->hparams().n_embd);
     const std::vector<SlotRef> slots = exact.cache->claim(prompt.pos, prompt.seq);
-    BatchSlots batch;
-    exact.batch = &batch;
+    BatchSlots& batch = exact.batch;
     batch_.own_rows = false;
     Part& all = parts_.front();
     for (size_t first = 0; first < prompt.tokens.size(); first += n_ubatch) {

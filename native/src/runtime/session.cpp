@@ -271,7 +271,7 @@ ComputeBytes forecast_compute_bytes(const Model& model, const SessionOptions& op
         exact.spec = exact_layer_spec(model, il);
         KvCache rows = exact_cache(model, exact.spec, kv.n_ctx, kv, false);
         exact.cache = &rows;
-        exact.batch = &batch;
+        exact.batch = batch;
         size_t& here = model.on_gpu() ? most.gpu : most.host;
         here = std::max(here, reserve(shape, &exact));
     }
