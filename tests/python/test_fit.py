@@ -168,8 +168,12 @@ def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_
     assert with_room(whole).n_gpu_layers == n_layer
     assert "on the host" not in with_room(whole).said
     assert with_room(1000).n_gpu_layers == 0
-    if n_ctx != "auto":
-        assert "not on the GPU: [prefill]" in with_room(whole, prefill="lazy").said
+    if n_ctx != "auto":  # all layers on one device
+        evicting = {"evict": "h2o", "keep_tokens": "1024"}
+        assert with_room(whole, **evicting).n_gpu_layers == n_layer
+        found = with_room(takes(3)[0].total, **evicting)
+        assert found.n_gpu_layers == 0
+        assert "not on the GPU: [evict]" in found.said
     monkeypatch.setattr(fit, "free_on_gpu", lambda: None)
     assert fit.fit(master, "", fit.Asked("auto", 512), {}) == fit.Fit(0, 512, {})
 

@@ -132,12 +132,12 @@ class _Search:
             return self._said(self._best(layers) or self._refuse(layers))
         n_layer = self.model(0).n_layer
         try:
-            choice = self._best(n_layer, LEAST_CONTEXT)
-        except ValueError as error:  # what a GPU does not take
+            choice = self._best(n_layer, LEAST_CONTEXT) or self._part(n_layer)
+        except ValueError as error:  # what a GPU does not take, or not beside the CPU
             why = str(error).split("; use -ngl 0")[0]
             rest = self._said(self._best(0) or self._refuse(0))
             return replace(rest, said=f"{rest.said}; not on the GPU: {why}")
-        return self._said(choice or self._part(n_layer) or self._best(0) or self._refuse(0))
+        return self._said(choice or self._best(0) or self._refuse(0))
 
     def _part(self, n_layer: int) -> _Choice | None:
         """As many layers on the GPU as fit beside the shortest context."""
