@@ -118,7 +118,7 @@ def render(page: str, root: Path = ROOT, folder: str = ".") -> str:
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def main(argv: list[str]) -> int:
