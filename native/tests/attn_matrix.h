@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attn_case.h"
+#include "ops/attn_mass.h"
 
 namespace lkv::test {
 
@@ -203,6 +204,15 @@ void blocks(Compare&& compare) {
     wide.k_formats = {Format::f16, Format::c2};
     wide.v_formats = {Format::f16, Format::q2};
     compare(wide);
+}
+
+// Of n tokens, every fifth of which counts for nothing.
+inline std::vector<QueryWeight> query_weights(int n, bool has_noise) {
+    std::vector<QueryWeight> weights;
+    for (int t = 0; t < n; t++) {
+        weights.push_back({t % 5 == 4 ? 0.0f : 1.0f, has_noise ? 1.0f + 0.1f * static_cast<float>(t % 7) : 1.0f});
+    }
+    return weights;
 }
 
 }  // namespace lkv::test

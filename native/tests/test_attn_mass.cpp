@@ -12,18 +12,11 @@ namespace {
 using lkv::test::AttnCase;
 using lkv::test::AttnShape;
 using lkv::test::Perturb;
+using lkv::test::query_weights;
 using lkv::test::relative_error;
 
 constexpr double rounding = 2e-5;
 constexpr int layer = 3;
-
-std::vector<lkv::QueryWeight> query_weights(int n, bool has_noise) {
-    std::vector<lkv::QueryWeight> weights;
-    for (int t = 0; t < n; t++) {
-        weights.push_back({t % 5 == 4 ? 0.0f : 1.0f, has_noise ? 1.0f + 0.1f * static_cast<float>(t % 7) : 1.0f});
-    }
-    return weights;
-}
 
 // Sums over KV heads, of problems with one softmax. What may not be read holds NaN.
 std::vector<float> run(std::span<const lkv::LatentAttnParams> problems, const std::vector<lkv::QueryWeight>& weights,

@@ -17,18 +17,11 @@ using lkv::test::cuda_check;
 using lkv::test::DeviceBuffer;
 using lkv::test::DeviceCase;
 using lkv::test::Perturb;
+using lkv::test::query_weights;
 using lkv::test::relative_error;
 
 constexpr double tolerance = 1.2e-3;  // rows are rounded to f16, and so are factors of rebuilt keys
 constexpr int layer = 3;
-
-std::vector<lkv::QueryWeight> query_weights(int n, bool has_noise) {
-    std::vector<lkv::QueryWeight> weights;
-    for (int t = 0; t < n; t++) {
-        weights.push_back({t % 5 == 4 ? 0.0f : 1.0f, has_noise ? 1.0f + 0.1f * static_cast<float>(t % 7) : 1.0f});
-    }
-    return weights;
-}
 
 // Of problems with one softmax. n_parts: 0: as planned
 std::vector<float> run(std::span<AttnCase*> cases, const std::vector<lkv::QueryWeight>& weights, bool has_noise,

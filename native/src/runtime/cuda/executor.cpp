@@ -219,7 +219,8 @@ void CudaGpu::prepare(const Graph& graph) {
     if (!branches_.empty()) rehearsal_.prepare(graph, parts);
 }
 
-DeviceMemory list_of(const std::vector<RowMove>& moves, int to) {
+// [n] slots that rows leave, [n] that they go to, [n] their region
+DeviceMemory list_of(std::span<const RowMove> moves, int to) {
     if (moves.empty()) return {};
     std::vector<int32_t> list;
     for (const RowMove& move : moves) list.push_back(move.from);
@@ -229,7 +230,7 @@ DeviceMemory list_of(const std::vector<RowMove>& moves, int to) {
 }
 
 void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) {
-    std::map<int, DeviceMemory> lists;  // by cells of the layers; see encode()
+    std::map<int, DeviceMemory> lists;  // by cells of the layers
     for (int il = cache.options().host_layers; il < layers_.size(); il++) {
         const cuda::Layer& layer = layers_[il];
         const auto [found, is_new] = lists.try_emplace(layer.cells);
@@ -260,11 +261,8 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
 
 void CudaGpu::write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) {
     if (moves.empty()) return;
-    std::vector<int32_t> list;
-    for (const RowMove& move : moves) list.push_back(move.from);
-    for (const RowMove& move : moves) list.push_back(move.to);
-    const DeviceMemory slots = DeviceMemory::of(list);
     const int middle = cache.n_regions() - 1;
+    const DeviceMemory slots = list_of(moves, middle);
     const auto n = static_cast<int>(moves.size());
     const cuda::BlockArgs args = of_latents(rows, cache.k_layout(middle, layer).width, slots.as<int32_t>(),
                                             layers_[layer].targets[middle], slots.as<int32_t>() + n);
@@ -272,7 +270,7 @@ void CudaGpu::write_blocks(const KvCache& cache, int layer, const float* rows, s
     check(cudaStreamSynchronize(main_.stream()), "storing blocks");
 }
 
-// list: [n] slots of the recent window, [n] of the middle, [n] the middle's region
+// list: list_of()
 cudaError_t CudaGpu::encode(const cuda::Layer& layer, const cuda::RowTarget& to, const int32_t* list, int n) {
     cuda::EncodeArgs args{layer.encoders[0], layer.encoders[1], list, n};
     size_t bytes = 0;
