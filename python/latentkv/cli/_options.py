@@ -189,6 +189,13 @@ def add_gpu_layers(group: Any) -> None:
     )
 
 
+def file_context(args: argparse.Namespace) -> int:
+    """default_context() of the file that is asked for."""
+    from latentkv import _core
+
+    return default_context(_core.Model(args.model, latent_path=args.latent, vocab_only=True).metadata)
+
+
 def default_context(metadata: Mapping[str, Any]) -> int:
     """Of a file's keys: a model that is opened for its vocabulary knows no sizes. Without that key whoever
     opens the model says what is wrong."""

@@ -28,14 +28,13 @@ def main(argv: Sequence[str]) -> int:
     prompt = _one_shot_prompt(args)
     if prompt is None and args.raw:
         raise expected("--raw", "a prompt (-p, -f or piped text)", "a conversation")
-    from latentkv import Llama, _core
+    from latentkv import Llama
     from latentkv.cli._console import Console
     from latentkv.cli._conversation import Conversation
 
     n_ctx = args.ctx_size
     if n_ctx is None:
-        vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
-        n_ctx = options.default_context(vocabulary.metadata)
+        n_ctx = options.file_context(args)
     fit = options.fitted(args, n_ctx, options.cache_options(args))
     llama = Llama(
         args.model,

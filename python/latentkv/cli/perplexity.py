@@ -30,8 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
     text = Path(args.file).read_text(encoding="utf-8")
     cache_options = options.cache_options(args)
-    vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
-    n_ctx = args.ctx_size or min(options.default_context(vocabulary.metadata), 1024)
+    n_ctx = args.ctx_size or min(options.file_context(args), 1024)
     fit = options.fitted(args, n_ctx * max(1, args.parallel), cache_options, max(1, args.parallel))
     cache_options = fit.options
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=fit.n_gpu_layers)

@@ -89,8 +89,7 @@ def _serving(args: argparse.Namespace) -> Serving:
 
     n_ctx = args.ctx_size
     if n_ctx is None:
-        vocabulary = _core.Model(args.model, latent_path=args.latent, vocab_only=True)
-        n_ctx = options.default_context(vocabulary.metadata) * args.parallel
+        n_ctx = options.file_context(args) * args.parallel
     fit = options.fitted(args, n_ctx, options.cache_options(args), args.parallel)
     model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=fit.n_gpu_layers)
     n_ctx_seq = model.n_ctx_train or options.DEFAULT_CONTEXT

@@ -58,10 +58,11 @@ def fit(path: str, latent_path: str, asked: Asked, options: Mapping[str, Any]) -
     Raises:
         LatentKVError: nothing fits, or a budget is to be chosen for what is no master file.
     """
-    gpu = free_on_gpu() if asked.n_gpu_layers != 0 else None
+    sized = AUTO in (asked.n_ctx, options.get("kv_budget"))
+    looks = sized or asked.n_gpu_layers == AUTO  # the first look at a GPU starts CUDA
+    gpu = free_on_gpu() if looks and asked.n_gpu_layers != 0 else None
     if asked.n_gpu_layers == AUTO and (gpu is None or options.get("implementation") == "reference"):
         asked = replace(asked, n_gpu_layers=0)
-    sized = AUTO in (asked.n_ctx, options.get("kv_budget"))
     if not sized and asked.n_gpu_layers != AUTO:
         return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), dict(options))
     if sized and options.get("implementation") == "reference":
