@@ -1,10 +1,10 @@
 """The figures of speed and memory that five papers lead with, in kind: their shape, batch and lengths.
 
-    python bench/papers.py [palu zack lorc tale eigen] [--llama-bench PATH]
+    python bench/papers.py [palu zack lorc tale eigen]
 
 Each paper is a module of bench/papers/: what it claims, and caches that do what its method does. They are
-measured beside full f16 rows of ours with flash decoding and, with --llama-bench, beside llama.cpp's, all in
-one run on one GPU. Every paper writes bench/results/papers-NAME.json; docs/papers.md shows them.
+measured beside full f16 rows with flash decoding, all in one run on one GPU; how those stand to llama.cpp's,
+bench/default_files.py measures. Every paper writes bench/results/papers-NAME.json; docs/papers.md shows them.
 """
 
 from __future__ import annotations

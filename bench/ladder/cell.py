@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,6 @@ def run(job: Job) -> dict[str, Any]:
 
     model = _core.Model(job.file, n_gpu_layers=job.gpu_layers)
     plain = model if job.file == job.plain else _core.Model(job.plain, n_gpu_layers=job.gpu_layers)
-    if "evict" in job.options:
-        job = replace(job, options=job.options | {"keep_tokens": kept_tokens(model, plain, job)})
     row = sizes(model, plain, job)
     if job.budget is not None and row["share"] > ROOM * job.budget:
         why = f"[bytes] expected at most {job.budget:.2%} of f16; got {row['share']:.2%}"
@@ -83,28 +81,11 @@ def sizes(model: Any, plain: Any, job: Job) -> dict[str, Any]:
     )
     if allocated != forecast:
         raise SystemExit(f"error: [bytes] expected {forecast} allocated, as forecast; got {allocated}")
-    total = model.forecast(SERVED, **options)["total"]
-    factors = (model.size_bytes - plain.size_bytes) / (1 << 20)
-    row = {"bytes": total / SERVED, "share": total / full_bytes(plain), "factors": factors, "ran": where}
-    return row | ({"tokens_kept": options["keep_tokens"]} if "keep_tokens" in options else {})
-
-
-def full_bytes(plain: Any) -> float:
-    """Of SERVED tokens, f16."""
     full = plain.forecast(SERVED, kv="f16", sink=0, recent=0)
-    return float(SERVED * full["f16_per_token"] + full["cells"])
-
-
-def kept_tokens(model: Any, plain: Any, job: Job) -> str:
-    """The largest share of tokens, in whole per cent, that fits into the budget."""
-    from latentkv.plan.master import planned
-
-    assert job.budget is not None
-    for percent in range(99, 0, -1):
-        options = planned(model, job.options | {"keep_tokens": f"{percent}%"})
-        if model.forecast(SERVED, **options)["total"] <= job.budget * full_bytes(plain):
-            return f"{percent}%"
-    raise ValueError(f"[--evict] expected rows of which some fit into {job.budget:.2%} of f16; got none")
+    total = model.forecast(SERVED, **options)["total"]
+    share = total / (SERVED * full["f16_per_token"] + full["cells"])
+    factors = (model.size_bytes - plain.size_bytes) / (1 << 20)
+    return {"bytes": total / SERVED, "share": share, "factors": factors, "ran": where}
 
 
 def divergence(cache: answers.Cache, plain: Any, text: str, job: Job) -> dict[str, Any]:

@@ -32,7 +32,6 @@ TRIES = 4  # of a file that takes too many bytes, each with fewer dimensions
 COLUMNS = [
     Column("family", "cache"),
     Column("setting", "setting"),
-    Column("tokens_kept", "tokens kept"),
     Column("share", "of f16", ".2%"),
     Column("bytes", "bytes per token", ",.0f"),
     Column("factors", "factors, MiB", ".1f"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +34,6 @@ COLUMNS = [
     Column("gain", "gain", ".2f", "x"),
     Column("default", "our default file", ".2f"),
     Column("default_gain", "gain", ".2f", "x"),
-    Column("llama_cpp", "llama.cpp f16", ".2f"),
 ]
 
 
@@ -84,36 +82,12 @@ def measured(model: _core.Model, cache: Cache, lengths: Sequence[int], batch: in
     return found
 
 
-def llama_cpp(program: str, path: Path, claims: Sequence[Claim]) -> dict[tuple[str, int], float]:
-    """Milliseconds by (quantity, length) of one sequence, with an f16 cache and flash attention."""
-    command = [program, "-m", str(path), "-ngl", "99", "-fa", "1", "-r", "2", "-o", "jsonl"]
-    single = [claim for claim in claims if claim.batch == 1 and claim.quantity != "bytes"]
-    found: dict[tuple[str, int], float] = {}
-    deep = sorted({claim.length for claim in single if claim.quantity in ("attention", "step")})
-    if deep:
-        depths = ",".join(map(str, [0, *deep]))
-        rows = lines([*command, "-p", "0", "-n", "24", "-d", depths])
-        at = {row["n_depth"]: 1e3 / row["avg_ts"] for row in rows}
-        for length in deep:
-            found["attention", length], found["step", length] = at[length] - at[0], at[length]
-    for length in sorted({claim.length for claim in single if claim.quantity == "first"}):
-        (row,) = lines([*command, "-p", str(length), "-n", "0"])
-        found["first", length] = 1e3 * length / row["avg_ts"]
-    return found
-
-
-def lines(command: list[str]) -> list[dict[str, Any]]:
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def measure(paper: Paper, folder: Path, llama_bench: str) -> list[dict[str, Any]]:
+def measure(paper: Paper, folder: Path) -> list[dict[str, Any]]:
     """A row a claim."""
     shape = random_model.SHAPES[paper.shape]
     shape = replace(shape, n_layer=paper.n_layer or shape.n_layer)
     batches = sorted({claim.batch for claim in paper.claims})
     found: dict[tuple[Cache, int, int], Measured] = {}
-    beside: dict[tuple[str, int], float] = {}
     for sides in dict.fromkeys([FULL.sides, DEFAULT.sides, *(claim.cache.sides for claim in paper.claims)]):
         path = folder / "model.gguf"
         share = sides.removesuffix("%")
@@ -136,15 +110,11 @@ def measure(paper: Paper, folder: Path, llama_bench: str) -> list[dict[str, Any]
                     continue
                 found |= {(cache, batch, length): one for length, one in each.items()}
         del model
-        if llama_bench and sides == FULL.sides:
-            beside = llama_cpp(llama_bench, path, paper.claims)
         path.unlink()
-    return [row_of(claim, found, beside) for claim in paper.claims]
+    return [row_of(claim, found) for claim in paper.claims]
 
 
-def row_of(
-    claim: Claim, found: dict[tuple[Cache, int, int], Measured], beside: dict[tuple[str, int], float]
-) -> dict[str, Any]:
+def row_of(claim: Claim, found: dict[tuple[Cache, int, int], Measured]) -> dict[str, Any]:
     full, own, default = (
         each.figure(claim.quantity) if (each := found.get((cache, claim.batch, claim.length))) else None
         for cache in (FULL, claim.cache, DEFAULT)
@@ -160,7 +130,6 @@ def row_of(
         "gain": full and own and full / own,
         "default": default,
         "default_gain": full and default and full / default,
-        "llama_cpp": beside.get((claim.quantity, claim.length)) if claim.batch == 1 else None,
     }
 
 
@@ -169,7 +138,6 @@ def main(description: str | None) -> int:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"of {', '.join(PAPERS)} (default: all)")
-    parser.add_argument("--llama-bench", default="", metavar="PATH", help="llama.cpp's program")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     if unknown := set(args.papers) - set(PAPERS):
@@ -178,7 +146,7 @@ def main(description: str | None) -> int:
     for name in args.papers or PAPERS:
         paper: Paper = importlib.import_module(f"papers.{name}").PAPER
         with tempfile.TemporaryDirectory() as folder:
-            rows = measure(paper, Path(folder), args.llama_bench)
+            rows = measure(paper, Path(folder))
         shape = random_model.SHAPES[paper.shape]
         layers = f", {paper.n_layer} layers" if paper.n_layer else ""
         note = f"{gpu}; {shape.name}'s shape{layers}, random Q4_0 weights; full f16 rows: flash decoding."

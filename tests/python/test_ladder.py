@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import real_models
 import texts
 from answering import answers, decoded
 from drift import Answer, compared, first_difference, questions
-from ladder import cell, climb, options, rungs
+from ladder import climb, options, rungs
 from ladder.rungs import Rung, Shape
 from ladder.workers import run_all
-from latentkv import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = Shape(n_layer=30, n_kv=3, head_dim=64, n_head=9)
@@ -46,21 +44,14 @@ def test_a_heavier_row_keeps_fewer_dimensions() -> None:
     assert 0.45 < keeps[2] < 0.55  # half of the dimensions in 4 bits are an eighth
 
 
-def test_under_eviction_as_many_tokens_stay_as_fit(converted: Any, tmp_path: Path) -> None:
-    model = _core.Model(str(converted("--method", "none")))
-    rung = next(rung for rung in rungs.evicting() if "kv_budget" not in rung.options)
-    job = cell.Job("", "", "", "", rung.options, budget=rung.budget)
-    kept = cell.kept_tokens(model, model, job)
-    assert 0 < int(kept.removesuffix("%")) < 50
-
-    def share(tokens: str) -> float:
-        options = rung.options | {"keep_tokens": tokens}
-        return model.forecast(cell.SERVED, **options)["total"] / cell.full_bytes(model)
-
-    more = f"{int(kept.removesuffix('%')) + 1}%"
-    assert share(kept) <= rung.budget < share(more)
-    with pytest.raises(ValueError, match=r"\[--evict\] expected rows of which some fit into 0\.10% of f16"):
-        cell.kept_tokens(model, model, replace(job, budget=0.001))
+def test_fewer_tokens_take_the_bytes_of_a_rung() -> None:
+    evicting = list(rungs.evicting())
+    assert {rung.options["evict"] for rung in evicting} == {"h2o", "keyformer", "snapkv"}
+    planned = [rung for rung in evicting if rung.file != rungs.PLAIN]
+    assert planned
+    assert all(rung.budget == rungs.share(rung.options["kv_budget"]) for rung in planned)
+    wholes = {rung.file for rung in rungs.rungs(SMOLLM2) if rung.family == "waterfill, size"}
+    assert {rung.file for rung in planned} <= wholes  # no conversion more
 
 
 def test_a_file_over_its_bytes_is_made_again_with_fewer_dimensions(
