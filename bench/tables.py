@@ -6,6 +6,8 @@
 Two kinds of block, each between its markers; what stands between them is never edited by hand:
 
     <!-- result: NAME -->    ... <!-- /result -->      bench/results/NAME.json, as bench/record.py writes it
+        columns=KEY,KEY      these alone, without the note
+        rows=REGEX           those whose first two cells, "A | B", it finds
     <!-- registry: NAME -->  ... <!-- /registry -->    a directory: one entry per file (REGISTRIES)
 """
 
@@ -28,7 +30,10 @@ REGISTRIES = {
     "allocator": f"{CONVERT}/plan/allocate",
     "command": "python/latentkv/cli",
 }
-BLOCK = re.compile(r"(<!-- (result|registry): ([\w-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- (result|registry): ([\w-]+)(?: columns=(\S+))?(?: rows=(.+?))? -->\n)(.*?)(<!-- /\2 -->)",
+    re.DOTALL,
+)
 
 
 class StaleError(ValueError):
@@ -48,7 +53,9 @@ def cell(value: Any, spec: str, unit: str) -> str:
     return f"{text} {unit}" if unit else text
 
 
-def render_result(name: str, folder: Path = RESULTS, link: str = "bench/results") -> str:
+def render_result(
+    name: str, folder: Path = RESULTS, link: str = "bench/results", only: str = "", rows: str = ""
+) -> str:
     path = folder / f"{name}.json"
     if not path.exists():
         raise StaleError(f"[tables] expected bench/results/{name}.json; got no such file")
@@ -58,14 +65,30 @@ def render_result(name: str, folder: Path = RESULTS, link: str = "bench/results"
         raise StaleError(
             f"[tables] expected {', '.join(sorted(missing))} in {path.name}; got {', '.join(result)}"
         )
-    columns = result["columns"]
-    rows = [[cell(row[c["key"]], c["format"], c["unit"]) for c in columns] for row in result["rows"]]
-    numeric = [all(isinstance(row[c["key"]], int | float | None) for row in result["rows"]) for c in columns]
-    table = markdown_table([c["label"] for c in columns], rows, ["--:" if n else "---" for n in numeric])
-    machine = result["environment"]
-    source = f"`{result['command']}` on {machine['cpu']}, {machine['cores']} cores, at {machine['commit']}"
-    note = f"{result['note']} " if result.get("note") else ""
-    return f"\n{table}\n{note}{source} ([JSON]({link}/{name}.json)).\n\n"
+    source = f"[JSON]({link}/{name}.json)"
+    if not only and not rows:
+        machine = result["environment"]
+        note = f"{result['note']} " if result.get("note") else ""
+        ran = f"{machine['cpu']}, {machine['cores']} cores, at {machine['commit']}"
+        source = f"{note}`{result['command']}` on {ran} ({source})."
+    return f"\n{table_of(result, path.name, only, rows)}\n{source}\n\n"
+
+
+def table_of(result: dict[str, Any], where: str, only: str, rows: str) -> str:
+    columns = {column["key"]: column for column in result["columns"]}
+    wanted = only.split(",") if only else list(columns)
+    if unknown := [key for key in wanted if key not in columns]:
+        raise StaleError(f"[tables] expected columns of {where}; got {', '.join(unknown)}")
+    chosen = [columns[key] for key in wanted]
+    cells = []
+    for row in result["rows"]:
+        texts = {key: cell(row[key], column["format"], column["unit"]) for key, column in columns.items()}
+        if re.search(rows, " | ".join(list(texts.values())[:2])):
+            cells.append([texts[key] for key in wanted])
+    if not cells:
+        raise StaleError(f"[tables] expected rows of {where} in which {rows} is found; got none")
+    numeric = [all(isinstance(row[key], int | float | None) for row in result["rows"]) for key in wanted]
+    return markdown_table([c["label"] for c in chosen], cells, ["--:" if n else "---" for n in numeric])
 
 
 def first_lines(docstring: str) -> str:
@@ -109,10 +132,10 @@ def render(page: str, root: Path = ROOT, folder: str = ".") -> str:
     def block(match: re.Match[str]) -> str:
         name = match.group(3)
         if match.group(2) == "result":
-            body = render_result(name, root / results, link)
+            body = render_result(name, root / results, link, match.group(4) or "", match.group(5) or "")
         else:
             body = render_registry(name, root)
-        return match.group(1) + body + match.group(5)
+        return match.group(1) + body + match.group(7)
 
     return BLOCK.sub(block, page)
 

@@ -65,6 +65,17 @@ def test_a_result_becomes_a_table(tmp_path: Path) -> None:
     assert tables.render(page, tmp_path) == page
 
 
+def test_a_page_may_show_a_part_of_a_result(tmp_path: Path) -> None:
+    root = write_repository(tmp_path)
+    marked = PAGE.replace("small -->", "small columns=ppl rows=^f1 -->")
+    page = tables.render(marked, root)
+    assert "\n| perplexity |\n|--:|\n| 14.69 |\n\n[JSON](bench/results/small.json)\n" in page
+    assert tables.render(page, root) == page
+    for wrong in ("columns=bytes", "rows=q8"):
+        with pytest.raises(tables.StaleError, match=r"^\[tables\] expected (columns|rows) of small.json"):
+            tables.render(PAGE.replace("small -->", f"small {wrong} -->"), root)
+
+
 def test_a_changed_number_makes_the_page_stale(tmp_path: Path) -> None:
     page = tables.render(PAGE, write_repository(tmp_path))
     path = tmp_path / "bench" / "results" / "small.json"
