@@ -630,44 +630,86 @@ void evictions(const Shape& shape, const char* policy, int recent) {
     }
 }
 
-std::string refusal(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu) {
-    try {
-        const lkv::Session session(open(file, gpu), options);
-    } catch (const lkv::Error& e) {
-        return e.what();
-    }
-    return "none";
-}
-
 // Layers on two GPUs, or all on the second one, say what they say on the first one, behind a layer on the CPU, too.
-void across_gpus(Shape shape, unsigned seed) {
-    shape.n_layer = 3;
-    const File file(shape, seed);
-    const std::string name = std::string(shape.k_path) + "/" + shape.v_path;
-    lkv::SessionOptions options;
-    options.n_ctx = 512;
-    options.n_seq_max = 2;
-    options.n_threads = 1;
-    options.kv = "q4";
-    const auto same = [&](const lkv::GpuOptions& one, const lkv::GpuOptions& other, int prompt, const char* what) {
-        const std::vector<float> want = decode(file, options, one, prompt, 12);
-        const std::vector<float> got = decode(file, options, other, prompt, 12);
-        const double error = relative_error(got, want);
-        CHECK_MSG(error <= most_across, name + ", " + what + ": relative error " + std::to_string(error));
-    };
-    same(on_gpu(99), {99, {2, 1}}, 40, "two layers and one");
-    same(on_gpu(99), on_gpu(99, 1), 40, "all on the second GPU");
-    same(on_gpu(2), {2, {1, 1}}, 40, "the CPU and two GPUs");
-    options.n_ctx = 1024;
-    same(on_gpu(99), {99, {1, 2}}, 150, "long ubatches, one layer and two");
-    options.prefill = "lazy";
-    CHECK(refusal(file, options, {99, {1, 1}}).starts_with("[prefill] expected all layers on one device for lazy"));
-    if (is_full(shape.k_path)) same(on_gpu(99), on_gpu(99, 1), 84, "lazily, all on the second GPU");
-    options.prefill = "";
-    options.evict = "h2o";
-    options.keep_tokens = "256";
-    options.recent = 8;
-    CHECK(refusal(file, options, {99, {1, 1}}).starts_with("[evict] expected all layers on one device; got layers 0 to 1"));
+class Across {
+public:
+    // steps: single tokens at the end, which are a recorded graph's
+    Across(Shape shape, unsigned seed, int steps)
+        : shape_([&] {
+              shape.n_layer = 3;
+              return shape;
+          }()),
+          file_(shape_, seed),
+          steps_(steps) {
+        options_.n_ctx = 1024;
+        options_.n_seq_max = 2;
+        options_.n_threads = 1;
+        options_.kv = "q4";
+    }
+    void two_and_one() const { same(on_gpu(99), {99, {2, 1}}, 40, "two layers and one"); }
+    void all_on_second() const { same(on_gpu(99), on_gpu(99, 1), 40, "all on the second GPU"); }
+    void behind_the_cpu() const { same(on_gpu(2), {2, {1, 1}}, 40, "the CPU and two GPUs"); }
+    void long_ubatches() const { same(on_gpu(99), {99, {1, 2}}, 129, "long ubatches, one layer and two"); }
+    void lazily() {
+        options_.prefill = "lazy";
+        same(on_gpu(99), on_gpu(99, 1), 40, "lazily, all on the second GPU");
+        refused({99, {1, 1}}, "[prefill] expected all layers on one device for lazy; got layers 0 to 1 on GPU 0, 2 to 2");
+        refused(on_gpu(2), "[prefill] expected all layers on one device for lazy; got layers 0 to 0 on the CPU, 1 to 2");
+        options_.prefill = "";
+    }
+    void evicting() {
+        options_.evict = "h2o";
+        options_.keep_tokens = "256";
+        refused({99, {1, 1}}, "[evict] expected all layers on one device; got layers 0 to 1 on GPU 0, 2 to 2 on GPU 1");
+        options_.evict = options_.keep_tokens = "";
+    }
+
+private:
+    void same(const lkv::GpuOptions& one, const lkv::GpuOptions& other, int prompt, const char* what) const {
+        const std::vector<float> want = decode(file_, options_, one, prompt, steps_);
+        const double error = relative_error(decode(file_, options_, other, prompt, steps_), want);
+        CHECK_MSG(error <= most_across, std::string(shape_.k_path) + "/" + shape_.v_path + ", " + what +
+                                            ": relative error " + std::to_string(error));
+    }
+    void refused(const lkv::GpuOptions& gpu, const std::string& with) const {
+        std::string said = "nothing";
+        try {
+            const lkv::Session session(open(file_, gpu), options_);
+        } catch (const lkv::Error& e) {
+            said = e.what();
+        }
+        CHECK_MSG(said.starts_with(with), said);
+    }
+
+    Shape shape_;
+    File file_;
+    int steps_;
+    lkv::SessionOptions options_;
+};
+
+// thorough: every shape in every place, where a GPU computes
+int across(bool thorough) {
+    if (n_gpus < 2) {
+        std::printf("gpu_across: skipped: one GPU\n");
+        return 77;
+    }
+    const int steps = thorough ? 12 : 2;
+    Across encoded(shapes[2], 1, steps);
+    Across full(shapes[7], 2, steps);
+    Across ring(shapes[27], 3, steps);
+    ring.two_and_one();
+    ring.evicting();
+    full.behind_the_cpu();
+    full.lazily();
+    encoded.long_ubatches();
+    for (Across* of : {&encoded, &full, &ring}) {
+        if (!thorough) break;
+        of->two_and_one();
+        of->all_on_second();
+        of->behind_the_cpu();
+        of->long_ubatches();
+    }
+    return lkv::test::report("gpu_across");
 }
 
 // A state does not know where its layers were: what a session with both devices saved goes on in others as in its own.
@@ -717,15 +759,8 @@ int main(int argc, char** argv) {
         return 77;
     }
     if (argc > 1 && std::string(argv[1]) == "across") {
-        if (n_gpus < 2) {
-            std::printf("gpu_across: skipped: one GPU\n");
-            return 77;
-        }
         if (argc > 2) most_across = std::atof(argv[2]);
-        across_gpus(shapes[2], 1);
-        across_gpus(shapes[7], 2);
-        across_gpus(shapes[27], 3);  // beside a ring
-        return lkv::test::report("gpu_across");
+        return across(most_across > 0.0);
     }
     if (argc > 1 && std::string(argv[1]) == "evictions") {
         evictions(shapes[4], "h2o", 8);
