@@ -44,17 +44,15 @@ py::dict build_info() {
     return info;
 }
 
-// (free, total) bytes; None without a GPU.
-py::object gpu_memory() {
+// (free, total) bytes of each; empty without one.
+py::list gpu_memory() {
     std::string why;
-    ggml_backend_buffer_type_t const memory = lkv::gpu_memory(why);
-    if (memory == nullptr) {
-        return py::none();
+    py::list found;
+    for (int gpu = 0, n = lkv::count_gpus(why); gpu < n; gpu++) {
+        const lkv::GpuBytes bytes = lkv::gpu_bytes(gpu);
+        found.append(py::make_tuple(bytes.free, bytes.total));
     }
-    size_t free = 0;
-    size_t total = 0;
-    ggml_backend_dev_memory(ggml_backend_buft_get_device(memory), &free, &total);
-    return py::make_tuple(free, total);
+    return found;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 #include "base/log.h"
 #include "bindings.h"
@@ -170,16 +171,22 @@ py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const st
     options.n_ubatch = n_ubatch;
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
     py::dict out = kv_bytes_dict(cache.bytes());
-    const lkv::ResidentBytes weights = model.resident_bytes();
-    const lkv::ComputeBytes compute = lkv::forecast_compute_bytes(model, options);
-    out["weights"] = weights.host + weights.gpu;
-    out["compute"] = compute.total();
+    const std::vector<size_t> weights = model.resident_bytes();
+    const std::vector<size_t> compute = lkv::forecast_compute_bytes(model, options);
+    out["weights"] = std::accumulate(weights.begin(), weights.end(), size_t{0});
+    out["compute"] = std::accumulate(compute.begin(), compute.end(), size_t{0});
     out["prefill"] = lkv::forecast_prefill_bytes(model, options);
-    py::dict on_host;
-    on_host["weights"] = weights.host;
-    on_host["cache"] = model.on_gpu() ? cache.bytes().host : cache.bytes().total();
-    on_host["compute"] = compute.host;
-    out["host"] = on_host;
+    py::list runs;
+    for (size_t i = 0; i < model.runs().size(); i++) {
+        py::dict run;
+        run["gpu"] = model.runs()[i].on_gpu() ? py::object(py::int_(model.runs()[i].gpu)) : py::object(py::none());
+        run["layers"] = model.runs()[i].end_layer - model.runs()[i].first_layer;
+        run["weights"] = weights[i];
+        run["cache"] = cache.bytes().runs[i];
+        run["compute"] = compute[i];
+        runs.append(run);
+    }
+    out["runs"] = runs;
     return out;
 }
 
@@ -212,13 +219,16 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
 
 void bind_model(py::module_& module) {
     py::class_<Model, std::shared_ptr<Model>>(module, "Model")
-        .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers, bool use_mmap,
-                         bool vocab_only, bool describe_only) {
+        .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers,
+                         const std::vector<float>& tensor_split, int main_gpu, const std::string& split_mode,
+                         bool use_mmap, bool vocab_only, bool describe_only) {
                  const py::gil_scoped_release release;
+                 const lkv::GpuOptions gpu{n_gpu_layers, tensor_split, main_gpu, lkv::parse_split_mode(split_mode)};
                  return std::make_shared<Model>(
-                     path, lkv::ModelOptions{latent_path, use_mmap, vocab_only, n_gpu_layers, describe_only});
+                     path, lkv::ModelOptions{latent_path, use_mmap, vocab_only, gpu, describe_only});
              }),
              py::arg("path"), py::kw_only(), py::arg("latent_path") = "", py::arg("n_gpu_layers") = 0,
+             py::arg("tensor_split") = std::vector<float>(), py::arg("main_gpu") = 0, py::arg("split_mode") = "layer",
              py::arg("use_mmap") = true, py::arg("vocab_only") = false, py::arg("describe_only") = false)
         .def_property_readonly("metadata", &metadata)
         .def_property_readonly("n_vocab",

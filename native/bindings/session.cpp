@@ -190,7 +190,7 @@ void bind_session(py::module_& module) {
             "seq_pos_max", [](const PySession& s, int seq) { return s.session.seq_pos_max(seq); }, py::arg("seq"))
         .def("n_cells_used", [](const PySession& s) { return s.session.cache().n_occupied(); })
         .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
-        .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes().total(); })
+        .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })
         .def("prefill_bytes", [](const PySession& s) { return s.session.prefill_bytes(); })
         .def("state_bytes",
              [](const PySession& s) {

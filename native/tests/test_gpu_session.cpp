@@ -16,6 +16,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "base/error.h"
 #include "check.h"
 #include "gguf_bytes.h"
 #include "runtime/session.h"
@@ -26,7 +27,6 @@ using lkv::GgufType;
 using lkv::test::GgufBytes;
 using lkv::test::relative_error;
 
-constexpr int n_layer = 2;
 constexpr int n_embd = 64;
 constexpr int n_ff = 96;
 constexpr int n_kv = 2;
@@ -35,6 +35,9 @@ constexpr int n_vocab = 96;
 // Of what the formats cost, that GPU and CPU may differ by. ggml-cuda multiplies f32 in TF32; where products are f32 (the emulated GPU),
 // a third of it is enough.
 double share_of_formats = 0.6;
+// Of logits between two GPUs and one. cuBLAS may choose otherwise for other addresses, and multiplies in TF32; the emulated GPU does not.
+double most_across = 1e-3;
+int n_gpus = 0;
 
 // The files' cache: one latent a group of `group` heads, of `rank` channels in `n_segments` segments.
 struct Shape {
@@ -55,6 +58,7 @@ struct Shape {
     bool whole_norms = false;  // of Q and K over all heads, none before a branch
     // Which layers keep sink and recent tokens exact: without a window the second; else none, both have one.
     enum Exact { everywhere, without_window, nowhere } exact = everywhere;
+    int n_layer = 2;  // even ones are alike, and odd ones
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -117,7 +121,7 @@ public:
             file_.value<uint32_t>(key, GgufType::u32, static_cast<uint32_t>(value));
         };
         file_.string("general.architecture", "llama");
-        number(arch + "block_count", n_layer);
+        number(arch + "block_count", shape.n_layer);
         number(arch + "context_length", 4096);
         number(arch + "embedding_length", n_embd);
         number(arch + "feed_forward_length", n_ff);
@@ -130,7 +134,7 @@ public:
         if (shape.unlike || shape.n_expert > 0) block();
         if (shape.exact != Shape::everywhere) {
             const uint8_t second = shape.exact == Shape::without_window ? 1 : 0;
-            file_.array<uint8_t>("latentkv.regions.exact", GgufType::boolean, {0, second});
+            file_.array<uint8_t>("latentkv.regions.exact", GgufType::boolean, by_layer<uint8_t>(0, second));
         }
         if (shape.n_expert > 0) {
             number(arch + "expert_count", shape.n_expert);
@@ -154,15 +158,22 @@ public:
     File twin(float rounding, unsigned number) const { return {shape_, seed_, rounding, number}; }
 
 private:
+    template <class T>
+    std::vector<T> by_layer(T even, T odd) const {
+        std::vector<T> of;
+        for (int il = 0; il < shape_.n_layer; il++) of.push_back(il % 2 == 0 ? even : odd);
+        return of;
+    }
+
     void cache(const Shape& shape, const std::string& side, const char* path) {
         const bool full = is_full(path);
         const auto group = static_cast<uint32_t>(full ? 1 : shape.group);
         const auto rank = static_cast<uint32_t>(full ? shape.head_dim : shape.rank);
         const uint32_t n_segments = full ? 1 : static_cast<uint32_t>(shape.n_segments);
-        const size_t n_groups = size_t{n_layer} * (n_kv / group);
+        const size_t n_groups = static_cast<size_t>(shape.n_layer) * (n_kv / group);
         const std::string key = "latentkv." + side + ".";
-        file_.strings(key + "path", std::vector<std::string>(n_layer, path))
-            .array<uint32_t>(key + "group", GgufType::u32, std::vector<uint32_t>(n_layer, group))
+        file_.strings(key + "path", by_layer<std::string>(path, path))
+            .array<uint32_t>(key + "group", GgufType::u32, by_layer(group, group))
             .array<uint32_t>(key + "ranks", GgufType::u32, std::vector<uint32_t>(n_groups, rank))
             .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(n_groups, n_segments))
             .array<uint32_t>(key + "segment_widths", GgufType::u32,
@@ -183,9 +194,9 @@ private:
         if (shape_.softcap > 0.0F) file_.value<float>(key + "attention_softcap", GgufType::f32, shape_.softcap);
         file_.value<float>(key + "residual_scale", GgufType::f32, 0.5F);
         file_.value<float>(key + "logit_softcap", GgufType::f32, 30.0F);
-        file_.array<uint32_t>(key + "windows", GgufType::u32, {24, shape_.exact == Shape::nowhere ? 40U : 0U});
-        file_.array<float>(key + "rope_bases", GgufType::f32, {100.0F, shape_.group == 2 ? 10000.0F : 0.0F});
-        file_.array<uint8_t>(key + "rope_scaled", GgufType::boolean, {0, 1});
+        file_.array<uint32_t>(key + "windows", GgufType::u32, by_layer(24U, shape_.exact == Shape::nowhere ? 40U : 0U));
+        file_.array<float>(key + "rope_bases", GgufType::f32, by_layer(100.0F, shape_.group == 2 ? 10000.0F : 0.0F));
+        file_.array<uint8_t>(key + "rope_scaled", GgufType::boolean, by_layer<uint8_t>(0, 1));
         file_.string("llama.rope.scaling.type", "linear");
         file_.value<float>("llama.rope.scaling.factor", GgufType::f32, 8.0F);
     }
@@ -256,7 +267,7 @@ private:
         const int64_t all_ranks = int64_t{n_kv / s.group} * s.rank;
         tensor("token_embd.weight", {n_embd, n_vocab}, 1.0);
         tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
-        for (int il = 0; il < n_layer; il++) {
+        for (int il = 0; il < s.n_layer; il++) {
             const std::string blk = "blk." + std::to_string(il) + ".";
             if (!s.whole_norms) {
                 tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
@@ -323,7 +334,7 @@ T one_of(std::mt19937& random, const std::vector<T>& of) {
 std::vector<std::string> plan(std::mt19937& random, const Shape& shape, const char* path) {
     const std::vector<std::string> formats = {"f16", "q8", "q4", "q2", "q1", "none"};
     const bool full = is_full(path);
-    const int n_groups = n_layer * (n_kv / (full ? 1 : shape.group));
+    const int n_groups = shape.n_layer * (n_kv / (full ? 1 : shape.group));
     std::vector<std::string> all;
     for (int g = 0; g < n_groups; g++) {
         size_t at = random() % 3;
@@ -384,12 +395,22 @@ int ring_slots(const File& file, const lkv::SessionOptions& options) {
     return cache.has_ring() ? cache.ring().capacity() : 0;
 }
 
-// Logits of each call's last token.
-std::vector<float> decode(const File& file, const lkv::SessionOptions& options, int n_gpu_layers, int prompt) {
-    const auto model = std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = n_gpu_layers});
+// So many of the last layers on one GPU.
+lkv::GpuOptions on_gpu(int n_gpu_layers, int gpu = 0) {
+    return {n_gpu_layers, {}, gpu, n_gpu_layers == 0 ? lkv::SplitMode::layer : lkv::SplitMode::none};
+}
+
+std::shared_ptr<const lkv::Model> open(const File& file, const lkv::GpuOptions& gpu) {
+    return std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.gpu = gpu});
+}
+
+// Logits of each call's last token. steps: tokens one by one, at the end
+std::vector<float> decode(const File& file, const lkv::SessionOptions& options, const lkv::GpuOptions& gpu, int prompt,
+                          int steps = 0) {
+    const auto model = open(file, gpu);
     lkv::Session session(model, options);
-    CHECK(session.implementation().starts_with("fused cuda") == (n_gpu_layers > 0));
-    CHECK(model->n_host_layers() == std::max(0, n_layer - n_gpu_layers));
+    CHECK(session.implementation().starts_with("fused cuda") == (gpu.n_gpu_layers > 0));
+    CHECK(model->n_host_layers() == std::max(0, model->hparams().n_layer - gpu.n_gpu_layers));
     std::vector<float> logits;
     std::vector<int32_t> length(static_cast<size_t>(options.n_seq_max), 0);
     const auto run = [&](int n, std::vector<int32_t> of) {
@@ -433,6 +454,7 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
         run(prompt, {1, 0});
         run(1, {1});
     }
+    for (int i = 0; i < steps; i++) run(1, {0});
     return logits;
 }
 
@@ -440,13 +462,13 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
 bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     std::vector<float> want;
     try {
-        want = decode(file, c.options, 0, c.prompt);
+        want = decode(file, c.options, on_gpu(0), c.prompt);
     } catch (const std::exception&) {
         return false;
     }
     std::vector<float> got(want.size(), NAN);
     try {
-        got = decode(file, c.options, n_gpu_layers, c.prompt);
+        got = decode(file, c.options, on_gpu(n_gpu_layers), c.prompt);
     } catch (const std::exception& e) {
         CHECK_MSG(false, c.name + ": " + e.what());
     }
@@ -455,13 +477,13 @@ bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     exact.kv = exact.kv_sink = exact.kv_recent = "f32";
     exact.k_plan = exact.v_plan = {};
     // Values that differ by rounding have other codes where they lie at the border of two: a share of what the formats cost.
-    const double formats = relative_error(want, decode(file, exact, 0, c.prompt));
+    const double formats = relative_error(want, decode(file, exact, on_gpu(0), c.prompt));
     const double error = relative_error(got, want);
     double tolerance = 4e-3 + share_of_formats * formats;
     // One code of two bits can be more than that: as much as it is between CPUs whose weights differ by rounding.
     for (unsigned i = 1; i <= 8 && error > tolerance; i++) {
         tolerance =
-            std::max(tolerance, 1.2 * relative_error(want, decode(file.twin(1e-4F, i), c.options, 0, c.prompt)));
+            std::max(tolerance, 1.2 * relative_error(want, decode(file.twin(1e-4F, i), c.options, on_gpu(0), c.prompt)));
     }
     CHECK_MSG(error <= tolerance,
               c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
@@ -477,9 +499,8 @@ struct Kept {
 
 class Evicting {
 public:
-    Evicting(const File& file, const lkv::SessionOptions& options, bool on_gpu)
-        : session_(std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = on_gpu ? 99 : 0}),
-                   options) {}
+    Evicting(const File& file, const lkv::SessionOptions& options, int n_gpu_layers)
+        : session_(open(file, on_gpu(n_gpu_layers)), options) {}
 
     // n tokens, of these sequences in turn
     void run(int n, const std::vector<int32_t>& of) {
@@ -501,7 +522,7 @@ public:
     Kept kept() const {
         Kept kept;
         const lkv::Eviction& eviction = *session_.cache().eviction();
-        for (int il = 0; il < n_layer; il++) {
+        for (int il = 0; il < session_.cache().n_layers(); il++) {
             if (!eviction.evicts(il)) continue;
             const lkv::Cells& cells = eviction.cells(il);
             std::vector<std::tuple<int32_t, uint64_t, float>> tokens;
@@ -577,8 +598,8 @@ void evictions(const Shape& shape, const char* policy, int recent) {
     options.recent = recent;
     options.keep_tokens = std::to_string(4 + recent + 64);
     options.kv = "f16";
-    Evicting cpu(file, options, false);
-    Evicting gpu(file, options, true);
+    Evicting cpu(file, options, 0);
+    Evicting gpu(file, options, 99);
     const std::vector<Difference> got = differences(cpu, gpu, true);
     std::vector<Difference> most(got.size(), {0, 4e-3, 4e-3});
     const auto fits = [&] {
@@ -592,8 +613,8 @@ void evictions(const Shape& shape, const char* policy, int recent) {
     // Which of two tokens goes may hang on a rounding: as many are others between CPUs whose weights differ as TF32 rounds them.
     for (unsigned i = 1; i <= 4 && !fits(); i++) {
         const File twin = file.twin(5e-4F, i);
-        Evicting one(file, options, false);
-        Evicting other(twin, options, false);
+        Evicting one(file, options, 0);
+        Evicting other(twin, options, 0);
         const std::vector<Difference> rounded = differences(one, other, false);
         for (size_t k = 0; k < most.size(); k++) {
             most[k].tokens = std::max(most[k].tokens, rounded[k].tokens);
@@ -609,12 +630,95 @@ void evictions(const Shape& shape, const char* policy, int recent) {
     }
 }
 
+// Layers on two GPUs, or all on the second one, say what they say on the first one, behind a layer on the CPU, too.
+class Across {
+public:
+    // steps: single tokens at the end, which are a recorded graph's
+    Across(Shape shape, unsigned seed, int steps)
+        : shape_([&] {
+              shape.n_layer = 3;
+              return shape;
+          }()),
+          file_(shape_, seed),
+          steps_(steps) {
+        options_.n_ctx = 1024;
+        options_.n_seq_max = 2;
+        options_.n_threads = 1;
+        options_.kv = "q4";
+    }
+    void two_and_one() const { same(on_gpu(99), {99, {2, 1}}, 40, "two layers and one"); }
+    void all_on_second() const { same(on_gpu(99), on_gpu(99, 1), 40, "all on the second GPU"); }
+    void behind_the_cpu() const { same(on_gpu(2), {2, {1, 1}}, 40, "the CPU and two GPUs"); }
+    void long_ubatches() const { same(on_gpu(99), {99, {1, 2}}, 129, "long ubatches, one layer and two"); }
+    void lazily() {
+        options_.prefill = "lazy";
+        same(on_gpu(99), on_gpu(99, 1), 40, "lazily, all on the second GPU");
+        refused({99, {1, 1}}, "[prefill] expected all layers on one device for lazy; got layers 0 to 1 on GPU 0, 2 to 2");
+        refused(on_gpu(2), "[prefill] expected all layers on one device for lazy; got layers 0 to 0 on the CPU, 1 to 2");
+        options_.prefill = "";
+    }
+    void evicting() {
+        options_.evict = "h2o";
+        options_.keep_tokens = "256";
+        refused({99, {1, 1}}, "[evict] expected all layers on one device; got layers 0 to 1 on GPU 0, 2 to 2 on GPU 1");
+        options_.evict = options_.keep_tokens = "";
+    }
+
+private:
+    void same(const lkv::GpuOptions& one, const lkv::GpuOptions& other, int prompt, const char* what) const {
+        const std::vector<float> want = decode(file_, options_, one, prompt, steps_);
+        const double error = relative_error(decode(file_, options_, other, prompt, steps_), want);
+        CHECK_MSG(error <= most_across, std::string(shape_.k_path) + "/" + shape_.v_path + ", " + what +
+                                            ": relative error " + std::to_string(error));
+    }
+    void refused(const lkv::GpuOptions& gpu, const std::string& with) const {
+        std::string said = "nothing";
+        try {
+            const lkv::Session session(open(file_, gpu), options_);
+        } catch (const lkv::Error& e) {
+            said = e.what();
+        }
+        CHECK_MSG(said.starts_with(with), said);
+    }
+
+    Shape shape_;
+    File file_;
+    int steps_;
+    lkv::SessionOptions options_;
+};
+
+// thorough: every shape in every place, where a GPU computes
+int across(bool thorough) {
+    if (n_gpus < 2) {
+        std::printf("gpu_across: skipped: one GPU\n");
+        return 77;
+    }
+    const int steps = thorough ? 12 : 2;
+    Across encoded(shapes[2], 1, steps);
+    Across full(shapes[7], 2, steps);
+    Across ring(shapes[27], 3, steps);
+    ring.two_and_one();
+    ring.evicting();
+    full.behind_the_cpu();
+    full.lazily();
+    encoded.long_ubatches();
+    for (Across* of : {&encoded, &full, &ring}) {
+        if (!thorough) break;
+        of->two_and_one();
+        of->all_on_second();
+        of->behind_the_cpu();
+        of->long_ubatches();
+    }
+    return lkv::test::report("gpu_across");
+}
+
 // A state does not know where its layers were: what a session with both devices saved goes on in others as in its own.
 void move_states(const File& file, const lkv::SessionOptions& options) {
+    std::vector<lkv::GpuOptions> places = {on_gpu(1), on_gpu(99), on_gpu(0)};
+    if (n_gpus > 1) places.push_back({99, {1, 1}});
     std::vector<std::unique_ptr<lkv::Session>> sessions;
-    for (const int n_gpu_layers : {1, 99, 0}) {
-        sessions.push_back(std::make_unique<lkv::Session>(
-            std::make_shared<lkv::Model>(file.path(), lkv::ModelOptions{.n_gpu_layers = n_gpu_layers}), options));
+    for (const lkv::GpuOptions& gpu : places) {
+        sessions.push_back(std::make_unique<lkv::Session>(open(file, gpu), options));
     }
     std::vector<int32_t> tokens(70), pos(70);
     std::iota(tokens.begin(), tokens.end(), 3);
@@ -646,12 +750,17 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
 
 }  // namespace
 
-// evictions, or [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0] [shapes]
+// evictions, or across [largest relative error], or [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0] [shapes]
 int main(int argc, char** argv) {
     std::string why;
-    if (lkv::gpu_memory(why) == nullptr) {
+    n_gpus = lkv::count_gpus(why);
+    if (n_gpus == 0) {
         std::printf("gpu_session: skipped: %s\n", why.c_str());
         return 77;
+    }
+    if (argc > 1 && std::string(argv[1]) == "across") {
+        if (argc > 2) most_across = std::atof(argv[2]);
+        return across(most_across > 0.0);
     }
     if (argc > 1 && std::string(argv[1]) == "evictions") {
         evictions(shapes[4], "h2o", 8);

@@ -14,8 +14,8 @@ __version__: str
 def build_info() -> dict[str, Any]:
     """{"ggml": "0.21.0", "compiler": ..., "cpu_features": [...], "cuda": False, "formats": [...]}"""
 
-def gpu_memory() -> tuple[int, int] | None:
-    """Bytes of the GPU, free and in all; None: this build has none, or finds no device."""
+def gpu_memory() -> list[tuple[int, int]]:
+    """Bytes of each GPU, free and in all; empty: this build has none, or finds no device."""
 
 def set_log_level(level: int) -> None:
     """0 errors only, 1 warnings (default), 2 info, 3 debug. Messages go to standard error."""
@@ -42,12 +42,17 @@ class Model:
         *,
         latent_path: str = "",
         n_gpu_layers: int = 0,
+        tensor_split: Sequence[float] = (),
+        main_gpu: int = 0,
+        split_mode: str = "layer",
         use_mmap: bool = True,
         vocab_only: bool = False,
         describe_only: bool = False,
     ) -> None:
-        """describe_only: sizes and forecasts alone, and with n_gpu_layers those of a GPU, which need not be
-        there. Weights stay in the file; no session runs on it."""
+        """tensor_split: the GPUs' shares of the layers that go to GPUs, empty = by free memory; split_mode
+        "none": main_gpu has all. describe_only: sizes and forecasts alone, and with n_gpu_layers those of
+        GPUs, which need not be there: of one, or of as many as are named. Weights stay in the file; no
+        session runs on it."""
     @property
     def metadata(self) -> Mapping[str, Any]:
         """Every GGUF key (arrays as lists; tokenizer arrays longer than 64 entries as their length)."""
@@ -116,8 +121,8 @@ class Model:
     ) -> dict[str, Any]:
         """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights" (on a GPU without the
         token table, unless it is the output too), "compute" and "prefill": what a prompt of n_ctx tokens
-        takes beside them while it is prefilled lazily, 0 when eager. "host": {"weights", "cache", "compute"},
-        what of these is the host's: all of it, or beside a GPU that of the first layers."""
+        takes beside them while it is prefilled lazily, 0 when eager. "runs": [{"gpu", "layers", "weights",
+        "cache", "compute"}], what of these each device has, bookkeeping aside; "gpu" None is the host."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...

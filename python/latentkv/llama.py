@@ -3,6 +3,7 @@ open and the verbs have their own files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from latentkv.generate.loop import generate, sample
 from latentkv.open_model import OpenModel
 from latentkv.plan.fit import Asked, Fit, fit
 from latentkv.plan.formats import format_name
+from latentkv.plan.gpus import Gpus
 from latentkv.plan.master import planned
 from latentkv.sampling.logprobs import log_softmax
 from latentkv.sampling.options import RANDOM_SEED
@@ -44,7 +46,9 @@ class Llama(OpenModel):
     ("" = the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are
     llama-cpp-python's names for the same, as format names or ggml type numbers; `kv_budget` plans a master
     file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context). `n_gpu_layers`, `n_ctx` and
-    `kv_budget` may be "auto": what fits in free memory, which `fit` says then. `sink`/`recent` count tokens
+    `kv_budget` may be "auto": what fits in free memory, which `fit` says then. Several GPUs share the layers:
+    `tensor_split` gives their shares in order (None = by free memory), `split_mode` 0 ("none") puts all on
+    `main_gpu` instead. `sink`/`recent` count tokens
     that keep every segment, `recent_ratio` is recent as a share of the sequence (-1 = the file's default),
     `kv_sink`/`kv_recent` are their formats ("" = the file's, else f16); `evict` names a policy by which each
     layer gives up tokens ("h2o", "keyformer", "snapkv"), `keep_tokens` is what it keeps of a sequence (a
@@ -69,6 +73,9 @@ class Llama(OpenModel):
         *,
         latent_path: str | None = None,
         n_gpu_layers: int | str = 0,
+        split_mode: int | str = 1,
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] | None = None,
         vocab_only: bool = False,
         use_mmap: bool = True,
         seed: int = RANDOM_SEED,
@@ -109,6 +116,7 @@ class Llama(OpenModel):
         require_built_in(chat_format)
         n_ctx = ranges.check_auto("n_ctx", ranges.N_CTX, n_ctx)
         n_gpu_layers = ranges.check_auto("n_gpu_layers", ranges.N_GPU_LAYERS, n_gpu_layers)
+        gpus = Gpus.of(tensor_split, main_gpu, split_mode)
         n_batch = ranges.N_BATCH.check("n_batch", n_batch)
         n_ubatch = min(n_batch, ranges.N_BATCH.check("n_ubatch", n_ubatch))
         _core.set_log_level(2 if verbose else 1)
@@ -147,12 +155,15 @@ class Llama(OpenModel):
             self.fit = Fit(0, 0, options)
         else:
             self.fit = fit(
-                self.model_path, self.latent_path or "", Asked(n_gpu_layers, n_ctx, **sizes), options
+                self.model_path,
+                self.latent_path or "",
+                Asked(n_gpu_layers, n_ctx, **sizes, gpus=gpus),
+                options,
             )
         model = _core.Model(
             self.model_path,
             latent_path=self.latent_path or "",
-            n_gpu_layers=self.fit.n_gpu_layers,
+            **self.fit.placement,
             use_mmap=use_mmap,
             vocab_only=vocab_only,
         )

@@ -43,7 +43,7 @@ def forecast(path: str, n_ctx: int, options: dict[str, Any], **sizes: Any) -> in
     from latentkv.plan.master import planned
 
     model = _core.Model(path, describe_only=True)
-    return needs(model.forecast(n_ctx, **planned(model, options), **sizes))[1].total
+    return needs(model.forecast(n_ctx, **planned(model, options), **sizes))[None].total
 
 
 @pytest.mark.parametrize("kv", ["f16", "q4"])
@@ -134,7 +134,7 @@ def test_what_is_forecast_is_allocated(master: str, options: dict[str, Any]) -> 
             rows = planned(llama.model, {"kv_budget": budget})
         told = llama.model.forecast(llama.n_ctx(), **rows, **sizes)
         allocated = llama.session.kv_bytes()["total"] + llama.session.compute_bytes() + told["weights"]
-        assert needs(told)[1].total == pytest.approx(allocated, rel=0.02)
+        assert needs(told)[None].total == pytest.approx(allocated, rel=0.02)
         assert told["compute"] == pytest.approx(llama.session.compute_bytes(), rel=0.02)
         assert ("fit: -c" in llama.fit.said) == ("auto" in options.values())
 
@@ -149,14 +149,14 @@ def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_
         return fit.needs(model.forecast(4096, **options))
 
     def with_room(n_bytes: int, **options: Any) -> Any:
-        monkeypatch.setattr(fit, "free_on_gpu", lambda: n_bytes + fit.MARGIN)
+        monkeypatch.setattr(fit, "free_on_gpus", lambda: [n_bytes + fit.MARGIN])
         return fit.fit(master, "", fit.Asked("auto", n_ctx), {"kv": "f16"} | options)
 
     free(1 << 40)
     n_layer = _core.Model(master, describe_only=True).n_layer
     whole = takes(n_layer)[0].total
     for layers in range(1, n_layer):
-        on_gpu, on_host = takes(layers)
+        on_gpu, on_host = takes(layers)[0], takes(layers)[None]
         assert on_gpu.cache + on_host.cache == takes(n_layer)[0].cache
         assert on_gpu.total < takes(layers + 1)[0].total
     for layers in (1, 3, n_layer - 1):
@@ -174,8 +174,58 @@ def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_
         found = with_room(takes(3)[0].total, **evicting)
         assert found.n_gpu_layers == 0
         assert "not on the GPU: [evict]" in found.said
-    monkeypatch.setattr(fit, "free_on_gpu", lambda: None)
+    monkeypatch.setattr(fit, "free_on_gpus", list)
     assert fit.fit(master, "", fit.Asked("auto", 512), {}) == fit.Fit(0, 512, {})
+
+
+def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -> None:
+    from latentkv import _core
+    from latentkv.plan import fit
+    from latentkv.plan.gpus import Gpus
+
+    def with_room(*n_bytes: int, gpus: Gpus = Gpus(), **options: Any) -> Any:  # noqa: B008
+        monkeypatch.setattr(fit, "free_on_gpus", lambda: [n + fit.MARGIN for n in n_bytes])
+        return fit.fit(master, "", fit.Asked("auto", 4096, gpus=gpus), {"kv": "f16"} | options)
+
+    def takes(*shares: float) -> Any:
+        model = _core.Model(master, n_gpu_layers=99, tensor_split=shares, describe_only=True)
+        forecast = model.forecast(4096, kv="f16")
+        assert sum(run["weights"] for run in forecast["runs"]) == forecast["weights"]
+        assert sum(run["cache"] for run in forecast["runs"]) == forecast["k"] + forecast["v"]
+        return fit.needs(forecast)
+
+    free(1 << 40)
+    n_layer = _core.Model(master, describe_only=True).n_layer
+    whole, halves = takes(1)[0].total, takes(1, 1)
+    assert [
+        run["layers"]
+        for run in _core.Model(master, n_gpu_layers=4, tensor_split=[3, 1], describe_only=True).forecast(
+            4096
+        )["runs"]
+    ] == [n_layer - 4, 3, 1]
+    larger = max(halves[0].total, halves[1].total)
+    assert larger < whole
+    found = with_room(larger, larger)  # more than either takes, less than all
+    assert (found.n_gpu_layers, found.gpus.tensor_split) == (n_layer, (larger + fit.MARGIN,) * 2)
+    assert "on GPU 0 of" in found.said
+    assert "on GPU 1 of" in found.said
+    assert with_room(larger).n_gpu_layers < n_layer
+    asked = Gpus((1.0, 0.0))
+    assert with_room(larger, whole, gpus=asked).n_gpu_layers < n_layer
+    assert with_room(whole, 1000, gpus=asked).placement == {
+        "n_gpu_layers": n_layer,
+        "tensor_split": [1.0, 0.0],
+        "main_gpu": 0,
+        "split_mode": "layer",
+    }
+    # on one device alone
+    for options in ({"evict": "h2o", "keep_tokens": "1024"}, {"prefill": "lazy"}):
+        found = with_room(1000, whole * 2, **options)
+        assert (found.n_gpu_layers, found.gpus) == (n_layer, Gpus(main_gpu=1, split_mode="none"))
+    with pytest.raises(LatentKVError, match=r"expected 1 GPUs, counted from 0; got GPU 1"):
+        with_room(whole, gpus=Gpus((1.0, 1.0)))
+    with pytest.raises(LatentKVError, match=r"\[-ngl\] expected a GPU for --tensor-split"):
+        with_room(gpus=Gpus((1.0, 1.0)))
 
 
 def test_free_memory_is_what_the_system_and_the_group_leave(tmp_path: Path) -> None:

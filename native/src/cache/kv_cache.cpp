@@ -67,8 +67,8 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
 }  // namespace
 
 KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCacheOptions& options, bool allocate,
-                 CacheDevice* device)
-    : options_(options), device_(device) {
+                 const std::vector<CacheDevice*>& devices)
+    : options_(options), devices_(devices) {
     CacheSpec spec = file_spec;
     if (!options_.k_plan.empty()) {
         spec.set_formats(&LayerCacheSpec::k, options_.k_plan, "k_plan");
@@ -131,9 +131,9 @@ void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
 }
 
 void KvCache::check_eviction() const {
-    if (options_.host_layers > 0) {
-        fail("evict", "expected all layers on one device; got the first ", options_.host_layers,
-             " on the CPU; use -ngl 0 or 99");
+    if (options_.runs.size() > 1) {
+        fail("evict", "expected all layers on one device; got ", runs_text(options_.runs),
+             "; use -ngl 0, or 99 with --split-mode none");
     }
     if (options_.recent_ratio > 0) {
         fail("evict", "expected a number of recent tokens, --recent N; got a share of the sequence, ",
@@ -175,13 +175,21 @@ void KvCache::add_eviction(const HParams& hparams) {
 void KvCache::allocate_regions() {
     const auto allocate = [this](Region& region) {
         const size_t bytes = region.k_bytes + region.v_bytes;
-        const size_t host = device_ == nullptr ? bytes : region.bytes_before(options_.host_layers);
-        if (device_ == nullptr) {
+        std::vector<SplitStorage::Piece> pieces;
+        for (size_t i = 0; i < devices_.size(); i++) {
+            const size_t size = region.bytes_of(options_.runs[i]);
+            if (devices_[i] == nullptr) {
+                pieces.push_back({size, std::make_unique<HostStorage>(size)});
+            } else {
+                pieces.push_back({size, devices_[i]->allocate(size)});
+            }
+        }
+        if (pieces.empty()) {
             region.storage = std::make_unique<HostStorage>(bytes);
-        } else if (host == 0) {
-            region.storage = device_->allocate(bytes);
+        } else if (pieces.size() == 1) {
+            region.storage = std::move(pieces.front().storage);
         } else {
-            region.storage = std::make_unique<SplitStorage>(host, device_->allocate(bytes - host));
+            region.storage = std::make_unique<SplitStorage>(std::move(pieces));
         }
     };
     for (Region& region : regions_) {
@@ -268,6 +276,13 @@ int KvCache::n_used() const {
     return n;
 }
 
+bool KvCache::on_host(int layer) const {
+    for (size_t i = 0; i < devices_.size(); i++) {
+        if (layer < options_.runs[i].end_layer) return devices_[i] == nullptr;
+    }
+    return true;
+}
+
 int KvCache::n_occupied() const {
     int n = 0;
     for (const Region& region : regions_) {
@@ -278,13 +293,14 @@ int KvCache::n_occupied() const {
 
 KvBytes KvCache::bytes() const {
     KvBytes total;
+    total.runs.resize(options_.runs.size(), 0);
     const auto add = [this, &total](const Region& region) {
         const size_t cells = Cells::bytes_per_slot() * static_cast<size_t>(region.cells.capacity()) +
                              (region.is_part ? eviction_->bytes() : 0);
         total.regions.push_back({region.name, region.n_slots,
                                  region.is_part ? eviction_->most_used() : region.cells.n_used(), region.k_bytes,
                                  region.v_bytes});
-        if (options_.on_gpu) total.host += region.bytes_before(options_.host_layers);
+        for (size_t i = 0; i < options_.runs.size(); i++) total.runs[i] += region.bytes_of(options_.runs[i]);
         total.k += region.k_bytes;
         total.v += region.v_bytes;
         total.cells += cells;

@@ -29,6 +29,7 @@
 #include "cache/row.h"
 #include "cache/storage.h"
 #include "model/cache_spec.h"
+#include "model/layer_runs.h"
 #include "ops/latent_attn.h"
 
 namespace lkv {
@@ -62,8 +63,7 @@ struct KvCacheOptions {
     std::optional<Format> v_format;
     std::vector<Format> k_plan;  // a format per segment, all layers and groups in order; empty: the file's plan
     std::vector<Format> v_plan;
-    bool on_gpu = false;  // rows are a GPU's, which does not take every format
-    int host_layers = 0;  // but for those of the first layers
+    std::vector<LayerRun> runs;  // where layers have their rows; none given: on the host
     EvictOptions evict;
 
     bool keeps_recent() const { return recent > 0 || recent_ratio > 0; }
@@ -110,7 +110,7 @@ struct KvBytes {
     std::vector<RegionBytes> regions;
     int n_cells = 0;               // tokens of the context: cells of the middle
     std::vector<int> layer_slots;  // of every layer those of the middle, or of the ring
-    size_t host = 0;               // of k and v what the host has, where a GPU has the others
+    std::vector<size_t> runs;      // of k and v what each of KvCacheOptions::runs has
     size_t total() const { return k + v + cells; }
 };
 
@@ -120,9 +120,9 @@ class StateReader;
 class KvCache {
 public:
     // Errors: Error when a format does not fit a segment's width. With allocate = false only bytes() may be used (forecast).
-    // device: where the rows live, and who moves them; null = the host. It outlives the cache.
+    // devices: of every run where its rows live, and who moves them, null = the host; none given: all do there. They outlive the cache.
     KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate = true,
-            CacheDevice* device = nullptr);
+            const std::vector<CacheDevice*>& devices = {});
 
     const KvCacheOptions& options() const { return options_; }
     int n_regions() const { return static_cast<int>(regions_.size()); }
@@ -144,8 +144,8 @@ public:
         return exact_is_full_[static_cast<size_t>(layer)] && region < n_regions() - 1;
     }
 
-    // Whether a layer's rows are on the device.
-    bool on_device(int layer) const { return device_ != nullptr && layer >= options_.host_layers; }
+    // Whether a layer's rows are the host's.
+    bool on_host(int layer) const;
 
     // Whether a layer's rows of the middle are in the ring.
     bool in_ring(int layer) const { return in_ring_[static_cast<size_t>(layer)]; }
@@ -254,11 +254,12 @@ private:
         bool is_part = false;  // under eviction: rows are those of the layers' own cells
         // Whether each of the region's own cells has a row in this layer.
         bool has_row(const Layer& layer) const { return layer.held && !is_part; }
-        // Of the first layers' rows, which come first.
+        // Rows lie layer by layer.
         size_t bytes_before(int layer) const {
             return static_cast<size_t>(layer) < layers.size() ? layers[static_cast<size_t>(layer)].k_offset
                                                               : k_bytes + v_bytes;
         }
+        size_t bytes_of(const LayerRun& run) const { return bytes_before(run.end_layer) - bytes_before(run.first_layer); }
     };
 
     // What is no longer recent, once a sequence has a batch more than its window: slots of which every sequence that holds
@@ -338,7 +339,7 @@ private:
     }
 
     KvCacheOptions options_;
-    CacheDevice* device_;
+    std::vector<CacheDevice*> devices_;
     RowEncoder* encoder_ = nullptr;
     std::vector<bool> exact_is_full_;  // of every layer
     std::vector<bool> keeps_exact_;

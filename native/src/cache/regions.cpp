@@ -310,10 +310,10 @@ void KvCache::move_to_blocks(int layer, std::span<const RowMove> moved) {
 void KvCache::move_to_middle(std::span<const RowMove> moved) {
     const int from = region_index("recent");
     const int to = n_regions() - 1;
-    if (device_ != nullptr) {
-        device_->move_rows(*this, from, to, moved);
+    for (CacheDevice* device : devices_) {
+        if (device != nullptr) device->move_rows(*this, from, to, moved);
     }
-    for (int il = 0; il < static_cast<int>(regions_.back().layers.size()) && !on_device(il); il++) {
+    for (int il = 0; il < static_cast<int>(regions_.back().layers.size()) && on_host(il); il++) {
         const std::vector<RowMove> moves = moves_of(il, moved);
         if (moves.empty()) {
             continue;

@@ -32,37 +32,46 @@ public:
     explicit HostStorage(size_t bytes) : buffer_(bytes) {}
     uint8_t* at(size_t offset) const override { return buffer_.data() + offset; }
     uint8_t* load(std::vector<uint8_t>&) const override { return buffer_.data(); }
-    void store(const std::vector<uint8_t>&) override {}
+    // empty where load() gave the bytes themselves
+    void store(const std::vector<uint8_t>& copy) override { std::copy(copy.begin(), copy.end(), buffer_.data()); }
 
 private:
     Buffer buffer_;
 };
 
-// Rows of the first layers on the host, behind them those of the others on a device.
+// Rows of several devices, those of the first layers first.
 class SplitStorage : public CacheStorage {
 public:
-    SplitStorage(size_t host_bytes, std::unique_ptr<CacheStorage> device)
-        : host_bytes_(host_bytes), host_(host_bytes), device_(std::move(device)) {}
+    struct Piece {
+        size_t bytes;
+        std::unique_ptr<CacheStorage> storage;
+    };
+    explicit SplitStorage(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
     uint8_t* at(size_t offset) const override {
-        return offset < host_bytes_ ? host_.at(offset) : device_->at(offset - host_bytes_);
+        size_t i = 0;
+        for (; i + 1 < pieces_.size() && offset >= pieces_[i].bytes; i++) offset -= pieces_[i].bytes;
+        return pieces_[i].storage->at(offset);
     }
     uint8_t* load(std::vector<uint8_t>& copy) const override {
-        std::vector<uint8_t> device;
-        const uint8_t* const there = device_->load(device);
-        copy.assign(host_.at(0), host_.at(0) + host_bytes_);
-        copy.insert(copy.end(), there, there + device.size());
+        copy.clear();
+        for (const Piece& piece : pieces_) {
+            std::vector<uint8_t> own;
+            const uint8_t* const there = piece.storage->load(own);
+            copy.insert(copy.end(), there, there + piece.bytes);
+        }
         return copy.data();
     }
     void store(const std::vector<uint8_t>& copy) override {
-        const auto border = copy.begin() + static_cast<ptrdiff_t>(host_bytes_);
-        std::copy(copy.begin(), border, host_.at(0));
-        device_->store({border, copy.end()});
+        auto from = copy.begin();
+        for (const Piece& piece : pieces_) {
+            const auto end = from + static_cast<ptrdiff_t>(piece.bytes);
+            piece.storage->store({from, end});
+            from = end;
+        }
     }
 
 private:
-    size_t host_bytes_;
-    HostStorage host_;
-    std::unique_ptr<CacheStorage> device_;
+    std::vector<Piece> pieces_;
 };
 
 // Memory for rows on a device, and what only it can do with them.
@@ -70,7 +79,7 @@ class CacheDevice {
 public:
     virtual ~CacheDevice() = default;
     virtual std::unique_ptr<CacheStorage> allocate(size_t bytes) = 0;
-    // Rows of slots, every layer of the device: requantized from one region into the middle.
+    // Rows of slots, every layer that the device has: requantized from one region into the middle.
     virtual void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) = 0;
     // K of one layer into blocks of the middle, 32 moves each. rows: f32 [·, K width] on the device, RowMove::from is one's index
     virtual void write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) = 0;

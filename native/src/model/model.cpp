@@ -189,29 +189,37 @@ void Model::load_tensors() {
 }
 
 void Model::place_weights() {
-    if (!describe_only()) {
-        ggml_backend_buffer_type_t const memory = lkv::gpu_memory(gpu_absent_);
-        if (gpu_asked()) gpu_memory_ = memory;
+    const GpuOptions& asked = options_.gpu;
+    int n_gpus = 0;
+    if (describe_only()) {
+        const int named = std::max(static_cast<int>(asked.tensor_split.size()), asked.main_gpu + 1);
+        n_gpus = gpu_asked() ? std::max(1, named) : 0;
+    } else {
+        n_gpus = count_gpus(gpu_absent_);
         if (!gpu_asked() && gpu_absent_.empty()) gpu_absent_ = "not asked for, see -ngl";
     }
-    const int n_layer = hparams_.n_layer;
-    const int n_asked = options_.n_gpu_layers < 0 ? n_layer : std::min(n_layer, options_.n_gpu_layers);
-    n_host_layers_ = on_gpu() ? n_layer - n_asked : n_layer;
+    const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
+    runs_ = place_layers(hparams_.n_layer, asked, n_gpus, free);
     if (!describe_only()) repack_weights();
-    if (!on_gpu()) return;
     // see Builder::expands_keys
-    for (int il = n_host_layers_; il < n_layer; il++) {
+    for (int il = n_host_layers(); il < hparams_.n_layer; il++) {
         LayerWeights& l = layers_[static_cast<size_t>(il)];
         if (l.attn_q_e == nullptr || hparams_.head_dim > most_expanded_head) continue;
         if (l.attn_q_e->ne[1] >= 2 * int64_t{hparams_.head_dim}) l.k_b = to_floats(l.attn_q_e);
     }
-    if (!describe_only()) move_weights_to_gpu();
+    for (const LayerRun& run : runs_) {
+        if (run.on_gpu() && !describe_only()) move_weights_to_gpu(run);
+    }
+}
+
+ggml_backend_buffer_type_t Model::memory(const LayerRun& run) const {
+    return run.on_gpu() && !describe_only() ? gpu_memory(run.gpu) : ggml_backend_cpu_buffer_type();
 }
 
 void Model::warn_if_gpu_absent() const {
-    if (!gpu_asked() || gpu_memory_ != nullptr) return;
+    if (!gpu_asked() || on_gpu()) return;
     std::call_once(gpu_warning_once_, [this] {
-        log(LogLevel::warning, "[gpu] expected a GPU for n_gpu_layers ", options_.n_gpu_layers, "; got none (",
+        log(LogLevel::warning, "[gpu] expected a GPU for n_gpu_layers ", options_.gpu.n_gpu_layers, "; got none (",
             gpu_absent_, "); every layer runs on the CPU");
     });
 }
@@ -365,7 +373,7 @@ void Model::load_ffn(LayerWeights& l, const std::string& blk) {
 void Model::repack_weights() {
     const ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     size_t bytes = 0;
-    for (int il = 0; il < n_host_layers_; il++) {
+    for (int il = 0; il < n_host_layers(); il++) {
         const LayerWeights& l = layers_[static_cast<size_t>(il)];
         for (ggml_tensor* weight : {l.attn_q, l.attn_k, l.attn_v, l.attn_qkv, l.attn_output, l.attn_k_a, l.attn_v_a,
                                     l.ffn_gate, l.ffn_up, l.ffn_down}) {
@@ -396,61 +404,59 @@ void Model::repack_weights() {
     }
 }
 
-// The first layers and what leads to them: the token table, which the host looks up, unless it is the output too.
-bool Model::is_on_host(const ggml_tensor* weight) const {
-    if (weight == token_embd_) return output_ != token_embd_;
-    if (weight == position_embd_) return n_host_layers_ > 0;
+const LayerRun* Model::run_of(const ggml_tensor* weight) const {
+    if (weight == token_embd_ && output_ != token_embd_) return on_gpu() ? nullptr : &runs_.front();
+    if (weight == position_embd_) return &runs_.front();
     int layer = 0;
-    return std::sscanf(weight->name, "blk.%d.", &layer) == 1 && layer < n_host_layers_;
+    if (std::sscanf(weight->name, "blk.%d.", &layer) != 1) return &runs_.back();
+    const auto found =
+        std::find_if(runs_.begin(), runs_.end(), [&](const LayerRun& run) { return layer < run.end_layer; });
+    return found == runs_.end() ? &runs_.back() : &*found;
 }
 
-ResidentBytes Model::resident_bytes() const {
-    ResidentBytes bytes;
+std::vector<size_t> Model::resident_bytes() const {
+    std::vector<size_t> bytes(runs_.size(), 0);
     for (const ggml_tensor* t = ggml_get_first_tensor(context_.get()); t != nullptr;
          t = ggml_get_next_tensor(context_.get(), const_cast<ggml_tensor*>(t))) {
-        if (!on_gpu() || (is_on_host(t) && t != token_embd_)) {
-            bytes.host += ggml_nbytes(t);
-        } else if (!is_on_host(t)) {
-            bytes.gpu += ggml_nbytes(t);
-        }
+        if (const LayerRun* const run = run_of(t)) bytes[static_cast<size_t>(run - runs_.data())] += ggml_nbytes(t);
     }
-    for (int il = 0; il < n_host_layers_; il++) {
+    for (int il = 0; il < n_host_layers(); il++) {
         const LayerWeights& l = layers_[static_cast<size_t>(il)];
-        bytes.host += (l.k_b.size() + l.v_b.size()) * sizeof(float);
+        bytes.front() += (l.k_b.size() + l.v_b.size()) * sizeof(float);
     }
     return bytes;
 }
 
-void Model::move_weights_to_gpu() {
-    const size_t alignment = ggml_backend_buft_get_alignment(gpu_memory_);
+void Model::move_weights_to_gpu(const LayerRun& run) {
+    ggml_backend_buffer_type_t const where = memory(run);
+    const size_t alignment = ggml_backend_buft_get_alignment(where);
     std::vector<ggml_tensor*> weights;
     size_t bytes = 0;
     for (ggml_tensor* t = ggml_get_first_tensor(context_.get()); t != nullptr;
          t = ggml_get_next_tensor(context_.get(), t)) {
-        if (is_on_host(t)) {
-            continue;
-        }
+        if (run_of(t) != &run) continue;
         weights.push_back(t);
-        bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(gpu_memory_, t), alignment);
+        bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(where, t), alignment);
     }
-    gpu_buffer_.reset(ggml_backend_buft_alloc_buffer(gpu_memory_, bytes));
-    if (gpu_buffer_ == nullptr) {
-        fail("memory", "expected ", bytes >> 20,
-             " MiB on the GPU for the weights; got none; use -ngl auto, or fewer layers");
+    gpu_buffers_.emplace_back(ggml_backend_buft_alloc_buffer(where, bytes));
+    ggml_backend_buffer_t const buffer = gpu_buffers_.back().get();
+    if (buffer == nullptr) {
+        fail("memory", "expected ", bytes >> 20, " MiB on GPU ", run.gpu,
+             " for the weights; got none; use -ngl auto, fewer layers, or another --tensor-split");
     }
-    ggml_backend_buffer_set_usage(gpu_buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    ggml_tallocr place = ggml_tallocr_new(gpu_buffer_.get());
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_tallocr place = ggml_tallocr_new(buffer);
     for (ggml_tensor* const t : weights) {
         const void* const source = t->data;
         t->data = nullptr;
         t->buffer = nullptr;
         if (ggml_tallocr_alloc(&place, t) != GGML_STATUS_SUCCESS) {
-            fail("memory", "expected room for ", t->name, "; got none on the GPU");
+            fail("memory", "expected room for ", t->name, "; got none on GPU ", run.gpu);
         }
         ggml_backend_tensor_set(t, source, 0, ggml_nbytes(t));
     }
-    log(LogLevel::info, "weights: ", bytes >> 20, " MiB on the GPU, layers ", n_host_layers_, " to ",
-        hparams_.n_layer - 1, " and the output");
+    log(LogLevel::info, "weights: ", bytes >> 20, " MiB on GPU ", run.gpu, ", layers ", run.first_layer, " to ",
+        run.end_layer - 1, run.end_layer == hparams_.n_layer ? " and the output" : "");
 }
 
 void Model::embed(std::span<const int32_t> tokens, float* out) const {

@@ -12,6 +12,7 @@
 #include "gguf/reader.h"
 #include "model/cache_spec.h"
 #include "model/hparams.h"
+#include "model/layer_runs.h"
 #include "runtime/vocab.h"
 
 namespace lkv {
@@ -81,16 +82,9 @@ struct ModelOptions {
     std::string latent_path = {};  // a sidecar of the file (model/sidecar.h), or empty
     bool use_mmap = true;
     bool vocab_only = false;
-    int n_gpu_layers =
-        0;  // so many of the last layers and the output on the GPU, 0: none; negative, or as many as there are: all
-    // sizes and forecasts alone, of a GPU that need not be there: weights stay in the file, no session runs
+    GpuOptions gpu = {};
+    // sizes and forecasts alone, of GPUs that need not be there: weights stay in the file, no session runs
     bool describe_only = false;
-};
-
-// Of the weights where they are computed with.
-struct ResidentBytes {
-    size_t host = 0;
-    size_t gpu = 0;
 };
 
 class Model {
@@ -105,15 +99,17 @@ public:
     const Vocab& vocab() const;  // Error when the file has no tokenizer
     bool has_vocab() const { return vocab_.has_value(); }
 
-    // The GPU's memory, where weights are; null: all are on the CPU.
-    ggml_backend_buffer_type_t gpu_memory() const { return gpu_memory_; }
-    const std::string& gpu_absent() const { return gpu_absent_; }  // why there is none
-    bool gpu_asked() const { return options_.n_gpu_layers != 0; }
-    bool describe_only() const { return options_.describe_only; }
-    // Whether graphs of this model are a GPU's: those of a session, or those that are forecast.
-    bool on_gpu() const { return gpu_memory_ != nullptr || (describe_only() && gpu_asked()); }
+    // Where layers run, those of a session, or those that are forecast; the output is with the last ones.
+    const std::vector<LayerRun>& runs() const { return runs_; }
+    bool on_one_device() const { return runs_.size() == 1; }
+    bool on_gpu() const { return runs_.back().on_gpu(); }
     // The first layers, whose graphs are the CPU's: all without a GPU.
-    int n_host_layers() const { return n_host_layers_; }
+    int n_host_layers() const { return runs_.front().on_gpu() ? 0 : runs_.front().end_layer; }
+    // Where a run's weights and graphs are. A forecast's are nowhere.
+    ggml_backend_buffer_type_t memory(const LayerRun& run) const;
+    const std::string& gpu_absent() const { return gpu_absent_; }  // why there is none
+    bool gpu_asked() const { return options_.gpu.n_gpu_layers != 0; }
+    bool describe_only() const { return options_.describe_only; }
     // Once for a model: that a GPU was asked for and the CPU runs it.
     void warn_if_gpu_absent() const;
 
@@ -132,8 +128,9 @@ public:
     uint64_t content_fingerprint() const;
 
     size_t size_bytes() const { return size_bytes_; }
-    // A GPU has no token table, unless it is the output too; the CPU has its factors by channel beside the weights.
-    ResidentBytes resident_bytes() const;
+    // Weights where they are computed with, of every run. A GPU has no token table, unless it is the output too; the CPU has its factors
+    // by channel beside the weights.
+    std::vector<size_t> resident_bytes() const;
     size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
     int64_t n_params() const { return n_params_; }
 
@@ -143,14 +140,15 @@ private:
 
     void load_tensors();
     void place_weights();
-    bool is_on_host(const ggml_tensor* weight) const;
+    // Whose weight it is; null: the host's alone, which looks tokens up.
+    const LayerRun* run_of(const ggml_tensor* weight) const;
     ggml_tensor* optional_tensor(const std::string& name, std::initializer_list<int64_t> ne);
     ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);
     void load_layer(int il);
     void load_head_norm(const std::string& name, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole);
     void load_ffn(LayerWeights& layer, const std::string& blk);
     void repack_weights();
-    void move_weights_to_gpu();
+    void move_weights_to_gpu(const LayerRun& run);
 
     std::string path_;
     ModelOptions options_;
@@ -162,10 +160,9 @@ private:
     std::vector<ggml_backend_buffer_ptr> mapped_buffers_;  // one for every span of the file
     ggml_context_ptr context_;
     std::vector<ggml_backend_buffer_ptr> repacked_;
-    ggml_backend_buffer_type_t gpu_memory_ = nullptr;
-    int n_host_layers_ = 0;
+    std::vector<LayerRun> runs_ = {{}};
     std::string gpu_absent_;
-    ggml_backend_buffer_ptr gpu_buffer_;
+    std::vector<ggml_backend_buffer_ptr> gpu_buffers_;
     const char* token_rows_ = nullptr;  // token_embd's data in the mapped file
     std::vector<LayerWeights> layers_;
     ggml_tensor* token_embd_ = nullptr;

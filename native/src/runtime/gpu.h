@@ -7,26 +7,26 @@
 #include "cache/storage.h"
 #include "ggml-backend.h"
 #include "model/graph.h"
+#include "model/layer_runs.h"
 
 namespace lkv {
 
-// What a session on the GPU needs: memory for rows, the layers' tables and factors there, and a way to run a graph.
+// What a session on a GPU needs: memory for rows, the layers' tables and factors there, and a way to run a graph.
 class Gpu : public CacheDevice {
 public:
     virtual std::string name() const = 0;
-    // A ggml backend whose graph_compute runs our nodes with our kernels and hands the rest to ggml's own backend, all on
-    // one stream. It does not wait: ggml_backend_synchronize does.
-    virtual ggml_backend_t backend() = 0;
-    // Copies factors, tables and cells of this cache's layers on the device there. Call once, before the first graph.
+    // Copies factors, tables and cells of this run's layers there. Call once, before the first graph.
     // Errors: Error for shapes the kernels do not take.
-    virtual void attach(const Model& model, const KvCache& cache, const Ropes& ropes,
-                        const GraphConstants& constants) = 0;
+    virtual void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
+                        const LayerRun& run) = 0;
     // A lazy prefill of one layer begins: its graphs attend to `rows`, a cache of that layer alone, and store into both caches.
     virtual void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,
                               const Ropes& ropes, const GraphConstants& constants) = 0;
     virtual void detach_exact() = 0;
     // Copies into an input of the next run, without waiting. Before begin().
     virtual void set(ggml_tensor* tensor, const void* data, size_t bytes) = 0;
+    // Copies a result of the run into an input of another GPU's next run, which waits for it; the host does not.
+    virtual void send(const ggml_tensor* tensor, Gpu& other, ggml_tensor* to) = 0;
     // Waits for the run and copies one of its results; null: only waits. Errors: Error when the device failed.
     virtual void finish(const ggml_tensor* tensor, void* data, size_t bytes) = 0;
     // Behind a run, under eviction: adds what slots have gathered to the cache's masses.
@@ -35,11 +35,21 @@ public:
     virtual void begin(const KvCache& cache, const BatchSlots& batch) = 0;
     // A graph was built; what was recorded for the last one is dropped. Errors: Error when ggml's backend lacks one of its ops.
     virtual void prepare(const Graph& graph) = 0;
+    // Runs our nodes with our kernels and hands the rest to ggml's own backend, all on one stream. It does not wait.
+    virtual ggml_status compute(ggml_cgraph* graph) = 0;
 };
 
-// Whether this build has a GPU at all, and its memory type; null without one. why: the reason, for a message.
-ggml_backend_buffer_type_t gpu_memory(std::string& why);
+// GPUs that this build can use; none: why, for a message.
+int count_gpus(std::string& why);
 
-std::unique_ptr<Gpu> open_gpu();
+struct GpuBytes {
+    size_t free;
+    size_t total;
+};
+GpuBytes gpu_bytes(int gpu);
+
+ggml_backend_buffer_type_t gpu_memory(int gpu);
+
+std::unique_ptr<Gpu> open_gpu(int gpu);
 
 }  // namespace lkv

@@ -77,7 +77,8 @@ KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens
     options.n_ubatch = of.n_ubatch;
     options.n_seq_max = max_sequences;
     options.k_format = options.v_format = model.on_gpu() ? Format::f16 : Format::f32;
-    return KvCache(one_layer, file, options, allocate, device);
+    options.runs = {{model.runs().front().gpu, 0, 1}};
+    return KvCache(one_layer, file, options, allocate, {device});
 }
 
 size_t lazy_prefill_bytes(const Model& model, const KvCache& cache) {
@@ -152,7 +153,7 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
     const std::vector<SlotRef> targets = cache_.claim_settled(prompt.pos, prompt.seq);
     const auto forget = [&] {
         part.graph.reset();  // it reads rows of a layer that is over
-        if (gpu_ != nullptr) gpu_->detach_exact();
+        if (part.on_gpu()) part.gpu->detach_exact();
     };
     try {
         // [n_tokens, n_embd] between two layers
@@ -161,13 +162,13 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
             ExactRows exact;
             exact.spec = exact_layer_spec(*model_, il);
             KvCache rows = exact_cache(*model_, exact.spec, static_cast<int>(prompt.tokens.size()), cache_.options(),
-                                       true, gpu_.get());
+                                       true, part.gpu.get());
             exact.cache = &rows;
-            StagedKeys staged(cache_, il, prompt.tokens.size(), gpu_.get());
+            StagedKeys staged(cache_, il, prompt.tokens.size(), part.gpu.get());
             prefill_bytes_ = std::max(
                 prefill_bytes_, rows.bytes().total() + staged.bytes() + hidden_bytes(*model_, prompt.tokens.size()));
             part.graph.reset();
-            if (gpu_ != nullptr) gpu_->attach_exact(*model_, rows, exact.spec, il, ropes_, part.constants);
+            if (part.on_gpu()) part.gpu->attach_exact(*model_, rows, exact.spec, il, ropes_, part.constants);
             prefill_layer(il, prompt, targets, exact, staged, hidden);
             forget();
             staged.write(targets);
@@ -203,17 +204,17 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
         const std::vector<int32_t> out_ids = wanted(part(prompt.output));
 
         GraphShape shape = graph_shape(n, out_ids.size(), *exact.cache);
-        shape.on_gpu = all.on_gpu;
+        shape.on_gpu = all.on_gpu();
         shape.first_layer = il;
         shape.end_layer = il + 1;
         prepare_graph(all, shape, &exact);
         float* const states = hidden.data() + first * width;
-        set_input(all, all.graph->hidden_in, states, n * width * sizeof(float));
+        all.set_input(all.graph->hidden_in, states, n * width * sizeof(float));
         compute(all, part(prompt.tokens), part(prompt.pos), out_ids, *exact.cache, batch);
         if (all.graph->logits != nullptr) {
-            get_result(all, all.graph->logits, prompt.room(out_ids.size()));
+            all.get_result(all.graph->logits, prompt.room(out_ids.size()));
         } else {
-            get_result(all, all.graph->hidden_out, states);
+            all.get_result(all.graph->hidden_out, states);
         }
         if (prompt.between_ubatches) {
             prompt.between_ubatches();

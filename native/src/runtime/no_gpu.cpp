@@ -3,12 +3,21 @@
 #include "runtime/gpu.h"
 
 namespace lkv {
+namespace {
 
-ggml_backend_buffer_type_t gpu_memory(std::string& why) {
+[[noreturn]] void refuse() { fail("gpu", "expected a build with -DLATENTKV_CUDA=ON; got a CPU build"); }
+
+}  // namespace
+
+int count_gpus(std::string& why) {
     why = "not built, needs -DLATENTKV_CUDA=ON";
-    return nullptr;
+    return 0;
 }
 
-std::unique_ptr<Gpu> open_gpu() { fail("gpu", "expected a build with -DLATENTKV_CUDA=ON; got a CPU build"); }
+GpuBytes gpu_bytes(int) { refuse(); }
+
+ggml_backend_buffer_type_t gpu_memory(int) { refuse(); }
+
+std::unique_ptr<Gpu> open_gpu(int) { refuse(); }
 
 }  // namespace lkv

@@ -122,11 +122,6 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
     return quantized;
 }
 
-// Where graphs live. A forecast's are nowhere.
-ggml_backend_buffer_type_t memory(const Model& model, bool on_gpu) {
-    return on_gpu && model.gpu_memory() != nullptr ? model.gpu_memory() : ggml_backend_cpu_buffer_type();
-}
-
 // Errors: Error where no session can run so, before anything of one is allocated.
 std::shared_ptr<const Model> runnable(std::shared_ptr<const Model> model, const SessionOptions& options) {
     if (model->describe_only()) {
@@ -138,7 +133,7 @@ std::shared_ptr<const Model> runnable(std::shared_ptr<const Model> model, const 
             fail("require_fused", "expected fused attention on ", where,
                  "; got stock ggml operations; leave out --implementation reference");
         }
-        if (model->gpu_asked() && model->gpu_memory() == nullptr) {
+        if (model->gpu_asked() && !model->on_gpu()) {
             fail("require_fused", "expected fused attention on the GPU, as -ngl / n_gpu_layers asks; got the CPU (",
                  model->gpu_absent(), "); use -ngl 0");
         }
@@ -162,8 +157,7 @@ KvCacheOptions cache_options(const Model& model, const SessionOptions& options) 
     cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
     cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
     cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
-    cache.on_gpu = model.on_gpu();
-    cache.host_layers = cache.on_gpu ? model.n_host_layers() : 0;
+    cache.runs = model.runs();
     cache.sink = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
     if (!(options.recent_ratio <= 1.0)) {
         fail("recent_ratio", "expected a ratio from 0 to 1; got ", options.recent_ratio);
@@ -211,6 +205,10 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
             fail("prefill", "expected eager beside --evict ", options.evict, ", as a prompt is cut while it comes; ",
                  "got lazy");
         }
+        if (!model.on_one_device() && !options.prefill.empty()) {
+            fail("prefill", "expected all layers on one device for lazy; got ", runs_text(model.runs()),
+                 "; use --prefill eager, -ngl 0, or 99 with --split-mode none");
+        }
         if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
             fail("prefill", "expected eager, as ", obstacle, "; got lazy");
         }
@@ -218,10 +216,9 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
     return prefill;
 }
 
-// A file that asks for it is prefilled eagerly under eviction, and where layers are on both devices.
+// A file that asks for it is prefilled eagerly under eviction, and where layers are on several devices.
 static bool prefills_lazily(const Model& model, const SessionOptions& options) {
-    const bool one_device = !model.on_gpu() || model.n_host_layers() == 0;
-    return prefill_option(model, options) == Prefill::lazy && !evicts(options) && one_device;
+    return prefill_option(model, options) == Prefill::lazy && !evicts(options) && model.on_one_device();
 }
 
 size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options) {
@@ -232,16 +229,16 @@ size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options)
                               KvCache(model.hparams(), model.cache_spec(), cache_options(model, options), false));
 }
 
-ComputeBytes forecast_compute_bytes(const Model& model, const SessionOptions& options) {
+std::vector<size_t> forecast_compute_bytes(const Model& model, const SessionOptions& options) {
     const KvCacheOptions kv = cache_options(model, options);
     KvCache cache(model.hparams(), model.cache_spec(), kv, false);
     const Ropes ropes = read_ropes(model.file(), model.hparams(), kv.n_ctx);
     const GraphConstants constants = make_graph_constants(model.hparams(), ropes, rotates_full(model, cache, false),
-                                                          rotates_full(model, cache, true), memory(model, false));
+                                                          rotates_full(model, cache, true), ggml_backend_cpu_buffer_type());
     const BatchSlots batch;
     const auto reserve = [&](const GraphShape& shape, const ExactRows* exact = nullptr) {
         const std::unique_ptr<Graph> graph = build_graph(model, cache, ropes, constants, batch, shape, exact);
-        const ggml_gallocr_ptr allocator(ggml_gallocr_new(memory(model, false)));
+        const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
         size_t bytes = 0;
         ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);
         return bytes;
@@ -249,19 +246,17 @@ ComputeBytes forecast_compute_bytes(const Model& model, const SessionOptions& op
     GraphShape shape;
     shape.n_tokens = kv.n_ubatch;
     shape.n_threads = thread_count("n_threads_batch", options.n_threads_batch);
-    ComputeBytes most;
-    if (model.n_host_layers() > 0) {
-        shape.end_layer = model.n_host_layers();
-        most.host = reserve(shape);
-    }
-    if (model.on_gpu()) {
-        shape.on_gpu = true;
-        shape.first_layer = model.n_host_layers();
-        shape.end_layer = model.hparams().n_layer;
-        most.gpu = reserve(shape);
+    std::vector<size_t> most;
+    for (const LayerRun& run : model.runs()) {
+        shape.on_gpu = run.on_gpu();
+        shape.first_layer = run.first_layer;
+        shape.end_layer = run.end_layer;
+        shape.n_tokens = kv.n_ubatch;
+        most.push_back(reserve(shape));
+        if (!run.on_gpu()) continue;
         // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short
         shape.n_tokens = std::min(small_batch, shape.n_tokens);
-        most.gpu = std::max(most.gpu, reserve(shape));
+        most.back() = std::max(most.back(), reserve(shape));
     }
     shape.n_tokens = kv.n_ubatch;
     for (int il = 0; prefills_lazily(model, options) && il < model.hparams().n_layer; il++) {
@@ -272,8 +267,7 @@ ComputeBytes forecast_compute_bytes(const Model& model, const SessionOptions& op
         KvCache rows = exact_cache(model, exact.spec, kv.n_ctx, kv, false);
         exact.cache = &rows;
         exact.batch = batch;
-        size_t& here = model.on_gpu() ? most.gpu : most.host;
-        here = std::max(here, reserve(shape, &exact));
+        most.front() = std::max(most.front(), reserve(shape, &exact));
     }
     return most;
 }
@@ -285,10 +279,13 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
       n_threads_(thread_count("n_threads", options.n_threads)),
       n_threads_batch_(options.n_threads_batch == 0 ? n_threads_
                                                     : thread_count("n_threads_batch", options.n_threads_batch)),
-      gpu_(model_->gpu_memory() == nullptr ? nullptr : open_gpu()),
-      cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options), true, gpu_.get()),
+      parts_(open_parts(model_->runs())),
+      cache_(model_->hparams(), model_->cache_spec(), cache_options(*model_, options), true, devices_of(parts_)),
       ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)) {
-    make_parts(options.kv_rotate);
+    if (!fused_ && model_->on_gpu()) {
+        fail("implementation", "expected fused on a GPU; got reference; use -ngl 0");
+    }
+    attach_parts(options.kv_rotate);
     const CacheSpec& spec = model_->cache_spec();
     const int n_ctx = cache_.options().n_ctx;
     // sequences of one cache share its context
@@ -311,19 +308,13 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         fail("threads", "expected a pool of ", params.n_threads, " threads; got none from the system");
     }
     ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
-    if (!parts_.front().on_gpu) {
+    if (!parts_.front().on_gpu()) {
         encoder_.emplace(*model_, backend_.get());
         cache_.set_encoder(&*encoder_);
     }
-    if (gpu_ != nullptr) {
-        if (!fused_) {
-            fail("implementation", "expected fused on a GPU; got reference; use -ngl 0");
-        }
-        gpu_->attach(*model_, cache_, ropes_, parts_.back().constants);
-    }
-    if (parts_.size() > 1 && prefill_ == Prefill::lazy) {
-        log(LogLevel::warning, "[prefill] expected all layers on one device; got lazy, with the first ",
-            model_->n_host_layers(), " on the CPU: prompts are compressed as they come; use -ngl 0 or 99 for lazy");
+    if (!model_->on_one_device() && prefill_ == Prefill::lazy) {
+        log(LogLevel::warning, "[prefill] expected all layers on one device for lazy, by the file; got ",
+            runs_text(model_->runs()), ": prompts are compressed as they come; use -ngl 0, or 99 with --split-mode none");
         prefill_ = Prefill::eager;
     }
 
@@ -340,31 +331,21 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     log(LogLevel::info, "latent_attn: ", implementation());
 }
 
-// The first layers on the CPU, the others on the GPU.
-void Session::make_parts(bool kv_rotate) {
-    const HParams& h = model_->hparams();
+void Session::attach_parts(bool kv_rotate) {
     const bool rotate_k = kv_rotate && rotates_full(*model_, cache_, false);
     const bool rotate_v = kv_rotate && rotates_full(*model_, cache_, true);
-    const auto add = [&](bool on_gpu, int first, int end) {
-        if (first == end) return;
-        ggml_backend_buffer_type_t const where = memory(*model_, on_gpu);
-        parts_.push_back({on_gpu,
-                          first,
-                          end,
-                          make_graph_constants(h, ropes_, rotate_k, rotate_v, where),
-                          ggml_gallocr_ptr(ggml_gallocr_new(where)),
-                          {},
-                          nullptr});
-    };
-    add(false, 0, model_->n_host_layers());
-    add(true, model_->n_host_layers(), h.n_layer);
+    for (Part& part : parts_) {
+        ggml_backend_buffer_type_t const where = model_->memory(part.run);
+        part.constants = make_graph_constants(model_->hparams(), ropes_, rotate_k, rotate_v, where);
+        part.allocator.reset(ggml_gallocr_new(where));
+        if (part.on_gpu()) part.gpu->attach(*model_, cache_, ropes_, part.constants, part.run);
+    }
 }
 
 std::string Session::implementation() const {
-    if (gpu_ != nullptr) {
-        const int n_host = model_->n_host_layers();
-        return "fused cuda, " + gpu_->name() +
-               (n_host == 0 ? "" : "; fused cpu, the first " + std::to_string(n_host) + " layers");
+    if (model_->on_gpu()) {
+        const std::string fused = "fused cuda, " + parts_.back().gpu->name();
+        return model_->on_one_device() ? fused : fused + "; " + runs_text(model_->runs());
     }
     return fused_ ? "fused cpu (cuda: " + model_->gpu_absent() + ")"
                   : "reference, stock ggml ops (fused cpu: not asked for)";
@@ -503,17 +484,17 @@ void Session::prepare_graph(Part& part, const GraphShape& shape, const ExactRows
         part.graph.reset();
         fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower -ub / n_ubatch");
     }
-    if (part.on_gpu) {
-        gpu_->prepare(*part.graph);
+    if (part.on_gpu()) {
+        part.gpu->prepare(*part.graph);
     }
 }
 
 void Session::prepare_graphs(const GraphShape& all) {
     for (Part& part : parts_) {
         GraphShape shape = all;
-        shape.on_gpu = part.on_gpu;
-        shape.first_layer = part.first_layer;
-        shape.end_layer = part.end_layer;
+        shape.on_gpu = part.on_gpu();
+        shape.first_layer = part.run.first_layer;
+        shape.end_layer = part.run.end_layer;
         prepare_graph(part, shape);
     }
 }
@@ -527,41 +508,22 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.slots = batch_.own_rows ? cache_.claim_settled(pos, seq) : cache_.claim(pos, seq);
     try {
         prepare_graphs(graph_shape(tokens.size(), out_ids.size(), cache_));
+        const Part* before = nullptr;
         for (Part& part : parts_) {
+            if (before != nullptr) before->hand_to(part);
             compute(part, tokens, pos, out_ids, cache_, batch_);
-            if (const ggml_tensor* const hidden = part.graph->hidden_out) {
-                hidden_.resize(static_cast<size_t>(ggml_nelements(hidden)));
-                ggml_backend_tensor_get(hidden, hidden_.data(), 0, ggml_nbytes(hidden));
-            }
+            before = &part;
         }
+        for (const Part& part : parts_) part.get_result(part.graph->logits, logits);
     } catch (...) {
+        for (const Part& part : parts_) part.abandon();
         for (const SlotRef& to : batch_.slots) {
             cache_.release(to);
         }
         throw;
     }
-    const Part& last = parts_.back();
-    get_result(last, last.graph->logits, logits);
-    if (gpu_ != nullptr && cache_.eviction() != nullptr) {
-        gpu_->take_masses(cache_);
-    }
-}
-
-void Session::set_input(const Part& part, ggml_tensor* tensor, const void* data, size_t bytes) {
-    if (tensor == nullptr || tensor->data == nullptr)
-        return;  // no node reads positions in a last layer that only stores latents
-    if (part.on_gpu) {
-        gpu_->set(tensor, data, bytes);
-    } else {
-        ggml_backend_tensor_set(tensor, data, 0, bytes);
-    }
-}
-
-void Session::get_result(const Part& part, const ggml_tensor* tensor, float* data) {
-    if (part.on_gpu) {
-        gpu_->finish(tensor, data, tensor == nullptr ? 0 : ggml_nbytes(tensor));
-    } else if (tensor != nullptr) {
-        ggml_backend_tensor_get(tensor, data, 0, ggml_nbytes(tensor));
+    if (cache_.eviction() != nullptr && parts_.front().on_gpu()) {
+        parts_.front().gpu->take_masses(cache_);
     }
 }
 
@@ -587,28 +549,19 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
     if (graph.embeddings != nullptr) {
         hidden_.resize(static_cast<size_t>(ggml_nelements(graph.embeddings)));
         model_->embed(tokens, hidden_.data());
-        set_input(part, graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
-    } else if (part.first_layer > 0) {
-        set_input(part, graph.hidden_in, hidden_.data(), hidden_.size() * sizeof(float));
+        part.set_input(graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
     }
-    set_input(part, graph.tokens, tokens.data(), tokens.size_bytes());
-    set_input(part, graph.positions, pos.data(), pos.size_bytes());
-    set_input(part, graph.out_ids, out_ids.data(), out_ids.size_bytes());
+    part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
+    part.set_input(graph.positions, pos.data(), pos.size_bytes());
+    part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
     if (!fused_) {
         fill_reference_inputs(graph, rows, batch);
     }
-    if (part.on_gpu) {
-        if (&rows != &cache_) gpu_->begin(cache_, batch_);
-        gpu_->begin(rows, batch);
-    } else {
-        ggml_backend_cpu_set_n_threads(backend_.get(), part.shape.n_threads);
+    if (part.on_gpu()) {
+        if (&rows != &cache_) part.gpu->begin(cache_, batch_);
+        part.gpu->begin(rows, batch);
     }
-    // the GPU's run is waited for where its result is wanted
-    const ggml_status status = part.on_gpu ? ggml_backend_graph_compute_async(gpu_->backend(), graph.nodes)
-                                           : ggml_backend_graph_compute(backend_.get(), graph.nodes);
-    if (status != GGML_STATUS_SUCCESS) {
-        fail("compute", "expected the graph to run; got ", ggml_status_to_string(status));
-    }
+    part.compute(backend_.get());
 }
 
 bool Session::seq_rm(int seq, int32_t p0, int32_t p1) {
@@ -674,11 +627,9 @@ int32_t Session::seq_pos_max(int seq) const {
     return cache_.seq_pos_max(seq);
 }
 
-ComputeBytes Session::compute_bytes() const {
-    ComputeBytes bytes;
-    for (const Part& part : parts_) {
-        (part.on_gpu ? bytes.gpu : bytes.host) += ggml_gallocr_get_buffer_size(part.allocator.get(), 0);
-    }
+size_t Session::compute_bytes() const {
+    size_t bytes = 0;
+    for (const Part& part : parts_) bytes += ggml_gallocr_get_buffer_size(part.allocator.get(), 0);
     return bytes;
 }
 

@@ -14,7 +14,7 @@
 #include "model/graph.h"
 #include "model/model.h"
 #include "model/rope.h"
-#include "runtime/gpu.h"
+#include "runtime/part.h"
 #include "runtime/row_encoder.h"
 
 namespace lkv {
@@ -45,19 +45,14 @@ struct SessionOptions {
     bool require_fused = false;  // on the device that the model was asked to run on
 };
 
-struct ComputeBytes {
-    size_t host = 0;
-    size_t gpu = 0;
-    size_t total() const { return host + gpu; }
-};
-
 KvCacheOptions cache_options(const Model& model, const SessionOptions& options);
 
-// Errors: Error for another word, or lazy where exact K and V are not in the file.
+// Errors: Error for another word, or lazy where exact K and V are not in the file; or by these options under eviction, or where layers
+// are on several devices. By the file it is eager then (prefills_lazily).
 Prefill prefill_option(const Model& model, const SessionOptions& options);
 
-// Of a full ubatch's graphs with one output, before any of it is allocated. A GPU's kernels take scratch beside them.
-ComputeBytes forecast_compute_bytes(const Model& model, const SessionOptions& options);
+// Of a full ubatch's graphs with one output, of every run, before any of it is allocated. A GPU's kernels take scratch beside them.
+std::vector<size_t> forecast_compute_bytes(const Model& model, const SessionOptions& options);
 
 // What a lazily prefilled prompt of n_ctx tokens takes beside that; 0 when prefill is eager.
 size_t forecast_prefill_bytes(const Model& model, const SessionOptions& options);
@@ -98,7 +93,7 @@ public:
     int32_t seq_pos_min(int seq) const;
     int32_t seq_pos_max(int seq) const;
 
-    ComputeBytes compute_bytes() const;
+    size_t compute_bytes() const;
     size_t prefill_bytes() const { return prefill_bytes_; }  // the most that a lazy prefill has taken
 
     std::vector<uint8_t> state() const;
@@ -133,23 +128,10 @@ private:
     bool starts_sequences(std::span<const int32_t> seq) const;
     size_t next_ubatch(std::span<const int32_t> seq) const;
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that want logits
-    // Consecutive layers on one device. Their graph reads and leaves hidden states where others go before or follow.
-    struct Part {
-        bool on_gpu = false;
-        int first_layer = 0;
-        int end_layer = 0;
-        GraphConstants constants;
-        ggml_gallocr_ptr allocator;
-        GraphShape shape;
-        std::unique_ptr<Graph> graph;  // the last one: decoding keeps its shape, so it is reused
-    };
-    void make_parts(bool kv_rotate);
+    void attach_parts(bool kv_rotate);
     GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;  // of all layers, on the CPU
     void prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact = nullptr);
     void prepare_graphs(const GraphShape& all);
-    // Null tensors: nothing is copied. A result is waited for.
-    void set_input(const Part& part, ggml_tensor* tensor, const void* data, size_t bytes);
-    void get_result(const Part& part, const ggml_tensor* tensor, float* data);
     // Runs the prepared graph. `rows`, `batch`: what its attention reads, and the ubatch's slots there.
     void compute(Part& part, std::span<const int32_t> tokens, std::span<const int32_t> pos,
                  std::span<const int32_t> out_ids, const KvCache& rows, const BatchSlots& batch);
@@ -164,10 +146,9 @@ private:
     Prefill prefill_;
     int n_threads_;
     int n_threads_batch_;
-    std::unique_ptr<Gpu> gpu_;  // null: the CPU alone. Before the cache, whose rows it holds
+    std::vector<Part> parts_;  // one for each of the model's runs. Before the cache, whose rows they hold
     KvCache cache_;
     Ropes ropes_;
-    std::vector<Part> parts_;  // one, or the CPU's and behind it the GPU's
     std::unique_ptr<ggml_threadpool, ThreadpoolDeleter> threadpool_;
     ggml_backend_ptr backend_;
     std::optional<GgmlRowEncoder> encoder_;  // on the CPU

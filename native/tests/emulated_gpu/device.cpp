@@ -101,7 +101,29 @@ struct Mapping {
     }
     char* end() const { return static_cast<char*>(begin) + bytes; }
 };
-std::multimap<void*, Mapping> allocated;  // by what allocate() returned
+struct Allocation {
+    Mapping mapping;  // its last page is nobody's
+    int device;
+};
+std::multimap<const void*, Allocation> allocated;  // by what allocate() returned
+thread_local int current = 0;
+bool is_closed[n_devices] = {};
+
+size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
+void set_access(const Mapping& mapping, bool closed) {
+    if (mprotect(mapping.begin, mapping.bytes - page_bytes(), closed ? PROT_NONE : PROT_READ | PROT_WRITE) != 0) {
+        fail("memory whose protection may change");
+    }
+}
+
+void set_closed(int device, bool closed) {
+    if (is_closed[device] == closed) return;
+    is_closed[device] = closed;
+    for (const auto& [at, allocation] : allocated) {
+        if (allocation.device == device) set_access(allocation.mapping, closed);
+    }
+}
 
 // Of thread blocks that have ended: the system clears what it gives anew, which took as long as the kernels.
 std::vector<std::unique_ptr<Stack>> stacks;
@@ -236,16 +258,25 @@ void fail(const char* expected) {
     std::abort();
 }
 
-void* allocate(size_t bytes) {
+int device() { return current; }
+
+bool set_device(int device) {
+    if (device < 0 || device >= n_devices) return false;
+    current = device;
+    return true;
+}
+
+void* allocate(size_t bytes, int of) {
     constexpr size_t align = 16;
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t page = page_bytes();
     const size_t used = (bytes + align - 1) / align * align;
     const Mapping mapping((used + page - 1) / page * page + page);
     char* const end = mapping.end() - page;
     if (mprotect(end, page, PROT_NONE) != 0) fail("memory that nothing may touch");
     std::memset(end - used, 0xff, used);
     const std::lock_guard held(mutex);
-    allocated.emplace(end - used, mapping);
+    allocated.emplace(end - used, Allocation{mapping, of});
+    if (of != host && is_closed[of]) set_access(mapping, true);
     return end - used;
 }
 
@@ -253,8 +284,26 @@ void free(void* at) {
     const std::lock_guard held(mutex);
     const auto found = allocated.find(at);
     if (found == allocated.end()) return;
-    munmap(found->second.begin, found->second.bytes);
+    munmap(found->second.mapping.begin, found->second.mapping.bytes);
     allocated.erase(found);
+}
+
+int device_of(const void* at) {
+    const std::lock_guard held(mutex);
+    auto found = allocated.upper_bound(at);
+    if (found == allocated.begin()) return host;
+    const Allocation& allocation = (--found)->second;
+    return at < allocation.mapping.end() ? allocation.device : host;
+}
+
+void close_others(int device) {
+    const std::lock_guard held(mutex);
+    for (int other = 0; other < n_devices; other++) set_closed(other, other != device);
+}
+
+void open_all() {
+    const std::lock_guard held(mutex);
+    for (int device = 0; device < n_devices; device++) set_closed(device, false);
 }
 
 void yield() {
@@ -346,6 +395,7 @@ int n_ranks() { return static_cast<int>(block->cluster->blocks.size()); }
 bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel) {
     if (shared_bytes > most_shared || grid.x % cluster.x != 0 || grid.y % cluster.y != 0 || cluster.z != 1)
         return false;
+    close_others(current);
     for (unsigned z = 0; z < grid.z; z++) {
         for (unsigned y = 0; y < grid.y; y += cluster.y) {
             for (unsigned x = 0; x < grid.x; x += cluster.x) {

@@ -22,10 +22,21 @@ namespace emulated {
 constexpr int n_multiprocessors = 132;
 constexpr uint32_t most_shared = 232448;  // bytes of a thread block
 
+// Two devices. This thread's current one is 0 until it sets another.
+constexpr int n_devices = 2;
+constexpr int host = -1;
+int device();
+bool set_device(int device);
+
 // Memory that ends where none is, but for what 16 bytes need: who reads or writes past it stops the program, as a GPU would. Filled with
-// NaN, whatever it is read as.
-void* allocate(size_t bytes);
+// NaN, whatever it is read as. of: a device, or the host
+void* allocate(size_t bytes, int of);
 void free(void* at);
+int device_of(const void* at);  // host: it is nobody's else
+// Only this device's memory may be touched from now on: who touches another's stops the program.
+void close_others(int device);
+// A copy may touch all.
+void open_all();
 
 // Of all its thread blocks; false: the grid is not one.
 bool launch(dim3 grid, dim3 block, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel);

@@ -30,7 +30,7 @@ def named_barrier(match: re.Match[str]) -> str:
 def translated(source: str) -> str:
     source = DYNAMIC_SHARED.sub(r"auto* const \2 = static_cast<\1*>(emulated::dynamic_shared());", source)
     source = NAMED_BARRIER.sub(named_barrier, source)
-    source = LAUNCH.sub(r"emulated_launch(\1, \2, \3, \4, ", source)
+    source = LAUNCH.sub(r"emulated_launch(\1, \2, \3, \4, stream, ", source)
     source = PREFETCH.sub(";", source)
     return source.replace(EXP2, "y = x < -126.0f ? 0.0f : std::exp2(x);")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
-from latentkv.console.arguments import number, number_or_auto, text
+from latentkv.console.arguments import number, number_or_auto, shares, text
 from latentkv.errors import expected
 from latentkv.plan.formats import split_pair
 
@@ -185,7 +185,30 @@ def add_gpu_layers(group: Any) -> None:
         type=number_or_auto(ranges.N_GPU_LAYERS),
         default="auto",
         metavar="N",
-        help="so many of the last layers on the GPU, 99 = all; auto (default): what fits, 0 without a GPU",
+        help="so many of the last layers on GPUs, 99 = all; auto (default): what fits, 0 without a GPU",
+    )
+    group.add_argument(
+        "-ts",
+        "--tensor-split",
+        type=shares,
+        default=(),
+        metavar="N,N",
+        help="the GPUs' shares of these layers, 3,1: three quarters on the first (default: by free memory)",
+    )
+    group.add_argument(
+        "-sm",
+        "--split-mode",
+        choices=["none", "layer"],
+        default="layer",
+        help="layer (default): layers are shared among GPUs; none: --main-gpu has all",
+    )
+    group.add_argument(
+        "-mg",
+        "--main-gpu",
+        type=number(ranges.MAIN_GPU),
+        default=0,
+        metavar="I",
+        help="the GPU that has all layers, beside --split-mode none (default: 0)",
     )
 
 
@@ -207,8 +230,10 @@ def fitted(args: argparse.Namespace, n_ctx: int | str, cache: dict[str, Any], n_
     """What -ngl, -c and --kv-budget come to where they are `auto`, said in one line. cache:
     cache_options()."""
     from latentkv.plan.fit import Asked, fit
+    from latentkv.plan.gpus import Gpus
 
-    asked = Asked(args.gpu_layers, n_ctx, n_seq_max, args.ubatch_size)
+    gpus = Gpus(args.tensor_split, args.main_gpu, args.split_mode)
+    asked = Asked(args.gpu_layers, n_ctx, n_seq_max, args.ubatch_size, gpus)
     found = fit(args.model, args.latent, asked, cache)
     if found.said:
         print(found.said, file=sys.stderr)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     first = dict(zip(("kv", "kv_k", "kv_v"), split_pair(formats[0]), strict=True))
     longest = max(depths) + max(args.n_prompt, args.n_gen)
     fit = options.fitted(args, longest, options.cache_options(args) | first)
-    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=fit.n_gpu_layers)
+    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
     session_options = fit.options | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
     n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         n_ctx=fit.n_ctx,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ubatch=args.ubatch_size,
-        n_gpu_layers=fit.n_gpu_layers,
+        **fit.placement,
         last_n_tokens_size=args.repeat_last_n,
         chat_template=_read(args.chat_template_file),
         **fit.options,

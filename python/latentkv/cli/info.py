@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     cache = options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
     fit = options.fitted(args, args.ctx_size, cache)
     args.gpu_layers, args.kv_budget = fit.n_gpu_layers, fit.options["kv_budget"]
-    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=args.gpu_layers, describe_only=True)
+    model = _core.Model(args.model, latent_path=args.latent, describe_only=True, **fit.placement)
     n_ctx = fit.n_ctx or model.n_ctx_train
     warn_of_window(model, args, n_ctx)
     report = {
@@ -318,7 +318,7 @@ def _ranks(ranks: list[int]) -> str:
 
 def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
-    from latentkv.plan.fit import needs
+    from latentkv.plan.fit import device_name, needs
 
     contexts = sorted({row["n_ctx"] for row in forecast})
     lazy = any(row["prefill"] for row in forecast)
@@ -348,11 +348,14 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
         head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
         head += f"bytes/token are of all {contexts[-1]}"
     if on_gpu:
-        gpu, host = needs(last)
-        head += f"\nof {last['kv']} on the GPU {gpu} = {bytes_text(gpu.total)}; CUDA's own memory and the "
-        head += "kernels' scratch come on top"
-        if host.total:
-            head += f"\nand on the host {host} = {bytes_text(host.total)}"
+        needed = needs(last)
+        told = [
+            f"on {device_name(device, len(needed) - 1)} {need} = {bytes_text(need.total)}"
+            for device, need in needed.items()
+            if need.total
+        ]
+        head += f"\nof {last['kv']} {told[0]}; CUDA's own memory and the kernels' scratch come on top"
+        head += "".join(f"\nand {more}" for more in told[1:])
     caches = [f"cache at {count}" for count in contexts]
     columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return [head, table(columns, rows)]

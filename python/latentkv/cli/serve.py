@@ -91,7 +91,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     if n_ctx is None:
         n_ctx = options.file_context(args) * args.parallel
     fit = options.fitted(args, n_ctx, options.cache_options(args), args.parallel)
-    model = _core.Model(args.model, latent_path=args.latent, n_gpu_layers=fit.n_gpu_layers)
+    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
     n_ctx_seq = model.n_ctx_train or options.DEFAULT_CONTEXT
     cache = planned(model, fit.options)
     sizes: dict[str, Any] = {

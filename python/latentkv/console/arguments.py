@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from latentkv.errors import LatentKVError, expected
-from latentkv.ranges import Range, RealRange
+from latentkv.ranges import SHARE, Range, RealRange
 from latentkv.text import utf8
 
 # What argparse says of one option, and what is expected and got then.
@@ -68,6 +68,14 @@ def number_or_auto(allowed: Range) -> Callable[[str], int | str]:
             raise argparse.ArgumentTypeError(f"{allowed}, or auto; got {text}") from None
 
     return convert
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """An argparse type: `3,1`, or `3/1` as llama.cpp reads it."""
+    try:
+        return tuple(SHARE.read(share) for share in re.split("[,/]", text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"shares of 0 or more, as in 3,1; got {text}") from None
 
 
 def text(argument: str) -> str:

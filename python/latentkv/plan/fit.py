@@ -1,4 +1,4 @@
-"""`auto`: how many layers on the GPU, how long a context and which budget fit in what is free.
+"""`auto`: how many layers on the GPUs, how long a context and which budget fit in what is free.
 
 What a choice takes is forecast by the runtime before any of it is allocated (Model.forecast); here is only
 the search. A shorter context costs less than a layer on the CPU, down to `LEAST_CONTEXT` tokens of a
@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 from latentkv import _core
 from latentkv.errors import expected
+from latentkv.plan.gpus import BY_FREE_MEMORY, Gpus
 from latentkv.plan.master import planned
-from latentkv.plan.memory import free_on_gpu, free_on_host
+from latentkv.plan.memory import free_on_gpus, free_on_host
 from latentkv.quantities import bytes_text
 from latentkv.ranges import N_CTX
 
@@ -39,6 +40,7 @@ class Asked:
     n_ctx: int | str
     n_seq_max: int = 1
     n_ubatch: int = 512
+    gpus: Gpus = BY_FREE_MEMORY
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Fit:
     n_ctx: int
     options: dict[str, Any]
     said: str = ""
+    gpus: Gpus = BY_FREE_MEMORY
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """Where layers go: _core.Model's keywords."""
+        return {"n_gpu_layers": self.n_gpu_layers, **self.gpus.options()}
 
 
 def fit(path: str, latent_path: str, asked: Asked, options: Mapping[str, Any]) -> Fit:
@@ -60,14 +68,28 @@ def fit(path: str, latent_path: str, asked: Asked, options: Mapping[str, Any]) -
     """
     sized = AUTO in (asked.n_ctx, options.get("kv_budget"))
     looks = sized or asked.n_gpu_layers == AUTO  # the first look at a GPU starts CUDA
-    gpu = free_on_gpu() if looks and asked.n_gpu_layers != 0 else None
-    if asked.n_gpu_layers == AUTO and (gpu is None or options.get("implementation") == "reference"):
+    gpus = free_on_gpus() if looks and asked.n_gpu_layers != 0 else []
+    if asked.n_gpu_layers == AUTO and (not gpus or options.get("implementation") == "reference"):
+        if asked.gpus.tensor_split or asked.gpus.main_gpu:
+            raise expected("-ngl", "a GPU for --tensor-split or --main-gpu", "none", "leave them out")
         asked = replace(asked, n_gpu_layers=0)
     if not sized and asked.n_gpu_layers != AUTO:
-        return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), dict(options))
+        return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), dict(options), gpus=asked.gpus)
     if sized and options.get("implementation") == "reference":
         raise expected("auto", "fused attention, whose memory is forecast", "--implementation reference")
-    return _Search(path, latent_path, asked, options, gpu, free_on_host() if sized else None).found()
+    asked = replace(asked, gpus=_shared(asked, options, gpus))
+    return _Search(path, latent_path, asked, options, gpus, free_on_host() if sized else None).found()
+
+
+def _shared(asked: Asked, options: Mapping[str, Any], free: list[int]) -> Gpus:
+    """What was asked for, or by default shares as free memory is: a forecast's are the model's then. free: of
+    each GPU. Where all layers have to be on one device `auto` takes one."""
+    if len(free) < 2 or asked.gpus != BY_FREE_MEMORY:
+        return asked.gpus
+    alone = options.get("evict", "") not in ("", "none") or options.get("prefill") == "lazy"
+    if alone and asked.n_gpu_layers == AUTO:
+        return Gpus(main_gpu=free.index(max(free)), split_mode="none")
+    return Gpus(tuple(free))
 
 
 @dataclass(frozen=True)
@@ -87,16 +109,25 @@ class Need:
         return " + ".join(f"{name} {bytes_text(size)}" for name, size in parts)
 
 
-def needs(forecast: Mapping[str, Any]) -> tuple[Need, Need]:
-    """Of Model.forecast: on the GPU, and on the host."""
-    of = forecast["host"]
-    host = Need(of["weights"], of["cache"], of["compute"] + forecast["prefill"])
-    gpu = Need(
-        forecast["weights"] - of["weights"],
-        forecast["total"] - of["cache"],
-        forecast["compute"] - of["compute"],
-    )
-    return gpu, host
+def needs(forecast: Mapping[str, Any]) -> dict[int | None, Need]:
+    """Of Model.forecast: on each GPU that has layers, and on the host (None, the last)."""
+    found: dict[int | None, Need] = {}
+    host = Need(compute=forecast["prefill"])
+    alone = len(forecast["runs"]) == 1
+    for run in forecast["runs"]:
+        if run["gpu"] is None:
+            cells = forecast["cells"] if alone else 0
+            host = Need(run["weights"], run["cache"] + cells, run["compute"] + forecast["prefill"])
+        else:
+            found[run["gpu"]] = Need(run["weights"], run["cache"] + forecast["cells"], run["compute"])
+    return found | {None: host}
+
+
+def device_name(gpu: int | None, n_gpus: int) -> str:
+    """`the host`, `the GPU`, or `GPU 1` of several."""
+    if gpu is None:
+        return "the host"
+    return "the GPU" if n_gpus < 2 else f"GPU {gpu}"
 
 
 @dataclass(frozen=True)
@@ -113,20 +144,27 @@ class _Search:
         latent_path: str,
         asked: Asked,
         options: Mapping[str, Any],
-        gpu: int | None,
+        gpus: list[int],
         host: int | None,
     ) -> None:
-        """gpu: free bytes, None without one; host: too, None where what is there is not looked at."""
+        """gpus: free bytes of each; host: too, None where what is there is not looked at."""
         self.asked = asked
         self.options = dict(options)
-        self.gpu = gpu
-        self.host = host
+        self.gpus = gpus
+        self.free: dict[int | None, int | None] = dict(enumerate(gpus))
+        self.free[None] = host
         self.model = cache(
-            lambda n: _core.Model(path, latent_path=latent_path, n_gpu_layers=n, describe_only=True)
+            lambda n: _core.Model(
+                path,
+                latent_path=latent_path,
+                n_gpu_layers=n,
+                describe_only=True,
+                **(asked.gpus if n else BY_FREE_MEMORY).options(),
+            )
         )
 
     def found(self) -> Fit:
-        if self.gpu is None:
+        if not self.gpus:
             return self._said(self._best(0) or self._refuse(0))
         if self.asked.n_gpu_layers != AUTO:
             layers = int(self.asked.n_gpu_layers)
@@ -141,7 +179,7 @@ class _Search:
         return self._said(choice or self._best(0) or self._refuse(0))
 
     def _part(self, n_layer: int) -> _Choice | None:
-        """As many layers on the GPU as fit beside the shortest context."""
+        """As many layers on GPUs as fit beside the shortest context."""
         low, high, found = 0, n_layer, None
         while high - low > 1:
             middle = (low + high) // 2
@@ -207,10 +245,19 @@ class _Search:
 
     def _over(self, layers: int, n_ctx: int, options: Mapping[str, Any]) -> int:
         """Bytes by which it is too much, the margin counted; where nothing is too much at most 0."""
-        on_gpu, on_host = needs(self._forecast(layers, n_ctx, options))
-        free = ((on_gpu, self.gpu), (on_host, self.host))
-        over = (need.total - (room - MARGIN) for need, room in free if room is not None and need.total)
+        over = (
+            need.total - (room - MARGIN)
+            for device, need in needs(self._forecast(layers, n_ctx, options)).items()
+            if (room := self._room(device)) is not None and need.total
+        )
         return max(over, default=0)
+
+    def _room(self, device: int | None) -> int | None:
+        """Free bytes; None where what is there is not looked at."""
+        if device is not None and device >= len(self.gpus):
+            known = f"{len(self.gpus)} GPUs, counted from 0"
+            raise expected("--tensor-split, --main-gpu", known, f"GPU {device}")
+        return self.free[device]
 
     def _said(self, choice: _Choice) -> Fit:
         layers, n_ctx = choice.n_gpu_layers, choice.n_ctx
@@ -225,14 +272,17 @@ class _Search:
             share = forecast["per_token"] / (forecast["f16_per_token"] + forecast["cell_bytes"])
             chosen.append(f"--kv-budget {choice.options['kv_budget']} ({100 * share:.1f} % of f16)")
         parts = []
-        on_gpu, on_host = needs(forecast)
-        for name, need, free in (("GPU", on_gpu, self.gpu), ("host", on_host, self.host)):
+        for device, need in needs(forecast).items():
+            free = self._room(device)
             if need.total:
                 of = "" if free is None else f" of {bytes_text(free)} free, {bytes_text(MARGIN)} left alone"
-                parts.append(f"{need} = {bytes_text(need.total)} on the {name}{of}")
+                where = device_name(device, len(self.gpus))
+                parts.append(f"{need} = {bytes_text(need.total)} on {where}{of}")
         if self.asked.n_gpu_layers != AUTO:
             layers = int(self.asked.n_gpu_layers)
-        return Fit(layers, n_ctx, choice.options, f"fit: {' '.join(chosen)}: {'; '.join(parts)}")
+        said = f"fit: {' '.join(chosen)}: {'; '.join(parts)}"
+        gpus = self.asked.gpus if layers or self.asked.n_gpu_layers != AUTO else BY_FREE_MEMORY
+        return Fit(layers, n_ctx, choice.options, said, gpus)
 
     def _refuse(self, layers: int) -> NoReturn:
         """Says what the least of it takes."""
@@ -242,13 +292,14 @@ class _Search:
         if rows.get("kv_budget") == AUTO:
             where, hint = "--kv-budget", "lower -c"
             rows = rows | {"kv_budget": f"{100 * LEAST_BUDGET:g}%"}
-        on_gpu, on_host = needs(self._forecast(layers, n_ctx, planned(self.model(layers), rows)))
-        short = self.gpu is not None and on_gpu.total + MARGIN > self.gpu
-        name, need, free = ("GPU", on_gpu, self.gpu) if short else ("host", on_host, self.host)
+        needed = needs(self._forecast(layers, n_ctx, planned(self.model(layers), rows)))
+        short = (gpu for gpu in needed if gpu is not None and needed[gpu].total + MARGIN > self.gpus[gpu])
+        device = next(short, None)
+        need = needed[device]
         raise expected(
             where,
-            f"{bytes_text(need.total + MARGIN)} free on the {name}, of which {bytes_text(MARGIN)} is left "
-            f"alone, for {n_ctx} tokens ({need})",
-            bytes_text(free or 0),
+            f"{bytes_text(need.total + MARGIN)} free on {device_name(device, len(self.gpus))}, of which "
+            f"{bytes_text(MARGIN)} is left alone, for {n_ctx} tokens ({need})",
+            bytes_text(self._room(device) or 0),
             hint,
         )

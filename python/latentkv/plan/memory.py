@@ -61,7 +61,6 @@ def _left(group: Path, limit: str, usage: str, inactive: str) -> int | None:
     return max(0, most - used + int(files[0] if files else 0))
 
 
-def free_on_gpu() -> int | None:
-    """Bytes; None: this build has no GPU, or finds no device."""
-    found = _core.gpu_memory()
-    return None if found is None else found[0]
+def free_on_gpus() -> list[int]:
+    """Bytes of each; none: this build has no GPU, or finds no device."""
+    return [free for free, _ in _core.gpu_memory()]

@@ -1,5 +1,5 @@
-// How our ops run inside ggml on the GPU: a backend that wraps ggml-cuda's. Ordinary nodes go to ggml-cuda as views of the
-// graph, our nodes launch on ggml-cuda's own stream in between; nothing is copied between backends and nothing waits.
+// How our ops run beside ggml's on one GPU. Ordinary nodes go to ggml-cuda as views of the graph, our nodes launch on ggml-cuda's
+// own stream in between; nothing is copied between backends and nothing waits. What is called from outside enters the device first.
 // In small graphs what leads to K, to V and to the queries runs at the same time, on three streams (branches.h).
 // The second run of such a graph is recorded, and every later one is a single launch of the recording.
 #include <cuda_runtime_api.h>
@@ -9,11 +9,11 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
-#include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "ops/cuda/launch.h"
 #include "runtime/branches.h"
@@ -76,45 +76,58 @@ struct ExactLayer {
 
 class CudaGpu final : public Gpu {
 public:
-    CudaGpu();
-    ~CudaGpu() override { cudaStreamSynchronize(main_.stream()); }
+    explicit CudaGpu(int device);
+    ~CudaGpu() override {
+        cudaSetDevice(id_);  // whose memory is freed
+        cudaStreamSynchronize(main_.stream());
+    }
 
     std::string name() const override { return ggml_backend_dev_description(ggml_backend_get_device(main_.backend())); }
-    ggml_backend_t backend() override { return &wrapper_; }
-
     std::unique_ptr<CacheStorage> allocate(size_t bytes) override {
-        return std::make_unique<cuda::DeviceStorage>(bytes, main_.stream());
+        enter();
+        return std::make_unique<cuda::DeviceStorage>(bytes, id_, main_.stream());
     }
-    void attach(const Model& model, const KvCache& cache, const Ropes& ropes,
-                const GraphConstants& constants) override {
+    void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
+                const LayerRun& run) override {
+        enter();
         inputs_.attach(cache);
         rehearsal_.attach(cache, model.hparams());
-        layers_.attach(model, cache, ropes, constants, inputs_, device_);
+        layers_.attach(model, cache, ropes, constants, run, inputs_, device_);
         masses_.attach(cache);
     }
     void attach_exact(const Model& model, const KvCache& rows, const LayerCacheSpec& spec, int layer,
                       const Ropes& ropes, const GraphConstants& constants) override {
+        enter();
         exact_ = std::make_unique<ExactLayer>(rows, device_);
         exact_->inputs.attach(rows);
         exact_->layers.attach_alone(model, rows, spec, layer, ropes, constants, exact_->inputs, device_);
     }
     void detach_exact() override {
+        enter();
         cudaStreamSynchronize(main_.stream());
         exact_.reset();
     }
     void set(ggml_tensor* tensor, const void* data, size_t bytes) override {
+        enter();
         check(cudaMemcpyAsync(tensor->data, data, bytes, cudaMemcpyHostToDevice, main_.stream()), "a copy of an input");
     }
+    void send(const ggml_tensor* tensor, Gpu& other, ggml_tensor* to) override;
     void finish(const ggml_tensor* tensor, void* data, size_t bytes) override;
-    void take_masses(KvCache& cache) override { masses_.take(cache, main_.stream()); }
+    void take_masses(KvCache& cache) override {
+        enter();
+        masses_.take(cache, main_.stream());
+    }
     void begin(const KvCache& cache, const BatchSlots& batch) override {
+        enter();
         (is_exact(&cache) ? exact_->inputs : inputs_).begin(cache, batch, main_.stream());
     }
     void prepare(const Graph& graph) override;
+    ggml_status compute(ggml_cgraph* graph) override;
     void move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) override;
     void write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) override;
 
 private:
+    void enter() const { cuda::enter(id_); }
     bool is_exact(const KvCache* cache) const { return exact_ != nullptr && exact_->cache == cache; }
     cuda::Attention& attention_to(const KvCache* cache) { return is_exact(cache) ? exact_->attention : attention_; }
     // Nodes first … end - 1, each by who takes it.
@@ -129,15 +142,14 @@ private:
     ggml_status begin(ggml_cgraph* graph, const Branches& layer, int queries);
     ggml_status enqueue(ggml_cgraph* graph);
     ggml_status enqueue_nodes(ggml_cgraph* graph);
-    ggml_status compute(ggml_cgraph* graph);
 
+    int id_;  // entered before the lanes begin
     NoGraphsOfGgml setting_;  // before the lanes, which read it
-    Lane main_{true};
-    Lane v_lane_{true};
-    Lane q_lane_;
-    Lane rehearsal_lane_{true};
+    Lane main_{id_, true};
+    Lane v_lane_{id_, true};
+    Lane q_lane_{id_};
+    Lane rehearsal_lane_{id_, true};
     bool unjoined_ = false;  // a store that the main stream has not waited for
-    ggml_backend wrapper_{};
     cuda::Device device_{};
 
     cuda::StepInputs inputs_;
@@ -147,6 +159,7 @@ private:
     cuda::Masses masses_{layers_, inputs_, attention_, device_};
     cuda::Rehearsal rehearsal_;
     std::unique_ptr<ExactLayer> exact_;  // while a prompt is prefilled lazily
+    std::set<int> peers_;  // devices that something was sent to
     std::unique_ptr<cuda::PinnedMemory> result_;
     size_t result_bytes_ = 0;
 
@@ -158,24 +171,32 @@ private:
     cuda::Recording recording_;
 };
 
-CudaGpu::CudaGpu() {
+CudaGpu::CudaGpu(int device) : id_(cuda::enter(device)) {
     check(cuda::describe_device(device_), "a device query");
-    wrapper_ = *main_.backend();
-    static uint8_t guid[16] = {'l', 'a', 't', 'e', 'n', 't', 'k', 'v', '-', 'c', 'u', 'd', 'a'};
-    wrapper_.guid = &guid;
-    wrapper_.context = this;
-    wrapper_.iface = {};
-    wrapper_.iface.get_name = [](ggml_backend_t) { return "latentkv-cuda"; };
-    wrapper_.iface.free = [](ggml_backend_t) {};
-    wrapper_.iface.synchronize = [](ggml_backend_t b) {
-        ggml_backend_synchronize(static_cast<CudaGpu*>(b->context)->main_.backend());
-    };
-    wrapper_.iface.graph_compute = [](ggml_backend_t b, ggml_cgraph* graph) {
-        return static_cast<CudaGpu*>(b->context)->compute(graph);
-    };
+}
+
+// What is sent waits for the run, and the other's stream for what is sent. Where devices see each other's memory it crosses at once,
+// else CUDA takes it through the host.
+void CudaGpu::send(const ggml_tensor* tensor, Gpu& other, ggml_tensor* to) {
+    enter();
+    auto& receiver = static_cast<CudaGpu&>(other);
+    if (peers_.insert(receiver.id_).second) {
+        int sees = 0;
+        check(cudaDeviceCanAccessPeer(&sees, id_, receiver.id_), "a device query");
+        const cudaError_t error = sees == 0 ? cudaSuccess : cudaDeviceEnablePeerAccess(receiver.id_, 0);
+        if (error == cudaErrorPeerAccessAlreadyEnabled) {
+            cudaGetLastError();  // not the next caller's
+        } else {
+            check(error, "access to another GPU's memory");
+        }
+    }
+    check(cudaMemcpyPeerAsync(to->data, receiver.id_, tensor->data, id_, ggml_nbytes(tensor), main_.stream()),
+          "a copy to another GPU");
+    check(receiver.main_.wait_for(main_), "an event");
 }
 
 void CudaGpu::finish(const ggml_tensor* tensor, void* data, size_t bytes) {
+    enter();
     inputs_.end(main_.stream());
     if (tensor == nullptr) {
         check(cudaStreamSynchronize(main_.stream()), "the stream");
@@ -198,6 +219,7 @@ void CudaGpu::finish(const ggml_tensor* tensor, void* data, size_t bytes) {
 }
 
 void CudaGpu::prepare(const Graph& graph) {
+    enter();
     recording_.drop();
     bool one_waits = false;
     const ggml_backend_dev_t device = ggml_backend_get_device(main_.backend());
@@ -230,8 +252,9 @@ DeviceMemory list_of(std::span<const RowMove> moves, int to) {
 }
 
 void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const RowMove> slots) {
+    enter();
     std::map<int, DeviceMemory> lists;  // by cells of the layers
-    for (int il = cache.options().host_layers; il < layers_.size(); il++) {
+    for (int il = layers_.run().first_layer; il < layers_.run().end_layer; il++) {
         const cuda::Layer& layer = layers_[il];
         const auto [found, is_new] = lists.try_emplace(layer.cells);
         if (is_new) found->second = list_of(cache.moves_of(il, slots), to);
@@ -261,6 +284,7 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
 
 void CudaGpu::write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) {
     if (moves.empty()) return;
+    enter();
     const int middle = cache.n_regions() - 1;
     const DeviceMemory slots = list_of(moves, middle);
     const auto n = static_cast<int>(moves.size());
@@ -473,6 +497,7 @@ ggml_status CudaGpu::enqueue_nodes(ggml_cgraph* graph) {
 }
 
 ggml_status CudaGpu::compute(ggml_cgraph* graph) {
+    enter();
     const cuda::RecordedFor of{attention_.launched_slots(false), attention_.launched_slots(true), attention_.variant()};
     if (recording_.has(graph, of)) return recording_.launch(main_.stream());
     if (!recordable_ || recording_.is_first(graph)) return enqueue(graph);
@@ -485,16 +510,22 @@ ggml_status CudaGpu::compute(ggml_cgraph* graph) {
 
 }  // namespace
 
-ggml_backend_buffer_type_t gpu_memory(std::string& why) {
-    int n_devices = 0;
-    const cudaError_t error = cudaGetDeviceCount(&n_devices);
-    if (error != cudaSuccess || n_devices == 0) {
-        why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
-        return nullptr;
-    }
-    return ggml_backend_cuda_buffer_type(0);
+int count_gpus(std::string& why) {
+    int n = 0;
+    const cudaError_t error = cudaGetDeviceCount(&n);
+    if (error != cudaSuccess) n = 0;
+    if (n == 0) why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
+    return n;
 }
 
-std::unique_ptr<Gpu> open_gpu() { return std::make_unique<CudaGpu>(); }
+GpuBytes gpu_bytes(int gpu) {
+    GpuBytes bytes{};
+    ggml_backend_cuda_get_device_memory(gpu, &bytes.free, &bytes.total);
+    return bytes;
+}
+
+ggml_backend_buffer_type_t gpu_memory(int gpu) { return ggml_backend_cuda_buffer_type(gpu); }
+
+std::unique_ptr<Gpu> open_gpu(int gpu) { return std::make_unique<CudaGpu>(gpu); }
 
 }  // namespace lkv

@@ -10,9 +10,9 @@ namespace lkv::cuda {
 
 class Lane {
 public:
-    // first: its thread blocks go before those of other lanes
-    explicit Lane(bool first = false) : backend_(ggml_backend_cuda_init(0)) {
-        if (backend_ == nullptr) fail("cuda", "expected device 0 to start; got an error of ggml-cuda");
+    // device: the current one. first: its thread blocks go before those of other lanes
+    explicit Lane(int device, bool first = false) : backend_(ggml_backend_cuda_init(device)) {
+        if (backend_ == nullptr) fail("cuda", "expected device ", device, " to start; got an error of ggml-cuda");
         if (first) check(give_priority(backend_.get()), "a stream of high priority");
         stream_ = stream_of(backend_.get());
         check(cudaEventCreateWithFlags(&reached_, cudaEventDisableTiming), "an event");

@@ -120,8 +120,9 @@ void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, c
 }  // namespace
 
 void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
-                         const StepInputs& inputs, const Device& device) {
+                         const LayerRun& run, const StepInputs& inputs, const Device& device) {
     attach_shared(model, ropes, constants, device);
+    run_ = run;
     layers_.resize(static_cast<size_t>(model.hparams().n_layer));
     size_t slots = 0;  // of the exact windows
     for (int r = 0; r + 1 < cache.n_regions(); r++) slots += static_cast<size_t>(cache.cells(r).capacity());
@@ -131,7 +132,7 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
                     [](const LayerCacheSpec& spec) { return spec.exact_is_full() && spec.k_path == KPath::rebuild; })) {
         finished_ = DeviceMemory(slots * static_cast<size_t>(whole_.row_bytes()));
     }
-    for (int il = cache.options().host_layers; il < size(); il++) {
+    for (int il = run.first_layer; il < run.end_layer; il++) {
         const auto index = static_cast<size_t>(il);
         attach_layer(model, cache, specs[index], ropes_[ropes.of_layer[index]], inputs, device, il, il);
     }

@@ -58,9 +58,9 @@ struct RopeTables {
 
 class LayerTables {
 public:
-    // Once. Errors: Error for shapes the kernels do not take.
+    // Once, of this run's layers. Errors: Error for shapes the kernels do not take.
     void attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
-                const StepInputs& inputs, const Device& device);
+                const LayerRun& run, const StepInputs& inputs, const Device& device);
     // The same of a cache that holds one layer of the model alone, in rows as `spec` has them.
     void attach_alone(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, int layer,
                       const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs,
@@ -68,7 +68,8 @@ public:
 
     // By the cache's layer.
     Layer& operator[](int il) { return layers_[static_cast<size_t>(il)]; }
-    int size() const { return static_cast<int>(layers_.size()); }
+    // Of the cache's layers those that are here.
+    const LayerRun& run() const { return run_; }
     // By the table that ggml's RoPE reads, see GraphConstants; null: none of these.
     const RopeTables* rope_of(const ggml_tensor* factors) const;
     // The regions of `full` as kernels read them: raw keys finished, behind the windows the batch's own rows.
@@ -89,7 +90,8 @@ private:
     void attach_full(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
                      int il);
 
-    std::vector<Layer> layers_;
+    std::vector<Layer> layers_;  // of the cache; empty ones where they are elsewhere
+    LayerRun run_;
     RowPlan whole_;          // f16 rows of whole heads
     DeviceMemory finished_;  // keys of the exact windows, of one layer at a time
     DeviceMemory own_[2];    // K, V of a batch

@@ -13,24 +13,31 @@ namespace lkv::cuda {
 
 class DeviceStorage : public CacheStorage {
 public:
-    DeviceStorage(size_t bytes, cudaStream_t stream) : memory_(bytes), stream_(stream) {
+    // device: the current one
+    DeviceStorage(size_t bytes, int device, cudaStream_t stream) : device_(device), memory_(bytes), stream_(stream) {
         check(cudaMemset(memory_.as<void>(), 0, bytes), "clearing the cache");
         settle("clearing the cache");
     }
+    DeviceStorage(const DeviceStorage&) = delete;
+    DeviceStorage& operator=(const DeviceStorage&) = delete;
+    ~DeviceStorage() override { cudaSetDevice(device_); }
     uint8_t* at(size_t offset) const override { return memory_.as<uint8_t>() + offset; }
     uint8_t* load(std::vector<uint8_t>& copy) const override {
         copy.resize(memory_.bytes());
+        enter(device_);
         check(cudaStreamSynchronize(stream_), "the stream");
         check(cudaMemcpy(copy.data(), at(0), copy.size(), cudaMemcpyDeviceToHost), "a copy of the cache");
         return copy.data();
     }
     void store(const std::vector<uint8_t>& copy) override {
+        enter(device_);
         check(cudaStreamSynchronize(stream_), "the stream");
         check(cudaMemcpy(at(0), copy.data(), copy.size(), cudaMemcpyHostToDevice), "a copy to the cache");
         settle("a copy to the cache");
     }
 
 private:
+    int device_;
     DeviceMemory memory_;
     cudaStream_t stream_;
 };

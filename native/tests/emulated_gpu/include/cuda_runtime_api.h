@@ -48,10 +48,17 @@ enum cudaError_t {
     cudaSuccess,
     cudaErrorInvalidValue,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorNotSupported = 801,
     cudaErrorUnknown = 999
 };
-using cudaStream_t = struct EmulatedStream*;
+struct EmulatedStream {
+    int device;
+};
+using cudaStream_t = EmulatedStream*;  // null: the current device's
+inline int emulated_device_of(cudaStream_t stream) { return stream == nullptr ? emulated::device() : stream->device; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated GPU"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
@@ -59,7 +66,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
 template <class T>
 cudaError_t cudaMalloc(T** at, size_t bytes) {
-    *at = static_cast<T*>(emulated::allocate(bytes));
+    *at = static_cast<T*>(emulated::allocate(bytes, emulated::device()));
     return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* at) {
@@ -68,28 +75,51 @@ inline cudaError_t cudaFree(void* at) {
 }
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice, cudaMemcpyDeviceToHost };
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    emulated::open_all();
     if (bytes != 0) std::memcpy(to, from, bytes);
     return cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+// Within one device; another's memory is copied by cudaMemcpyPeerAsync.
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    const int of = emulated_device_of(stream);
+    for (const void* at : {static_cast<const void*>(to), from}) {
+        if (const int there = emulated::device_of(at); there != emulated::host && there != of) {
+            return cudaErrorInvalidValue;
+        }
+    }
     return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                                       cudaStream_t) {
+    if (emulated::device_of(to) != to_device || emulated::device_of(from) != from_device) return cudaErrorInvalidValue;
+    return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice);
 }
 template <class T>
 cudaError_t cudaMallocHost(T** at, size_t bytes) {
-    return cudaMalloc(at, bytes);
+    *at = static_cast<T*>(emulated::allocate(bytes, emulated::host));
+    return cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* at) { return cudaFree(at); }
 inline cudaError_t cudaMemset(void* at, int byte, size_t bytes) {
+    emulated::open_all();
     std::memset(at, byte, bytes);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaGetDeviceCount(int* n) {
-    *n = 1;
+    *n = emulated::n_devices;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* id) {
-    *id = 0;
+    *id = emulated::device();
+    return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int id) {
+    return emulated::set_device(id) ? cudaSuccess : cudaErrorInvalidDevice;
+}
+// Peers do not see each other's memory: copies go through the host, and kernels never may.
+inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+    *can = 0;
     return cudaSuccess;
 }
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
@@ -136,8 +166,10 @@ struct cudaLaunchConfig_t {
     cudaLaunchAttribute* attrs = nullptr;
     unsigned numAttrs = 0;
 };
+// A stream is its device's alone.
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), const Args&... args) {
+    if (emulated_device_of(config->stream) != emulated::device()) return cudaErrorInvalidResourceHandle;
     dim3 cluster;
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const cudaLaunchAttribute& attribute = config->attrs[i];
@@ -149,7 +181,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 }
 // kernel<<<grid, threads, bytes, stream>>>(args …), see translate.py
 template <class... Params, class... Args>
-void emulated_launch(void (*kernel)(Params...), dim3 grid, int threads, size_t bytes, const Args&... args) {
+void emulated_launch(void (*kernel)(Params...), dim3 grid, int threads, size_t bytes, cudaStream_t stream,
+                     const Args&... args) {
+    if (emulated_device_of(stream) != emulated::device()) emulated::fail("a stream of the current device");
     const dim3 block(static_cast<unsigned>(threads));
     if (!emulated::launch(grid, block, dim3(), bytes, [&] { kernel(args...); })) {
         emulated::fail("a grid and shared memory that a launch may ask for");
@@ -157,11 +191,22 @@ void emulated_launch(void (*kernel)(Params...), dim3 grid, int threads, size_t b
 }
 
 // Streams wait for nothing: what was launched before has happened.
-using cudaEvent_t = struct EmulatedEvent*;
+struct EmulatedEvent {
+    int device;
+};
+using cudaEvent_t = EmulatedEvent*;
 enum { cudaStreamNonBlocking, cudaEventDisableTiming };
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t*, unsigned) { return cudaSuccess; }
-inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    *event = new EmulatedEvent{emulated::device()};
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    return event->device == emulated_device_of(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 
 // Recorded steps are not emulated: a recording does not begin, and nothing else of them is called.
@@ -192,6 +237,7 @@ enum {
     cudaError_t name(Args&&...) {                                      \
         emulated::fail("no call of " #name ", which is not emulated"); \
     }
+EMULATED_NEVER(cudaDeviceEnablePeerAccess)
 EMULATED_NEVER(cudaDeviceGetStreamPriorityRange)
 EMULATED_NEVER(cudaGraphDestroy)
 EMULATED_NEVER(cudaGraphExecDestroy)

@@ -16,6 +16,12 @@ inline void check(cudaError_t error, const char* what) {
     }
 }
 
+// What this thread allocates and launches from now on is the device's. Nothing puts it back: setting a device begins a context on it.
+inline int enter(int device) {
+    check(cudaSetDevice(device), "a GPU");
+    return device;
+}
+
 // What was copied or set without a stream is in place. cudaMemcpy of pageable memory returns when it is staged and cudaMemset at once;
 // streams of ggml-cuda do not wait for either. Without this, beside another program on the GPU, rows were moved by lists that had not arrived.
 inline void settle(const char* what) { check(cudaStreamSynchronize(nullptr), what); }

@@ -1,0 +1,39 @@
+// Which device has which layers: consecutive runs, the CPU's first, then those of the GPUs in their order.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace lkv {
+
+struct LayerRun {
+    int gpu = -1;  // -1: the CPU
+    int first_layer = 0;
+    int end_layer = 0;
+
+    bool on_gpu() const { return gpu >= 0; }
+};
+
+enum class SplitMode { none, layer };
+
+// What is asked for, as of llama.cpp.
+struct GpuOptions {
+    int n_gpu_layers = 0;             // so many of the last layers, and the output; negative, or as many as there are: all
+    std::vector<float> tensor_split;  // the GPUs' shares of these; none given: by free memory
+    int main_gpu = 0;                 // beside SplitMode::none the one that has all
+    SplitMode split_mode = SplitMode::layer;
+};
+
+// Errors: Error for another word.
+SplitMode parse_split_mode(const std::string& word);
+
+// n_gpus: those that there are. free(gpu): its bytes, asked where shares depend on it.
+// Errors: Error for shares or a GPU that are not there, or that would change nothing.
+std::vector<LayerRun> place_layers(int n_layer, const GpuOptions& asked, int n_gpus,
+                                   const std::function<size_t(int gpu)>& free);
+
+// "layers 0 to 2 on the CPU, 3 to 5 on GPU 0"
+std::string runs_text(const std::vector<LayerRun>& runs);
+
+}  // namespace lkv

@@ -1,0 +1,41 @@
+// Consecutive layers on one device, and what runs their graph there: the CPU's backend, or a GPU.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/graph.h"
+#include "runtime/gpu.h"
+
+namespace lkv {
+
+// Their graph reads and leaves hidden states where others go before or follow.
+struct Part {
+    // Opens the run's GPU, if it has one.
+    explicit Part(const LayerRun& run);
+
+    LayerRun run;
+    std::unique_ptr<Gpu> gpu;  // null: the CPU
+    GraphConstants constants;
+    ggml_gallocr_ptr allocator;
+    GraphShape shape;
+    std::unique_ptr<Graph> graph;  // the last one: decoding keeps its shape, so it is reused
+
+    bool on_gpu() const { return gpu != nullptr; }
+    // Null tensors: nothing is copied. A result is waited for, on a GPU without one, too.
+    void set_input(ggml_tensor* tensor, const void* data, size_t bytes) const;
+    void get_result(const ggml_tensor* tensor, float* data) const;
+    // The hidden states that this part has run for, to the one behind it.
+    void hand_to(const Part& next) const;
+    // Runs the prepared graph; a GPU's run is waited for where its result is wanted. Errors: Error when it does not run.
+    void compute(ggml_backend_t cpu) const;
+    // Of a failure: what is under way ends, and what it comes to is of no interest.
+    void abandon() const noexcept;
+};
+
+std::vector<Part> open_parts(const std::vector<LayerRun>& runs);
+
+// Where rows are, of every part.
+std::vector<CacheDevice*> devices_of(const std::vector<Part>& parts);
+
+}  // namespace lkv

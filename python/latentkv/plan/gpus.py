@@ -1,0 +1,52 @@
+"""Which GPUs layers go to: llama.cpp's options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from latentkv import ranges
+from latentkv.errors import expected
+
+SPLIT_MODES = ("none", "layer")  # by llama-cpp-python's numbers, LLAMA_SPLIT_MODE_NONE and _LAYER
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """As _core.Model has them. tensor_split: the GPUs' shares of the layers that go to GPUs, () = by free
+    memory; main_gpu: beside "none" the one that takes all."""
+
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int = 0
+    split_mode: str = "layer"
+
+    @staticmethod
+    def of(tensor_split: Sequence[float] | None, main_gpu: int, split_mode: int | str) -> Gpus:
+        """Arguments of Llama.
+
+        Raises:
+            LatentKVError: a share below 0, or a split that there is not: of a layer's rows.
+        """
+        shares = tuple(ranges.SHARE.check("tensor_split", share) for share in tensor_split or ())
+        return Gpus(shares, ranges.MAIN_GPU.check("main_gpu", main_gpu), split_mode_word(split_mode))
+
+    def options(self) -> dict[str, Any]:
+        """_core.Model's keywords."""
+        return {
+            "tensor_split": list(self.tensor_split),
+            "main_gpu": self.main_gpu,
+            "split_mode": self.split_mode,
+        }
+
+
+BY_FREE_MEMORY = Gpus()
+
+
+def split_mode_word(value: int | str) -> str:
+    """0, 1, "none" or "layer", as a word."""
+    if value in SPLIT_MODES:
+        return str(value)
+    if isinstance(value, int) and 0 <= value < len(SPLIT_MODES):
+        return SPLIT_MODES[value]
+    raise expected("split_mode", "0 (none) or 1 (layer), as a layer has one device", repr(value))
