@@ -48,10 +48,10 @@ def logits(session: Any, n_vocab: int) -> np.ndarray:
 def measured(model_path: str, layers: int, depth: int, threads: int) -> dict[str, Any]:
     import cuda
     from latentkv import _core
-    from latentkv.plan.fit import needs
+    from latentkv.plan.fit import Need, needs
 
     before = _core.gpu_memory()
-    if before is None:
+    if not before:
         raise SystemExit("error: [GPU] expected one; got none")
     model = _core.Model(model_path, n_gpu_layers=layers)
     n_ctx = depth + STEPS + 256
@@ -63,15 +63,14 @@ def measured(model_path: str, layers: int, depth: int, threads: int) -> dict[str
     prompt = time.perf_counter() - begin
     step = cuda.step_time(session, random, model.n_vocab, 1, STEPS, SKIPPED)
     after = _core.gpu_memory()
-    assert after is not None
-    on_gpu, on_host = needs(model.forecast(n_ctx))
+    forecast = needs(model.forecast(n_ctx))
     return {
         "layers": min(layers, model.n_layer + 1),
         "decode": 1 / step,
         "prompt": depth / prompt,
-        "forecast": on_gpu.total / (1 << 20),
-        "taken": (before[0] - after[0]) / (1 << 20),
-        "host": on_host.total / (1 << 20),
+        "forecast": forecast.get(0, Need()).total / (1 << 20),
+        "taken": (before[0][0] - after[0][0]) / (1 << 20),
+        "host": forecast[None].total / (1 << 20),
         "logits": first.reshape(-1)[:4096].tolist(),
     }
 
