@@ -1,6 +1,6 @@
 """Tokens per second and memory by the number of layers on the GPU (`-ngl`), each in a process of its own.
 
-    python bench/layers.py [MODEL] [--layers 0,8,16,24,32,99] [--depth N] [-t N] [--save NAME]
+    python bench/layers.py [MODEL] [--layers 0,8,16,24,32] [--depth N] [-t N] [--save NAME]
 
 MODEL is a GGUF; without it one of random weights in Llama-3.1-8B's shape, with rows as `convert` writes them
 by default. Before a number of layers is timed, its logits have to be those of all layers on the GPU, within
@@ -65,7 +65,7 @@ def measured(model_path: str, layers: int, depth: int, threads: int) -> dict[str
     after = _core.gpu_memory()
     forecast = needs(model.forecast(n_ctx))
     return {
-        "layers": min(layers, model.n_layer + 1),
+        "layers": min(layers, model.n_layer),
         "decode": 1 / step,
         "prompt": depth / prompt,
         "forecast": forecast.get(0, Need()).total / (1 << 20),
@@ -107,7 +107,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--layers", default="0,8,16,24,28,32,99")
+    parser.add_argument("--layers", default="0,8,16,24,28,32")
     parser.add_argument("--depth", type=int, default=2048)
     parser.add_argument("-t", "--threads", type=int, default=0)
     parser.add_argument("--save", default="layers-8b", metavar="NAME")

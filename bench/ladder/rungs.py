@@ -134,8 +134,8 @@ def evicting() -> Iterator[Rung]:
             evict = options | {"evict": policy, "keep_tokens": tokens}
             setting = f"{budget}, {policy} {tokens}"
             yield Rung("waterfill, size, evicting", setting, file, evict, share(budget))
-    options = {"kv": "q4", **WINDOW, "evict": "h2o", "keep_tokens": "44%"}
-    yield Rung("full K and V, evicting", "q4 + window, h2o 44%", PLAIN, options, share("14%"))
+    options = {"kv": "q4", **WINDOW, "evict": "h2o", "keep_tokens": "43%"}
+    yield Rung("full K and V, evicting", "q4 + window, h2o 43%", PLAIN, options, share("14%"))
 
 
 def tale(shape: Shape) -> Iterator[Rung]:
