@@ -59,8 +59,9 @@ def build(python: str, out: Path) -> Path:
         path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
         made = Path(folder) / "made"
         options = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made)]
-        options += ["-C", f"build-dir={BUILD / 'cmake'}", "-C", "cmake.define.LATENTKV_LEVELS=ON"]
-        options += ["-C", f"cmake.define.LATENTKV_LLAMA_CPP_DIR={tree}"]
+        settings = (f"build-dir={BUILD / 'cmake'}", "cmake.define.LATENTKV_LEVELS=ON")
+        for setting in (*settings, f"cmake.define.LATENTKV_LLAMA_CPP_DIR={tree}"):
+            options += ["--config-settings", setting]  # Python 3.10's pip does not know -C
         pip(environment, *options, ROOT, path=path)
         repaired = Path(folder) / "repaired"
         run(environment / "bin" / "auditwheel", "repair", "-w", repaired, *made.glob("*.whl"), path=path)
