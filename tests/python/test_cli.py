@@ -154,7 +154,7 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
         (["-ngl", "all"], "[-ngl] expected 0 … 2147483647, or -1 (all), or auto; got all"),
         (["-ts", "3,many"], "[-ts] expected shares of 0 or more, as in 3,1; got 3,many"),
         (["-ts", "1,-1"], "[-ts] expected shares of 0 or more, as in 3,1; got 1,-1"),
-        (["-sm", "row"], "[-sm] expected one of none, layer; got row"),
+        (["-sm", "row"], "[-sm] expected none or layer, as a layer has one device; got row"),
         (["-mg", "first"], "[-mg] expected 0 … 2147483647; got first"),
     ],
 )
