@@ -41,13 +41,13 @@ void refused(const GpuOptions& asked, const std::vector<size_t>& free, const std
 }  // namespace
 
 int main() {
-    CHECK(place(8, {0}, {5, 5}) == "cccccccc");
-    CHECK(place(8, {99}, {}) == "cccccccc");
-    CHECK(place(8, {99}, {5}) == "00000000");
-    CHECK(place(8, {-1}, {5, 5}) == "00001111");
-    CHECK(place(8, {5}, {5}) == "ccc00000");
-    CHECK(place(8, {99}, {10, 30}) == "00111111");  // by free memory
-    CHECK(place(8, {99}, {0, 30}) == "11111111");
+    CHECK(place(8, {0, {}}, {5, 5}) == "cccccccc");
+    CHECK(place(8, {99, {}}, {}) == "cccccccc");
+    CHECK(place(8, {99, {}}, {5}) == "00000000");
+    CHECK(place(8, {-1, {}}, {5, 5}) == "00001111");
+    CHECK(place(8, {5, {}}, {5}) == "ccc00000");
+    CHECK(place(8, {99, {}}, {10, 30}) == "00111111");  // by free memory
+    CHECK(place(8, {99, {}}, {0, 30}) == "11111111");
     CHECK(place(8, {99, {3, 1}}, {1, 1}) == "00000011");
     CHECK(place(8, {99, {1, 0}}, {1, 1}) == "00000000");
     CHECK(place(8, {99, {0, 1}}, {1, 1}) == "11111111");
@@ -68,7 +68,7 @@ int main() {
     refused({99, {}, 1}, {5, 5}, "[main_gpu] expected split mode none beside it");
     refused({99, {}, 2, SplitMode::none}, {5, 5}, "[main_gpu] expected one of 2 GPUs, counted from 0; got 2");
     refused({99, {}, -1, SplitMode::none}, {5, 5}, "[main_gpu] expected one of 2 GPUs, counted from 0; got -1");
-    refused({99}, {0, 0}, "[gpu] expected a GPU with free memory; got none");
+    refused({99, {}}, {0, 0}, "[gpu] expected a GPU with free memory; got none");
     CHECK(lkv::parse_split_mode("none") == SplitMode::none);
     return lkv::test::report("layer_runs");
 }
