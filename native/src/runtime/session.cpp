@@ -207,7 +207,7 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
         }
         if (!model.on_one_device() && !options.prefill.empty()) {
             fail("prefill", "expected all layers on one device for lazy; got ", runs_text(model.runs()),
-                 "; use --prefill eager, -ngl 0, or 99 with --split-mode none");
+                 "; use -ngl 0, or 99 with --split-mode none, or --prefill eager");
         }
         if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
             fail("prefill", "expected eager, as ", obstacle, "; got lazy");
