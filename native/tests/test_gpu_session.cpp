@@ -482,8 +482,8 @@ bool compare(const File& file, const Combination& c, int n_gpu_layers = 99) {
     double tolerance = 4e-3 + share_of_formats * formats;
     // One code of two bits can be more than that: as much as it is between CPUs whose weights differ by rounding.
     for (unsigned i = 1; i <= 8 && error > tolerance; i++) {
-        tolerance =
-            std::max(tolerance, 1.2 * relative_error(want, decode(file.twin(1e-4F, i), c.options, on_gpu(0), c.prompt)));
+        tolerance = std::max(tolerance,
+                             1.2 * relative_error(want, decode(file.twin(1e-4F, i), c.options, on_gpu(0), c.prompt)));
     }
     CHECK_MSG(error <= tolerance,
               c.name + ": relative error " + std::to_string(error) + ", the formats cost " + std::to_string(formats));
@@ -653,8 +653,10 @@ public:
     void lazily() {
         options_.prefill = "lazy";
         same(on_gpu(99), on_gpu(99, 1), 40, "lazily, all on the second GPU");
-        refused({99, {1, 1}}, "[prefill] expected all layers on one device for lazy; got layers 0 to 1 on GPU 0, 2 to 2");
-        refused(on_gpu(2), "[prefill] expected all layers on one device for lazy; got layers 0 to 0 on the CPU, 1 to 2");
+        refused({99, {1, 1}},
+                "[prefill] expected all layers on one device for lazy; got layers 0 to 1 on GPU 0, 2 to 2");
+        refused(on_gpu(2),
+                "[prefill] expected all layers on one device for lazy; got layers 0 to 0 on the CPU, 1 to 2");
         options_.prefill = "";
     }
     void evicting() {

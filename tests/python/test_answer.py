@@ -236,8 +236,6 @@ def test_refusals(scripted: Build, call: Callable[[Any], Any], message: str) -> 
         ({"lora_path": "x"}, LatentKVError, r"\[lora_path\] expected None; got 'x'; merge the adapter"),
         ({"offload_kqv": False}, LatentKVError, r"\[offload_kqv\] expected True; got False"),
         ({"split_mode": 2}, LatentKVError, r"\[split_mode\] expected 0 \(none\) or 1 \(layer\), .*; got 2"),
-        ({"tensor_split": [1, 1]}, LatentKVError, r"\[tensor_split\] expected layers on a GPU beside it"),
-        ({"main_gpu": 1}, LatentKVError, r"\[main_gpu\] expected layers on a GPU beside it"),
         ({"tensor_split": [1, -1]}, LatentKVError, r"\[tensor_split\] expected a finite number"),
         ({"no_such": 1}, TypeError, "unexpected keyword argument 'no_such'"),
         ({"type_k": 7}, LatentKVError, r"\[type_k\] expected a format name or one of the ggml types"),

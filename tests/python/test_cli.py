@@ -129,6 +129,13 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
     assert 0 < forecast[99]["weights"] <= forecast[0]["weights"]
     assert forecast[99]["compute"] != forecast[0]["compute"]
     assert "of q4 on the GPU weights" in run("info", latent_gguf, "-ngl", 99, "--kv", "q4").stdout
+    shared = run("info", latent_gguf, "--kv", "q3", "-c", 512, "-ngl", 99, "-ts", "1,1", "--json")
+    runs = json.loads(shared.stdout)["forecast"][-1]["runs"]
+    assert [device["gpu"] for device in runs] == [0, 1]
+    assert sum(device["weights"] for device in runs) == forecast[99]["weights"]
+    told = run("info", latent_gguf, "-ngl", 3, "-ts", "2,1", "--kv", "q4").stdout
+    assert "of q4 on GPU 0 weights" in told
+    assert "and on GPU 1 weights" in told
     told = run("info", latent_gguf, "-ngl", 3, "--kv", "q4").stdout
     assert "of q4 on the GPU weights" in told
     assert "and on the host weights" in told
@@ -145,6 +152,10 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
         (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
         (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
         (["-ngl", "all"], "[-ngl] expected 0 … 2147483647, or -1 (all), or auto; got all"),
+        (["-ts", "3,many"], "[-ts] expected shares of 0 or more, as in 3,1; got 3,many"),
+        (["-ts", "1,-1"], "[-ts] expected shares of 0 or more, as in 3,1; got 1,-1"),
+        (["-sm", "row"], "[-sm] expected none or layer, as a layer has one device; got row"),
+        (["-mg", "first"], "[-mg] expected 0 … 2147483647; got first"),
     ],
 )
 def test_info_refuses_what_changes_nothing(

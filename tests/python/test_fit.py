@@ -179,7 +179,7 @@ def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_
 
 
 def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -> None:
-    from latentkv import _core
+    from latentkv import Llama, _core
     from latentkv.plan import fit
     from latentkv.plan.gpus import Gpus
 
@@ -222,10 +222,12 @@ def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -
     for options in ({"evict": "h2o", "keep_tokens": "1024"}, {"prefill": "lazy"}):
         found = with_room(1000, whole * 2, **options)
         assert (found.n_gpu_layers, found.gpus) == (n_layer, Gpus(main_gpu=1, split_mode="none"))
-    with pytest.raises(LatentKVError, match=r"expected 1 GPUs, counted from 0; got GPU 1"):
+    with pytest.raises(LatentKVError, match=r"expected no more than the 1 GPUs that there are; got 2 shares"):
         with_room(whole, gpus=Gpus((1.0, 1.0)))
     with pytest.raises(LatentKVError, match=r"\[-ngl\] expected a GPU for --tensor-split"):
         with_room(gpus=Gpus((1.0, 1.0)))
+    with pytest.raises(ValueError, match=r"\[tensor_split\] expected layers on a GPU beside it"):
+        Llama(master, tensor_split=[1, 1])
 
 
 def test_free_memory_is_what_the_system_and_the_group_leave(tmp_path: Path) -> None:

@@ -259,7 +259,9 @@ private:
             return static_cast<size_t>(layer) < layers.size() ? layers[static_cast<size_t>(layer)].k_offset
                                                               : k_bytes + v_bytes;
         }
-        size_t bytes_of(const LayerRun& run) const { return bytes_before(run.end_layer) - bytes_before(run.first_layer); }
+        size_t bytes_of(const LayerRun& run) const {
+            return bytes_before(run.end_layer) - bytes_before(run.first_layer);
+        }
     };
 
     // What is no longer recent, once a sequence has a batch more than its window: slots of which every sequence that holds

@@ -19,7 +19,7 @@ enum class SplitMode { none, layer };
 
 // What is asked for, as of llama.cpp.
 struct GpuOptions {
-    int n_gpu_layers = 0;             // so many of the last layers, and the output; negative, or as many as there are: all
+    int n_gpu_layers = 0;  // so many of the last layers, and the output; negative, or as many as there are: all
     std::vector<float> tensor_split;  // the GPUs' shares of these; none given: by free memory
     int main_gpu = 0;                 // beside SplitMode::none the one that has all
     SplitMode split_mode = SplitMode::layer;

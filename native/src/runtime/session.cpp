@@ -207,7 +207,7 @@ Prefill prefill_option(const Model& model, const SessionOptions& options) {
         }
         if (!model.on_one_device() && !options.prefill.empty()) {
             fail("prefill", "expected all layers on one device for lazy; got ", runs_text(model.runs()),
-                 "; use --prefill eager, -ngl 0, or 99 with --split-mode none");
+                 "; use -ngl 0, or 99 with --split-mode none, or --prefill eager");
         }
         if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
             fail("prefill", "expected eager, as ", obstacle, "; got lazy");
@@ -233,8 +233,9 @@ std::vector<size_t> forecast_compute_bytes(const Model& model, const SessionOpti
     const KvCacheOptions kv = cache_options(model, options);
     KvCache cache(model.hparams(), model.cache_spec(), kv, false);
     const Ropes ropes = read_ropes(model.file(), model.hparams(), kv.n_ctx);
-    const GraphConstants constants = make_graph_constants(model.hparams(), ropes, rotates_full(model, cache, false),
-                                                          rotates_full(model, cache, true), ggml_backend_cpu_buffer_type());
+    const GraphConstants constants =
+        make_graph_constants(model.hparams(), ropes, rotates_full(model, cache, false),
+                             rotates_full(model, cache, true), ggml_backend_cpu_buffer_type());
     const BatchSlots batch;
     const auto reserve = [&](const GraphShape& shape, const ExactRows* exact = nullptr) {
         const std::unique_ptr<Graph> graph = build_graph(model, cache, ropes, constants, batch, shape, exact);
@@ -314,7 +315,8 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
     }
     if (!model_->on_one_device() && prefill_ == Prefill::lazy) {
         log(LogLevel::warning, "[prefill] expected all layers on one device for lazy, by the file; got ",
-            runs_text(model_->runs()), ": prompts are compressed as they come; use -ngl 0, or 99 with --split-mode none");
+            runs_text(model_->runs()),
+            ": prompts are compressed as they come; use -ngl 0, or 99 with --split-mode none");
         prefill_ = Prefill::eager;
     }
 

@@ -49,8 +49,8 @@ ggml_backend_buffer_type memory_of(int device) {
     type.context = new Memory{device, "emulated GPU " + std::to_string(device)};
     type.iface.get_name = [](ggml_backend_buffer_type_t t) { return static_cast<Memory*>(t->context)->name.c_str(); };
     type.iface.alloc_buffer = [](ggml_backend_buffer_type_t t, size_t size) {
-        void* const at =
-            emulated::allocate((size + alignment - 1) / alignment * alignment, static_cast<Memory*>(t->context)->device);
+        void* const at = emulated::allocate((size + alignment - 1) / alignment * alignment,
+                                            static_cast<Memory*>(t->context)->device);
         return ggml_backend_buffer_init(t, buffer_interface(), at, size);
     };
     type.iface.get_alignment = [](ggml_backend_buffer_type_t) { return alignment; };

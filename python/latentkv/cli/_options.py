@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
-from latentkv.console.arguments import number, number_or_auto, shares, text
+from latentkv.console.arguments import number, number_or_auto, shares, split_mode, text
 from latentkv.errors import expected
 from latentkv.plan.formats import split_pair
 
@@ -198,8 +198,9 @@ def add_gpu_layers(group: Any) -> None:
     group.add_argument(
         "-sm",
         "--split-mode",
-        choices=["none", "layer"],
+        type=split_mode,
         default="layer",
+        metavar="MODE",
         help="layer (default): layers are shared among GPUs; none: --main-gpu has all",
     )
     group.add_argument(

@@ -78,6 +78,13 @@ def shares(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"shares of 0 or more, as in 3,1; got {text}") from None
 
 
+def split_mode(text: str) -> str:
+    """An argparse type: how GPUs share a model."""
+    if text not in ("none", "layer"):
+        raise argparse.ArgumentTypeError(f"none or layer, as a layer has one device; got {text}")
+    return text
+
+
 def text(argument: str) -> str:
     """An argparse type: what native code takes as UTF-8."""
     try:

@@ -73,6 +73,10 @@ def fit(path: str, latent_path: str, asked: Asked, options: Mapping[str, Any]) -
         if asked.gpus.tensor_split or asked.gpus.main_gpu:
             raise expected("-ngl", "a GPU for --tensor-split or --main-gpu", "none", "leave them out")
         asked = replace(asked, n_gpu_layers=0)
+    if gpus and max(len(asked.gpus.tensor_split), asked.gpus.main_gpu + 1) > len(gpus):
+        known = f"no more than the {len(gpus)} GPUs that there are"
+        got = f"{len(asked.gpus.tensor_split)} shares and main GPU {asked.gpus.main_gpu}"
+        raise expected("--tensor-split, --main-gpu", known, got)
     if not sized and asked.n_gpu_layers != AUTO:
         return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), dict(options), gpus=asked.gpus)
     if sized and options.get("implementation") == "reference":
@@ -248,16 +252,9 @@ class _Search:
         over = (
             need.total - (room - MARGIN)
             for device, need in needs(self._forecast(layers, n_ctx, options)).items()
-            if (room := self._room(device)) is not None and need.total
+            if (room := self.free[device]) is not None and need.total
         )
         return max(over, default=0)
-
-    def _room(self, device: int | None) -> int | None:
-        """Free bytes; None where what is there is not looked at."""
-        if device is not None and device >= len(self.gpus):
-            known = f"{len(self.gpus)} GPUs, counted from 0"
-            raise expected("--tensor-split, --main-gpu", known, f"GPU {device}")
-        return self.free[device]
 
     def _said(self, choice: _Choice) -> Fit:
         layers, n_ctx = choice.n_gpu_layers, choice.n_ctx
@@ -273,7 +270,7 @@ class _Search:
             chosen.append(f"--kv-budget {choice.options['kv_budget']} ({100 * share:.1f} % of f16)")
         parts = []
         for device, need in needs(forecast).items():
-            free = self._room(device)
+            free = self.free[device]
             if need.total:
                 of = "" if free is None else f" of {bytes_text(free)} free, {bytes_text(MARGIN)} left alone"
                 where = device_name(device, len(self.gpus))
@@ -300,6 +297,6 @@ class _Search:
             where,
             f"{bytes_text(need.total + MARGIN)} free on {device_name(device, len(self.gpus))}, of which "
             f"{bytes_text(MARGIN)} is left alone, for {n_ctx} tokens ({need})",
-            bytes_text(self._room(device) or 0),
+            bytes_text(self.free[device] or 0),
             hint,
         )

@@ -143,7 +143,7 @@ private:
     ggml_status enqueue(ggml_cgraph* graph);
     ggml_status enqueue_nodes(ggml_cgraph* graph);
 
-    int id_;  // entered before the lanes begin
+    int id_;                  // entered before the lanes begin
     NoGraphsOfGgml setting_;  // before the lanes, which read it
     Lane main_{id_, true};
     Lane v_lane_{id_, true};
@@ -159,7 +159,7 @@ private:
     cuda::Masses masses_{layers_, inputs_, attention_, device_};
     cuda::Rehearsal rehearsal_;
     std::unique_ptr<ExactLayer> exact_;  // while a prompt is prefilled lazily
-    std::set<int> peers_;  // devices that something was sent to
+    std::set<int> peers_;                // devices that something was sent to
     std::unique_ptr<cuda::PinnedMemory> result_;
     size_t result_bytes_ = 0;
 
@@ -171,9 +171,7 @@ private:
     cuda::Recording recording_;
 };
 
-CudaGpu::CudaGpu(int device) : id_(cuda::enter(device)) {
-    check(cuda::describe_device(device_), "a device query");
-}
+CudaGpu::CudaGpu(int device) : id_(cuda::enter(device)) { check(cuda::describe_device(device_), "a device query"); }
 
 // What is sent waits for the run, and the other's stream for what is sent. Where devices see each other's memory it crosses at once,
 // else CUDA takes it through the host.

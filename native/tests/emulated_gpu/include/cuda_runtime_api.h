@@ -114,9 +114,7 @@ inline cudaError_t cudaGetDevice(int* id) {
     *id = emulated::device();
     return cudaSuccess;
 }
-inline cudaError_t cudaSetDevice(int id) {
-    return emulated::set_device(id) ? cudaSuccess : cudaErrorInvalidDevice;
-}
+inline cudaError_t cudaSetDevice(int id) { return emulated::set_device(id) ? cudaSuccess : cudaErrorInvalidDevice; }
 // Peers do not see each other's memory: copies go through the host, and kernels never may.
 inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
     *can = 0;
