@@ -101,6 +101,13 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
     return logits;
 }
 
+lkv::Accept parse_accept(const std::string& word) {
+    if (word == "same") return lkv::Accept::same;
+    if (word == "finer") return lkv::Accept::finer;
+    if (word == "any") return lkv::Accept::any;
+    lkv::fail("accept", "expected same, finer or any; got ", lkv::quoted(word));
+}
+
 }  // namespace
 
 void bind_session(py::module_& module) {
@@ -210,18 +217,20 @@ void bind_session(py::module_& module) {
             py::arg("seq"))
         .def(
             "set_seq_state",
-            [](PySession& s, int seq, const py::bytes& data, bool convert) {
+            [](PySession& s, int seq, const py::bytes& data, const std::string& accept) {
                 const std::string_view view(data);
+                const lkv::Accept which = parse_accept(accept);
                 const py::gil_scoped_release release;
                 return s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()},
-                                               convert);
+                                               which);
             },
-            py::arg("seq"), py::arg("data"), py::arg("convert") = false)
+            py::arg("seq"), py::arg("data"), py::arg("accept") = "same")
         .def(
             "set_state",
-            [](PySession& s, const py::bytes& data) {
+            [](PySession& s, const py::bytes& data, const std::string& accept) {
                 const std::string_view view(data);
-                s.session.set_state({reinterpret_cast<const uint8_t*>(view.data()), view.size()});
+                return s.session.set_state({reinterpret_cast<const uint8_t*>(view.data()), view.size()},
+                                           parse_accept(accept));
             },
-            py::arg("data"));
+            py::arg("data"), py::arg("accept") = "same");
 }

@@ -746,7 +746,7 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
         CHECK(relative_error(got, want) < 4e-3);
     }
     sessions[0]->clear();
-    CHECK(sessions[0]->set_seq_state(1, sessions[1]->seq_state(0)) == false);
+    CHECK(sessions[0]->set_seq_state(1, sessions[1]->seq_state(0)).empty());
     CHECK(sessions[0]->seq_pos_max(1) == 70);
 }
 

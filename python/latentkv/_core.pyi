@@ -256,14 +256,17 @@ class Session:
     # state
     def state_bytes(self) -> bytes:
         """All sequences; what they share is in it once. Files of states are LlamaState's."""
-    def set_state(self, data: bytes) -> None:
-        """Replaces all of the cache, in the slots of the one that was saved."""
+    def set_state(self, data: bytes, accept: str = "same") -> str:
+        """Replaces all of the cache, in the slots of the one that was saved. accept: which rows of other
+        formats, budgets or exact windows are taken and coded anew: none; "any" of the same weights. Returns
+        what was lost, "" where nothing was, and logs it for "any". Raises Error for others, or too few
+        slots; the cache is empty then."""
     def seq_state_bytes(self, seq: int) -> bytes:
         """One sequence alone, in the same form."""
-    def set_seq_state(self, seq: int, data: bytes, convert: bool = False) -> bool:
-        """Replaces a sequence by the one of a state, in any slots that are free. convert: rows of finer
-        formats are coded anew; returns whether some were. Raises Error where there are too few slots, or the
-        weights or row formats differ; the sequence is empty then."""
+    def set_seq_state(self, seq: int, data: bytes, accept: str = "same") -> str:
+        """Replaces a sequence by the one of a state, in any slots that are free. "finer" takes rows of other
+        formats that are as fine as this session's or finer, in the same exact windows. Else as set_state; the
+        sequence is empty after an error."""
 
 class Sampler:
     """A chain of libllama samplers over one logits row."""

@@ -153,11 +153,11 @@ class OpenModel(Evaluator):
 
     @in_turn
     def load_state(self, state: LlamaState | str | Path) -> LlamaState:
-        """Goes on from a state (or the file of one) that the same model with the same cache formats saved;
-        returns it."""
+        """Goes on from a state (or the file of one) that the same model saved; returns it. Rows of other
+        formats, budgets or exact windows are coded anew, and what they lose is said in one line."""
         if not isinstance(state, LlamaState):
             state = LlamaState.read(state)
         self.hold(None)
-        self.restore(state)
+        self.restore(state, "any")
         self.set_seed(state.seed)
         return state

@@ -246,7 +246,7 @@ def test_state_is_bit_exact(m: Any, regions: dict[str, Any]) -> None:
     other.set_state(state)
     assert np.array_equal(np.concatenate([other.decode([t]) for t in IDS[500:600]]), expected)
     with pytest.raises(
-        core.Error, match=r"^\[state\] expected version 4 of a state; got 1, which another latentkv"
+        core.Error, match=r"^\[state\] expected version 5 of a state; got 1, which another latentkv"
     ):
         other.set_state(state[:12] + (1).to_bytes(4, "little") + state[16:])
     for cut in (8, len(state) // 2, len(state) - 1):
@@ -256,6 +256,29 @@ def test_state_is_bit_exact(m: Any, regions: dict[str, Any]) -> None:
         assert broken.n_cells_used() == 0
     with pytest.raises(core.Error, match=r"^\[state\] expected regions . as in this session"):
         ringed(m, kv="q4", **regions, n_ctx=600, n_seq_max=20).set_state(state)
+
+
+@pytest.mark.parametrize("regions", [{}, {"sink": 4, "recent": 20}], ids=str)
+def test_a_state_goes_to_other_rows_and_rings(m: Any, regions: dict[str, Any]) -> None:
+    """From all rows to those of a ring; from a ring only to one that holds no more."""
+    whole = {"kv": "f32", "n_ctx": 600, "n_seq_max": 20} | regions  # too small a context for a ring
+    s = ringed(m, **whole)
+    s.decode(IDS[:500], output="none")
+    state = s.state_bytes()
+    fine = ringed(m, kv="f32", **regions)
+    assert fine.set_state(state, accept="any") == ""
+    coarse = ringed(m, kv="q8", **regions)
+    assert coarse.set_state(fine.state_bytes(), accept="any").startswith("rows of 32.0 bits a channel")
+    assert slots(coarse) == slots(ringed(m, kv="q8", **regions))
+    expected, got, near = (
+        np.concatenate([each.decode([t]) for t in IDS[500:600]]) for each in (s, fine, coarse)
+    )
+    assert distance(got, expected) < 1e-4
+    assert 1e-5 < distance(near, expected) < 0.05
+    with pytest.raises(
+        core.Error, match=r"^\[state\] expected rows of the token at position .* had forgotten it"
+    ):
+        ringed(m, **whole).set_state(fine.state_bytes(), accept="any")
 
 
 def test_bytes_are_of_the_slots_there_are(gemma: Path, tmp_path: Path) -> None:

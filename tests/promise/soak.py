@@ -176,14 +176,14 @@ class Soak:
     def restore_all(self) -> None:
         state = self.session.state_bytes()
         self.session = self.fresh(N_SEQ)
-        self.session.set_state(state)
+        assert self.session.set_state(state) == ""
 
     def restore_one(self) -> None:
         a, b = self.random.randrange(N_SEQ), self.random.randrange(N_SEQ)
         source = self.sequences[a]
         if not source.cells or self.n_cells() + len(source.cells) > N_CTX:
             return
-        self.session.set_seq_state(b, self.session.seq_state_bytes(a))
+        assert self.session.set_seq_state(b, self.session.seq_state_bytes(a)) == ""
         self.sequences[b] = Sequence(list(source.script))
         for p in source.cells:
             self.sequences[b].cells[p] = self.cell

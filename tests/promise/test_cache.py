@@ -237,22 +237,22 @@ def test_a_sequence_in_finer_rows_is_coded_anew(latent: Any, regions: dict[str, 
     with pytest.raises(ValueError, match=r"^\[state\] expected row bytes"):
         s.set_seq_state(0, fine)
     assert s.n_cells_used() == 0
-    assert s.set_seq_state(0, fine, convert=True)
+    assert s.set_seq_state(0, fine, accept="finer")
     again = s.seq_state_bytes(0)
     assert len(again) == len(coarse) < len(fine)
     other = session(latent, kv="q4", **regions)
-    assert not other.set_seq_state(0, again, convert=True)  # nothing is coded twice
+    assert not other.set_seq_state(0, again, accept="finer")  # nothing is coded twice
     assert other.seq_state_bytes(0) == again
     expected = session(latent, kv="f32", **regions)
     expected.decode(ids, output="none")
     want = expected.decode([9])
     assert distance(s.decode([9]), want) < 0.1
     with pytest.raises(ValueError, match=r"^\[state\] expected rows .* as fine as this session's or finer"):
-        session(latent, kv="q8", **regions).set_seq_state(0, coarse, convert=True)
+        session(latent, kv="q8", **regions).set_seq_state(0, coarse, accept="finer")
     for cut in (24, 60, len(fine) // 2, len(fine) - 1):
         broken = session(latent, kv="q4", **regions)
         with pytest.raises(ValueError, match=r"^\[state\] expected"):
-            broken.set_seq_state(0, fine[:cut], convert=True)
+            broken.set_seq_state(0, fine[:cut], accept="finer")
         assert broken.n_cells_used() == 0
 
 
@@ -265,12 +265,12 @@ def test_dropped_channels_of_a_sequence_read_as_those_of_a_smaller_plan(latent: 
     }
     s = session(latent, **whole_plan)
     s.decode(ids, output="none")
-    assert not session(latent, kv="f32").set_seq_state(0, s.seq_state_bytes(0), convert=True)
+    assert not session(latent, kv="f32").set_seq_state(0, s.seq_state_bytes(0), accept="finer")
     none = {"k_plan": whole_plan["k_plan"], "v_plan": ["none"] * len(whole_plan["v_plan"])}
     blind = session(latent, **none)
-    assert blind.set_seq_state(0, s.seq_state_bytes(0), convert=True)
+    assert blind.set_seq_state(0, s.seq_state_bytes(0), accept="finer")
     with pytest.raises(ValueError, match=r"^\[state\] expected rows .* or finer"):
-        session(latent, **whole_plan).set_seq_state(0, blind.seq_state_bytes(0), convert=True)
+        session(latent, **whole_plan).set_seq_state(0, blind.seq_state_bytes(0), accept="finer")
 
 
 def test_rows_of_another_rotation_are_no_rows_of_this_session(converted: Any) -> None:
@@ -282,9 +282,9 @@ def test_rows_of_another_rotation_are_no_rows_of_this_session(converted: Any) ->
     with pytest.raises(ValueError, match=said):
         session(m, kv="q8").set_state(s.state_bytes())
     with pytest.raises(ValueError, match=said):
-        session(m, kv="q8").set_seq_state(0, s.seq_state_bytes(0), convert=True)
+        session(m, kv="q8").set_seq_state(0, s.seq_state_bytes(0), accept="finer")
     session(m, kv="q8", kv_rotate=False).set_state(s.state_bytes())
-    assert session(m, kv="q4", kv_rotate=False).set_seq_state(0, s.seq_state_bytes(0), convert=True)
+    assert session(m, kv="q4", kv_rotate=False).set_seq_state(0, s.seq_state_bytes(0), accept="finer")
 
 
 def test_a_state_of_other_weights_is_refused(converted: Any, tmp_path: Path) -> None:

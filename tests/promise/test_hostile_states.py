@@ -50,7 +50,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 def refusal(target: Any, data: bytes, one: bool) -> str | None:
     """Why a state, or that of one sequence, is not taken; None: it is."""
     try:
-        target.set_seq_state(0, data) if one else target.set_state(data)
+        target.set_seq_state(0, data, "any") if one else target.set_state(data, "any")
     except ValueError as error:
         return str(error)
     return None

@@ -155,7 +155,7 @@ def test_states_go_from_larger_budgets_to_smaller_ones(master: Any) -> None:
     for small, large in itertools.combinations(BUDGETS, 2):
         own = distance(read(**planned_for(small)).decode([9]), exact)
         restored = session(master, **planned_for(small))
-        assert restored.set_seq_state(0, states[large], convert=True)
+        assert restored.set_seq_state(0, states[large], accept="finer")
         assert restored.seq_pos_max(0) == len(ids) - 1
         assert len(restored.seq_state_bytes(0)) == len(states[small])
         assert distance(restored.decode([9]), exact) < 1.5 * own + 0.01
@@ -164,7 +164,7 @@ def test_states_go_from_larger_budgets_to_smaller_ones(master: Any) -> None:
                 getattr(restored, take)(*([0] if "seq" in take else []), states[large])
             assert restored.n_cells_used() == 0
         with pytest.raises(ValueError, match=r"^\[state\] expected rows .* or finer, segment by segment"):
-            session(master, **planned_for(large)).set_seq_state(0, states[small], convert=True)
+            session(master, **planned_for(large)).set_seq_state(0, states[small], accept="finer")
 
 
 def test_llama_takes_a_budget(path: Path) -> None:

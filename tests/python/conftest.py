@@ -114,7 +114,7 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
         def state_bytes(self) -> bytes:
             return np.array(self.cells, np.int32).tobytes()
 
-        def set_state(self, data: bytes) -> None:
+        def set_state(self, data: bytes, accept: str = "same") -> None:
             self.cells = np.frombuffer(data, np.int32).tolist()
 
     class Sampler:

@@ -111,7 +111,7 @@ def test_damage_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_loses_rows_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
+    def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
     store = PrefixStore("m", 5, tmp_path, 1000)

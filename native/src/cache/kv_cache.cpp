@@ -68,7 +68,7 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
 
 KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCacheOptions& options, bool allocate,
                  const std::vector<CacheDevice*>& devices)
-    : options_(options), devices_(devices) {
+    : options_(options), devices_(devices), whole_(RowPlan::uniform(hparams.n_kv, hparams.head_dim, Format::f16)) {
     CacheSpec spec = file_spec;
     if (!options_.k_plan.empty()) {
         spec.set_formats(&LayerCacheSpec::k, options_.k_plan, "k_plan");
@@ -77,8 +77,11 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
         spec.set_formats(&LayerCacheSpec::v, options_.v_plan, "v_plan");
     }
     for (int il = 0; il < hparams.n_layer; il++) {
-        exact_is_full_.push_back(spec.layers[static_cast<size_t>(il)].exact_is_full());
-        keeps_exact_.push_back(spec.layers[static_cast<size_t>(il)].keeps_exact);
+        const LayerCacheSpec& layer = spec.layers[static_cast<size_t>(il)];
+        exact_is_full_.push_back(layer.exact_is_full());
+        keeps_exact_.push_back(layer.keeps_exact);
+        is_full_path_[0].push_back(layer.k_path == KPath::full);
+        is_full_path_[1].push_back(layer.v_path == VPath::full);
     }
     const auto exact = [this](int il) { return keeps_exact_[static_cast<size_t>(il)]; };
     if (options_.sink > 0) {

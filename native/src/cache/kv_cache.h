@@ -116,6 +116,15 @@ struct KvBytes {
 
 class StateWriter;
 class StateReader;
+struct StateHead;
+struct SavedRegion;
+enum class Accept;
+
+// Sides whose full rows are rotated in a state and not in a cache, or the reverse.
+struct RowTurn {
+    unsigned sides = 0;     // bit 0: K, bit 1: V
+    int block[2] = {1, 1};  // channels that a rotation mixes, a power of two
+};
 
 class KvCache {
 public:
@@ -227,13 +236,15 @@ public:
     // differs.
     std::vector<uint8_t> save() const;
     std::vector<uint8_t> save_sequence(int seq) const;
-    // In place of all that is in the cache.
-    void restore(std::span<const uint8_t> state);
+    // In place of all that is in the cache. What was lost on the way, in words: "" where nothing was. accept: which rows of others
+    // are coded anew.
+    std::string restore(std::span<const uint8_t> state, Accept accept, const RowTurn& turned = {});
     // Of a state of one sequence, in place of what `seq` has, in any slots that are free. Errors: as above, or no room; the
-    // sequence is empty then. convert: rows of finer layouts are coded anew; whether some were.
-    bool restore_sequence(int seq, std::span<const uint8_t> state, bool convert = false);
+    // sequence is empty then.
+    std::string restore_sequence(int seq, std::span<const uint8_t> state, Accept accept, const RowTurn& turned = {});
 
 private:
+    class Transcoder;
     struct Layer {
         RowPlan k_plan;
         RowPlan v_plan;
@@ -286,12 +297,16 @@ private:
     static std::vector<int> slots_of(const Region& region, uint64_t mask);
     static void save(const Region& region, uint64_t mask, std::span<const int> slots, StateWriter& out);
     std::vector<uint8_t> save(uint64_t mask) const;
-    bool restore(Region& region, StateReader& in, uint64_t sequences, int to_seq, bool convert);
-    uint64_t read_header(StateReader& in, int to_seq) const;
-    bool restore_rows(StateReader& in, uint64_t sequences, int to_seq, bool convert);
+    StateHead read_header(StateReader& in, int to_seq) const;
+    std::vector<SavedRegion> read_regions(StateReader& in, uint32_t n_regions) const;
+    bool check_accepted(std::span<const SavedRegion> saved, Accept accept, const RowTurn& turned) const;
+    bool fits_in_place(std::span<const SavedRegion> saved, int to_seq) const;
+    void restore(Region& region, const SavedRegion& saved, uint64_t sequences, int to_seq);
+    std::string restore_rows(StateReader& in, const StateHead& head, int to_seq, Accept accept, const RowTurn& turned);
+    std::vector<const Region*> all_regions() const;  // the ring last
     // Under eviction: what each layer has of the middle, and the masses of recent tokens.
     void save_kept(uint64_t mask, StateWriter& out) const;
-    bool restore_kept(StateReader& in, int to_seq, bool convert);
+    bool restore_kept(StateReader& in, int to_seq, Accept accept);
     void restore_recent_masses(StateReader& in, int to_seq, std::span<const int> layers);
     void release_sequence(int seq);
 
@@ -343,7 +358,9 @@ private:
     KvCacheOptions options_;
     std::vector<CacheDevice*> devices_;
     RowEncoder* encoder_ = nullptr;
-    std::vector<bool> exact_is_full_;  // of every layer
+    std::vector<bool> exact_is_full_;    // of every layer
+    std::vector<bool> is_full_path_[2];  // likewise, of K and V: full rows in every region
+    RowPlan whole_;                      // a layout with the groups of full rows
     std::vector<bool> keeps_exact_;
     uint64_t cells_version_ = 0;
     std::vector<Region> regions_;

@@ -2,7 +2,7 @@
 //
 //   u32 magic · u32 version · u64 sequences, bit s: tokens of s are in it · u32 n_regions, the ring with them
 //   char[16] policy of eviction, or none · u32 tokens that a layer keeps
-//   per region: u32 n_layers · u32 n_used · per layer the layouts of K and V: u32 n_groups, 0 where its rows are in another
+//   per region: char[16] name · u32 n_layers · u32 n_used · per layer the layouts of K and V: u32 n_groups, 0 where its rows are in another
 //                                           region · per group u32 n_segments · per segment i32 format, i32 width
 //               per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer that has some there
 //   under eviction: u32 n · per sequence i32 sequence, i32 tokens that came one by one
@@ -15,131 +15,25 @@
 // A state replaces the cache, and takes its slots again, holes included; or, where it is of one sequence, that sequence or
 // another, in any slots that are free: whoever saved it, all of a cache or the sequence alone.
 //
-// A sequence may come from rows of finer formats, where it is asked for: it is coded anew, segment by segment, as in a
-// demotion. Segments that this cache does not keep are dropped: axes are sorted, and the file's segments are the same.
+// Where it is asked for, rows of other layouts are coded anew (transcode.h): those of a sequence where they are finer, or all.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
-#include <stdexcept>
 
 #include "base/error.h"
 #include "cache/formats.h"
 #include "cache/kv_cache.h"
+#include "cache/saved_state.h"
+#include "cache/transcode.h"
 
 namespace lkv {
-
-class StateWriter {
-public:
-    template <typename T>
-    void put(T value) {
-        put(&value, sizeof value);
-    }
-    void put(const void* data, size_t n) {
-        const auto* p = static_cast<const uint8_t*>(data);
-        bytes_.insert(bytes_.end(), p, p + n);
-    }
-    std::vector<uint8_t> take() { return std::move(bytes_); }
-
-private:
-    std::vector<uint8_t> bytes_;
-};
-
-class StateReader {
-public:
-    explicit StateReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
-    template <typename T>
-    T get() {
-        T value;
-        get(&value, sizeof value);
-        return value;
-    }
-    void get(void* data, size_t n) {
-        if (n > bytes_.size()) {
-            fail("state", "expected ", n, " more bytes; got ", bytes_.size());
-        }
-        std::memcpy(data, bytes_.data(), n);
-        bytes_ = bytes_.subspan(n);
-    }
-    bool done() const { return bytes_.empty(); }
-
-private:
-    std::span<const uint8_t> bytes_;
-};
 
 namespace {
 
 constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
-constexpr uint32_t state_version = 4;
-constexpr size_t name_bytes = 16;
+constexpr uint32_t state_version = 5;
 constexpr uint64_t all_sequences = ~uint64_t{0};
-
-// Stored segments, and behind them what a group drops as one of `none`.
-void put_layout(StateWriter& out, const RowLayout& row) {
-    out.put(static_cast<uint32_t>(row.n_groups));
-    for (int g = 0; g < row.n_groups; g++) {
-        const GroupLayout& group = row.groups[g];
-        const int dropped = group.width - group.kept;
-        out.put(static_cast<uint32_t>(group.n_segments + (dropped > 0 ? 1 : 0)));
-        for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
-            out.put(row.segments[s].format);
-            out.put(row.segments[s].width);
-        }
-        if (dropped > 0) {
-            out.put(static_cast<int32_t>(Format::none));
-            out.put(static_cast<int32_t>(dropped));
-        }
-    }
-}
-
-constexpr const char* as_it_was_saved =
-    "; use the same model, --kv, --kv-budget, --sink and --recent, and of models with sliding windows the same -c";
-
-template <typename A, typename B>
-void expect_same(const char* what, A expected, B got) {
-    if (static_cast<uint64_t>(expected) != static_cast<uint64_t>(got)) {
-        fail("state", "expected ", what, ' ', expected, " as in this session; got ", got, as_it_was_saved);
-    }
-}
-
-// A layout with the groups of `own`.
-RowPlan get_layout(StateReader& in, const RowLayout& own) {
-    expect_same("groups in a row", own.n_groups, in.get<uint32_t>());
-    std::vector<std::vector<SegmentSpec>> groups;
-    for (int g = 0; g < own.n_groups; g++) {
-        const auto n_segments = in.get<uint32_t>();
-        if (n_segments == 0 || n_segments > static_cast<uint32_t>(own.groups[g].width)) {
-            fail("state", "expected 1 to ", own.groups[g].width, " segments in a group; got ", n_segments);
-        }
-        std::vector<SegmentSpec>& segments = groups.emplace_back();
-        int64_t width = 0;
-        for (uint32_t s = 0; s < n_segments; s++) {
-            const auto format = in.get<int32_t>();
-            segments.push_back({static_cast<Format>(format), in.get<int32_t>()});
-            width += segments.back().width;
-        }
-        expect_same("channels in a group", own.groups[g].width, width);
-    }
-    try {
-        return RowPlan(groups);
-    } catch (const std::invalid_argument& error) {
-        fail("state", "expected a row's layout; got one that says: ", error.what());
-    }
-}
-
-bool same_layout(const RowLayout& a, const RowLayout& b) {
-    const auto same_segment = [](const SegmentLayout& s, const SegmentLayout& t) {
-        return s.format == t.format && s.width == t.width && s.offset == t.offset;
-    };
-    bool same = a.row_bytes == b.row_bytes;
-    for (int g = 0; same && g < a.n_groups; g++) {
-        const GroupLayout& ga = a.groups[g];
-        const GroupLayout& gb = b.groups[g];
-        same = ga.n_segments == gb.n_segments &&
-               std::equal(a.segments + ga.first_segment, a.segments + ga.first_segment + ga.n_segments,
-                          b.segments + gb.first_segment, same_segment);
-    }
-    return same;
-}
 
 // A sequence's rows in another layout: never coarser than those that this cache would have written.
 void check_finer(const RowLayout& from, const RowLayout& to) {
@@ -162,35 +56,40 @@ void check_finer(const RowLayout& from, const RowLayout& to) {
     }
 }
 
-// What a tensor's rows are like in a state.
-struct SavedRows {
-    RowPlan plan;
-    bool differs;  // from those of this cache
-};
-
-SavedRows saved_rows(StateReader& in, const RowLayout& own, bool convert) {
-    SavedRows saved{get_layout(in, own), false};
-    saved.differs = !same_layout(saved.plan.view(), own);
-    if (saved.differs && !convert) {
-        expect_same("row bytes", own.row_bytes, saved.plan.row_bytes());
+// Whether rows of another layout are taken; false: these are the same.
+bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept) {
+    if (same_layout(from, own)) return false;
+    expect_same("groups in a row", own.n_groups, from.n_groups);
+    if (accept == Accept::same) {
+        expect_same("row bytes", own.row_bytes, from.row_bytes);
         fail("state", "expected the row layout of this session; got another of as many bytes", as_it_was_saved);
     }
-    if (saved.differs) {
-        check_finer(saved.plan.view(), own);
-    }
-    return saved;
+    check_finer(from, own);
+    return true;
 }
 
-// rows: slot 0 of a tensor in the layout `to`.
-void get_row(StateReader& in, const SavedRows& from, const RowLayout& to, uint8_t* rows, int slot) {
+// Rows of layout `from` are at `saved`; rows: slot 0 of a tensor in the layout `to`.
+void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, uint8_t* rows, int slot) {
     uint8_t* const row = rows + static_cast<size_t>(slot) * static_cast<size_t>(to.row_bytes);
-    if (!from.differs) {
-        in.get(row, static_cast<size_t>(to.row_bytes));
-        return;
+    if (same_layout(from, to)) {
+        std::memcpy(row, saved, static_cast<size_t>(to.row_bytes));
+    } else {
+        const std::vector<uint8_t> aligned(saved, saved + from.row_bytes);
+        move_rows(from, aligned.data(), to, row);
     }
-    std::vector<uint8_t> other(static_cast<size_t>(from.plan.row_bytes()));
-    in.get(other.data(), other.size());
-    move_rows(from.plan.view(), other.data(), to, row);
+}
+
+// Tokens that may go anywhere. Errors: Error for one that stands for none.
+void check_tokens(std::span<const SavedRegion> saved, uint64_t sequences) {
+    for (const SavedRegion& region : saved) {
+        for (const SavedToken& token : region.tokens) {
+            const bool empty = token.pos == -1 && token.seq == 0;
+            if (!empty && (token.pos < 0 || token.seq == 0 || (token.seq & ~sequences) != 0)) {
+                fail("state", "expected a position and sequences of the mask ", sequences, "; got position ", token.pos,
+                     ", sequences ", token.seq);
+            }
+        }
+    }
 }
 
 }  // namespace
@@ -210,6 +109,7 @@ std::vector<int> KvCache::slots_of(const Region& region, uint64_t mask) {
 void KvCache::save(const Region& region, uint64_t mask, std::span<const int> slots, StateWriter& out) {
     std::vector<uint8_t> copy;
     const uint8_t* const rows = region.storage->load(copy);
+    put_name(out, region.name);
     out.put(static_cast<uint32_t>(region.layers.size()));
     out.put(static_cast<uint32_t>(slots.size()));
     for (const Layer& layer : region.layers) {
@@ -248,9 +148,7 @@ std::vector<uint8_t> KvCache::save(uint64_t mask) const {
     out.put(state_version);
     out.put(sequences_of(mask));
     out.put(static_cast<uint32_t>(regions_.size() + (ring_ ? 1 : 0)));
-    char name[name_bytes] = {};
-    std::strncpy(name, policy_name(), name_bytes - 1);
-    out.put(name, name_bytes);
+    put_name(out, policy_name());
     out.put(static_cast<uint32_t>(options_.evict.keep));
     for (const Region& region : regions_) {
         save(region, mask, slots_of(region, mask), out);
@@ -321,11 +219,11 @@ void KvCache::save_kept(uint64_t mask, StateWriter& out) const {
 }
 
 // to_seq: as of restore().
-bool KvCache::restore_kept(StateReader& in, int to_seq, bool convert) {
+bool KvCache::restore_kept(StateReader& in, int to_seq, Accept accept) {
+    bool coded_anew = false;
     Region& middle = regions_.back();
     std::vector<uint8_t> copy;
     uint8_t* const rows = middle.storage->load(copy);
-    bool converts = false;
     const auto n_sequences = in.get<uint32_t>();
     for (uint32_t i = 0; i < n_sequences; i++) {
         const auto seq = in.get<int32_t>();
@@ -345,9 +243,10 @@ bool KvCache::restore_kept(StateReader& in, int to_seq, bool convert) {
     for (const int il : layers) {
         const Layer& layer = middle.layers[static_cast<size_t>(il)];
         Cells& cells = eviction_->cells(il);
-        const SavedRows k = saved_rows(in, layer.k, convert);
-        const SavedRows v = saved_rows(in, layer.v, convert);
-        converts = converts || k.differs || v.differs;
+        const RowPlan k = get_layout(in, layer.k);
+        const RowPlan v = get_layout(in, layer.v);
+        coded_anew = is_coded_anew(k.view(), layer.k, accept) || coded_anew;
+        coded_anew = is_coded_anew(v.view(), layer.v, accept) || coded_anew;
         const auto n_used = in.get<uint32_t>();
         if (static_cast<int64_t>(n_used) > cells.n_free()) {
             fail("state", "expected room for ", n_used, " tokens in layer ", il, "; got ", cells.n_free());
@@ -364,13 +263,13 @@ bool KvCache::restore_kept(StateReader& in, int to_seq, bool convert) {
             }
             cells.place(slot, pos, to_seq < 0 ? seq : uint64_t{1} << to_seq);
             eviction_->mass(il)[slot] = mass;
-            get_row(in, k, layer.k, rows + layer.k_offset, slot);
-            get_row(in, v, layer.v, rows + layer.v_offset, slot);
+            put_row(k.view(), in.take(static_cast<size_t>(k.row_bytes())), layer.k, rows + layer.k_offset, slot);
+            put_row(v.view(), in.take(static_cast<size_t>(v.row_bytes())), layer.v, rows + layer.v_offset, slot);
         }
     }
     middle.storage->store(copy);
     restore_recent_masses(in, to_seq, layers);
-    return converts;
+    return coded_anew;
 }
 
 void KvCache::restore_recent_masses(StateReader& in, int to_seq, std::span<const int> layers) {
@@ -399,21 +298,17 @@ std::vector<uint8_t> KvCache::save() const { return save(all_sequences); }
 
 std::vector<uint8_t> KvCache::save_sequence(int seq) const { return save(uint64_t{1} << seq); }
 
-// to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own. Whether rows were coded anew.
-bool KvCache::restore(Region& region, StateReader& in, uint64_t sequences, int to_seq, bool convert) {
-    expect_same("layers", region.layers.size(), in.get<uint32_t>());
-    const auto n_used = in.get<uint32_t>();
-    std::vector<uint8_t> copy;
-    uint8_t* const rows = region.storage->load(copy);
-    std::vector<SavedRows> saved;  // of K and V of every layer
-    bool converts = false;
-    for (const Layer& layer : region.layers) {
-        for (const RowLayout* row : {&layer.k, &layer.v}) {
-            saved.push_back(saved_rows(in, region.has_row(layer) ? *row : RowLayout{}, convert));
-            converts = converts || saved.back().differs;
-        }
-    }
-    const auto block = static_cast<uint32_t>(region.cells.block());
+std::vector<const KvCache::Region*> KvCache::all_regions() const {
+    std::vector<const Region*> all;
+    for (const Region& region : regions_) all.push_back(&region);
+    if (ring_) all.push_back(&*ring_);
+    return all;
+}
+
+// to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own.
+void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequences, int to_seq) {
+    const size_t n_used = saved.tokens.size();
+    const auto block = static_cast<size_t>(region.cells.block());
     if (n_used % block != 0) {
         fail("state", "expected whole blocks of ", block, " slots; got ", n_used, " slots");
     }
@@ -426,15 +321,12 @@ bool KvCache::restore(Region& region, StateReader& in, uint64_t sequences, int t
                  region.cells.n_free());
         }
     }
+    std::vector<uint8_t> copy;
+    uint8_t* const rows = region.storage->load(copy);
     int first = 0;  // slot of the block that is being read
-    for (uint32_t i = 0; i < n_used; i++) {
+    for (size_t i = 0; i < n_used; i++) {
         // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
-        auto slot = in.get<int32_t>();
-        const auto pos = in.get<int32_t>();
-        auto seq = in.get<uint64_t>();
-        if ((seq & ~sequences) != 0) {
-            fail("state", "expected sequences of the mask ", sequences, "; got ", seq);
-        }
+        auto [slot, pos, seq, bytes] = saved.tokens[i];
         if (to_seq >= 0) {
             slot = i % block == 0 ? region.cells.find_block() : first + static_cast<int>(i % block);
             seq = seq == 0 ? 0 : uint64_t{1} << to_seq;
@@ -446,11 +338,11 @@ bool KvCache::restore(Region& region, StateReader& in, uint64_t sequences, int t
         if (i % block == 0) {
             first = slot;
         }
-        if (static_cast<uint32_t>(first) % block != 0 || slot != first + static_cast<int>(i % block)) {
+        if (static_cast<size_t>(first) % block != 0 || slot != first + static_cast<int>(i % block)) {
             fail("state", "expected whole blocks of ", block, " slots; got slot ", slot, " after block ", first);
         }
         const bool empty = block > 1 && pos == -1 && seq == 0;
-        if ((!empty && (pos < 0 || seq == 0)) || region.cells.used(slot)) {
+        if ((!empty && (pos < 0 || seq == 0)) || (saved.tokens[i].seq & ~sequences) != 0 || region.cells.used(slot)) {
             fail("state", "expected each slot once, with a position and a sequence; got slot ", slot, ", position ",
                  pos, ", sequences ", seq);
         }
@@ -459,18 +351,17 @@ bool KvCache::restore(Region& region, StateReader& in, uint64_t sequences, int t
         }
         for (size_t il = 0; il < region.layers.size(); il++) {
             const Layer& layer = region.layers[il];
+            const SavedLayer& from = saved.layers[il];
             if (region.has_row(layer)) {
-                get_row(in, saved[2 * il], layer.k, rows + layer.k_offset, slot);
-                get_row(in, saved[2 * il + 1], layer.v, rows + layer.v_offset, slot);
+                put_row(from.plan[0].view(), bytes + from.offset[0], layer.k, rows + layer.k_offset, slot);
+                put_row(from.plan[1].view(), bytes + from.offset[1], layer.v, rows + layer.v_offset, slot);
             }
         }
     }
     region.storage->store(copy);
-    return converts;
 }
 
-// Which sequences are in it.
-uint64_t KvCache::read_header(StateReader& in, int to_seq) const {
+StateHead KvCache::read_header(StateReader& in, int to_seq) const {
     expect_same("magic", state_magic, in.get<uint32_t>());
     if (const auto version = in.get<uint32_t>(); version != state_version) {
         fail("state", "expected version ", state_version, " of a state; got ", version,
@@ -483,30 +374,103 @@ uint64_t KvCache::read_header(StateReader& in, int to_seq) const {
     if (const int end = std::bit_width(sequences); to_seq < 0 && end > options_.n_seq_max) {
         fail("state", "expected sequences below ", options_.n_seq_max, "; got ", end - 1, "; raise n_seq_max");
     }
-    expect_same("regions", regions_.size() + (ring_ ? 1 : 0), in.get<uint32_t>());
-    char name[name_bytes + 1] = {};
-    in.get(name, name_bytes);
+    const auto n_regions = in.get<uint32_t>();
+    const std::string name = get_name(in);
     const auto keep = in.get<uint32_t>();
-    if (name != std::string_view(policy_name()) || keep != static_cast<uint32_t>(options_.evict.keep)) {
+    if (name != policy_name() || keep != static_cast<uint32_t>(options_.evict.keep)) {
         const auto told = [](std::string_view policy, int64_t kept) {
             return policy == "none" ? std::string("none") : concat(quoted(policy), ", by which ", kept, " tokens stay");
         };
         fail("state", "expected --evict ", told(policy_name(), options_.evict.keep), " as in this session; got ",
              told(name, keep), "; use the same --evict and --keep-tokens");
     }
-    return sequences;
+    return {sequences, n_regions};
 }
 
-bool KvCache::restore_rows(StateReader& in, uint64_t sequences, int to_seq, bool convert) {
-    bool converts = false;
-    for (Region& region : regions_) {
-        converts = restore(region, in, sequences, to_seq, convert) || converts;
+std::vector<SavedRegion> KvCache::read_regions(StateReader& in, uint32_t n_regions) const {
+    static constexpr std::array<std::string_view, 4> names = {"sink", "recent", "middle", "ring"};  // in their order
+    const auto own = [this](const std::string& name, size_t il, int side) {
+        const Layer& middle = regions_.back().layers[il];
+        const bool full = exact_is_full_[il] && (name == names[0] || name == names[1]);
+        return full ? whole_.view() : side == 0 ? middle.k : middle.v;
+    };
+    std::vector<SavedRegion> saved;
+    auto next = names.begin();
+    for (uint32_t r = 0; r < n_regions; r++) {
+        saved.emplace_back(in, in_ring_.size(), own);
+        next = std::find(next, names.end(), saved.back().name);
+        if (next == names.end()) {
+            fail("state", "expected some of sink, recent, middle and ring, in that order; got ",
+                 quoted(saved.back().name));
+        }
+        ++next;
     }
-    if (ring_) {
-        converts = restore(*ring_, in, sequences, to_seq, convert) || converts;
+    if (std::none_of(saved.begin(), saved.end(), [&](const SavedRegion& r) { return r.name == names[2]; })) {
+        fail("state", "expected a region middle; got ", n_regions, " others");
     }
-    if (eviction_) {
-        converts = restore_kept(in, to_seq, convert) || converts;
+    return saved;
+}
+
+// Whether tokens can go to their own slots, in the layouts that they have.
+bool KvCache::fits_in_place(std::span<const SavedRegion> saved, int to_seq) const {
+    const std::vector<const Region*> own = all_regions();
+    bool fits = saved.size() == own.size();
+    for (size_t r = 0; fits && r < own.size(); r++) {
+        fits = saved[r].name == own[r]->name;
+        for (size_t il = 0; fits && il < own[r]->layers.size(); il++) {
+            const Layer& layer = own[r]->layers[il];
+            const SavedLayer& from = saved[r].layers[il];
+            const bool has = own[r]->has_row(layer);
+            fits = same_layout(from.plan[0].view(), has ? layer.k : RowLayout{}) &&
+                   same_layout(from.plan[1].view(), has ? layer.v : RowLayout{});
+        }
+        for (const SavedToken& token : saved[r].tokens) {
+            fits = fits && (to_seq >= 0 || token.slot < own[r]->cells.capacity());
+        }
+    }
+    return fits;
+}
+
+// Errors: Error for regions or rows that are not to go to this cache's as they are.
+bool KvCache::check_accepted(std::span<const SavedRegion> saved, Accept accept, const RowTurn& turned) const {
+    if (turned.sides != 0) {
+        fail("state",
+             "expected full rows that are rotated as this session's, which they are where they are quantized; ",
+             "got others; use the same --kv and --no-kv-rotate");
+    }
+    const std::vector<const Region*> own = all_regions();
+    expect_same("regions", own.size(), saved.size());
+    bool coded_anew = false;
+    for (size_t r = 0; r < own.size(); r++) {
+        if (saved[r].name != own[r]->name) {
+            fail("state", "expected region ", own[r]->name, " as in this session; got ", saved[r].name,
+                 as_it_was_saved);
+        }
+        for (size_t il = 0; il < own[r]->layers.size(); il++) {
+            const Layer& layer = own[r]->layers[il];
+            const bool has = own[r]->has_row(layer);
+            for (int side = 0; side < 2; side++) {
+                const RowLayout to = !has ? RowLayout{} : side == 0 ? layer.k : layer.v;
+                coded_anew = is_coded_anew(saved[r].layers[il].plan[side].view(), to, accept) || coded_anew;
+            }
+        }
+    }
+    return coded_anew;
+}
+
+std::string KvCache::restore_rows(StateReader& in, const StateHead& head, int to_seq, Accept accept,
+                                  const RowTurn& turned) {
+    const std::vector<SavedRegion> saved = read_regions(in, head.n_regions);
+    std::string lost;
+    if (accept == Accept::any && !eviction_ && (turned.sides != 0 || !fits_in_place(saved, to_seq))) {
+        check_tokens(saved, head.sequences);
+        lost = Transcoder(*this, saved, to_seq, turned).run();
+    } else {
+        bool coded_anew = check_accepted(saved, accept, turned);
+        for (size_t r = 0; r < regions_.size(); r++) restore(regions_[r], saved[r], head.sequences, to_seq);
+        if (ring_) restore(*ring_, saved.back(), head.sequences, to_seq);
+        if (eviction_) coded_anew = restore_kept(in, to_seq, accept) || coded_anew;
+        if (coded_anew) lost = "rows of finer formats are coded anew";
     }
     if (!in.done()) {
         fail("state", "expected the end of the state; got more bytes");
@@ -518,27 +482,27 @@ bool KvCache::restore_rows(StateReader& in, uint64_t sequences, int to_seq, bool
         fail("state", "expected the rows that each sequence's window of ", ring_window_, " tokens reaches; got fewer");
     }
     cells_version_++;
-    return converts;
+    return lost;
 }
 
-void KvCache::restore(std::span<const uint8_t> state) {
+std::string KvCache::restore(std::span<const uint8_t> state, Accept accept, const RowTurn& turned) {
     StateReader in(state);
-    const uint64_t sequences = read_header(in, -1);
+    const StateHead head = read_header(in, -1);
     clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
-        restore_rows(in, sequences, -1, false);
+        return restore_rows(in, head, -1, accept, turned);
     } catch (...) {
         clear();
         throw;
     }
 }
 
-bool KvCache::restore_sequence(int seq, std::span<const uint8_t> state, bool convert) {
+std::string KvCache::restore_sequence(int seq, std::span<const uint8_t> state, Accept accept, const RowTurn& turned) {
     StateReader in(state);
-    const uint64_t sequences = read_header(in, seq);
+    const StateHead head = read_header(in, seq);
     release_sequence(seq);
     try {
-        return restore_rows(in, sequences, seq, convert);
+        return restore_rows(in, head, seq, accept, turned);
     } catch (...) {
         release_sequence(seq);
         throw;

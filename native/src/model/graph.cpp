@@ -545,14 +545,19 @@ std::vector<float> alibi_slopes(int n_head, float max_bias) {
 
 }  // namespace
 
+int hadamard_block(const HParams& h, bool value_side) {
+    // K: the largest power of two that divides head_dim; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
+    const int largest = h.head_dim & -h.head_dim;
+    return value_side ? std::min(64, largest) : largest;
+}
+
 GraphConstants make_graph_constants(const HParams& h, const Ropes& ropes, bool rotate_k, bool rotate_v,
                                     ggml_backend_buffer_type_t memory) {
     GraphConstants constants;
     constants.context.reset(ggml_init({ggml_tensor_overhead() * (4 + ropes.tables.size()), nullptr, true}));
     ggml_context* const ctx = constants.context.get();
-    // K: the largest power of two that divides head_dim; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
-    const int block_k = h.head_dim & -h.head_dim;
-    const int block_v = std::min(64, block_k);
+    const int block_k = hadamard_block(h, false);
+    const int block_v = hadamard_block(h, true);
     for (const Rope& rope : ropes.tables) {
         const auto n = static_cast<int64_t>(rope.freqs.size());
         constants.rope_factors.push_back(n == 0 ? nullptr : ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n));

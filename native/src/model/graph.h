@@ -24,6 +24,9 @@ struct GraphConstants {
     std::vector<float> alibi_slopes;  // [n_head]
 };
 
+// Channels that the rotation of full rows mixes.
+int hadamard_block(const HParams& h, bool value_side);
+
 // rotate_k/rotate_v: `full` rows are stored Hadamard-rotated (quantized formats), as llama.cpp does for quantized caches.
 GraphConstants make_graph_constants(const HParams& hparams, const Ropes& ropes, bool rotate_k, bool rotate_v,
                                     ggml_backend_buffer_type_t memory);

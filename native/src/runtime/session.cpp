@@ -122,6 +122,14 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
     return quantized;
 }
 
+// What a state lost on its way here. Who takes finer rows alone says so himself.
+std::string told(std::string lost, Accept accept) {
+    if (accept == Accept::any && !lost.empty()) {
+        log(LogLevel::warning, "[state] expected the rows of this session; got others, coded anew: ", lost);
+    }
+    return lost;
+}
+
 // Errors: Error where no session can run so, before anything of one is allocated.
 std::shared_ptr<const Model> runnable(std::shared_ptr<const Model> model, const SessionOptions& options) {
     if (model->describe_only()) {
@@ -309,6 +317,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
         fail("threads", "expected a pool of ", params.n_threads, " threads; got none from the system");
     }
     ggml_backend_cpu_set_threadpool(backend_.get(), threadpool_.get());
+    ggml_backend_cpu_set_n_threads(backend_.get(), n_threads_);  // a state may need latents before any graph has run
     if (!parts_.front().on_gpu()) {
         encoder_.emplace(*model_, backend_.get());
         cache_.set_encoder(&*encoder_);
@@ -651,39 +660,41 @@ std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {
     return rows;
 }
 
-std::span<const uint8_t> Session::unsigned_state(std::span<const uint8_t> state) const {
+// The rows of a state, and on which sides full ones are rotated otherwise than here.
+std::pair<std::span<const uint8_t>, RowTurn> Session::unsigned_state(std::span<const uint8_t> state) const {
     uint64_t print = 0;
     if (state.size() < sizeof print) {
         fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
     }
     std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t*>(&print));
+    const HParams& h = model_->hparams();
     for (unsigned other = 0; other < 4; other++) {
-        if (other != rotated() && print == fingerprint(other)) {
-            fail("state",
-                 "expected full rows that are rotated as this session's, which they are where they are quantized; ",
-                 "got others; use the same --kv and --no-kv-rotate");
+        if (print == fingerprint(other)) {
+            return {state.subspan(sizeof print),
+                    {other ^ rotated(), {hadamard_block(h, false), hadamard_block(h, true)}}};
         }
     }
-    if (print != fingerprint(rotated())) {
-        fail("state", "expected a state of ", model_->path(), "; got one of another model");
-    }
-    return state.subspan(sizeof print);
+    fail("state", "expected a state of ", model_->path(), "; got one of another model");
 }
 
 bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) || rotates_full(*model_, cache_, true); }
 
 std::vector<uint8_t> Session::state() const { return signed_state(cache_.save()); }
 
-void Session::set_state(std::span<const uint8_t> state) { cache_.restore(unsigned_state(state)); }
+std::string Session::set_state(std::span<const uint8_t> state, Accept accept) {
+    const auto [rows, turned] = unsigned_state(state);
+    return told(cache_.restore(rows, accept, turned), accept);
+}
 
 std::vector<uint8_t> Session::seq_state(int seq) const {
     check_seq(seq);
     return signed_state(cache_.save_sequence(seq));
 }
 
-bool Session::set_seq_state(int seq, std::span<const uint8_t> state, bool convert) {
+std::string Session::set_seq_state(int seq, std::span<const uint8_t> state, Accept accept) {
     check_seq(seq);
-    return cache_.restore_sequence(seq, unsigned_state(state), convert);
+    const auto [rows, turned] = unsigned_state(state);
+    return told(cache_.restore_sequence(seq, rows, accept, turned), accept);
 }
 
 }  // namespace lkv

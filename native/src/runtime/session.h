@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
+#include "cache/saved_state.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "model/graph.h"
@@ -97,10 +98,10 @@ public:
     size_t prefill_bytes() const { return prefill_bytes_; }  // the most that a lazy prefill has taken
 
     std::vector<uint8_t> state() const;
-    void set_state(std::span<const uint8_t> state);
+    // Both say what was lost: see KvCache::restore
+    std::string set_state(std::span<const uint8_t> state, Accept accept = Accept::same);
     std::vector<uint8_t> seq_state(int seq) const;
-    // convert: see KvCache::restore_sequence
-    bool set_seq_state(int seq, std::span<const uint8_t> state, bool convert = false);
+    std::string set_seq_state(int seq, std::span<const uint8_t> state, Accept accept = Accept::same);
 
 private:
     struct ThreadpoolDeleter {
@@ -139,7 +140,7 @@ private:
     unsigned rotated() const;
     uint64_t fingerprint(unsigned rotated) const;
     std::vector<uint8_t> signed_state(std::vector<uint8_t> rows) const;
-    std::span<const uint8_t> unsigned_state(std::span<const uint8_t> state) const;
+    std::pair<std::span<const uint8_t>, RowTurn> unsigned_state(std::span<const uint8_t> state) const;
 
     std::shared_ptr<const Model> model_;
     bool fused_;

@@ -389,7 +389,7 @@ class Scheduler:
         if not self._make_room(slot, len(tokens)):
             return False
         try:
-            is_coded = self.session.set_seq_state(slot.seq, rows, convert=True)
+            is_coded = self.session.set_seq_state(slot.seq, rows, accept="finer")
         except ValueError as error:  # no room in a region that others fill: all is computed
             if not is_own:
                 self.store.pass_over(key)

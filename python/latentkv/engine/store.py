@@ -132,7 +132,8 @@ class PrefixStore:
             return False
         path = self._folder / f"{key}.state"
         try:
-            LlamaState(entry.tokens, entry.rows, None, 0).write(path)
+            # what a power cut damages is found by its checksum, and a step waits for no disk
+            LlamaState(entry.tokens, entry.rows, None, 0).write(path, flushed=False)
         except OSError:  # a full disk: the rows are lost, answers are not
             return False
         entry.rows, entry.path = None, path

@@ -301,15 +301,15 @@ class Evaluator:
         self._logits = np.array(logits)
 
     @in_turn
-    def restore(self, state: LlamaState) -> None:
+    def restore(self, state: LlamaState, accept: str = "same") -> None:
         """Replaces the cache by a saved one. For who holds it."""
-        self._replace(state.cache, state.input_ids)
+        self._replace(state.cache, state.input_ids, accept)
         self._logits = None if state.logits is None else state.logits.copy()
 
-    def _replace(self, rows: bytes, tokens: Sequence[int]) -> None:
+    def _replace(self, rows: bytes, tokens: Sequence[int], accept: str = "same") -> None:
         self._tokens, self._logits, self._mark = [], None, None
         try:
-            self.session.set_state(rows)
+            self.session.set_state(rows, accept)
         except BaseException:
             self.session.clear()
             raise

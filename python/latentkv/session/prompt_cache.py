@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentkv import ranges
+from latentkv.errors import expected
 from latentkv.session import prefix
 from latentkv.session.state import LlamaState
 
@@ -98,9 +100,14 @@ class LlamaDiskCache(BaseLlamaCache):
         return self._find(key) is not None
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        name = hashlib.sha256(",".join(map(str, key)).encode()).hexdigest()[:32]
-        value.write(self.cache_dir / f"{name}.lkv")
-        _use(self.cache_dir / f"{name}.lkv")
+        path = self.cache_dir / f"{hashlib.sha256(','.join(map(str, key)).encode()).hexdigest()[:32]}.lkv"
+        try:
+            value.write(path)
+        except OSError as error:  # a full disk: the state is lost, the answer that it is of is not
+            wanted = expected("set_cache", f"to write {path}", error.strerror or str(error), "free the disk")
+            print(f"warning: {wanted}", file=sys.stderr)
+            return
+        _use(path)
         for path in sorted(self._files(), key=lambda path: path.stat().st_mtime_ns):
             if self.cache_size <= self.capacity_bytes:
                 return

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv import durable
 from latentkv.errors import expected
 
 # File: magic[8] · header length u32 · CRC-32 of all that follows u32 · header (JSON) · logits f32 · cache
@@ -44,8 +43,8 @@ class LlamaState:
         """Bytes of the cache and the logits."""
         return len(self.cache) + (0 if self.logits is None else self.logits.nbytes)
 
-    def write(self, path: str | Path) -> None:
-        """To a file, under a temporary name first: an interrupted save leaves nothing behind."""
+    def write(self, path: str | Path, flushed: bool = True) -> None:
+        """To a file, which is the old or the new one whatever interrupts: a power cut too, where flushed."""
         logits = b"" if self.logits is None else self.logits.astype("<f4").tobytes()
         header = json.dumps(
             {
@@ -58,16 +57,10 @@ class LlamaState:
         ).encode()
         crc = zlib.crc32(self.cache, zlib.crc32(logits, zlib.crc32(header)))
         target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_FIXED.pack(_MAGIC, len(header), crc))
-                for part in (header, logits, self.cache):
-                    file.write(part)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with durable.writing(target, flushed) as file:
+            file.write(_FIXED.pack(_MAGIC, len(header), crc))
+            for part in (header, logits, self.cache):
+                file.write(part)
 
     @classmethod
     def read(cls, path: str | Path) -> LlamaState:

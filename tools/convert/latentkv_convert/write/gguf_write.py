@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latentkv import durable
+
 from ..errors import ConvertError, need
 from ..ir import F32, Array
 from ..source.gguf_file import Value
@@ -74,8 +76,7 @@ def write(
                 file.write(data.data.cast("B"))
                 writer.write_padding(file, data.nbytes)
                 each(tensor)
-            file.flush()
-            os.fsync(file.fileno())
+            durable.flush(file)
         except BaseException:
             with contextlib.suppress(OSError):  # a full disk fails again when the buffer is flushed
                 writer.close()
@@ -119,7 +120,7 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = partial_of(target)
     try:
         yield partial
-        os.replace(partial, target)
+        durable.replace(partial, target)
     except OSError as error:
         raise ConvertError("output", f"to write {path}", error.strerror or str(error)) from None
     finally:

@@ -1,0 +1,98 @@
+#include "cache/saved_state.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "cache/formats.h"
+
+namespace lkv {
+
+void put_name(StateWriter& out, const std::string& name) {
+    char bytes[name_bytes] = {};
+    std::copy_n(name.data(), std::min(name.size(), name_bytes - 1), bytes);
+    out.put(bytes, name_bytes);
+}
+
+std::string get_name(StateReader& in) {
+    const auto* const bytes = reinterpret_cast<const char*>(in.take(name_bytes));
+    return {bytes, std::find(bytes, bytes + name_bytes, '\0')};
+}
+
+void put_layout(StateWriter& out, const RowLayout& row) {
+    out.put(static_cast<uint32_t>(row.n_groups));
+    for (int g = 0; g < row.n_groups; g++) {
+        const GroupLayout& group = row.groups[g];
+        const int dropped = group.width - group.kept;
+        out.put(static_cast<uint32_t>(group.n_segments + (dropped > 0 ? 1 : 0)));
+        for (int s = group.first_segment; s < group.first_segment + group.n_segments; s++) {
+            out.put(row.segments[s].format);
+            out.put(row.segments[s].width);
+        }
+        if (dropped > 0) {
+            out.put(static_cast<int32_t>(Format::none));
+            out.put(static_cast<int32_t>(dropped));
+        }
+    }
+}
+
+RowPlan get_layout(StateReader& in, const RowLayout& own) {
+    const auto n_groups = in.get<uint32_t>();
+    if (n_groups == 0) {
+        return RowPlan(std::vector<std::vector<SegmentSpec>>());
+    }
+    expect_same("groups in a row", own.n_groups, n_groups);
+    std::vector<std::vector<SegmentSpec>> groups;
+    for (int g = 0; g < own.n_groups; g++) {
+        const auto n_segments = in.get<uint32_t>();
+        if (n_segments == 0 || n_segments > static_cast<uint32_t>(own.groups[g].width)) {
+            fail("state", "expected 1 to ", own.groups[g].width, " segments in a group; got ", n_segments);
+        }
+        std::vector<SegmentSpec>& segments = groups.emplace_back();
+        int64_t width = 0;
+        for (uint32_t s = 0; s < n_segments; s++) {
+            const auto format = in.get<int32_t>();
+            const auto n = in.get<int32_t>();
+            if (n < 1 || n > own.groups[g].width) {
+                fail("state", "expected segments of 1 to ", own.groups[g].width, " channels; got ", n);
+            }
+            segments.push_back({static_cast<Format>(format), n});
+            width += n;
+        }
+        expect_same("channels in a group", own.groups[g].width, width);
+    }
+    try {
+        return RowPlan(groups);
+    } catch (const std::invalid_argument& error) {
+        fail("state", "expected a row's layout; got one that says: ", error.what());
+    }
+}
+
+bool same_layout(const RowLayout& a, const RowLayout& b) {
+    const auto same_segment = [](const SegmentLayout& s, const SegmentLayout& t) {
+        return s.format == t.format && s.width == t.width && s.offset == t.offset;
+    };
+    bool same = a.row_bytes == b.row_bytes && a.n_groups == b.n_groups;
+    for (int g = 0; same && g < a.n_groups; g++) {
+        const GroupLayout& ga = a.groups[g];
+        const GroupLayout& gb = b.groups[g];
+        same = ga.n_segments == gb.n_segments &&
+               std::equal(a.segments + ga.first_segment, a.segments + ga.first_segment + ga.n_segments,
+                          b.segments + gb.first_segment, same_segment);
+    }
+    return same;
+}
+
+void SavedRegion::read_tokens(StateReader& in, uint32_t n_used, size_t row_bytes) {
+    constexpr size_t head = sizeof(int32_t) * 2 + sizeof(uint64_t);
+    stride = head + row_bytes;
+    for (uint32_t i = 0; i < n_used; i++) {
+        SavedToken token{};
+        token.slot = in.get<int32_t>();
+        token.pos = in.get<int32_t>();
+        token.seq = in.get<uint64_t>();
+        token.rows = in.take(row_bytes);
+        tokens.push_back(token);
+    }
+}
+
+}  // namespace lkv

@@ -1,0 +1,221 @@
+"""Whoever is killed, or finds the disk full or memory gone, leaves the old file or the new one, and one line.
+
+LATENTKV_KILLS: how often each writer is killed (2)."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from latentkv import LlamaDiskCache, LlamaState, durable
+
+KILLS = int(os.environ.get("LATENTKV_KILLS", "2"))
+Converted = Callable[..., Path]
+
+SAVER = """
+import sys
+from latentkv import LlamaDiskCache, LlamaState
+kind, place = sys.argv[1:]
+cache = LlamaDiskCache(place) if kind == "cache" else None
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    state = LlamaState([number % 7], bytes([number % 7]) * (4 << 20), None, 0)
+    if cache is not None:
+        cache[[number % 7]] = state
+    else:
+        state.write(place + "/talk.lkv")
+"""
+
+
+def child(code: str, *words: str, limit: tuple[int, int] | None = None) -> subprocess.Popen[str]:
+    def limited() -> None:
+        if limit is not None:
+            resource.setrlimit(limit[0], (limit[1], limit[1]))
+
+    command = [sys.executable, "-c", code, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=limited)
+
+
+def kill_at_random(code: str, *words: str) -> None:
+    """Some moment after its first writes."""
+    process = child(code, *words)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(random.uniform(0.02, 0.3))
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("kind", ["state", "cache"])
+def test_a_killed_save_leaves_old_or_new(tmp_path: Path, kind: str) -> None:
+    old = LlamaState([0], bytes(1 << 20), None, 0)
+    old.write(tmp_path / "talk.lkv")
+    for _ in range(KILLS):
+        kill_at_random(SAVER, kind, str(tmp_path))
+        found = list(tmp_path.glob("*.lkv"))
+        assert found
+        for path in found:
+            state = LlamaState.read(path)  # its checksum holds
+            assert set(state.cache) == {state.input_ids[0]}
+        if kind == "cache":
+            assert [3] in LlamaDiskCache(str(tmp_path)) or len(found) < 8
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_save_left_goes_with_the_next(tmp_path: Path) -> None:
+    target = tmp_path / "talk.lkv"
+    left, held, other = (tmp_path / name for name in (".talk.lkv.abcd1234", ".talk.lkv.efgh5678", ".talk"))
+    for path in (left, held, other):
+        path.write_bytes(b"half")
+        os.utime(path, (0, 0))
+    process = child(HOLDER, str(held))
+    assert process.stdout is not None
+    process.stdout.readline()
+    LlamaState([1], b"rows", None, 0).write(target)
+    process.kill()
+    process.communicate()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.name, other.name, target.name])
+
+
+def test_data_and_names_are_on_the_disk_before_and_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        seen.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        fsync(handle)
+
+    def replaced(partial: Path, target: Path) -> None:
+        seen.append("rename")
+        replace(partial, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    LlamaState([1], b"rows", None, 0).write(tmp_path / "talk.lkv")
+    assert seen == ["file", "rename", "folder"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_keeps_the_old_state(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    old = LlamaState([1], bytes(1 << 19), None, 0)
+    old.write(small / "talk.lkv")
+    big = LlamaState([2], bytes(4 << 20), None, 0)
+    with pytest.raises(OSError, match="No space left"):
+        big.write(small / "talk.lkv")
+    assert LlamaState.read(small / "talk.lkv").input_ids == [1]
+    cache = LlamaDiskCache(str(small))
+    cache[[2]] = big  # the answer that it is of has been given
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: [set_cache] expected to write ")
+    assert line.endswith("got No space left on device; free the disk")
+    assert [path.name for path in small.iterdir()] == ["talk.lkv"]
+    with pytest.raises(ZeroDivisionError), durable.writing(small / "talk.lkv"):
+        raise ZeroDivisionError
+    assert [path.name for path in small.iterdir()] == ["talk.lkv"]
+
+
+def conversion(demo: Path, out: Path) -> list[str]:
+    return ["convert", str(demo), "-o", str(out), "--method", "none", "--outtype", "f32", "--no-plot"]
+
+
+RUN = "import sys\nfrom latentkv.cli import main\nsys.exit(main(sys.argv[1:]))"
+
+
+def test_a_conversion_that_is_killed_or_has_no_room(converted: Converted, demo: Path, tmp_path: Path) -> None:
+    whole = converted("--method", "none", "--outtype", "f32").read_bytes()
+    out = tmp_path / "model.gguf"
+    out.write_bytes(b"old")
+    words = conversion(demo, out)
+    for _ in range(KILLS // 2):
+        process = child(RUN, *words)
+        partial = tmp_path / "model.gguf.partial"
+        while process.poll() is None and not partial.exists():
+            time.sleep(0.001)
+        time.sleep(random.uniform(0, 0.05))
+        process.kill()
+        process.communicate()
+        assert out.read_bytes() in (b"old", whole)
+    process = child(RUN, *words, limit=(resource.RLIMIT_FSIZE, 1 << 20))
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert said.splitlines()[-1] == f"error: [output] expected to write {out}; got File too large"
+    assert out.read_bytes() in (b"old", whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    again = child(RUN, *words)
+    _, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    assert out.read_bytes() == whole
+
+
+NO_MEMORY = """
+import resource, sys
+import numpy as np
+from latentkv import _core
+_core.set_log_level(0)
+model = _core.Model(sys.argv[1])
+one = _core.Session(model, n_ctx=256, kv="q8", n_threads=1, n_ubatch=512)
+one.decode(list(range(5, 45)), output="none")
+state = one.state_bytes()
+want = one.decode([9])
+one.set_state(state)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20), used + (24 << 20)))
+wide = dict(n_ctx=1 << 16, kv="f32", n_threads=1)
+tries = {
+    "model": lambda: _core.Model(sys.argv[1]),
+    "session": lambda: _core.Session(model, **wide),
+    "batch": lambda: one.decode(list(range(5, 205)), output="all"),
+    "state": lambda: [one.state_bytes() for _ in range(3)],
+}
+for name, attempt in tries.items():
+    try:
+        attempt()
+        print(name, "done")
+    except (_core.Error, MemoryError) as error:
+        print(name, "refused", type(error).__name__, " ".join(str(error).split()))
+one.set_state(state)
+print("same", bool(np.array_equal(one.decode([9]), want)))
+"""
+
+
+def test_a_session_outlives_what_finds_no_memory(converted: Converted) -> None:
+    process = child(NO_MEMORY, str(converted("--method", "none", "--outtype", "f32")))
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said[-2000:]
+    lines = out.splitlines()
+    assert any(line.startswith("session refused") for line in lines), out
+    assert all(line.startswith("[") for line in said.splitlines()), said
+    assert lines[-1] == "same True"
