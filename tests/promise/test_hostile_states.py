@@ -1,6 +1,6 @@
 """States whose bytes were changed: taken or refused in one line, and the session goes on.
 
-LATENTKV_FUZZ_STATES: how many (default 1500 of each kind); `make sanitize` runs them under sanitizers.
+LATENTKV_FUZZ_STATES: how many (default 600 of each kind); `make sanitize` runs them under sanitizers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from runtime import WATERFILL, model, session, tokens
 
-COUNT = int(os.environ.get("LATENTKV_FUZZ_STATES", "1500"))
+COUNT = int(os.environ.get("LATENTKV_FUZZ_STATES", "600"))
 EDGES = (0, 1, 2, 7, 63, 64, 65, 127, 128, 255, 256, 511, 512, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 KINDS = {
     "full rows": (("--method", "none", "--outtype", "f32"), {"kv": "q4"}),
