@@ -47,6 +47,7 @@ RULES = [
                 "native",
                 "write/quantize",
                 "write/sidecar",
+                "write/gguf_write",
                 "plan/kv_budget",
                 "source/gguf_blocks",
                 "source/gguf_vocabulary",
@@ -55,8 +56,8 @@ RULES = [
                 "cli",
             ]
         },
-        "the converter needs no runtime but to code, tokenize, hash and render alike, for budgets, limits "
-        "and the terminal",
+        "the converter needs no runtime but to code, tokenize, hash, flush and render alike, for budgets, "
+        "limits and the terminal",
     ),
     (
         re.compile(r"\b(checkpoint|gguf)_source\b"),

@@ -91,18 +91,21 @@ void KvCache::make_ring_room(int n) {
 
 bool KvCache::ring_is_complete() const {
     const std::vector<int32_t> next = next_positions();
-    std::vector<int> missing(max_sequences,
-                             0);  // of the tokens in a window those that the ring is for, less those it has
-    const auto count = [&](const Cells& cells, int one) {
+    using Token = std::pair<int, int32_t>;  // sequence, position
+    std::vector<Token> wanted;
+    std::vector<Token> there;
+    const auto add = [&](const Cells& cells, std::vector<Token>& tokens) {
         for (int slot = 0; slot < cells.end(); slot++) {
             each_sequence(cells.seq(slot), [&](int s) {
-                if (is_seen_again(cells.pos(slot), bit(s), next)) missing[static_cast<size_t>(s)] += one;
+                if (is_seen_again(cells.pos(slot), bit(s), next)) tokens.emplace_back(s, cells.pos(slot));
             });
         }
     };
-    for (size_t r = ring_is_all_ ? 0 : regions_.size() - 1; r < regions_.size(); r++) count(regions_[r].cells, 1);
-    count(ring_->cells, -1);
-    return std::all_of(missing.begin(), missing.end(), [](int n) { return n == 0; });
+    for (size_t r = ring_is_all_ ? 0 : regions_.size() - 1; r < regions_.size(); r++) add(regions_[r].cells, wanted);
+    add(ring_->cells, there);
+    std::sort(wanted.begin(), wanted.end());
+    std::sort(there.begin(), there.end());
+    return wanted == there;
 }
 
 std::vector<RowMove> KvCache::moves_of(int layer, std::span<const RowMove> moved) const {

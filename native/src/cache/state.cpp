@@ -31,6 +31,9 @@ namespace lkv {
 
 namespace {
 
+// One from which a sequence can go on: sums of positions and windows stay below 2^31.
+bool is_position(int32_t pos) { return pos >= 0 && pos < (int32_t{1} << 30); }
+
 constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
 constexpr uint32_t state_version = 5;
 constexpr uint64_t all_sequences = ~uint64_t{0};
@@ -256,8 +259,13 @@ bool KvCache::restore_kept(StateReader& in, int to_seq, Accept accept) {
             const auto pos = in.get<int32_t>();
             const auto seq = in.get<uint64_t>();
             const auto mass = in.get<float>();
-            if (to_seq >= 0) slot = cells.find_block();
-            if (slot < 0 || slot >= cells.capacity() || cells.used(slot) || pos < 0 || seq == 0 || !(mass >= 0.0F)) {
+            if (to_seq >= 0) {
+                slot = cells.find_block();
+            } else if (const uint64_t known = sequences_of(all_sequences); (seq & ~known) != 0) {
+                fail("state", "expected sequences of the mask ", known, " in layer ", il, "; got ", seq);
+            }
+            if (slot < 0 || slot >= cells.capacity() || cells.used(slot) || !is_position(pos) || seq == 0 ||
+                !(mass >= 0.0F)) {
                 fail("state", "expected each slot once, with a position, a sequence and a mass; got slot ", slot,
                      ", position ", pos, ", sequences ", seq, ", mass ", mass);
             }
@@ -314,9 +322,9 @@ void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequenc
     }
     if (to_seq >= 0) {
         if (ring_ && &region == &*ring_) {
-            make_ring_room(static_cast<int>(n_used));
+            if (static_cast<int64_t>(n_used) <= region.cells.capacity()) make_ring_room(static_cast<int>(n_used));
         }
-        if (static_cast<int>(n_used) > region.cells.n_free()) {
+        if (static_cast<int64_t>(n_used) > region.cells.n_free()) {
             fail("state", "expected room for ", n_used, " tokens in region ", region.name, "; got ",
                  region.cells.n_free());
         }
@@ -342,7 +350,8 @@ void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequenc
             fail("state", "expected whole blocks of ", block, " slots; got slot ", slot, " after block ", first);
         }
         const bool empty = block > 1 && pos == -1 && seq == 0;
-        if ((!empty && (pos < 0 || seq == 0)) || (saved.tokens[i].seq & ~sequences) != 0 || region.cells.used(slot)) {
+        if ((!empty && (!is_position(pos) || seq == 0)) || (saved.tokens[i].seq & ~sequences) != 0 ||
+            region.cells.used(slot)) {
             fail("state", "expected each slot once, with a position and a sequence; got slot ", slot, ", position ",
                  pos, ", sequences ", seq);
         }

@@ -1,0 +1,182 @@
+// Fuzzes saved states: any bytes are restored, and the cache works on, or refused with lkv::Error. The first byte of an
+// input chooses the cache and what is restored, all of it or one sequence; the rest is the state.
+// With clang: -fsanitize=fuzzer,address,undefined. Otherwise mutations of states that each cache has saved (mutate.h).
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "cache/evict/policies.h"
+#include "cache/kv_cache.h"
+#include "model/hparams.h"
+
+namespace {
+
+using lkv::Format;
+using lkv::KvCache;
+using Bytes = std::vector<uint8_t>;
+
+constexpr int n_kinds = 5;  // of caches
+enum Mode { whole, sequence, converted, n_modes };
+
+struct Small {
+    lkv::HParams hparams;
+    lkv::CacheSpec spec;
+    lkv::KvCacheOptions options;
+};
+
+// Two layers with one KV head of 32 channels, two sequences, 128 cells.
+Small small(int kind) {
+    Small of;
+    of.hparams.n_layer = 2;
+    of.hparams.n_kv = of.hparams.n_head = 1;
+    of.hparams.head_dim = of.hparams.n_embd = 32;
+    of.hparams.block.layers.resize(2);
+    of.spec.layers.resize(2);
+    for (lkv::LayerCacheSpec& layer : of.spec.layers) {
+        layer.k.ranks = layer.v.ranks = {32};
+        layer.k.segments = layer.v.segments = {{16, 16}};
+        layer.k.formats = layer.v.formats = {{{Format::q4, Format::none}}};
+    }
+    of.options.n_ctx = 128;
+    of.options.n_ubatch = 8;
+    of.options.n_seq_max = 2;
+    switch (kind) {
+        case 1:  // exact windows
+            of.options.sink = 2;
+            of.options.recent = 4;
+            break;
+        case 2:  // a sliding window
+            of.hparams.block.layers[1].window = 4;
+            break;
+        case 3:  // blocks of 32
+            of.spec.layers[0].k.segments = {{32}};
+            of.spec.layers[0].k.formats = {{{Format::c4}}};
+            of.options.recent = 4;
+            break;
+        case 4:  // eviction
+            of.options.evict = {lkv::find_policy("h2o"), 72};
+            of.options.recent = 4;
+            break;
+        default:
+            break;
+    }
+    return of;
+}
+
+// Tokens [first, end) of a sequence, one by one; their rows are what was there, zeros.
+void fill(KvCache& cache, int seq, int first, int end) {
+    for (int32_t pos = first; pos < end; pos++) {
+        const std::array<int32_t, 1> at{pos};
+        const std::array<int32_t, 1> of{seq};
+        cache.claim(at, of);
+        cache.demote();
+    }
+}
+
+void expect(bool holds) {
+    if (!holds) __builtin_trap();
+}
+
+// What a session does next with a cache, whatever a state left in it.
+void use(KvCache& cache) {
+    try {
+        fill(cache, 0, cache.seq_pos_max(0) + 1, cache.seq_pos_max(0) + 3);
+    } catch (const lkv::Error&) {  // no room
+    }
+    (void)cache.seq_rm(0, cache.seq_pos_max(0), -1);
+    cache.restore(cache.save());
+}
+
+bool restores(std::span<const uint8_t> input) {
+    if (input.empty()) return false;
+    const int kind = input[0] % n_kinds;
+    const int mode = input[0] / n_kinds % n_modes;
+    static std::array<std::unique_ptr<KvCache>, n_kinds> caches;
+    std::unique_ptr<KvCache>& cache = caches[static_cast<size_t>(kind)];
+    if (!cache) {
+        const Small of = small(kind);
+        cache = std::make_unique<KvCache>(of.hparams, of.spec, of.options);
+    }
+    const Bytes exact(input.begin() + 1, input.end());  // sanitizers see its end
+    cache->clear();
+    if (mode != whole) fill(*cache, 1, 0, 6);
+    const Bytes other = mode == whole ? Bytes() : cache->save_sequence(1);
+    bool restored = true;
+    try {
+        if (mode == whole) {
+            cache->restore(exact);
+        } else {
+            cache->restore_sequence(0, exact, mode == converted);
+        }
+    } catch (const lkv::Error&) {
+        restored = false;
+        expect(cache->seq_pos_max(0) == -1);  // a bad state leaves nothing
+    }
+    if (mode != whole && kind != 4)
+        expect(cache->save_sequence(1) == other);  // under eviction it tells of all sequences
+    if (restored) {
+        const Bytes again = cache->save();
+        cache->restore(again);
+        expect(cache->save() == again);
+        use(*cache);
+    }
+    return restored;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    restores({data, size});
+    return 0;
+}
+
+#ifndef LKV_LIBFUZZER
+
+#include <cstring>
+
+#include "mutate.h"
+
+namespace {
+
+// What was found once. `state`: of one sequence with 12 tokens, in the first cache, which has one region.
+void found_before(const Bytes& state) {
+    constexpr size_t n_used_at = 1 + 40 + 16 + 4;         // mode, header, a name, layers
+    constexpr size_t tokens_at = n_used_at + 4 + 4 * 24;  // the layouts of two layers, two segments each
+    expect((state.size() - tokens_at) % 12 == 0);
+    Bytes many = state;  // a count that was once read as a negative number, and more tokens than slots
+    const uint32_t n_used = ~uint32_t{0};
+    std::memcpy(many.data() + n_used_at, &n_used, sizeof n_used);
+    for (int i = 0; i < 20; i++) many.insert(many.end(), state.begin() + tokens_at, state.end());
+    expect(!restores(many));
+    Bytes far = state;  // the next position did not fit its type
+    const int32_t last = INT32_MAX;
+    std::memcpy(far.data() + tokens_at + 4, &last, sizeof last);
+    expect(!restores(far));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::vector<Bytes> states;
+    for (int kind = 0; kind < n_kinds; kind++) {
+        const Small of = small(kind);
+        KvCache cache(of.hparams, of.spec, of.options);
+        fill(cache, 0, 0, kind >= 3 ? 45 : 12);
+        const Bytes one = cache.save_sequence(0);
+        fill(cache, 1, 0, 3);
+        for (int mode = 0; mode < n_modes; mode++) {
+            Bytes state = {static_cast<uint8_t>(kind + n_kinds * mode)};
+            const Bytes body = mode == whole ? cache.save() : one;
+            state.insert(state.end(), body.begin(), body.end());
+            expect(restores(state));
+            states.push_back(std::move(state));
+        }
+    }
+    found_before(states[sequence]);
+    return lkv::test::fuzz(argc, argv, "fuzz_state", states, 1, restores);
+}
+
+#endif
