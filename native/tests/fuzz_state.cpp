@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "cache/evict/policies.h"
 #include "cache/kv_cache.h"
+#include "cache/saved_state.h"
 #include "model/hparams.h"
 
 namespace {
@@ -87,7 +88,7 @@ void use(KvCache& cache) {
     } catch (const lkv::Error&) {  // no room
     }
     (void)cache.seq_rm(0, cache.seq_pos_max(0), -1);
-    cache.restore(cache.save());
+    cache.restore(cache.save(), lkv::Accept::same);
 }
 
 bool restores(std::span<const uint8_t> input) {
@@ -107,9 +108,9 @@ bool restores(std::span<const uint8_t> input) {
     bool restored = true;
     try {
         if (mode == whole) {
-            cache->restore(exact);
+            cache->restore(exact, lkv::Accept::same);
         } else {
-            cache->restore_sequence(0, exact, mode == converted);
+            cache->restore_sequence(0, exact, mode == converted ? lkv::Accept::any : lkv::Accept::same);
         }
     } catch (const lkv::Error&) {
         restored = false;
@@ -119,7 +120,7 @@ bool restores(std::span<const uint8_t> input) {
         expect(cache->save_sequence(1) == other);  // under eviction it tells of all sequences
     if (restored) {
         const Bytes again = cache->save();
-        cache->restore(again);
+        cache->restore(again, lkv::Accept::same);
         expect(cache->save() == again);
         use(*cache);
     }

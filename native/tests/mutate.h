@@ -19,26 +19,26 @@ inline size_t below(Rng& rng, size_t n) { return n == 0 ? 0 : rng() % n; }
 
 // Numbers at which length arithmetic breaks.
 inline uint64_t edge(Rng& rng) {
-    static constexpr inline uint64_t edges[] = {0,
-                                                1,
-                                                7,
-                                                8,
-                                                9,
-                                                31,
-                                                32,
-                                                33,
-                                                63,
-                                                64,
-                                                255,
-                                                256,
-                                                65535,
-                                                65536,
-                                                0x7fffffff,
-                                                0x80000000,
-                                                0xffffffff,
-                                                0x7fffffffffffffff,
-                                                0x8000000000000000,
-                                                ~uint64_t{0}};
+    static constexpr uint64_t edges[] = {0,
+                                         1,
+                                         7,
+                                         8,
+                                         9,
+                                         31,
+                                         32,
+                                         33,
+                                         63,
+                                         64,
+                                         255,
+                                         256,
+                                         65535,
+                                         65536,
+                                         0x7fffffff,
+                                         0x80000000,
+                                         0xffffffff,
+                                         0x7fffffffffffffff,
+                                         0x8000000000000000,
+                                         ~uint64_t{0}};
     return edges[below(rng, std::size(edges))] + below(rng, 3) - 1;
 }
 
