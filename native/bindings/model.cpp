@@ -88,7 +88,6 @@ py::list layers(const Model& model) {
         py::dict item;
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
-        item["exact"] = layer.keeps_exact;
         out.append(item);
     }
     return out;

@@ -56,9 +56,7 @@ struct Shape {
     bool sinks = false;
     float softcap = 0.0F;      // of scores
     bool whole_norms = false;  // of Q and K over all heads, none before a branch
-    // Which layers keep sink and recent tokens exact: without a window the second; else none, both have one.
-    enum Exact { everywhere, without_window, nowhere } exact = everywhere;
-    int n_layer = 2;  // even ones are alike, and odd ones
+    int n_layer = 2;           // even ones are alike, and odd ones
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -95,12 +93,6 @@ constexpr Shape shapes[] = {
     {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 0.0F, true},
     {"rebuild", "latent", 128, 2, 256, 4, Shape::identity, true, 0, false, 0.0F, true},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, true},
-    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 0.0F, false, Shape::without_window},
-    {"rebuild", "latent", 128, 2, 256, 4, Shape::identity, true, 0, true, 0.0F, false, Shape::without_window},
-    {"rotated", "latent", 256, 1, 64, 4, Shape::random, true, 0, true, 2.0F, false, Shape::nowhere},
-    {"rebuild", "latent", 64, 1, 64, 4, Shape::no, true, 0, false, 0.0F, false, Shape::without_window},
-    {"rebuild", "latent", 128, 2, 128, 4, Shape::random, true, 0, false, 0.0F, false, Shape::nowhere},
-    {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, false, Shape::without_window},
 };
 
 // Shapes that run on both devices together, too: of every path, one with windows.
@@ -132,10 +124,6 @@ public:
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
         if (shape.unlike || shape.n_expert > 0) block();
-        if (shape.exact != Shape::everywhere) {
-            const uint8_t second = shape.exact == Shape::without_window ? 1 : 0;
-            file_.array<uint8_t>("latentkv.regions.exact", GgufType::boolean, by_layer<uint8_t>(0, second));
-        }
         if (shape.n_expert > 0) {
             number(arch + "expert_count", shape.n_expert);
             number(arch + "expert_used_count", shape.n_expert);
@@ -194,7 +182,7 @@ private:
         if (shape_.softcap > 0.0F) file_.value<float>(key + "attention_softcap", GgufType::f32, shape_.softcap);
         file_.value<float>(key + "residual_scale", GgufType::f32, 0.5F);
         file_.value<float>(key + "logit_softcap", GgufType::f32, 30.0F);
-        file_.array<uint32_t>(key + "windows", GgufType::u32, by_layer(24U, shape_.exact == Shape::nowhere ? 40U : 0U));
+        file_.array<uint32_t>(key + "windows", GgufType::u32, by_layer(24U, 0U));
         file_.array<float>(key + "rope_bases", GgufType::f32, by_layer(100.0F, shape_.group == 2 ? 10000.0F : 0.0F));
         file_.array<uint8_t>(key + "rope_scaled", GgufType::boolean, by_layer<uint8_t>(0, 1));
         file_.string("llama.rope.scaling.type", "linear");
@@ -767,8 +755,8 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::string(argv[1]) == "evictions") {
         evictions(shapes[4], "h2o", 8);
         evictions(shapes[22], "keyformer", 0);
-        evictions(shapes[16], "h2o", 0);     // beside a ring
-        evictions(shapes[39], "snapkv", 8);  // whose layer keeps no exact tokens
+        evictions(shapes[16], "h2o", 0);  // beside a ring
+        evictions(shapes[33], "snapkv", 8);
         return lkv::test::report("gpu_evictions");
     }
     const int rounds = argc > 1 ? std::atoi(argv[1]) : 1;
@@ -794,8 +782,7 @@ int main(int argc, char** argv) {
         prompt.options.n_ctx = 1024;
         prompt.options.sink = prompt.options.recent = -1;
         prompt.options.kv = "f16";
-        // layers that keep no exact tokens read the same rows on both
-        if (shape.encoded != Shape::random || shape.exact == Shape::nowhere) compare(file, prompt);
+        if (shape.encoded != Shape::random) compare(file, prompt);
         if (splits(shape)) {
             Combination both = none;
             both.name = std::string(shape.k_path) + "/" + shape.v_path + ", the first layer on the CPU";
@@ -806,7 +793,7 @@ int main(int argc, char** argv) {
             if (shape.unlike) move_states(file, both.options);
         }
         if (shape.unlike) {
-            const int slots = shape.exact == Shape::nowhere ? 128 : 64;  // two windows and a ubatch, whole tiles
+            const int slots = 64;  // two windows and a ubatch, whole tiles
             Combination ring = none;
             ring.name = std::string(shape.k_path) + "/" + shape.v_path + ", a ring that is filled several times";
             ring.prompt = 100;
@@ -819,13 +806,6 @@ int main(int argc, char** argv) {
             ring.name += " beside exact windows";
             CHECK(ring_slots(file, ring.options) == slots);
             compare(file, ring);
-            if (shape.exact != Shape::everywhere) {  // a context that is no longer: as many slots as it
-                ring.name += ", of a short context";
-                ring.options.n_ctx = 192;
-                ring.options.n_ubatch = 512;
-                CHECK(ring_slots(file, ring.options) == 192);
-                compare(file, ring);
-            }
         }
         const auto number = static_cast<size_t>(&shape - shapes);
         for (const char* prefill : {"eager", "lazy"}) {

@@ -13,11 +13,10 @@ from test_calibrate import stream
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from latentkv_convert.calibrate import copies, head, probes
+from latentkv_convert.calibrate import copies, head
 from latentkv_convert.calibrate.attention import attention
 from latentkv_convert.calibrate.two_copies import TwoCopies
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.rows import exact
 
 Tiny = Callable[..., Path]
 SINK, RECENT, WINDOW = 2, 8, 40
@@ -110,27 +109,6 @@ def test_tokens_that_only_the_recent_window_reads_have_no_slope(tiny: Tiny) -> N
             read_later = WINDOW - SINK - RECENT
             assert (energy[:read_later] > 0).all()
             assert (energy[read_later:] == 0).all()
-
-
-@pytest.mark.parametrize("statistic", [copies, probes])
-def test_every_read_counts_in_layers_with_short_windows(
-    statistic: Any, random_checkpoint: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They keep no exact tokens: their numbers are those of no exact tokens anywhere."""
-    monkeypatch.setattr(exact, "SHORT_WINDOW", 1024)
-    directory = random_checkpoint(tmp_path / "gemma", "gemma3_text")
-
-    def collected(sink: int, recent: int) -> dict[int, Any]:
-        source = stream(directory, windows=2, window=WINDOW)
-        assert exact.kept(source.spec) == (False, True, False)
-        return dict(statistic.collect(source, sink, recent, seed=0))
-
-    found, everywhere = collected(SINK, RECENT), collected(0, 0)
-    for layer, n in ((0, WINDOW), (1, WINDOW - SINK), (2, WINDOW)):
-        assert len(found[layer]["v_rows"]) == n  # one window is held back
-        got, expected = (of[layer]["v_fisher"] for of in (found, everywhere))
-        close = np.linalg.norm(got - expected) < 1e-4 * np.linalg.norm(expected)
-        assert close == (layer != 1)
 
 
 def test_no_body_copy_is_read_in_a_short_window(tiny: Tiny) -> None:

@@ -17,27 +17,6 @@ def plan(v: SidePlan, k: SidePlan = FULL, n_layer: int = 3) -> Plan:
     return Plan((LayerPlan(k, v),) * n_layer)
 
 
-def test_layers_without_exact_tokens_have_windows_and_single_tokens() -> None:
-    spec = archs.model_spec(archs.tiny("gemma3_text"))  # windows in layers 0 and 2
-    heads = ((spec.head_dim,),) * spec.n_kv
-    blocks = SidePlan("full", formats=(("c4",),) * len(heads))
-
-    def check(*layers: LayerPlan) -> None:
-        check_plan(Plan(layers, recent=32), spec)
-
-    own, alone = LayerPlan(FULL, FULL), LayerPlan(FULL, FULL, exact=False)
-    check(alone, own, alone)
-    check(alone, LayerPlan(blocks, FULL), alone)
-    with pytest.raises(
-        ConvertError, match=r"layer 1\W+expected a sliding window beside no exact tokens; got none"
-    ):
-        check(alone, alone, alone)
-    with pytest.raises(
-        ConvertError, match=r"layer 0\W+expected formats of single tokens beside no exact ones; got c4"
-    ):
-        check(LayerPlan(blocks, FULL, exact=False), own, alone)
-
-
 def test_a_plan_of_the_description_passes() -> None:
     check_plan(plan(GOOD), SPEC)
     check_plan(plan(SidePlan("latent", 1, (16, 32), ((16,), (32,)))), SPEC)

@@ -1,10 +1,8 @@
-"""Layers with a sliding window hold its tokens, not the context's: the same logits in fewer bytes. Here they
-keep exact tokens beside them; test_ring_alone.py has those that do not."""
+"""Layers with a sliding window hold its tokens, not the context's: the same logits in fewer bytes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
 from latentkv.plan.master import choose
 from latentkv.sampling.options import SamplingOptions
-from latentkv_convert.rows import exact
 from latentkv_convert.rows.sizes import round_up
 
 N_CTX = 1024
@@ -36,14 +33,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "zack": ("--method", "zack", "--keep", "0.5", *CALIBRATED),
     "waterfill": ("--kv-budget", "40%", "--recent", "32", *CALIBRATED),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def long_windows() -> Iterator[None]:
-    """No window is so short that a plan keeps no exact tokens."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "SHORT_WINDOW", 0)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def test_exact_tokens_are_read_as_they_are_stored_in_a_forecast(demo_plans: Any,
     found = []
     for name in ("f16", "q8_0", "q4", "q2"):
         regions = dataclasses.replace(plan, sink_format=name, recent_format=name)
-        alone = forecast.price(work, {"k": plan.layers[0].k.path, "v": "latent"}, (True,) * 8, regions)
+        alone = forecast.price(work, {"k": plan.layers[0].k.path, "v": "latent"}, regions)
         found.append((forecast.divergences(work, regions, held)[0], alone))
     assert all(a < b for x, y in itertools.pairwise(found) for a, b in zip(x, y, strict=True))
     assert abs(found[0][1]) < 1e-7 < found[1][1] < 1e-3

@@ -79,14 +79,13 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
     for (int il = 0; il < hparams.n_layer; il++) {
         const LayerCacheSpec& layer = spec.layers[static_cast<size_t>(il)];
         exact_is_full_.push_back(layer.exact_is_full());
-        keeps_exact_.push_back(layer.keeps_exact);
         is_full_path_[0].push_back(layer.k_path == KPath::full);
         is_full_path_[1].push_back(layer.v_path == VPath::full);
     }
-    const auto exact = [this](int il) { return keeps_exact_[static_cast<size_t>(il)]; };
+    const auto all = [](int) { return true; };
     if (options_.sink > 0) {
         regions_.push_back(
-            make_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, exact));
+            make_region(hparams, spec, "sink", options_.sink * options_.n_seq_max, options_.sink_format, all));
     }
     if (options_.keeps_recent()) {
         const int share = static_cast<int>(std::ceil(options_.recent_ratio * options_.n_ctx));
@@ -94,7 +93,7 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
                               std::min(options_.n_ubatch, options_.exact_ubatch);
         regions_.push_back(make_region(hparams, spec, "recent",
                                        static_cast<int>(std::min<int64_t>(slots, options_.n_ctx)),
-                                       options_.recent_format, exact));
+                                       options_.recent_format, all));
     }
     add_middle(hparams, spec);
     if (allocate) {
@@ -104,7 +103,6 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& file_spec, const KvCac
 
 void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
     in_ring_.assign(static_cast<size_t>(hparams.n_layer), false);
-    ring_is_all_ = std::find(keeps_exact_.begin(), keeps_exact_.end(), false) != keeps_exact_.end();
     const auto inside = [this](int il) { return in_ring(il); };
     const auto outside = [this](int il) { return !in_ring(il); };
     const bool evicts = options_.evict.policy != nullptr;
@@ -114,14 +112,11 @@ void KvCache::add_middle(const HParams& hparams, const CacheSpec& spec) {
             ? static_cast<int>(std::min(int64_t{options_.n_ctx}, int64_t{options_.evict_budget()} * options_.n_seq_max))
             : options_.n_ctx;
     const auto make_middle = [&] { return make_region(hparams, spec, "middle", n_middle, std::nullopt, outside); };
-    int n_slots = ring_is_all_ ? choose_ring(hparams) : 0;
     regions_.push_back(make_middle());
     if (in_blocks()) {
         check_blocks();
-    } else if (!ring_is_all_ && (n_slots = choose_ring(hparams)) > 0) {
+    } else if (const int n_slots = choose_ring(hparams); n_slots > 0) {
         regions_.back() = make_middle();
-    }
-    if (n_slots > 0) {
         ring_ = make_region(hparams, spec, "ring", n_slots, std::nullopt, inside);
         check_ring_formats();
     }

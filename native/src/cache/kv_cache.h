@@ -11,8 +11,7 @@
 //
 // Layers with a sliding window have their rows of the middle in the ring: slots for as many tokens as the windows of all
 // sequences hold and a ubatch. It is filled anew when tokens have left every sequence's window (ring.cpp). The middle's cells
-// still say which tokens there are. A layer that keeps no exact tokens (LayerCacheSpec::keeps_exact) has all of its rows in the
-// ring, whatever regions their tokens live in; where there is one the ring is for such layers alone.
+// still say which tokens there are.
 //
 // Under eviction the other layers hold a part of the middle's tokens only, each layer its own (evict/eviction.h).
 #pragma once
@@ -145,9 +144,6 @@ public:
     // For demotions on the host; null while none is needed. It outlives the cache.
     void set_encoder(RowEncoder* encoder) { encoder_ = encoder; }
 
-    // Whether a region has rows of this layer: the middle (or the ring in its place) always, sink and recent where it keeps exact tokens.
-    bool holds(int region, int layer) const { return region_of(region, layer).layers[static_cast<size_t>(layer)].held; }
-
     // Whether a region's rows are full ones in this layer, beside latents in the middle.
     bool is_full(int region, int layer) const {
         return exact_is_full_[static_cast<size_t>(layer)] && region < n_regions() - 1;
@@ -159,8 +155,6 @@ public:
     // Whether a layer's rows of the middle are in the ring.
     bool in_ring(int layer) const { return in_ring_[static_cast<size_t>(layer)]; }
     bool has_ring() const { return ring_.has_value(); }
-    // Whether the ring's layers keep no exact tokens: then it holds those of every region, else those of the middle.
-    bool ring_is_all() const { return ring_is_all_; }
     const Cells& ring() const { return ring_->cells; }
     // Whether a layer keeps a part of the middle's tokens.
     bool evicts(int layer) const { return eviction_ && eviction_->evicts(layer); }
@@ -175,12 +169,12 @@ public:
     }
     int ring_window() const { return ring_window_; }  // the longest window of a layer in it, 0: none is
 
-    // The kernel's view of one layer; stays valid until slots change.
-    // Where a decoded token's rows of a layer go, sinks and a full window aside.
-    int entered_region(int layer) const {
+    // Where a decoded token's rows go, sinks and a full window aside.
+    int entered_region() const {
         const int recent = region_index("recent");
-        return recent >= 0 && holds(recent, layer) ? recent : n_regions() - 1;
+        return recent >= 0 ? recent : n_regions() - 1;
     }
+    // The kernel's view of one layer; stays valid until slots change.
     RegionView view(int region, int layer) const;
     uint8_t* k_row(int region, int layer, int slot);
     uint8_t* v_row(int region, int layer, int slot);
@@ -195,7 +189,7 @@ public:
         const int middle = n_regions() - 1;
         if (evicts(layer) && at.region == middle)
             return {middle, eviction_->slot(layer, static_cast<size_t>(at.arrival))};
-        if (!in_ring(layer) || (at.region != middle && !ring_is_all_)) return {at.region, at.slot};
+        if (!in_ring(layer) || at.region != middle) return {at.region, at.slot};
         return {middle, at.ring};
     }
 
@@ -312,7 +306,7 @@ private:
 
     // The ring (ring.cpp). Which layers are in it, of so many slots; 0: none is.
     int choose_ring(const HParams& hparams);
-    bool enters_ring(int region) const { return ring_ && (ring_is_all_ || region == n_regions() - 1); }
+    bool enters_ring(int region) const { return ring_ && region == n_regions() - 1; }
     // Of a batch that settles, how many of each sequence's latest tokens go to the ring.
     int ring_share(size_t n_tokens) const;
     std::vector<int32_t> next_positions() const;  // [max_sequences] one past a sequence's latest token
@@ -361,14 +355,12 @@ private:
     std::vector<bool> exact_is_full_;    // of every layer
     std::vector<bool> is_full_path_[2];  // likewise, of K and V: full rows in every region
     RowPlan whole_;                      // a layout with the groups of full rows
-    std::vector<bool> keeps_exact_;
     uint64_t cells_version_ = 0;
     std::vector<Region> regions_;
     std::optional<Region> ring_;
     std::optional<Eviction> eviction_;
     std::vector<bool> in_ring_;  // of every layer
     int ring_window_ = 0;
-    bool ring_is_all_ = false;
     double f16_bytes_ = 0;
 };
 

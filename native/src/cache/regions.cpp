@@ -241,8 +241,7 @@ std::vector<RowMove> KvCache::claim_moves(std::span<const int> old) {
     Cells& middle = regions_.back().cells;
     std::vector<int32_t> next;
     const auto seen_again = [&](int slot) { return is_seen_again(recent.pos(slot), recent.seq(slot), next); };
-    const bool enters = ring_ && !ring_is_all_;  // those of a ring for all tokens are there already
-    if (enters) {
+    if (ring_) {
         next = next_positions();
         make_ring_room(static_cast<int>(std::count_if(old.begin(), old.end(), seen_again)));
     }
@@ -257,7 +256,7 @@ std::vector<RowMove> KvCache::claim_moves(std::span<const int> old) {
             break;
         }
         const int target = middle.claim(recent.pos(slot), recent.seq(slot));
-        const bool rings = enters && seen_again(slot);
+        const bool rings = ring_ && seen_again(slot);
         moved.push_back({slot, target, rings ? ring_->cells.claim(recent.pos(slot), recent.seq(slot)) : -1});
     }
     return moved;

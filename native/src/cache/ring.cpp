@@ -1,6 +1,6 @@
-// The ring: the middle of layers with a sliding window, as many slots as their windows need. Its tokens are those of the middle (of every
-// region, where its layers keep no exact tokens) that some sequence's next token may see in the longest of these windows, and as many older ones as there is room for: what is
-// removed from the end of a sequence brings them back into sight.
+// The ring: the middle of layers with a sliding window, as many slots as their windows need. Its tokens are those of the middle
+// that some sequence's next token may see in the longest of these windows, and as many older ones as there is room for: what is removed from
+// the end of a sequence brings them back into sight.
 #include <algorithm>
 
 #include "base/error.h"
@@ -31,10 +31,10 @@ int KvCache::choose_ring(const HParams& hparams) {
     const auto& layers = hparams.block.layers;
     for (size_t il = 0; il < layers.size(); il++) {
         const int window = layers[il].window;
-        in_ring_[il] = ring_is_all_ ? !keeps_exact_[il] : window > 0 && slots(window) < whole;
+        in_ring_[il] = window > 0 && slots(window) < whole;
         if (in_ring_[il]) ring_window_ = std::max(ring_window_, window);
     }
-    return ring_window_ == 0 ? 0 : static_cast<int>(std::min(slots(ring_window_), whole));
+    return ring_window_ == 0 ? 0 : static_cast<int>(slots(ring_window_));
 }
 
 int KvCache::ring_share(size_t n_tokens) const {
@@ -101,7 +101,7 @@ bool KvCache::ring_is_complete() const {
             });
         }
     };
-    for (size_t r = ring_is_all_ ? 0 : regions_.size() - 1; r < regions_.size(); r++) add(regions_[r].cells, wanted);
+    add(regions_.back().cells, wanted);
     add(ring_->cells, there);
     std::sort(wanted.begin(), wanted.end());
     std::sort(there.begin(), there.end());

@@ -205,7 +205,6 @@ KvCache::Transcoder::Place KvCache::Transcoder::place_of(const Token& token, siz
     const auto layer = static_cast<int>(il);
     if (cache_.in_ring(layer) && cache_.enters_ring(token.to)) return {&regions_.back(), token.ring_slot, false};
     Target& target = regions_[static_cast<size_t>(token.to)];
-    if (!target.region->layers[il].held) return {&target, -1, false};
     return {&target, token.slot, cache_.is_full(token.to, layer)};
 }
 

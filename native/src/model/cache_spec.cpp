@@ -204,24 +204,6 @@ void refuse_blocks(const CacheSpec& spec) {
     }
 }
 
-// Which layers keep sink and recent tokens exact.
-void read_exact(const GgufFile& file, const HParams& h, std::vector<LayerCacheSpec>& layers) {
-    const auto exact = file.find_bool_array(key::exact);
-    if (!exact) return;
-    expect_length(key::exact, layers.size(), exact->size());
-    for (size_t il = 0; il < layers.size(); il++) {
-        layers[il].keeps_exact = (*exact)[il];
-        if ((*exact)[il]) continue;
-        if (h.block.layers[il].window == 0) {
-            fail(key::exact, "expected true for layer ", il, ", which has no sliding window; got false");
-        }
-        if (const auto format = find_blocks(layers[il])) {
-            fail(key::exact, "expected true for layer ", il, ", whose K waits among recent tokens for blocks of 32 (",
-                 format_name(*format), "); got false");
-        }
-    }
-}
-
 void refuse_unknown_keys(const GgufFile& file) {
     for (const GgufValue& value : file.values()) {
         const std::string_view name = value.key;
@@ -243,7 +225,7 @@ TensorSpec TensorSpec::full(int n_kv, int head_dim) {
 bool LayerCacheSpec::exact_is_full() const {
     const bool k_full = k_path == KPath::full;
     const bool v_full = v_path == VPath::full;
-    return keeps_exact && (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
+    return (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
 }
 
 int TensorSpec::rank_sum() const { return std::accumulate(ranks.begin(), ranks.end(), 0); }
@@ -307,7 +289,6 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         for (LayerCacheSpec& layer : spec.layers) {
             layer.k = layer.v = TensorSpec::full(h.n_kv, h.head_dim);
         }
-        read_exact(file, h, spec.layers);
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;
     }
@@ -344,7 +325,6 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     if (spec.recent == 0 && spec.recent_ratio == 0.0F) {
         refuse_blocks(spec);
     }
-    read_exact(file, h, spec.layers);
     spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
     return spec;
 }

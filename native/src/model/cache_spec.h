@@ -36,7 +36,6 @@ struct LayerCacheSpec {
     VPath v_path = VPath::full;
     TensorSpec k;
     TensorSpec v;
-    bool keeps_exact = true;  // whether sink and recent tokens are exact in it; else its rows are in the ring alone
 
     // Whether tokens of the exact windows are full rows, and so others than those of the middle.
     bool exact_is_full() const;

@@ -465,7 +465,7 @@ void Builder::build() {
         graph_.reference.n_slots = shape_.n_slots;
         graph_.ring_reference.n_slots = shape_.n_ring_slots;
         graph_.reference.n_exact = shape_.n_exact;
-        graph_.ring_reference.n_exact = cache_.ring_is_all() ? 0 : shape_.n_exact;
+        graph_.ring_reference.n_exact = shape_.n_exact;
         for (ReferenceInputs& inputs : graph_.evicting) {
             inputs.n_slots = shape_.n_evicting_slots;
             inputs.n_exact = shape_.n_exact;

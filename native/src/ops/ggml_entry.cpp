@@ -150,9 +150,7 @@ void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
     int64_t out = 0;
     for (int r = 0; r < node.cache->n_regions(); r++) {
-        if (node.cache->is_full(r, node.row_layer) != full || !node.cache->holds(r, node.row_layer)) {
-            continue;
-        }
+        if (node.cache->is_full(r, node.row_layer) != full) continue;
         const RowLayout& layout =
             value_side ? node.cache->v_layout(r, node.row_layer) : node.cache->k_layout(r, node.row_layer);
         const Cells& cells = node.cache->cells(r, node.row_layer);
@@ -186,8 +184,7 @@ void gpu_mass_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected t
 void AttentionNode::list_regions(bool full_rows, LatentAttnParams& p) const {
     p.n_regions = 0;
     for (int r = 0; r < cache->n_regions(); r++) {
-        if (cache->is_full(r, row_layer) == full_rows && cache->holds(r, row_layer))
-            p.regions[p.n_regions++] = cache->view(r, row_layer);
+        if (cache->is_full(r, row_layer) == full_rows) p.regions[p.n_regions++] = cache->view(r, row_layer);
     }
 }
 

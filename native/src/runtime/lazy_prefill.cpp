@@ -59,7 +59,6 @@ LayerCacheSpec exact_layer_spec(const Model& model, int layer) {
         spec.v_path = VPath::full;
         spec.v = TensorSpec::full(h.n_kv, h.head_dim);
     }
-    spec.keeps_exact = true;  // its window is not looked at, see exact_cache()
     spec.k = uncut(std::move(spec.k));
     spec.v = uncut(std::move(spec.v));
     return spec;

@@ -111,7 +111,6 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
         for (int r = 0; full && r < cache.n_regions(); r++) {
-            if (!cache.holds(r, il)) continue;
             const RowLayout& row = value_side ? cache.v_layout(r, il) : cache.k_layout(r, il);
             if (in_blocks(row)) {
                 return false;
@@ -156,7 +155,7 @@ std::shared_ptr<const Model> runnable(std::shared_ptr<const Model> model, const 
 bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
     return model.n_host_layers() == 0 && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
            std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
-                       [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.keeps_exact; });
+                       [](const LayerCacheSpec& layer) { return layer.exact_is_full(); });
 }
 
 KvCacheOptions cache_options(const Model& model, const SessionOptions& options) {
@@ -465,9 +464,7 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     const int middle = rows.n_regions() - 1;
     for (int r = 0; !fused_ && r <= middle; r++) {
         shape.n_slots += rows.cells(r).end();
-        if (rows.has_ring() && (r == middle || !rows.ring_is_all())) {
-            shape.n_ring_slots += (r < middle ? rows.cells(r) : rows.ring()).end();
-        }
+        if (rows.has_ring()) shape.n_ring_slots += (r < middle ? rows.cells(r) : rows.ring()).end();
         if (r < middle) shape.n_exact += rows.cells(r).end();
     }
     for (int il = 0; !fused_ && rows.eviction() != nullptr && il < model_->hparams().n_layer; il++) {

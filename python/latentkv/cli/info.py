@@ -179,7 +179,7 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
 def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     file = report["file"]
     shown: list[Block] = [
-        _facts(file, report["layers"]),
+        _facts(file),
         "",
         *_layers(report["layers"], file),
         "",
@@ -193,7 +193,7 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     return shown
 
 
-def _facts(file: dict[str, Any], layers: list[dict[str, Any]]) -> str:
+def _facts(file: dict[str, Any]) -> str:
     facts = [
         ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
         *([("sidecar", file["sidecar"])] if file["sidecar"] else []),
@@ -214,7 +214,7 @@ def _facts(file: dict[str, Any], layers: list[dict[str, Any]]) -> str:
         ("cache", _cache_text(file)),
         *([("factors", _factors(file))] if file["latent"] else []),
         ("formats", " ".join(file["formats"])),
-        ("regions", _regions(file["regions"], [layer["exact"] for layer in layers])),
+        ("regions", _regions(file["regions"])),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in facts)
@@ -234,17 +234,15 @@ def _factors(file: dict[str, Any]) -> str:
     return f"{size}, {more} weights than full K and V"
 
 
-def _regions(regions: Mapping[str, Any], exact: list[bool]) -> str:
-    """`sink 4 tokens in f16, recent 10 % of the sequence in q4 in 3 of 18 layers, eager prefill, by default`.
-    exact: whether each layer keeps them."""
+def _regions(regions: Mapping[str, Any]) -> str:
+    """`sink 4 tokens in f16, recent 10 % of the sequence in q4, eager prefill, by default`."""
     window = f"{regions['recent']} tokens"
     if regions["recent_ratio"]:
         window = f"{100 * regions['recent_ratio']:.4g} % of the sequence" + (
             f", at least {window}" if regions["recent"] else ""
         )
     sink = f"sink {regions['sink']} tokens in {regions['sink_format']}"
-    layers = "" if all(exact) else f" in {sum(exact)} of {len(exact)} layers"
-    recent = f"recent {window} in {regions['recent_format']}{layers}"
+    recent = f"recent {window} in {regions['recent_format']}"
     return f"{sink}, {recent}, {regions['prefill']} prefill, by default"
 
 

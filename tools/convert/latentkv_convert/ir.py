@@ -212,7 +212,6 @@ def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
 class LayerPlan:
     k: SidePlan
     v: SidePlan
-    exact: bool = True  # sink and recent tokens are exact; else it has a window, whose tokens are all cached
 
     def side(self, name: str) -> SidePlan:
         return self.k if name == "k" else self.v
@@ -268,10 +267,6 @@ class Plan:
     @property
     def keeps_exact(self) -> bool:
         return self.sink > 0 or self.recent > 0 or self.recent_ratio > 0
-
-    def exact_tokens(self, layer: int) -> tuple[int, int]:
-        """Sink and recent tokens that a layer keeps exact."""
-        return (self.sink, self.recent) if self.layers[layer].exact else (0, 0)
 
     def form(self, spec: ModelSpec, side: SidePlan) -> str:
         return form(spec, side.path, self.keeps_exact, self.trained)

@@ -204,8 +204,6 @@ def region_keys(plan: Plan) -> dict[str, Any]:
         keys |= {KEYS["sink"]: plan.sink, KEYS["recent"]: plan.recent}
     if plan.recent_ratio:
         keys[KEYS["recent_ratio"]] = plan.recent_ratio
-    if not all(layer.exact for layer in plan.layers):
-        keys[KEYS["exact"]] = [layer.exact for layer in plan.layers]
     for name, chosen in (("sink_format", plan.sink_format), ("recent_format", plan.recent_format)):
         if chosen != "f16":
             keys[KEYS[name]] = chosen

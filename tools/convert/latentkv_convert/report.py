@@ -85,8 +85,6 @@ class Report:
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
-            if not layer.exact:
-                entry["exact"] = False
             for side in SIDES:
                 chosen = layer.side(side)
                 entry[side] = {

@@ -193,7 +193,6 @@ void fill_reference_inputs(const KvCache& cache, int layer, const BatchSlots& ba
     std::vector<int32_t> slot_pos;
     std::vector<uint64_t> slot_seq;  // 0: free
     for (int r = 0; r < cache.n_regions(); r++) {
-        if (!cache.holds(r, layer)) continue;
         const Cells& cells = cache.cells(r, layer);
         for (int slot = 0; slot < cells.end(); slot++) {
             slot_pos.push_back(cells.used(slot) ? cells.pos(slot) : 0);

@@ -138,7 +138,7 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
     if (node.latent_source > 0) args.full = source(0);
     args.latents = source(node.latent_source);
     const Layer& layer = layers_[node.row_layer];
-    args.region = inputs_.region(layer.cells);
+    args.region = inputs_.region();
     args.slot = inputs_.slot(layer.cells);
     std::copy_n(layer.targets, max_regions, args.targets);
     return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);

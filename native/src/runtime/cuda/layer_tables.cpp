@@ -171,10 +171,6 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     LatentAttnParams p{};
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.n_regions(); r++) {
-        if (!cache.holds(r, row_layer)) {
-            first = r + 1;
-            continue;
-        }
         const RegionView view = cache.view(r, row_layer);
         attach_target(layer, view, cache.is_full(r, row_layer), r);
         if (cache.is_full(r, row_layer)) {
@@ -188,7 +184,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
         layer.latents.regions[r] = region_args(layer, p.regions[r], blocks, inputs.pos(first + r, layer.cells),
                                                inputs.seq(first + r, layer.cells));
     }
-    const RegionView entered = cache.view(cache.entered_region(row_layer), row_layer);
+    const RegionView entered = cache.view(cache.entered_region(), row_layer);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
     factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
     AttnArgs& a = layer.latents.constant;
@@ -253,7 +249,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
     layer.full.regions[r] = expanded_;
     layer.full.regions[r].pos = inputs.q_pos();
     layer.full.regions[r].seq = inputs.own_seq();
-    attach_encoder(layer, model, layer.targets[cache.entered_region(il)], il);
+    attach_encoder(layer, model, layer.targets[cache.entered_region()], il);
 }
 
 void LayerTables::describe_full(const Layer& layer, LatentAttnParams& p, bool with_own) const {

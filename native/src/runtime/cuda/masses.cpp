@@ -32,7 +32,7 @@ MassArgs Masses::args_of(const AttentionNode& node) {
         problem = *plan;
         problem.n_regions = 0;
         for (int r = 0; r < cache.n_regions(); r++) {
-            if (cache.is_full(r, node.layer) != full || !cache.holds(r, node.layer)) continue;
+            if (cache.is_full(r, node.layer) != full) continue;
             const int64_t at = place(cache, r, node.layer);
             if (at >= 0) args.mass[args.n_problems][problem.n_regions] = masses_.as<float>() + at;
             problem.n_regions++;

@@ -27,7 +27,6 @@ void StepInputs::attach(const KvCache& cache) {
     const bool evicts = cache.eviction() != nullptr;
     middle_[0] = hold(evicts ? 0 : cache.cells(middle).capacity());
     middle_[1] = hold(cache.has_ring() ? cache.ring().capacity() : 0);
-    ring_is_all_ = cache.ring_is_all();
     for (int il = 0; il < cache.n_layers(); il++) {
         cells_of_.push_back(cache.in_ring(il) ? of_ring : 0);
         if (!cache.evicts(il)) continue;
@@ -75,9 +74,8 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
         fields[2 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].region;
         fields[3 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].slot;
         own_seq[i] = uint64_t{1} << batch.seq[i];
-        const bool in_ring = ring_is_all_ || batch.slots[i].region == middle;
-        fields[6 * static_cast<size_t>(n_ubatch_) + i] = in_ring ? batch.slots[i].ring : batch.slots[i].slot;
-        fields[7 * static_cast<size_t>(n_ubatch_) + i] = in_ring ? middle : batch.slots[i].region;
+        const SlotRef& at = batch.slots[i];
+        fields[6 * static_cast<size_t>(n_ubatch_) + i] = at.region == middle ? at.ring : at.slot;
     }
     if (!evicting_.empty()) put_evicting(cache, batch, to);
     check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words() * sizeof(int32_t), cudaMemcpyHostToDevice, stream),
@@ -96,7 +94,7 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
 // What layers that evict read, of slots of their own; and how queries count in the masses.
 void StepInputs::put_evicting(const KvCache& cache, const BatchSlots& batch, int32_t* to) {
     const int middle = n_regions_ - 1;
-    auto* const weights = reinterpret_cast<QueryMass*>(to + counts + 8 * static_cast<size_t>(n_ubatch_));
+    auto* const weights = reinterpret_cast<QueryMass*>(to + counts + 7 * static_cast<size_t>(n_ubatch_));
     const std::span<const QueryWeight> queries = cache.eviction()->weights();
     for (size_t i = 0; i < batch.pos.size(); i++) weights[i] = {queries[i].weight, 1.0F / queries[i].temperature};
     middle_context_[0] = 0;
@@ -131,8 +129,7 @@ void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaS
         const int64_t in_use = in_ring != 0 ? cache.ring().end() : cache.cells(middle).end();
         int64_t seen = 0;
         for (const int32_t pos : batch.pos) {
-            const bool windowed = in_ring != 0 && cache.ring_window() > 0;
-            seen += windowed ? std::min(pos + 1, cache.ring_window()) : pos + 1;
+            seen += in_ring != 0 ? std::min(pos + 1, cache.ring_window()) : pos + 1;
         }
         apart_[in_ring] = 10 * seen < 9 * std::min(n, 2) * in_use;
         if (!apart_[in_ring]) continue;
@@ -179,9 +176,9 @@ void StepInputs::claim(int n_tokens, bool seen, cudaStream_t stream) {
     claim.q_seq = q_seq();
     for (int cells = 0; cells < first_own + static_cast<int>(evicting_.size()); cells++) {
         if (pos_[index_of(n_regions_ - 1, cells)].bytes() == 0) continue;
-        claim.region = region(cells);
+        claim.region = region();
         claim.slot = slot(cells);
-        claim.seen = seen || (cells == of_ring && ring_is_all_) ? 1 : 0;
+        claim.seen = seen ? 1 : 0;
         for (int r = 0; r < n_regions_; r++) {
             claim.pos[r] = pos_[index_of(r, cells)].as<int32_t>();
             claim.seq[r] = seq_[index_of(r, cells)].as<uint64_t>();

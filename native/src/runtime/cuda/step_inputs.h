@@ -34,12 +34,12 @@ public:
     }
     const int32_t* q_pos() const { return batch_.as<int32_t>() + counts; }
     const int32_t* q_seq() const { return q_pos() + n_ubatch_; }
-    const int32_t* region(int cells) const { return q_pos() + (cells == of_ring ? 7 : 2) * n_ubatch_; }
+    const int32_t* region() const { return q_pos() + 2 * n_ubatch_; }
     const int32_t* slot(int cells) const {
         return cells < first_own ? q_pos() + (cells == of_ring ? 6 : 3) * n_ubatch_ : own_words(cells) + own_counts;
     }
     // Under eviction: how the batch's queries count.
-    const QueryMass* weights() const { return reinterpret_cast<const QueryMass*>(q_pos() + 8 * n_ubatch_); }
+    const QueryMass* weights() const { return reinterpret_cast<const QueryMass*>(q_pos() + 7 * n_ubatch_); }
     // the batch's own rows as a region
     const uint64_t* own_seq() const { return reinterpret_cast<const uint64_t*>(q_pos() + 4 * n_ubatch_); }
     const int32_t* pos(int of_region, int cells) const { return pos_[index_of(of_region, cells)].as<int32_t>(); }
@@ -63,12 +63,12 @@ private:
     static constexpr int own_counts = max_regions + 1;  // of a layer that evicts
     // Words before those of such a layer.
     size_t own_at(int cells) const {
-        return counts + 10 * static_cast<size_t>(n_ubatch_) +
+        return counts + 9 * static_cast<size_t>(n_ubatch_) +
                static_cast<size_t>(cells - first_own) * (own_counts + static_cast<size_t>(n_ubatch_));
     }
     const int32_t* own_words(int cells) const { return batch_.as<int32_t>() + own_at(cells); }
     size_t batch_words() const {
-        return evicting_.empty() ? counts + 8 * static_cast<size_t>(n_ubatch_)
+        return evicting_.empty() ? counts + 7 * static_cast<size_t>(n_ubatch_)
                                  : own_at(first_own + static_cast<int>(evicting_.size()));
     }
     // Behind the regions' cells are the ring's, then those of layers that evict.
@@ -79,7 +79,7 @@ private:
     void put_evicting(const KvCache& cache, const BatchSlots& batch, int32_t* to);
     void copy_cells(const KvCache& cache, cudaStream_t stream);
     void find_apart(const KvCache& cache, const BatchSlots& batch, cudaStream_t stream);
-    // The batch's slots hold its tokens, or none that is seen but by layers that keep no exact tokens: they have no rows else.
+    // The batch's slots hold its tokens, or none that is seen.
     void claim(int n_tokens, bool seen, cudaStream_t stream);
 
     // Per region, of the ring, and of layers that evict; none of cells that no layer reads.
@@ -90,8 +90,7 @@ private:
     uint64_t cells_version_ = 0;
     int n_regions_ = 0;
     int exact_ = 0;
-    int middle_[2] = {};        // and the ring
-    bool ring_is_all_ = false;  // KvCache::ring_is_all
+    int middle_[2] = {};  // and the ring
     int exact_context_ = 0;
     int middle_context_[2] = {};
     bool apart_[2] = {};
@@ -99,7 +98,7 @@ private:
         own_[2];  // [small_batch] counts, [small_batch][steps of the middle, or of the ring]; none of a single sequence
 
     // [n_slots of 3 regions | with the ring | n_full of 3 | n_middle | of the ring | pad | pos | seq | region | slot | sequences as bits
-    // (two words each) | slot with the ring | region with the ring], each of the last seven n_ubatch long; under eviction behind them
+    // (two words each) | slot with the ring], each of the last six n_ubatch long; under eviction behind them
     // [weights, two words each | per layer that evicts: n_slots of 3 regions, n_middle, slot]
     DeviceMemory batch_;
     std::unique_ptr<PinnedMemory> pinned_[2];

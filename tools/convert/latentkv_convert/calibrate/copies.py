@@ -21,7 +21,6 @@ from torch import Tensor
 from ..errors import ConvertError
 from ..ir import SIDES, Array
 from ..recipe import Recipe
-from ..rows import exact
 from . import head
 from .heads import norm_module
 from .stream import LayerStream
@@ -48,7 +47,7 @@ def split(n_windows: int) -> tuple[list[int], list[int]]:
 
 
 def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Per layer, over tokens past the sinks (all, in layers that keep none exact), for each of
+    """Per layer, over tokens past the sinks, for each of
 
     k, v: the projection's output without its bias;
     normed: k after its per-head norm, where there is one:
@@ -58,7 +57,6 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     float32, |g|² per KV head of those rows over its mean over all tokens.
     """
     check_window(stream, sink, recent)
-    kept = exact.kept(stream.spec)
     windows, _ = split(stream.n_windows)
     generator = torch.Generator(stream.device).manual_seed(seed)
 
@@ -72,8 +70,7 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
                     output[row] = stream.run(live, index, hidden[row : row + 1])[0]
                     bar.update(1)
         for index, inputs, above, below in stream.backward(slope):
-            own = exact.tokens(kept[index], sink, recent)
-            yield index, _backward(stream, index, inputs, above, below, *own, bar)
+            yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
 
 
 def check_window(stream: LayerStream, sink: int, recent: int) -> None:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ..ir import SIDES, Array
-from ..rows import exact
 from . import copies, head
 from .copies import Meter, Tap
 from .decoder import Layer
@@ -40,15 +39,13 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     disturbance of the layer's input, or of what attention adds, grows up to its output; and of the last layer
     nats [1], that a square of 1 a token costs there."""
     copies.check_window(stream, sink, recent)
-    kept = exact.kept(stream.spec)
     windows, _ = copies.split(stream.n_windows)
     last = stream.spec.n_layer - 1
     with stream.bar(n_windows=len(windows)) as bar:
         for index, hidden, output in stream.forward([*windows, windows[0]]):
             generator = torch.Generator(stream.device).manual_seed(seed + index)
-            own = exact.tokens(kept[index], sink, recent)
             with stream.layer(index, index + 1) as live:
-                arrays = _layer(stream, live, index, hidden[:-1], output, *own, generator, bar)
+                arrays = _layer(stream, live, index, hidden[:-1], output, sink, recent, generator, bar)
                 arrays |= _disturbed(stream, live, index, hidden, output, sink, generator)
             if index == last:
                 arrays["nats"] = _nats(stream, output, sink)

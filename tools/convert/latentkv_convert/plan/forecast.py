@@ -9,7 +9,7 @@ cache's batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,12 +57,12 @@ def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
     return Forecast(float(np.mean(per_window)), predicted, error, len(held))
 
 
-def price(work: Work, paths: Mapping[str, str], exact: Sequence[bool], regions: Plan) -> float:
+def price(work: Work, paths: Mapping[str, str], regions: Plan) -> float:
     """Nats per token that exact tokens cost in the row formats of `regions`, where nothing else is done to
-    those that have left the window. paths: of K and V; exact: of every layer, whether it keeps them."""
+    those that have left the window. paths: of K and V."""
     assert work.sample is not None
     k, v = (SidePlan(paths[side]) for side in SIDES)
-    plan = replace(regions, layers=tuple(LayerPlan(k, v, kept) for kept in exact))
+    plan = replace(regions, layers=(LayerPlan(k, v),) * work.spec.n_layer)
     return float(np.mean(divergences(work, plan, work.sample.tokens[-PRICED:])))
 
 
@@ -89,6 +89,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     exact = stream.embed().to(stream.device)
     cached = exact.clone()
     first = exact.shape[1] // 2
+    batch = sizes.DEMOTION_BATCH if plan.recent else 1
     with (
         model_arithmetic(),
         torch.no_grad(),
@@ -96,14 +97,12 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     ):
         for index in range(spec.n_layer):
             copies = Copies(work, plan, index)
-            sink, recent = plan.exact_tokens(index)
-            batch = sizes.DEMOTION_BATCH if recent else 1
             with stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
                     exact[row] = stream.run(live, index, exact[row : row + 1])[0]
                     below = cached[row : row + 1]
                     read, old = copies(live, below, stream.positions.of(index))
-                    with TwoCopies(spec.n_kv, sink, recent, old, batch, read):
+                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, old, batch, read):
                         cached[row] = stream.run(live, index, below)[0]
                     bar.update(1)
         scored = slice(first, -1)
@@ -122,9 +121,9 @@ class Copies:
     def __init__(self, work: Work, plan: Plan, index: int) -> None:
         layer = plan.layers[index]
         self.n_kv = work.spec.n_kv
-        self.exact = plan.recent_format if layer.exact else "f16"
+        self.exact = plan.recent_format
         self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
-        self.leaves = plan.exact_tokens(index)[1] > 0  # tokens the window
+        self.leaves = plan.recent > 0  # tokens the window
         self.rotated = layer.k.path == "rotated"
 
     def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:

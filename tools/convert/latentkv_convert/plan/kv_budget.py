@@ -76,20 +76,17 @@ def count(
     sink: int,
     recent: int,
     pays_factors: bool,
-    exact: Sequence[bool] = (),
     formats: Sequence[str] = ("f16",),
 ) -> Count:
-    """served: the context at which a share is counted. exact: of every layer, whether sink and recent tokens
-    are (none given: they are). formats: of exact tokens, the widest first.
+    """served: the context at which a share is counted. formats: of exact tokens, the widest first.
 
     Raises:
         LatentKVError: the exact tokens alone take the budget.
     """
     n_ctx = budget.context(served)
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
-    slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0, exact=exact)
-    n_layer = sum(exact) if exact else spec.n_layer
-    rows = {name: n_exact * sizes.full_row_bytes(spec, name, n_layer) for name in formats}
+    slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
+    rows = {name: n_exact * sizes.full_row_bytes(spec, name, spec.n_layer) for name in formats}
     cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)

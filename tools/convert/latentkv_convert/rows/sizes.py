@@ -63,21 +63,17 @@ class MiddleSlots:
     ring: int  # in those that see a window, 0: there are none
 
     @staticmethod
-    def of(
-        spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False, exact: Sequence[bool] = ()
-    ) -> MiddleSlots:
+    def of(spec: ModelSpec, n_ctx: int, recent: bool, blocks: bool = False) -> MiddleSlots:
         """As the runtime allocates them on the CPU. recent: there are recent tokens, which shorten ubatches.
-        blocks: K lies in blocks of tokens somewhere, and layers that keep exact tokens hold the context.
-        exact: LayerPlan.exact of every layer. Where one keeps no exact tokens the ring is for such alone."""
+        blocks: K lies in blocks of tokens somewhere, and all layers hold the context."""
         whole = round_up(n_ctx, SLOT_TILE)
         ubatch = min(EXACT_UBATCH if recent else UBATCH, n_ctx)
         ring = 0
         held = []
         for layer in range(spec.n_layer):
             window = spec.window(layer)
-            slots = min(round_up(window + ubatch, SLOT_TILE), whole)
-            fits = not blocks and window > 0 and slots < whole
-            held.append(fits if all(exact) else not exact[layer])
+            slots = round_up(window + ubatch, SLOT_TILE)
+            held.append(not blocks and window > 0 and slots < whole)
             ring = max(ring, slots if held[-1] else 0)
         return MiddleSlots(tuple(ring if in_ring else whole for in_ring in held), whole, ring)
 
@@ -85,8 +81,7 @@ class MiddleSlots:
     def of_plan(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
         formats = (name for layer in plan.layers for group in layer.k.formats or () for name in group)
         recent = plan.recent > 0 or plan.recent_ratio > 0
-        exact = [layer.exact for layer in plan.layers]
-        return MiddleSlots.of(spec, n_ctx, recent, any(in_blocks(name) for name in formats), exact)
+        return MiddleSlots.of(spec, n_ctx, recent, any(in_blocks(name) for name in formats))
 
     @property
     def cells(self) -> int:
@@ -112,27 +107,22 @@ def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, n_ctx: int) ->
 
 
 def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
-    """K and V of the layers that keep exact tokens, as such a token holds them: full rows, or every segment
-    where a side has form A."""
+    """K and V of all layers, as an exact token holds them: full rows, or every segment where a side has
+    form A."""
 
     def rows(layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
         return (FULL, FULL) if all(plan.form(spec, side) == "e" for side in sides) else sides
 
-    return sum(
-        side_row_bytes(spec, side, fmt, whole=True)
-        for layer in plan.layers
-        if layer.exact
-        for side in rows(layer)
-    )
+    return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
 
 
 def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
     """A token of the context under the plan's own formats: a middle row, or its share of middle and recent
     rows."""
     slots = MiddleSlots.of_plan(spec, plan, n_ctx)
-    rows = zip(plan.layers, slots.layers, _layer_rows(spec, plan, None), strict=True)
-    middle = sum(row for layer, n, row in rows if layer.exact and n == slots.whole)
+    rows = zip(slots.layers, _layer_rows(spec, plan, None), strict=True)
+    middle = sum(row for n, row in rows if n == slots.whole)
     recent = exact_bytes_per_token(spec, plan, plan.recent_format)
     return bytes_per_token(spec, plan, None, n_ctx) + plan.recent_ratio * (recent - middle)
 

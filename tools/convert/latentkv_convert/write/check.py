@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ConvertError
-from ..ir import SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import SIDES, ModelSpec, Plan, SidePlan
 from ..rows.sizes import in_blocks
 from ..schema import ENUMS, RANK_PAD
 
@@ -41,7 +41,6 @@ def check_plan(plan: Plan, spec: ModelSpec) -> None:
         for side in SIDES:
             _check_side(f"layer {index} {side}", side, layer.side(side), spec)
             _check_blocks(f"layer {index} {side}", side, layer.side(side), plan)
-        _check_exact(f"layer {index}", layer, spec.window(index))
 
 
 def _check_blocks(where: str, side: str, side_plan: SidePlan, plan: Plan) -> None:
@@ -51,16 +50,6 @@ def _check_blocks(where: str, side: str, side_plan: SidePlan, plan: Plan) -> Non
             raise ConvertError(where, "formats of single tokens for V", name)
         if plan.recent == 0 and plan.recent_ratio == 0:
             raise ConvertError("--recent", f"recent tokens beside {name}, whose blocks of 32 wait there", "0")
-
-
-def _check_exact(where: str, layer: LayerPlan, window: int) -> None:
-    """A layer without exact tokens keeps its window instead, token by token."""
-    if layer.exact:
-        return
-    if window == 0:
-        raise ConvertError(where, "a sliding window beside no exact tokens", "none")
-    for name in (name for group in layer.k.formats or () for name in group if in_blocks(name)):
-        raise ConvertError(where, "formats of single tokens beside no exact ones", name)
 
 
 def _check_side(where: str, side: str, plan: SidePlan, spec: ModelSpec) -> None:

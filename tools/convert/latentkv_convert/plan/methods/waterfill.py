@@ -20,8 +20,7 @@ from latentkv.console.progress import stage
 from ... import floats
 from ...errors import ConvertError
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
-from ...rows import cached_rows, sizes
-from ...rows import exact as exact_layers
+from ...rows import cached_rows, exact, sizes
 from ...schema import RANK_PAD
 from ...write.fuse.finish import finished
 from .. import forecast, frontier, kv_budget, latent_plan, master, segments
@@ -64,7 +63,6 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             "--served-context", f"more than sink {sink} and recent {recent} together", str(served)
         )
     kept = sink > 0 or recent > 0
-    exact = exact_layers.kept(spec) if kept else (True,) * spec.n_layer
     path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
@@ -77,15 +75,13 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             sink,
             recent,
             not options["master"],
-            exact,
-            exact_layers.formats(spec) if kept else exact_layers.FORMATS[:1],
+            exact.formats(spec) if kept else exact.FORMATS[:1],
         ),
         share_context=served or SHARE_CONTEXT,
         keeps_tables=options["master"],
         context=(served or spec.n_ctx) if rotates else None,
         sink=sink,
         recent=recent,
-        exact=exact,
         widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
         prefer=options["prefer"],
         times=gpu_file.load(options["gpu_times"]),
@@ -115,7 +111,6 @@ class Waterfill:
     context: int | None  # that a rotated k is fitted for
     sink: int
     recent: int
-    exact: tuple[bool, ...]  # of every layer, whether sink and recent tokens are
     widths: tuple[int, ...]
     prefer: str
     times: gpu_file.Times
@@ -175,16 +170,16 @@ class Waterfill:
         Raises:
             ConvertError: exact tokens of trained factors take the budget.
         """
-        widest = exact_layers.FORMATS[0]
-        exact = {name: size for name, size in self.count.exact.items() if name == widest or not work.trains}
-        if max(exact.values()) >= self.count.budget and work.trains:
+        widest = exact.FORMATS[0]
+        fixed = {name: size for name, size in self.count.exact.items() if name == widest or not work.trains}
+        if max(fixed.values()) >= self.count.budget and work.trains:
             wanted = f"more bytes than exact tokens of trained factors take, in {widest}"
             raise ConvertError("--kv-budget", wanted, f"{self.count.budget} bytes", "raise it")
-        prices = {name: 0.0 for name in exact}
-        for name in set(exact) - {widest}:  # in the precision of a master file, for the same plan there
-            price = forecast.price(work, self.paths, self.exact, self._regions(name))
+        prices = {name: 0.0 for name in fixed}
+        for name in set(fixed) - {widest}:  # in the precision of a master file, for the same plan there
+            price = forecast.price(work, self.paths, self._regions(name))
             prices[name] = float(np.float32(max(price, 0.0)))
-        return replace(self, count=replace(self.count, exact=exact), prices=prices)
+        return replace(self, count=replace(self.count, exact=fixed), prices=prices)
 
     def _regions(self, fmt: str) -> Plan:
         """Exact tokens in one row format, and no layers yet."""
@@ -239,15 +234,15 @@ class Waterfill:
         name, chosen = self.allocated(cut.groups, budget)
         choices = zip(cut.widths, chosen, strict=True)
         layers = []
-        for exact in self.exact:
+        for _ in range(spec.n_layer):
             k, v = (self._chosen(spec, side, choices) for side in SIDES)
-            layers.append(LayerPlan(k, v, exact))
+            layers.append(LayerPlan(k, v))
         return replace(self._regions(name), layers=tuple(layers)), chosen
 
     def scaled(self, multiple: float, own: Plan) -> int:
         """The budget with so many times the bytes for compressed rows that it leaves `own`."""
-        exact = self.count.exact[own.recent_format]
-        return exact + int(multiple * (self.count.budget - exact))
+        fixed = self.count.exact[own.recent_format]
+        return fixed + int(multiple * (self.count.budget - fixed))
 
     def predicted(
         self, cut: Cut, plan: Plan, chosen: Sequence[kv_budget.Choice], drop_penalty: float = 1.0
