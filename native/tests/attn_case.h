@@ -311,9 +311,10 @@ private:
             region->seq.push_back(used ? uint64_t{1} << token_seq_[static_cast<size_t>(slots[i])] : 0);
             if (!used) continue;
             if (!in_blocks(k)) {
-                write_row(k, normals(k.width, 1.0).data(), &region->k_rows[i * static_cast<size_t>(k.row_bytes)]);
+                write_row(k, normals(k.width, 1.0).data(),
+                          region->k_rows.data() + i * static_cast<size_t>(k.row_bytes));
             }
-            write_row(v, normals(v.width, 1.0).data(), &region->v_rows[i * static_cast<size_t>(v.row_bytes)]);
+            write_row(v, normals(v.width, 1.0).data(), region->v_rows.data() + i * static_cast<size_t>(v.row_bytes));
         }
         if (in_blocks(k)) write_blocks(k, slots.size(), region->k_rows);
         return region;
@@ -329,7 +330,7 @@ private:
                 const auto c = static_cast<float>(i % static_cast<size_t>(k.width) % 7);
                 x[i] = 0.2f * (c + 1.0f) * x[i] + 0.3f * (c - 3.0f);
             }
-            write_block(k, x.data(), &rows[b * block_slots * static_cast<size_t>(k.row_bytes)]);
+            write_block(k, x.data(), rows.data() + b * block_slots * static_cast<size_t>(k.row_bytes));
         }
     }
 
