@@ -21,11 +21,15 @@ PACKAGE = BUILD / "package"
 PYTHON_TESTS = (
     "tests/promise/test_cache.py",
     "tests/promise/test_eviction.py",
+    "tests/promise/test_hostile_states.py",
     "tests/promise/test_regions.py",
     "tests/promise/test_soak.py",
+    "tests/promise/test_transcode.py",
     "tests/python/test_hostile_files.py",
     "tests/python/test_sampler.py",
     "tests/python/test_streams.py",
+    # counts on how often sums fall on the edge of two codes, which a compiler changes
+    "--deselect=tests/promise/test_cache.py::test_quantized_decode_equals_prefill",
 )
 # What a sanitizer finds ends the program, or a test would go on and pass. Python frees little at its exit.
 OPTIONS = {
