@@ -68,12 +68,16 @@ def python_tests(arguments: list[str]) -> None:
     level.mkdir(parents=True)
     for module in (BUILD / "native").glob("_core*.so"):
         shutil.copy(module, level)
-    runtime = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    # the runtime has to be first in a program that is not compiled with it
-    preload = {"LD_PRELOAD": runtime, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT / 'tools' / 'convert'}"}
-    run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **preload)
+    # first in a program that is not compiled with it; who throws is looked up when it begins
+    preload = " ".join(map(library, ("libasan.so", "libstdc++.so.6")))
+    path = f"{PACKAGE}{os.pathsep}{ROOT / 'tools' / 'convert'}"
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    run(sys.executable, *words, LD_PRELOAD=preload, PYTHONPATH=path)
+
+
+def library(name: str) -> str:
+    found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
 
 
 def main(arguments: list[str]) -> int:
