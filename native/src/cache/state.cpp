@@ -82,12 +82,17 @@ void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, u
     }
 }
 
+bool is_empty(const SavedToken& token) { return token.pos == -1 && token.seq == 0; }
+
+bool is_token(const SavedToken& token, uint64_t sequences) {
+    return is_position(token.pos) && token.seq != 0 && (token.seq & ~sequences) == 0;
+}
+
 // Tokens that may go anywhere. Errors: Error for one that stands for none.
 void check_tokens(std::span<const SavedRegion> saved, uint64_t sequences) {
     for (const SavedRegion& region : saved) {
         for (const SavedToken& token : region.tokens) {
-            const bool empty = token.pos == -1 && token.seq == 0;
-            if (!empty && (token.pos < 0 || token.seq == 0 || (token.seq & ~sequences) != 0)) {
+            if (!is_empty(token) && !is_token(token, sequences)) {
                 fail("state", "expected a position and sequences of the mask ", sequences, "; got position ", token.pos,
                      ", sequences ", token.seq);
             }
@@ -239,6 +244,7 @@ bool KvCache::restore_kept(StateReader& in, int to_seq, Accept accept) {
             eviction_->resume(to, n_decoded, newest);
         }
     }
+    const uint64_t known = sequences_of(all_sequences);
     std::vector<int> layers;
     for (int il = 0; il < static_cast<int>(middle.layers.size()); il++) {
         if (evicts(il)) layers.push_back(il);
@@ -261,7 +267,7 @@ bool KvCache::restore_kept(StateReader& in, int to_seq, Accept accept) {
             const auto mass = in.get<float>();
             if (to_seq >= 0) {
                 slot = cells.find_block();
-            } else if (const uint64_t known = sequences_of(all_sequences); (seq & ~known) != 0) {
+            } else if ((seq & ~known) != 0) {
                 fail("state", "expected sequences of the mask ", known, " in layer ", il, "; got ", seq);
             }
             if (slot < 0 || slot >= cells.capacity() || cells.used(slot) || !is_position(pos) || seq == 0 ||
@@ -349,9 +355,8 @@ void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequenc
         if (static_cast<size_t>(first) % block != 0 || slot != first + static_cast<int>(i % block)) {
             fail("state", "expected whole blocks of ", block, " slots; got slot ", slot, " after block ", first);
         }
-        const bool empty = block > 1 && pos == -1 && seq == 0;
-        if ((!empty && (!is_position(pos) || seq == 0)) || (saved.tokens[i].seq & ~sequences) != 0 ||
-            region.cells.used(slot)) {
+        const bool empty = block > 1 && is_empty(saved.tokens[i]);
+        if ((!empty && !is_token(saved.tokens[i], sequences)) || region.cells.used(slot)) {
             fail("state", "expected each slot once, with a position and a sequence; got slot ", slot, ", position ",
                  pos, ", sequences ", seq);
         }
