@@ -14,6 +14,7 @@
 #include "cache/evict/gumbel.h"
 #include "cache/formats.h"
 #include "ops/attn_mass.h"
+#include "ops/cpu/code_scores.h"
 #include "ops/latent_attn.h"
 
 namespace lkv::test {
@@ -56,6 +57,7 @@ struct AttnShape {
     std::vector<std::vector<std::vector<SegmentSpec>>> v_rows{};
     std::vector<int> region_tokens{};  // the first that are region 0's, the latest that are region 1's; empty: 4 and 20
     std::vector<bool> absent{};        // regions of no capacity, their tokens in the last one; empty: none
+    bool any_query = false;            // also queries that lose something as the bytes in which codes are met
     unsigned seed = 1;
 };
 
@@ -68,6 +70,7 @@ public:
         make_heads();
         make_tokens();
         make_regions();
+        if (!shape_.k_rebuild && !shape_.any_query) round_queries();
         make_factors();
         params.out = nullptr;
         if (shape.empty_first) params.regions[0].n_slots = 0;
@@ -219,6 +222,34 @@ private:
         p.q = q_.data();
         p.q_pos = q_pos_.data();
         p.q_seq = q_seq_.data();
+    }
+
+    // Where a row of K has codes of fewer than 8 bits the CPU rounds queries to bytes (ops/cpu/code_scores.h): these are such already.
+    void round_queries() {
+        const LatentAttnParams& p = params;
+        const double most = lkv::byte_query;
+        for (int64_t row = 0; row < int64_t{p.n_tokens} * p.n_head; row++) {
+            float* const q = q_.data() + row * p.q_width;
+            const int g = static_cast<int>(row % p.n_head) / shape_.rep / shape_.k_group;
+            std::vector<int> starts;
+            for (int r = 0; r < p.n_regions; r++) {
+                const GroupLayout& group = p.regions[r].k.groups[g];
+                if (!is_coded(p.regions[r].k, group)) continue;
+                for (const SegmentLayout& segment : segments_of(p.regions[r].k, group)) {
+                    if (static_cast<Format>(segment.format) != Format::q8)
+                        starts.push_back(segment.column - group.column);
+                }
+            }
+            if (starts.empty()) continue;
+            const int width = k_width(g);
+            double reach = 0.0;
+            for (int c = 0; c < width; c++) reach = std::max(reach, std::fabs(double{q[c]}));
+            const double step = std::exp2(std::round(std::log2(reach / most)));  // no rounding of its own
+            for (int c = 0; c < width; c++) {
+                q[c] = static_cast<float>(step * std::clamp(std::round(double{q[c]} / step), -most, most));
+            }
+            for (const int c : starts) q[c] = static_cast<float>(q[c] < 0.0f ? -most * step : most * step);
+        }
     }
 
     RowPlan plan(int n_groups, const std::vector<int>& ranks, Format format, int dropped) const {

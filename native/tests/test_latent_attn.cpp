@@ -5,6 +5,7 @@
 
 #include "attn_matrix.h"
 #include "check.h"
+#include "ops/cpu/code_scores.h"
 #include "ops/cpu/codes.h"
 #include "ops/cpu/latent_attn.h"
 
@@ -16,7 +17,7 @@ using lkv::test::Perturb;
 using lkv::test::relative_error;
 
 constexpr double rounding = 2e-5;
-constexpr double integers = 2e-4;  // where queries or weights meet codes as 16-bit integers
+constexpr double integers = 2e-4;  // where weights, or queries that are bytes already, meet codes as integers
 
 double tolerance_of(const lkv::LatentAttnParams& p) {
     const auto coded = [](const lkv::RowLayout& layout) {
@@ -96,6 +97,31 @@ void sinks() {
     });
 }
 
+// Queries as bytes: a fraction of what codes of 4 bits lose.
+void queries_in_bytes() {
+    std::vector<float> q(100);
+    for (size_t c = 0; c < q.size(); c++) q[c] = std::sin(static_cast<float>(c * c));
+    std::vector<int32_t> n(q.size());
+    const float step = lkv::round_query<4>(q, n.data());
+    for (size_t c = 0; c < q.size(); c++) {
+        CHECK(std::abs(n[c]) <= lkv::byte_query);
+        CHECK(std::fabs(static_cast<float>(n[c]) * step - q[c]) <= 0.501f * step);
+    }
+    CHECK(step < 1.0f / 126.0f);
+    for (const auto& segments : {std::vector<lkv::SegmentSpec>{{lkv::Format::q4, 64}, {lkv::Format::q1, 64}},
+                                 std::vector<lkv::SegmentSpec>{{lkv::Format::q8, 32}, {lkv::Format::q2, 96}}}) {
+        AttnShape s;
+        s.name = "queries in bytes";
+        s.k_group = s.n_kv;
+        s.k_ranks = {128};
+        s.k_segments = segments;
+        s.any_query = true;
+        AttnCase c(s);
+        const double error = relative_error(run(c, 2, 2), c.oracle());
+        CHECK_MSG(error > integers && error <= 0.04, s.name + ": relative error " + std::to_string(error));
+    }
+}
+
 // A query that sees nothing gets zeros, whatever the cache holds.
 void nothing_visible() {
     for (const int n_tokens : {1, 140}) {
@@ -146,6 +172,7 @@ int main() {
     lkv::test::blocks(compare);
     sinks();
     beside();
+    queries_in_bytes();
     nothing_visible();
     extreme_scores();
     refusals();

@@ -169,21 +169,15 @@ LKV_INLINE void transpose8(Vector (&r)[8]) {
 }
 
 LKV_INLINE float sum(f32x8 v) {
-    float s[4];
-    for (int i = 0; i < 4; i++) {
-        s[i] = v[i] + v[i + 4];
-    }
-    return (s[0] + s[2]) + (s[1] + s[3]);
+    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+    return v[0] + v[1];
 }
 
 LKV_INLINE float max(f32x8 v) {
-    float m[4];
-    for (int i = 0; i < 4; i++) {
-        m[i] = v[i] > v[i + 4] ? v[i] : v[i + 4];
-    }
-    const float a = m[0] > m[2] ? m[0] : m[2];
-    const float b = m[1] > m[3] ? m[1] : m[3];
-    return a > b ? a : b;
+    v = max8(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = max8(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    return v[0] > v[1] ? v[0] : v[1];
 }
 
 }  // namespace lkv

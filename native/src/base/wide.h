@@ -37,7 +37,7 @@ using WideFloat = typename WideOf<N>::Float;
 using f32xw = WideFloat<wide_lanes>;
 using i32xw = WideInt<wide_lanes>;
 using u32xw = Wide<wide_lanes>;
-using i16xw = int16_t __attribute__((vector_size(2 * wide_lanes)));
+using i16x2w = int16_t __attribute__((vector_size(4 * wide_lanes)));
 
 template <class Vector, class T>
 LKV_INLINE Vector load_wide(const T* p) {
@@ -49,6 +49,23 @@ LKV_INLINE Vector load_wide(const T* p) {
 template <class Vector, class T>
 LKV_INLINE void store_wide(T* p, Vector v) {
     memcpy(p, &v, sizeof v);
+}
+
+// The lanes of both, one behind the other, of numbers that fit 16 bits.
+LKV_INLINE i16x2w narrowed(i32xw a, i32xw b) {
+#if defined(LKV_AVX512)
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);  // with a mask, as above
+    return (i16x2w)_mm512_maskz_permutexvar_epi64(0xff, order, _mm512_packs_epi32((__m512i)a, (__m512i)b));
+#elif defined(__AVX2__)
+    return (i16x2w)_mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)a, (__m256i)b), 0b11011000);
+#else
+    i16x2w both;
+    for (int i = 0; i < wide_lanes; i++) {
+        both[i] = static_cast<int16_t>(a[i]);
+        both[wide_lanes + i] = static_cast<int16_t>(b[i]);
+    }
+    return both;
+#endif
 }
 
 template <int N>
@@ -130,6 +147,60 @@ LKV_INLINE Wide<N> add_pairs(Wide<N> acc, Wide<N> pairs, int32_t by) {
 #endif
     }
 }
+
+// Per lane: products of four codes, bytes of at most 15, with the four signed bytes of `by`, added to a partial sum. `most` is what a
+// sum of products may reach before it has to be widened.
+template <int N>
+struct ByteDot {
+#if (defined(LKV_AVX512) && defined(__AVX512VNNI__)) || defined(__AVXVNNI__) || !defined(__AVX2__)
+    static constexpr int most = 0x7fffffff;
+    static LKV_INLINE Wide<N> widen(Wide<N> sums) { return sums; }
+#else
+    // two sums of 16 bits a lane, of two products each
+    static constexpr int most = 32767 / 2;
+    static LKV_INLINE Wide<N> widen(Wide<N> sums) { return add_pairs<N>(Wide<N>{}, sums, 0x00010001); }
+#endif
+
+    static LKV_INLINE Wide<N> add(Wide<N> sums, Wide<N> codes, int32_t by) {
+#if defined(LKV_AVX512) && defined(__AVX512VNNI__)
+        if constexpr (N == 16)
+            return (Wide<N>)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(by));
+        if constexpr (N == 8) return (Wide<N>)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)codes, _mm256_set1_epi32(by));
+#elif defined(LKV_AVX512)
+        if constexpr (N == 16) {
+            const __m512i products = _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(by));
+            return (Wide<N>)_mm512_add_epi16((__m512i)sums, products);
+        }
+#endif
+#if defined(__AVXVNNI__)
+        if constexpr (N == 8)
+            return (Wide<N>)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, _mm256_set1_epi32(by));
+#elif defined(__AVX2__)
+        if constexpr (N == 8) {
+            const __m256i products = _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(by));
+            return (Wide<N>)_mm256_add_epi16((__m256i)sums, products);
+        }
+#elif defined(LKV_NEON)
+        const auto of = std::bit_cast<int8x16x2_t>(codes);
+        const int8x16_t factors = vreinterpretq_s8_s32(vdupq_n_s32(by));
+        auto out = std::bit_cast<int32x4x2_t>(sums);
+        for (int i = 0; i < 2; i++) {
+#if defined(__ARM_FEATURE_DOTPROD)
+            out.val[i] = vdotq_s32(out.val[i], of.val[i], factors);
+#else
+            const int16x8_t low = vmull_s8(vget_low_s8(of.val[i]), vget_low_s8(factors));
+            out.val[i] = vpadalq_s16(out.val[i], vpaddq_s16(low, vmull_high_s8(of.val[i], factors)));
+#endif
+        }
+        return std::bit_cast<Wide<N>>(out);
+#else
+        const auto v = std::bit_cast<WideInt<N>>(codes);
+        auto out = std::bit_cast<WideInt<N>>(sums);
+        for (int i = 0; i < 4; i++) out += (v >> 8 * i & 0xff) * static_cast<int8_t>(by >> 8 * i);
+        return std::bit_cast<Wide<N>>(out);
+#endif
+    }
+};
 
 // Halves in the low 16 bits; finite ones.
 LKV_INLINE f32xw half_to_f32(u32xw h) {

@@ -1,13 +1,15 @@
 // Scores of query rows straight on integer codes, for rows of K whose segments are all q8, q4, q2 or q1: what the converter's own
 // plans use. A lane is a slot, so nothing is added up across lanes, and scale and minimum of a segment are vectors as well:
 //
-//   q · x = step · (scale · Σ n·code + minimum · Σ n)          n = round(q / step), 16 bits
+//   q · x = Σ_segment step · (scale · Σ n·code + minimum · Σ n)          n = round(q / step), query_bits of a code's bits
 //
-// A row is words: of a segment its scale and minimum, then its codes. A tile is turned, words by slots, and a word gives pairs
-// of codes, `bits` apart in its low half and 16 bits above: (word >> bits·i) & mask, i < 16/bits. Channels stay in the order in
-// which they leave the words; the queries are put into the same one, a pair a word.
+// A row is words: of a segment its scale and minimum, then its codes. A tile is turned, words by slots, and a word gives packs of
+// two or four codes, spread evenly over its bits. Channels stay in the order in which they leave the words; the queries are put
+// into the same one, a pack a word.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -17,12 +19,31 @@
 
 namespace lkv {
 
-// Pairs that a group's codes make, at most.
-constexpr int coded_pairs(int kept, int n_segments) { return kept / 2 + 8 * n_segments; }
+// Four products of bytes are one instruction where two of 16 bits are. Against codes of 4 bits and fewer a byte loses a fifteenth
+// of what those codes lose (docs/lab/cpu.md); against codes of 8 bits it would lose as much as they do.
+constexpr int query_bits(int code_bits) { return code_bits == 8 ? 16 : 8; }
+constexpr int byte_query = 127;  // the largest integer of 8 bits
 
-// Query rows of a group as integers. pairs: [coded_pairs, n_rows]; sums: [n_segments, n_rows], Σ n; steps: [n_rows].
+// n = round(q / step), [q.size()]; returns the step.
+template <int CodeBits>
+float round_query(std::span<const float> q, int32_t* n) {
+    // of 16 bits, what keeps a sum of products with codes of 8 within 32
+    const int width = std::max(1, static_cast<int>(q.size()));
+    const auto most =
+        static_cast<float>(query_bits(CodeBits) == 8 ? byte_query : std::min(32767, 0x7fffffff / 255 / width));
+    float reach = 0.0f;
+    for (const float x : q) reach = std::max(reach, std::fabs(x));
+    const float inverse = reach > 0.0f ? most / reach : 0.0f;
+    for (size_t c = 0; c < q.size(); c++) n[c] = static_cast<int32_t>(std::lrintf(q[c] * inverse));
+    return reach / most;
+}
+
+// Packs that a group's codes make, at most: pairs of them.
+constexpr int coded_packs(int kept, int n_segments) { return kept / 2 + 8 * n_segments; }
+
+// Query rows of a group as integers. packs: [coded_packs, n_rows]; steps and sums, step · Σ n: [n_segments, n_rows].
 struct CodedQueries {
-    int32_t* pairs;
+    int32_t* packs;
     float* sums;
     float* steps;
     int n_rows;

@@ -60,10 +60,13 @@ void weigh(const Headers& of, const float* weights, int32_t* pairs, float& step,
     step = reach / 32767.0f;
     const f32xw inverse = f32xw{} + (reach > 0.0f ? 32767.0f / reach : 0.0f);
     f32xw whole{};
+    i32xw n[Headers::n_vectors];
     for (int v = 0; v < Headers::n_vectors; v++) {
-        const i32xw n = __builtin_convertvector(fma_wide(product[v], inverse, f32xw{} + 0.5f), i32xw);
-        whole = fma_wide(__builtin_convertvector(n, f32xw), of.ratio[v], whole);
-        store_wide(reinterpret_cast<int16_t*>(pairs) + v * wide_lanes, __builtin_convertvector(n, i16xw));
+        n[v] = __builtin_convertvector(fma_wide(product[v], inverse, f32xw{} + 0.5f), i32xw);
+        whole = fma_wide(__builtin_convertvector(n[v], f32xw), of.ratio[v], whole);
+    }
+    for (int v = 0; v < Headers::n_vectors; v += 2) {
+        store_wide(pairs + v * wide_lanes / 2, narrowed(n[v], n[v + 1]));
     }
     constant = wide_sum(whole) * step;
     if (of.any_flat) {

@@ -99,24 +99,24 @@ struct ThreadScratch {
         n_runs = plan.k_words == 0 ? 0 : plan.unit_heads / p.k_group + 1;
         coded = arena.take<CodedRun>(n_runs);
         rows_ = std::min(max_coded_rows, p.k_group * (p.n_head / p.n_kv) * plan.block_tokens);
-        pairs_ = coded_pairs(plan.k_kept, plan.k_segments) * rows_;
+        packs_ = coded_packs(plan.k_kept, plan.k_segments) * rows_;
         sums_ = plan.k_segments * rows_;
-        coded_ints_ = arena.take<int32_t>(int64_t{n_runs} * (rows_ + pairs_));
-        coded_floats_ = arena.take<float>(int64_t{n_runs} * (sums_ + rows_));
+        coded_ints_ = arena.take<int32_t>(int64_t{n_runs} * (rows_ + packs_));
+        coded_floats_ = arena.take<float>(int64_t{n_runs} * 2 * sums_);
     }
 
     // To be called once by the thread that owns this, before it looks at `coded`.
     void forget_coded() const {
         for (int i = 0; i < n_runs; i++) {
-            int32_t* const ints = coded_ints_ + int64_t{i} * (rows_ + pairs_);
-            float* const floats = coded_floats_ + int64_t{i} * (sums_ + rows_);
+            int32_t* const ints = coded_ints_ + int64_t{i} * (rows_ + packs_);
+            float* const floats = coded_floats_ + int64_t{i} * 2 * sums_;
             coded[i] = {nullptr, 0, 0, ints, {ints + rows_, floats, floats + sums_, 0}};
         }
     }
 
 private:
     int rows_;
-    int pairs_;
+    int packs_;
     int sums_;
     int32_t* coded_ints_;
     float* coded_floats_;
