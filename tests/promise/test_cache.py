@@ -42,7 +42,8 @@ def test_decode_equals_prefill_equals_chunks(m: Any) -> None:
 
 @pytest.mark.parametrize("kv", ["q4", "q2"])
 def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
-    """Rows are quantized from the same vectors whatever the batch: only the order of sums differs.
+    """Rows are quantized from the same vectors whatever the batch: the order of sums differs, and a query meets
+    the codes as bytes where few see a tile, and in full where many do.
 
     Where such a sum lies at the edge of two codes, later layers flip more of them. How many windows that
     moves depends on the machine's matrix products: of 40 tokens one in seven on one, four on another, where
@@ -58,7 +59,7 @@ def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
         got = np.concatenate([step_by_step.decode([i]) for i in ids])
         ratios.append(distance(got, quantized) / error)
         wrong.append(distance(whole(m, [*ids[:4], ids[5], *ids[5:]], kv=kv), quantized) / error)
-    assert np.median(ratios) < 0.1
+    assert np.median(ratios) < 0.25
     assert min(wrong) > 1.0
 
 
