@@ -4,6 +4,7 @@ LATENTKV_KILLS: how often each writer is killed (2)."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import resource
@@ -82,19 +83,56 @@ time.sleep(60)
 """
 
 
-def test_what_a_killed_save_left_goes_with_the_next(tmp_path: Path) -> None:
-    target = tmp_path / "talk.lkv"
-    left, held, other = (tmp_path / name for name in (".talk.lkv.abcd1234", ".talk.lkv.efgh5678", ".talk"))
+def test_what_the_killed_have_left_goes_with_the_next_file(tmp_path: Path) -> None:
+    """Whatever it is called; not what somebody is writing, nor what is not ours."""
+    left, held = (tmp_path / f"latentkv-{number:08x}.partial" for number in (1, 2))
+    other = tmp_path / "model.gguf.partial"
     for path in (left, held, other):
         path.write_bytes(b"half")
-        os.utime(path, (0, 0))
     process = child(HOLDER, str(held))
     assert process.stdout is not None
     process.stdout.readline()
-    LlamaState([1], b"rows", None, 0).write(target)
+    LlamaState([1], b"rows", None, 0).write(tmp_path / "talk.lkv")
     process.kill()
     process.communicate()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.name, other.name, target.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.name, other.name, "talk.lkv"])
+
+
+def test_a_file_that_is_swept_before_it_is_held_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, seen = fcntl.flock, []
+
+    def locked(handle: int, how: int) -> None:
+        if not seen:
+            (swept,) = tmp_path.iterdir()
+            swept.unlink()
+        seen.append(handle)
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    LlamaState([1], b"rows", None, 0).write(tmp_path / "talk.lkv")
+    assert len(seen) == 2
+    assert LlamaState.read(tmp_path / "talk.lkv").cache == b"rows"
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.lkv"]
+
+
+def test_two_writers_of_one_file_write_two(tmp_path: Path) -> None:
+    target = tmp_path / "model.gguf"
+    with durable.replacing(target) as first:
+        with durable.replacing(target) as second:
+            second.write_bytes(b"second")
+            first.write_bytes(b"first, longer")
+        assert target.read_bytes() == b"second"
+    assert target.read_bytes() == b"first, longer"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    target = tmp_path / "none" / "talk.lkv"
+    with pytest.raises(FileNotFoundError) as caught:
+        LlamaState([1], b"rows", None, 0).write(target)
+    assert caught.value.filename == str(target)
 
 
 def test_data_and_names_are_on_the_disk_before_and_after_the_rename(
@@ -133,8 +171,9 @@ def test_a_full_disk_keeps_the_old_state(small: Path, capfd: pytest.CaptureFixtu
     old = LlamaState([1], bytes(1 << 19), None, 0)
     old.write(small / "talk.lkv")
     big = LlamaState([2], bytes(4 << 20), None, 0)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         big.write(small / "talk.lkv")
+    assert caught.value.filename == str(small / "talk.lkv")
     assert LlamaState.read(small / "talk.lkv").input_ids == [1]
     cache = LlamaDiskCache(str(small))
     cache[[2]] = big  # the answer that it is of has been given
@@ -161,8 +200,7 @@ def test_a_conversion_that_is_killed_or_has_no_room(converted: Converted, demo: 
     words = conversion(demo, out)
     for _ in range(KILLS // 2):
         process = child(RUN, *words)
-        partial = tmp_path / "model.gguf.partial"
-        while process.poll() is None and not partial.exists():
+        while process.poll() is None and not list(tmp_path.glob("latentkv-*.partial")):
             time.sleep(0.001)
         time.sleep(random.uniform(0, 0.05))
         process.kill()
