@@ -1,64 +1,89 @@
 """Files that are old or new, never half, after a kill or a power cut: they are written under another name,
-flushed to the disk, then renamed."""
+flushed to the disk, then renamed.
+
+Whoever writes one holds a lock on it. A temporary file without a holder is one of a killed process, and goes
+with the next file that is written to its folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
-import tempfile
-import time
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-_ABANDONED = 60  # seconds, after which a temporary file that nobody holds is one of a killed process
+PREFIX, SUFFIX = "latentkv-", ".partial"
 
 
-def flush(file: IO[bytes]) -> None:
-    """Down to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
+@contextlib.contextmanager
+def replacing(target: Path, mode: int = 0o666, flushed: bool = True) -> Iterator[Path]:
+    """An empty file beside `target` that gets its name when the block ends, and is removed where it fails. By
+    then it must be closed. flushed: not, where a power cut may take the file.
 
-
-def replace(partial: Path, target: Path) -> None:
-    """Renames a flushed file, and flushes the folder, which holds the names."""
-    os.replace(partial, target)
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    Raises:
+        OSError: of the target, a full disk too.
+    """
+    sweep(target.parent)
+    temporary, handle = _created(target, mode)
     try:
-        os.fsync(folder)
+        yield temporary
+        if flushed:
+            os.fsync(handle)
+        os.replace(temporary, target)
+        if flushed:
+            _flush_names(target.parent)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(target)
+        raise
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 @contextlib.contextmanager
 def writing(target: Path, flushed: bool = True) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends, and is removed where it fails. What a killed process has
-    left under `target`'s temporary names goes first. flushed: not, where a power cut may take the file."""
-    _sweep(target)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = Path(name)
+    """The same, open, and its owner's alone."""
+    with replacing(target, 0o600, flushed) as temporary, temporary.open("wb") as file:
+        yield file
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes have left."""
+    for path in folder.glob(f"{PREFIX}????????{SUFFIX}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _created(target: Path, mode: int) -> tuple[Path, int]:
+    """A new file in the target's folder, and a handle that holds it."""
+    while True:
+        path = target.with_name(f"{PREFIX}{secrets.token_hex(4)}{SUFFIX}")
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            error.filename = str(target)
+            raise
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink > 0:  # else it was swept between the two
+                return path, handle
+        except BaseException:
+            os.close(handle)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(handle)
+
+
+def _flush_names(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with os.fdopen(handle, "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-            if flushed:
-                flush(file)
-        if flushed:
-            replace(temporary, target)
-        else:
-            os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sweep(target: Path) -> None:
-    for path in target.parent.glob(f".{glob.escape(target.name)}.????????"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime < _ABANDONED:
-                continue
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -317,11 +317,10 @@ def test_output_that_is_read(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureF
     text.write_text(TEXT, encoding="utf-8")
     (tmp_path / "soft.gguf").symlink_to(directory / "config.json")
     (tmp_path / "hard.gguf").hardlink_to(directory / "model.safetensors")
-    (tmp_path / "busy.gguf.partial").symlink_to(directory / "tokenizer.json")
     refused_names = [
         *(directory / name for name in ("model.safetensors", "config.json", "tokenizer_config.json")),
         directory / "pytorch_model.bin",
-        *(tmp_path / name for name in ("soft.gguf", "hard.gguf", "busy.gguf", "text.gguf")),
+        *(tmp_path / name for name in ("soft.gguf", "hard.gguf", "text.gguf")),
     ]
     capsys.readouterr()
     for method in ("lorc", "none"):
@@ -342,7 +341,6 @@ def test_output_that_is_no_regular_file(
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "side.report.json").mkdir()
     (tmp_path / "drawn.ranks.png").mkdir()
-    (tmp_path / "busy.gguf.partial").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     before = sorted(tmp_path.iterdir())
     capsys.readouterr()
@@ -351,7 +349,6 @@ def test_output_that_is_no_regular_file(
         "link": f"the pipe {tmp_path}/link",
         "side.gguf": f"the directory {tmp_path}/side.report.json",
         "drawn.gguf": f"the directory {tmp_path}/drawn.ranks.png",
-        "busy.gguf": f"the directory {tmp_path}/busy.gguf.partial",
     }.items():
         assert cli.main([directory, "--method", "lorc", "-o", str(tmp_path / name)]) == 2
         assert capsys.readouterr().err == f"error: [--output] expected a file name; got {got}\n"

@@ -4,6 +4,8 @@ LATENTKV_KILLS: how often each writer is killed (2)."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import random
 import resource
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from latentkv import LlamaDiskCache, LlamaState, durable
+from latentkv.engine.store import PrefixStore
 
 KILLS = int(os.environ.get("LATENTKV_KILLS", "2"))
 Converted = Callable[..., Path]
@@ -82,19 +85,62 @@ time.sleep(60)
 """
 
 
-def test_what_a_killed_save_left_goes_with_the_next(tmp_path: Path) -> None:
-    target = tmp_path / "talk.lkv"
-    left, held, other = (tmp_path / name for name in (".talk.lkv.abcd1234", ".talk.lkv.efgh5678", ".talk"))
+def test_what_the_killed_have_left_goes_with_the_next_file(tmp_path: Path) -> None:
+    """Whatever it is called; not what somebody is writing, nor what is not ours."""
+    left, held = (tmp_path / f"latentkv-{number:08x}.partial" for number in (1, 2))
+    other = tmp_path / "model.gguf.partial"
     for path in (left, held, other):
         path.write_bytes(b"half")
-        os.utime(path, (0, 0))
     process = child(HOLDER, str(held))
     assert process.stdout is not None
     process.stdout.readline()
-    LlamaState([1], b"rows", None, 0).write(target)
+    LlamaState([1], b"rows", None, 0).write(tmp_path / "talk.lkv")
     process.kill()
     process.communicate()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.name, other.name, target.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.name, other.name, "talk.lkv"])
+
+
+def test_a_file_that_is_swept_before_it_is_held_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, seen = fcntl.flock, []
+
+    def locked(handle: int, how: int) -> None:
+        if not seen:
+            (swept,) = tmp_path.iterdir()
+            swept.unlink()
+        seen.append(handle)
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    LlamaState([1], b"rows", None, 0).write(tmp_path / "talk.lkv")
+    assert len(seen) == 2
+    assert LlamaState.read(tmp_path / "talk.lkv").cache == b"rows"
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.lkv"]
+
+
+def test_the_longest_name_is_saved(tmp_path: Path) -> None:
+    target = tmp_path / ("n" * 255)
+    LlamaState([1], b"rows", None, 0).write(target)
+    assert LlamaState.read(target).cache == b"rows"
+
+
+def test_two_writers_of_one_file_write_two(tmp_path: Path) -> None:
+    target = tmp_path / "model.gguf"
+    with durable.replacing(target) as first:
+        with durable.replacing(target) as second:
+            second.write_bytes(b"second")
+            first.write_bytes(b"first, longer")
+        assert target.read_bytes() == b"second"
+    assert target.read_bytes() == b"first, longer"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    target = tmp_path / "none" / "talk.lkv"
+    with pytest.raises(FileNotFoundError) as caught:
+        LlamaState([1], b"rows", None, 0).write(target)
+    assert caught.value.filename == str(target)
 
 
 def test_data_and_names_are_on_the_disk_before_and_after_the_rename(
@@ -133,8 +179,9 @@ def test_a_full_disk_keeps_the_old_state(small: Path, capfd: pytest.CaptureFixtu
     old = LlamaState([1], bytes(1 << 19), None, 0)
     old.write(small / "talk.lkv")
     big = LlamaState([2], bytes(4 << 20), None, 0)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         big.write(small / "talk.lkv")
+    assert caught.value.filename == str(small / "talk.lkv")
     assert LlamaState.read(small / "talk.lkv").input_ids == [1]
     cache = LlamaDiskCache(str(small))
     cache[[2]] = big  # the answer that it is of has been given
@@ -145,6 +192,77 @@ def test_a_full_disk_keeps_the_old_state(small: Path, capfd: pytest.CaptureFixtu
     with pytest.raises(ZeroDivisionError), durable.writing(small / "talk.lkv"):
         raise ZeroDivisionError
     assert [path.name for path in small.iterdir()] == ["talk.lkv"]
+
+
+def test_a_store_on_a_full_disk_reads_what_is_there(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    store = PrefixStore("m", 0, small, 1 << 30)
+    store.put([1, 2], lambda: b"x" * 100)
+    store.close()
+    (small / "others").write_bytes(b"")
+    with pytest.raises(OSError, match="No space left"):
+        (small / "others").write_bytes(bytes(4 << 20))
+    again = PrefixStore("m", 0, small, 1 << 30)
+    assert [again.take(key) for key in list(again._entries)] == [b"x" * 100]
+    again.put([3, 4], lambda: bytes(1 << 20))
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: [--cache-dir] expected to write ")
+    assert [again.take(key) for key in list(again._entries)] == [b"x" * 100]
+    assert not list(small.rglob("*.partial"))
+    again.close()
+
+
+WRITERS = """
+import sys
+from pathlib import Path
+from latentkv.cli import main
+base, calib, place = sys.argv[1:]
+some = ["--calib", calib, "--calib-tokens", "512", "--calib-window", "128"]
+latent = ["--method", "palu", "--keep", "0.5", "--allocate", "uniform", *some]
+kinds = {"copied": ["--method", "none"], "latent": latent, "sidecar": [*latent, "--sidecar"]}
+seed = 0
+while True:
+    for name, options in kinds.items():
+        out = Path(place) / f"{name}.gguf"
+        if main(["convert", base, "-o", str(out), "--no-plot", "--seed", str(seed % 2), *options]) != 0:
+            sys.exit(1)
+        if not (kept := out.with_suffix(f".{seed % 2}")).exists():
+            kept.write_bytes(out.read_bytes())
+    seed += 1
+    if seed == 2:
+        print("ready", flush=True)
+"""
+
+
+def test_killed_conversions_of_a_gguf_leave_old_or_new(
+    converted: Converted, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one seed are followed by those of another."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = tmp_path / "files"
+    place.mkdir()
+    base = converted("--method", "none", "--outtype", "f32")
+    while_writing = 0
+    for _ in range(KILLS):
+        process = child(WRITERS, str(base), str(demo / "sample-calib.txt"), str(place))
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("ready\n", ""):
+            pass
+        time.sleep(random.uniform(0, 1))
+        end = time.monotonic() + 20
+        while not list(place.glob("latentkv-*.partial")) and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(random.uniform(0, 0.03))
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+        while_writing += len(list(place.glob("*.partial")))
+        for name in ("copied", "latent", "sidecar"):
+            found = (place / f"{name}.gguf").read_bytes()
+            assert found in [(place / f"{name}.{seed}").read_bytes() for seed in (0, 1)]
+            json.loads((place / f"{name}.report.json").read_text(encoding="utf-8"))
+    print(f"{while_writing} of {KILLS} kills while a file was written")
+    LlamaState([1], b"rows", None, 0).write(place / "talk.lkv")
+    assert not list(place.glob("*.partial"))
 
 
 def conversion(demo: Path, out: Path) -> list[str]:
@@ -161,8 +279,7 @@ def test_a_conversion_that_is_killed_or_has_no_room(converted: Converted, demo: 
     words = conversion(demo, out)
     for _ in range(KILLS // 2):
         process = child(RUN, *words)
-        partial = tmp_path / "model.gguf.partial"
-        while process.poll() is None and not partial.exists():
+        while process.poll() is None and not list(tmp_path.glob("latentkv-*.partial")):
             time.sleep(0.001)
         time.sleep(random.uniform(0, 0.05))
         process.kill()

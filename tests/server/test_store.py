@@ -110,7 +110,9 @@ def test_damage_is_forgotten(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.state"))
 
 
-def test_a_full_disk_loses_rows_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_rows_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -118,6 +120,9 @@ def test_a_full_disk_loses_rows_and_nothing_else(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("latentkv.engine.store.LlamaState.write", full)
     store.put([1, 2], lambda: b"x" * 10)
     assert len(store) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"warning: [--cache-dir] expected to write {tmp_path}/")
+    assert line.endswith("got No space left on device; free the disk")
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -148,7 +153,7 @@ def test_killed_while_writing_leaves_old_or_new(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
         store = PrefixStore("m", 0, tmp_path, 1 << 30)
-        assert not list(tmp_path.rglob(".*.state.*"))
+        assert not list(tmp_path.rglob("*.partial"))
         for key in list(store._entries):
             rows = store.take(key)
             assert rows == bytes([store.tokens(key)[2] % 256]) * (1 << 20)

@@ -12,12 +12,14 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from latentkv import durable
 from latentkv.errors import LatentKVError, expected
 from latentkv.session.state import LlamaState
 
@@ -134,7 +136,9 @@ class PrefixStore:
         try:
             # what a power cut damages is found by its checksum, and a step waits for no disk
             LlamaState(entry.tokens, entry.rows, None, 0).write(path, flushed=False)
-        except OSError:  # a full disk: the rows are lost, answers are not
+        except OSError as error:  # a full disk: the rows are lost, answers are not
+            wanted = expected("--cache-dir", f"to write {path}", error.strerror or error, "free the disk")
+            print(f"warning: {wanted}", file=sys.stderr, flush=True)
             return False
         entry.rows, entry.path = None, path
         return True
@@ -151,8 +155,7 @@ class PrefixStore:
         except OSError as error:
             raise expected("--cache-dir", "a folder to write to", f"{folder}: {error.strerror}") from None
         self._unlock = weakref.finalize(self, os.close, _locked(folder))
-        for partial in folder.glob(".*.state.*"):  # of a process that was killed
-            partial.unlink(missing_ok=True)
+        durable.sweep(folder)
         for path in sorted(folder.glob("*.state"), key=lambda each: each.stat().st_mtime):
             try:
                 tokens = LlamaState.read_tokens(path)
@@ -184,7 +187,8 @@ def _locked(folder: Path) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.truncate(lock, 0)
-            os.write(lock, str(os.getpid()).encode())
+            with contextlib.suppress(OSError):  # of a full disk, whose files are read all the same
+                os.write(lock, str(os.getpid()).encode())
         except OSError:
             os.close(lock)
             raise

@@ -11,7 +11,6 @@ from pathlib import Path
 from .errors import ConvertError
 from .recipe import Recipe
 from .source import gguf_parts
-from .write.gguf_write import partial_of
 
 _READ_SUFFIXES = (".safetensors", ".bin", ".model", ".index.json", ".jinja")
 _READ_NAMES = (
@@ -51,15 +50,11 @@ def check(recipe: Recipe) -> None:
         target = Path(os.path.realpath(path))
         if not target.parent.is_dir():
             raise ConvertError("--output", f"an existing directory {target.parent}", "no such directory")
-        for each in (target, partial_of(target)):
-            kind = _kind(each)
-            if kind not in (None, stat.S_IFREG):
-                shown = path if each == target else each
-                raise ConvertError(
-                    "--output", "a file name", f"{_KINDS.get(kind, 'the special file')} {shown}"
-                )
-            if _is_read(recipe.source, each) or _is_one_of(each, read):
-                raise ConvertError("--output", "a file that this conversion does not read", str(path))
+        kind = _kind(target)
+        if kind not in (None, stat.S_IFREG):
+            raise ConvertError("--output", "a file name", f"{_KINDS.get(kind, 'the special file')} {path}")
+        if _is_read(recipe.source, target) or _is_one_of(target, read):
+            raise ConvertError("--output", "a file that this conversion does not read", str(path))
 
 
 def _check_text(option: str, path: Path) -> None:

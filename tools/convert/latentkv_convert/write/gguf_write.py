@@ -76,7 +76,6 @@ def write(
                 file.write(data.data.cast("B"))
                 writer.write_padding(file, data.nbytes)
                 each(tensor)
-            durable.flush(file)
         except BaseException:
             with contextlib.suppress(OSError):  # a full disk fails again when the buffer is flushed
                 writer.close()
@@ -108,23 +107,15 @@ def _data(tensor: OutTensor, kind: str, encoding: Encoding) -> Array:
     return quantize.encode(array, kind, tensor.name, encoding.importance_of(tensor))
 
 
-def partial_of(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`, renamed to it on success and removed on any failure, Ctrl-C
     included. A link stays one: what it leads to is replaced."""
-    target = Path(os.path.realpath(path))
-    partial = partial_of(target)
     try:
-        yield partial
-        durable.replace(partial, target)
+        with durable.replacing(Path(os.path.realpath(path))) as partial:
+            yield partial
     except OSError as error:
         raise ConvertError("output", f"to write {path}", error.strerror or str(error)) from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def add_key(writer: Any, key: str, value: Any) -> None:
