@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-import cuda
-import random_model
 import record
+from gpu import cuda
+from inputs import random_model
+from inputs.random_model import Shape, Side
 from latentkv import _core
 from latentkv_convert.ir import LayerPlan
 from latentkv_convert.plan.times import gpu_file
 from latentkv_convert.plan.times.gpu_file import Measured, side_of
-from random_model import Shape, Side
 
 N_VOCAB = 2048
 FEW, MANY = 8, 32  # layers: what a step has once shows in their difference

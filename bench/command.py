@@ -46,7 +46,7 @@ def score(gguf: Path, text: Path, kv: str, context: int, against: str | None = N
 
 
 def needles(gguf: Path, data: Path, kv: str) -> int:
-    """How many of the numbers in `data` (bench/hide.py) are found, teacher forced."""
+    """How many of the numbers in `data` (bench/inputs/hide.py) are found, teacher forced."""
     args = ["bench/needles.py", str(gguf), "--data", str(data), "--kv", kv, "--forced"]
     print(f"\n$ python {shlex.join(args)}", flush=True)
     done = subprocess.run([sys.executable, *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -2,7 +2,7 @@
 
     python bench/cpu.py MODEL [--converted FILE] [-d 0,4096,7900] [-t N] [--save NAME]
 
-MODEL is a name of bench/real_models.py or a GGUF; it is converted with the converter's defaults unless
+MODEL is a name of bench/inputs/real_models.py or a GGUF; it is converted with the converter's defaults unless
 --converted names the result. Every cache is filled once per depth, then all decode in turns, so that what
 else the machine does meets all of them. Before that decode has to agree with prefill.
 """
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import methods
-import real_models
+from inputs import real_models
 from latentkv import _core
 from latentkv.plan.master import planned
 from record import RESULTS, Column, save

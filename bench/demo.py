@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from command import ROOT, latentkv, score
-from hide import hide
+from inputs.hide import hide
 from latentkv.console.terminal import show, table
 from record import RESULTS, Column, save
 

@@ -2,8 +2,8 @@
 
 python bench/demo_real.py [--out build/demo-real]
 
-The model is downloaded once (bench/real_models.py); the text to convert and to measure on is the Python
-reference (bench/texts.py). The conversion takes most of the time.
+The model is downloaded once (bench/inputs/real_models.py); the text to convert and to measure on is the
+Python reference (bench/inputs/texts.py). The conversion takes most of the time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-import texts
 from command import ROOT, latentkv
 from demo import print_table
+from inputs import texts
+from inputs.real_models import model_path
 from ladder import cell
 from ladder.cell import Job
-from real_models import model_path
 from record import Column
 
 BUDGET = "14%"

@@ -2,8 +2,8 @@
 
     python bench/eviction.py MODEL --text TEXT --save NAME
 
-MODEL is a name of bench/real_models.py, a GGUF or a checkpoint. A window is one prompt, which goes through
-the cache in parts; KLD against full f16 rows of all tokens, in the second half. Writes
+MODEL is a name of bench/inputs/real_models.py, a GGUF or a checkpoint. A window is one prompt, which goes
+through the cache in parts; KLD against full f16 rows of all tokens, in the second half. Writes
 bench/results/NAME.json after every row; the same command goes on where it was stopped.
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import methods
-import real_models
 import record
 from command import latentkv
+from inputs import real_models
 from record import RESULTS, Column
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 python bench/needles.py model.gguf --data needles.jsonl --kv f16,q4,q3 [--forced] [--hf DIR] [--json OUT]
 
-Each line of the data is {"prompt", "answer", "length", "needles"} and perhaps "depth" (bench/hide.py). The
-prompt goes in as a user message through the file's chat template, or as it is where there is none; the answer
-counts when it contains the number. With --forced it counts when every token of the number is the likeliest
-one, given the ones before it, which suits models that were trained to answer with the number alone. --hf does
-the same with transformers on the checkpoint, --forced only.
+Each line of the data is {"prompt", "answer", "length", "needles"} and perhaps "depth" (bench/inputs/hide.py).
+The prompt goes in as a user message through the file's chat template, or as it is where there is none; the
+answer counts when it contains the number. With --forced it counts when every token of the number is the
+likeliest one, given the ones before it, which suits models that were trained to answer with the number alone.
+--hf does the same with transformers on the checkpoint, --forced only.
 """
 
 from __future__ import annotations

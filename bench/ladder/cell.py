@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import drift
-import hide
 import needles
 from answering import answers, decoded
+from inputs import hide
 
 SERVED = 32768  # tokens at which whole caches are compared
 ROOM = 1.005  # a published method's ranks are multiples of 16: it may miss its rung by this much

@@ -18,13 +18,13 @@ from typing import Any
 import curves
 import methods
 import record
-import texts
+from inputs import texts
+from inputs.real_models import model_path
 from ladder import rungs
 from ladder.cell import DEPTHS, SERVED, Job
 from ladder.options import command_line, gpus
 from ladder.rungs import Conversions, File, Rung
 from ladder.workers import run_all
-from real_models import model_path
 from record import Column
 
 BENCH = Path(__file__).parent.parent
@@ -227,7 +227,7 @@ class Ladder:
     def note(self) -> str:
         args = self.args
         weights = f", weights in {args.outtype}" if args.outtype else ""
-        text = f"`{args.text.name}`" if args.text else "the held-out text of `bench/texts.py`"
+        text = f"`{args.text.name}`" if args.text else "the held-out text of `bench/inputs/texts.py`"
         said = (
             f"`{self.model.name}`{weights}; {text} in {args.chunks} windows of {args.ctx_size} tokens: "
             "first halves read as a prompt, second ones decoded token by token and scored. KLD in nats per "

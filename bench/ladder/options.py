@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import methods
-import real_models
+from inputs import real_models
 from record import RESULTS
 
 

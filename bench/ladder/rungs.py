@@ -29,7 +29,7 @@ EVICTIONS = (
 
 @dataclass(frozen=True)
 class File:
-    """A GGUF to make: options of `latentkv convert`; "oscar" stands for bench/oscar.py, "" for the model."""
+    """A GGUF to make: options of `latentkv convert`; "oscar" is bench/lab/oscar.py, "" the model."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -220,7 +220,7 @@ class Conversions:
             words += ["--calib", str(self.calib), "--device", self.device]
             words += ["--calib-tokens", str(self.calib_tokens)] if self.calib_tokens else []
         if file == OSCAR:
-            return [str(Path(__file__).parent.with_name("oscar.py")), *words]
+            return [str(Path(__file__).parent.with_name("lab") / "oscar.py"), *words]
         if file != PLAIN and self.fisher_tokens:
             words += ["--fisher-tokens", str(self.fisher_tokens)]
         return ["-m", "latentkv", "convert", *words, *file.words, "--no-plot"]

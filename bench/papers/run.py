@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-import cuda
-import random_model
+from gpu import cuda
+from inputs import random_model
 from latentkv import _core
 from papers.case import DEFAULT, FULL, QUANTITIES, Cache, Claim, Paper
 from record import RESULTS, Column, save

@@ -1,10 +1,10 @@
-"""The questions of bench/hide.py can be answered from the text, and only from there."""
+"""The questions of bench/inputs/hide.py can be answered from the text, and only from there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import hide
+from inputs import hide
 
 TEXT = (Path(__file__).resolve().parents[2] / "models" / "demo" / "sample-val.txt").read_text(
     encoding="utf-8"

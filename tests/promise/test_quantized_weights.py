@@ -27,7 +27,7 @@ print(np.linalg.norm(np.subtract(together, alone)) / np.linalg.norm(alone))
 def test_many_tokens_at_once_are_as_one_by_one(tmp_path: Path) -> None:
     pytest.importorskip("latentkv._core")
     path = tmp_path / "tiny.gguf"
-    write = [sys.executable, str(ROOT / "bench/random_model.py"), "tiny", str(path)]
+    write = [sys.executable, str(ROOT / "bench/inputs/random_model.py"), "tiny", str(path)]
     subprocess.run(write, check=True, capture_output=True)
     run = subprocess.run([sys.executable, "-c", RUN, str(path)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

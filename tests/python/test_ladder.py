@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import needles
-import real_models
-import texts
 from answering import answers, decoded
 from drift import Answer, compared, first_difference, questions
+from inputs import real_models, texts
 from ladder import climb, options, rungs
 from ladder.rungs import Rung, Shape
 from ladder.workers import run_all

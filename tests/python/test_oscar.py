@@ -1,4 +1,4 @@
-"""bench/oscar.py: its rotations are orthogonal and lose nothing, its rows have two bits."""
+"""bench/lab/oscar.py: its rotations are orthogonal and lose nothing, its rows have two bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def rotated(converted: Any, demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     converted("--method", "none")  # skips where it cannot
     path = tmp_path_factory.mktemp("oscar") / "oscar.gguf"
-    command = [sys.executable, str(ROOT / "bench/oscar.py"), str(demo), "-o", str(path)]
+    command = [sys.executable, str(ROOT / "bench/lab/oscar.py"), str(demo), "-o", str(path)]
     command += ["--calib", str(demo / "sample-calib.txt"), "--calib-tokens", "6144"]
     environment = os.environ | {"XDG_CACHE_HOME": str(path.parent)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)

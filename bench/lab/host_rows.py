@@ -1,7 +1,7 @@
 """What a model loses when decoded tokens see only those rows of the middle that an index asks for.
 
-    git apply bench/host_rows.patch && pip install .
-    python bench/host_rows.py smollm2 --save host-rows-smollm2
+    git apply bench/lab/host_rows.patch && pip install .
+    python bench/lab/host_rows.py smollm2 --save host-rows-smollm2
 
 The idea (`--kv-host`): rows of the middle lie in the host's memory, the leading channels of K on the GPU as
 an index; a step scores all tokens by these and fetches the best ones whole. The patch makes the CPU op do
@@ -30,13 +30,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import hide
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
 import methods
 import needles
-import real_models
-import texts
 from answering import answers
 from command import latentkv
+from inputs import hide, real_models, texts
 from latentkv_convert.rows.sizes import segment_bytes
 from record import RESULTS, Column, save
 
@@ -308,7 +308,7 @@ class Measured:
             if not least <= kld.mean() <= most:
                 raise SystemExit(
                     f"error: [host_rows] expected {least:g} … {most:g} nats with {choice.share:.1%} fetched; "
-                    f"got {kld.mean():g}; apply bench/host_rows.patch and install"
+                    f"got {kld.mean():g}; apply bench/lab/host_rows.patch and install"
                 )
 
     def scores(self, choice: Choice | None, reference: NDArray[np.float32]) -> Any:
@@ -346,7 +346,7 @@ class Measured:
     def run(self) -> None:
         args = self.args
         result = RESULTS / f"{args.save}.json"
-        command = "python bench/host_rows.py " + shlex.join(sys.argv[1:])
+        command = "python bench/lab/host_rows.py " + shlex.join(sys.argv[1:])
         rows = methods.finished(result, command, args.restart)
         groups = len(self.cache.model.layers[-1]["k"]["segments"])
         grid = [None, *choices(args.shares, args.indices, groups)]
@@ -366,7 +366,7 @@ class Measured:
         made_by = f"convert {args.words}".strip()
         return (
             f"`{self.source.name}`, as `{made_by}` writes it, {groups} latents of K a layer; the held-out "
-            f"text of `bench/texts.py` in {args.chunks} windows of {args.ctx_size} tokens, the last "
+            f"text of `bench/inputs/texts.py` in {args.chunks} windows of {args.ctx_size} tokens, the last "
             f"{args.scored} of each decoded one by one. KLD in nats per token against f16 rows. Found: of "
             f"{len(found)} numbers of seven digits, {args.needles} in each window, question and answer "
             f"decoded; f16 rows find {sum(found)}."

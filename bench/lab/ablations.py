@@ -1,6 +1,6 @@
 """What each part of `--kv-budget`'s plan is worth: the same budget with one part left out.
 
-    python bench/ablations.py CKPT_DIR --calib TEXT --text TEXT --save NAME
+    python bench/lab/ablations.py CKPT_DIR --calib TEXT --text TEXT --save NAME
 
 writes bench/results/NAME.json. Both preferences, decoded token by token as in bench/waterfill.py; the last
 row reads the first one's file without its exact tokens.
@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
 import methods
 import record
@@ -104,7 +107,7 @@ def command_line(args: argparse.Namespace) -> str:
     """What a reader types in the root; what lies outside it by name."""
     words = [
         "python",
-        "bench/ablations.py",
+        "bench/lab/ablations.py",
         methods.shown(args.checkpoint),
         "--calib",
         methods.shown(args.calib),

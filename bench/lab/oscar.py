@@ -1,6 +1,6 @@
 """OSCAR's recipe (Zhou et al. 2026, arXiv 2605.17757) as a file that this runtime reads.
 
-    python bench/oscar.py SOURCE -o OUT.gguf --calib TEXT [--device cuda]
+    python bench/lab/oscar.py SOURCE -o OUT.gguf --calib TEXT [--device cuda]
 
 K and V of every KV head are turned by a fixed orthogonal matrix U·H: U are the eigenvectors of the queries'
 second moment after RoPE for K, and of the values as attention mixes them for V; H is Hadamard's. Old tokens
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mixtures
 import numpy as np
 
-import mixtures
 from latentkv_convert import pipeline
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import F64, Basis, LayerPlan, ModelSpec, Plan, SidePlan

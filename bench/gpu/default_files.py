@@ -1,6 +1,6 @@
 """Whole-model speed on a GPU of files as `convert` writes them by default, beside full f16 rows.
 
-    python bench/default_files.py 8b --plans 14 --prefer speed,size --save default-files-8b
+    python bench/gpu/default_files.py 8b --plans 14 --prefer speed,size --save default-files-8b
 
 Files are random weights in the shape's size, with rows as the planner cuts them (random_model.py), all
 measured in one run. With --llama-bench llama.cpp measures the plain file too: f16 cache, flash attention.
@@ -16,8 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import cuda
-import random_model
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from gpu import cuda
+from inputs import random_model
 from latentkv import _core
 from record import RESULTS, Column, save
 
@@ -122,7 +124,7 @@ def main() -> None:
     rows = table(measured, "full f16", [column.key for column in columns])
     if args.save:
         note = f"{cuda.ask_gpu('name')}, {random_model.SHAPES[args.shape].name} shape, tokens/s, batch 1."
-        command = "python bench/default_files.py " + " ".join(sys.argv[1:])
+        command = "python bench/gpu/default_files.py " + " ".join(sys.argv[1:])
         save(RESULTS / f"{args.save}.json", command=command, columns=columns, rows=rows, note=note)
     print(json.dumps(rows, indent=1))
 

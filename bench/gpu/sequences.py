@@ -1,6 +1,6 @@
 """Steps of several sequences on a GPU: default files beside full f16 rows, tokens of all sequences or few.
 
-    python bench/sequences.py 8b,7b
+    python bench/gpu/sequences.py 8b,7b
 
 Eight sequences are filled to a depth each; then steps of one token of eight, four or one of them are timed,
 and of eight in an empty cache. Milliseconds, medians.
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-import cuda
-import random_model
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from gpu import cuda
+from inputs import random_model
 from latentkv import _core
 from record import RESULTS, Column, save
 
@@ -69,7 +72,7 @@ def main() -> None:
         note = (
             f"{cuda.ask_gpu('name')}; milliseconds of a step, {SEQUENCES} sequences of {args.depth} tokens."
         )
-        command = f"python bench/sequences.py {args.shapes} --depth {args.depth}"
+        command = f"python bench/gpu/sequences.py {args.shapes} --depth {args.depth}"
         save(RESULTS / f"{args.save}.json", command=command, columns=columns, rows=rows, note=note)
 
 

@@ -2,17 +2,20 @@
 
 Quality is measured twice, since the two disagree: as divergence on a text, and as numbers found in it.
 
-python bench/palu_options.py [--out build/palu]      writes palu-basis.json and palu-rotation.json
+python bench/lab/palu_options.py [--out build/palu]      writes palu-basis.json and palu-rotation.json
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
 from command import ROOT, latentkv, needles, score
-from hide import write_questions
+from inputs.hide import write_questions
 from record import RESULTS, Column, save
 
 CALIB = Path("models/demo/sample-calib.txt")
@@ -73,7 +76,7 @@ def main() -> None:
     columns = [Column(key, f"`--{key}`") for key in ("group", "allocate", "basis")]
     save(
         RESULTS / "palu-basis.json",
-        command="python bench/palu_options.py",
+        command="python bench/lab/palu_options.py",
         columns=columns + QUALITY,
         rows=rows,
         note=NOTE,
@@ -91,7 +94,7 @@ def main() -> None:
     ]
     save(
         RESULTS / "palu-rotation.json",
-        command="python bench/palu_options.py",
+        command="python bench/lab/palu_options.py",
         columns=columns + QUALITY,
         rows=rows,
         note=NOTE,

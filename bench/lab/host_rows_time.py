@@ -1,6 +1,6 @@
 """What a step of 8B shape costs with the middle's rows in the host's memory: bytes, and time by them.
 
-    python bench/host_rows_time.py [--gather host_gather.json]
+    python bench/lab/host_rows_time.py [--gather host_gather.json]
 
 --gather takes what bench/gpu/host_gather.cu printed on a GPU and makes results/host-gather.json of it, from
 which the time over PCIe is taken; without it that is what stands there already.
@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from inputs.random_model import CHOSEN_GROUPS, PLANS, SHAPES
 from latentkv_convert.rows.sizes import segment_bytes
-from random_model import CHOSEN_GROUPS, PLANS, SHAPES
 from record import RESULTS, Column, save
 
 SHAPE = SHAPES["8b"]
@@ -160,7 +163,7 @@ def main() -> None:
         f"{gathered_on} gathers them. Hidden: as if all of it went beside other work."
     )
     table = [row for tokens in args.tokens for row in rows(tokens, chosen, copied)]
-    command = "python bench/host_rows_time.py"
+    command = "python bench/lab/host_rows_time.py"
     save(RESULTS / "host-rows-time.json", command=command, columns=COLUMNS, rows=table, note=note)
     for each in table:
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in each.items()})

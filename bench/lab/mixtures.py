@@ -1,4 +1,4 @@
-"""A statistic for bench/oscar.py: second moments of what attention hands to W_o, values mixed by scores.
+"""A statistic for bench/lab/oscar.py: second moments of what attention hands to W_o, values mixed by scores.
 
 Per layer: v [n_kv, head_dim, head_dim], added up over the query heads of each KV head; per token, float64,
 BOS included.

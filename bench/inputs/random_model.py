@@ -1,7 +1,7 @@
 """Write a model of random Q4_0 weights in a known shape, its cache described as asked, to measure speed.
 
-    python bench/random_model.py 8b out.gguf --cache rotated:64/latent:64
-    python bench/random_model.py 8b out.gguf --plan 14      # rows as `convert` writes them by default
+    python bench/inputs/random_model.py 8b out.gguf --cache rotated:64/latent:64
+    python bench/inputs/random_model.py 8b out.gguf --plan 14      # rows as `convert` writes them by default
 
 The file has no tokenizer. Its logits mean nothing; its speed is that of a real file of the same shape.
 """

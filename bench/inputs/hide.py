@@ -1,6 +1,6 @@
 """Hides numbers in a text: questions for bench/needles.py, in the form that models/demo was trained on.
 
-python bench/hide.py models/demo/sample-val.txt -n 24 [--depths 0.1,0.5,0.9] -o build/needles.jsonl
+python bench/inputs/hide.py models/demo/sample-val.txt -n 24 [--depths 0.1,0.5,0.9] -o build/needles.jsonl
 """
 
 from __future__ import annotations

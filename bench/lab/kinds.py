@@ -1,8 +1,8 @@
 """What a file that was calibrated on one kind of text loses on each other kind.
 
-    python bench/kinds.py MODEL [--device cuda]
+    python bench/lab/kinds.py MODEL [--device cuda]
 
-MODEL is a name of bench/real_models.py or a GGUF. Texts are those of the converter's default mix
+MODEL is a name of bench/inputs/real_models.py or a GGUF. Texts are those of the converter's default mix
 (calibrate/mix.py): a file per kind, one for all of them in turns, and that one again with --quick. Measured
 on the held-out part of every kind, and by numbers hidden in prose. Every file's row is written to
 bench/results/kinds-NAME.json when it is measured; the same command goes on where it was stopped.
@@ -17,13 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hide
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
 import methods
 import needles
-import real_models
 import record
 from answering import answers, decoded
 from command import latentkv
+from inputs import hide, real_models
 from latentkv_convert.calibrate import chats, mix
 from latentkv_convert.source.source import open_source
 from record import RESULTS, Column
@@ -125,7 +126,8 @@ class Kinds:
 
     def command(self) -> str:
         args = self.args
-        words = ["python", "bench/kinds.py", self.name, "--device", args.device, "--kv-budget", args.budget]
+        words = ["python", "bench/lab/kinds.py", self.name, "--device", args.device]
+        words += ["--kv-budget", args.budget]
         words += ["--fisher-tokens", str(args.fisher_tokens), "-c", str(args.ctx_size)]
         return shlex.join([*words, "--chunks", str(args.chunks), "--samples", str(args.samples)])
 

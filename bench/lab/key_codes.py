@@ -1,6 +1,6 @@
 """How many bits a key needs: codes of single channels, as KVQuant stores K, against the cache's own rows.
 
-    python bench/key_codes.py MODEL.gguf --text val.txt --calib calib.txt
+    python bench/lab/key_codes.py MODEL.gguf --text val.txt --calib calib.txt
 
 Errors are of scores after RoPE, over all causal pairs of a window that no number was fitted to: |Δs| / |s|,
 both without each query's mean, which a softmax does not see. Prints a line a way: bits per channel with all

@@ -1,6 +1,6 @@
 """Tokens per second and memory by the number of layers on the GPU (`-ngl`), each in a process of its own.
 
-    python bench/layers.py [MODEL] [--layers 0,8,16,24,32] [--depth N] [-t N] [--save NAME]
+    python bench/gpu/layers.py [MODEL] [--layers 0,8,16,24,32] [--depth N] [-t N] [--save NAME]
 
 MODEL is a GGUF; without it one of random weights in Llama-3.1-8B's shape, with rows as `convert` writes them
 by default. Before a number of layers is timed, its logits have to be those of all layers on the GPU, within
@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
-import random_model
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
+
+from inputs import random_model
 from record import RESULTS, Column, save
 
 COLUMNS = [
@@ -46,7 +48,7 @@ def logits(session: Any, n_vocab: int) -> np.ndarray:
 
 
 def measured(model_path: str, layers: int, depth: int, threads: int) -> dict[str, Any]:
-    import cuda
+    from gpu import cuda
     from latentkv import _core
     from latentkv.plan.fit import Need, needs
 
@@ -76,7 +78,7 @@ def measured(model_path: str, layers: int, depth: int, threads: int) -> dict[str
 
 
 def run(args: argparse.Namespace, path: Path, what: str) -> None:
-    import cuda
+    from gpu import cuda
 
     asked = [int(number) for number in args.layers.split(",")]
     rows: list[dict[str, Any]] = []
@@ -97,7 +99,7 @@ def run(args: argparse.Namespace, path: Path, what: str) -> None:
         f"{cuda.ask_gpu('name')}, {args.threads or 'all'} threads; {what}; depth {args.depth:,}. Taken: with "
         "the kernels' scratch and ggml's pools, without CUDA's context."
     )
-    words = ["python", "bench/layers.py", *([args.model] if args.model else [])]
+    words = ["python", "bench/gpu/layers.py", *([args.model] if args.model else [])]
     command = " ".join([*words, "--layers", args.layers, "--depth", str(args.depth)])
     save(args.out / f"{args.save}.json", command=command, columns=COLUMNS, rows=rows[::-1], note=note)
 

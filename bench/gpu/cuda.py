@@ -1,6 +1,6 @@
 """Speed of whole models on a GPU: prefill and decode at growing depths, one session a cache format.
 
-    python bench/cuda.py MODEL.gguf --kv f16,q8,q4 --depths 0,4096,16384,65536 --json out.json
+    python bench/gpu/cuda.py MODEL.gguf --kv f16,q8,q4 --depths 0,4096,16384,65536 --json out.json
 
 Each session fills its cache by prefill and is measured on the way. Times are wall clock around whole
 calls, so they include copying logits and everything else a caller waits for.

@@ -1,0 +1,1 @@
+"""Whole models and caches on GPUs: speed, memory, logits, crashes."""

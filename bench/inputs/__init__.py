@@ -1,0 +1,1 @@
+"""Models, texts and questions to measure on."""
