@@ -42,8 +42,8 @@ def test_decode_equals_prefill_equals_chunks(m: Any) -> None:
 
 @pytest.mark.parametrize("kv", ["q4", "q2"])
 def test_quantized_decode_equals_prefill(m: Any, kv: str) -> None:
-    """Rows are quantized from the same vectors whatever the batch: the order of sums differs, and a query meets
-    the codes as bytes where few see a tile, and in full where many do.
+    """Rows are quantized from the same vectors whatever the batch. The order of sums differs, and
+    a query meets codes as bytes where few see a tile, in full where many do.
 
     Where such a sum lies at the edge of two codes, later layers flip more of them. How many windows that
     moves depends on the machine's matrix products: of 40 tokens one in seven on one, four on another, where
