@@ -554,7 +554,7 @@ int hadamard_block(const HParams& h, bool value_side) {
 GraphConstants make_graph_constants(const HParams& h, const Ropes& ropes, bool rotate_k, bool rotate_v,
                                     ggml_backend_buffer_type_t memory) {
     GraphConstants constants;
-    constants.context.reset(ggml_init({ggml_tensor_overhead() * (4 + ropes.tables.size()), nullptr, true}));
+    constants.context = tensor_context(ggml_tensor_overhead() * (4 + ropes.tables.size()));
     ggml_context* const ctx = constants.context.get();
     const int block_k = hadamard_block(h, false);
     const int block_v = hadamard_block(h, true);
@@ -595,8 +595,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     for (const LayerCacheSpec& layer : model.cache_spec().layers) {
         n_nodes += 4 * (layer.k.ranks.size() + layer.v.ranks.size());
     }
-    graph->context.reset(
-        ggml_init({ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
+    graph->context = tensor_context(ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
     if (!shape.fused && cache.eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));

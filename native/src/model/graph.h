@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tensor_context.h"
 #include "cache/kv_cache.h"
 #include "ggml-cpp.h"
 #include "model/model.h"
@@ -16,7 +17,7 @@ namespace lkv {
 
 // Per-session constants that graphs read; they live in a buffer of their own.
 struct GraphConstants {
-    ggml_context_ptr context;
+    TensorContext context;
     ggml_backend_buffer_ptr buffer;
     std::vector<ggml_tensor*> rope_factors;  // [n_rot/2] of each of the model's tables; null: nothing is turned
     ggml_tensor* hadamard_k = nullptr;       // [b, b], orthonormal and symmetric; null = K is not rotated
@@ -32,7 +33,7 @@ GraphConstants make_graph_constants(const HParams& hparams, const Ropes& ropes, 
                                     ggml_backend_buffer_type_t memory);
 
 struct Graph {
-    ggml_context_ptr context;
+    TensorContext context;
     ggml_cgraph* nodes = nullptr;
     ggml_tensor* tokens =
         nullptr;  // i32 [n_tokens], null in a graph of later layers, and where the model is on the GPU

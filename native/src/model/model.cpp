@@ -51,7 +51,7 @@ ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t device, const ggml_t
         return nullptr;
     }
     for (ggml_backend_buffer_type_t* type = get_types(device); type != nullptr && *type != nullptr; type++) {
-        const ggml_context_ptr scratch(ggml_init({ggml_tensor_overhead() * 4, nullptr, true}));
+        const TensorContext scratch = tensor_context(ggml_tensor_overhead() * 4);
         ggml_tensor* const copy = ggml_new_tensor(scratch.get(), weight->type, ggml_n_dims(weight), weight->ne);
         const ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(*type, 0));
         copy->buffer = empty.get();
@@ -147,7 +147,7 @@ ggml_tensor* Model::tensor(const std::string& name, std::initializer_list<int64_
 }
 
 void Model::load_tensors() {
-    context_.reset(ggml_init({ggml_tensor_overhead() * (file_.tensors().size() + 1), nullptr, true}));
+    context_ = tensor_context(ggml_tensor_overhead() * (file_.tensors().size() + 1));
     // ggml wants the whole span that its tensors point into; it never writes to weights
     for (const auto& span : file_.spans()) {
         mapped_buffers_.emplace_back(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t*>(span.data()), span.size()));
@@ -385,8 +385,12 @@ void Model::repack_weights() {
                 continue;
             }
             const void* const source = weight->data;
+            const LibraryErrorCapture capture;
             repacked_.emplace_back(
                 ggml_backend_buft_alloc_buffer(type, ggml_backend_buft_get_alloc_size(type, weight)));
+            if (repacked_.back() == nullptr) {
+                fail("memory", "expected room for ", weight->name, "; got none in ", ggml_backend_buft_name(type));
+            }
             ggml_backend_buffer_set_usage(repacked_.back().get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
             weight->data = nullptr;
             weight->buffer = nullptr;
@@ -438,6 +442,7 @@ void Model::move_weights_to_gpu(const LayerRun& run) {
         weights.push_back(t);
         bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(where, t), alignment);
     }
+    const LibraryErrorCapture capture;
     gpu_buffers_.emplace_back(ggml_backend_buft_alloc_buffer(where, bytes));
     ggml_backend_buffer_t const buffer = gpu_buffers_.back().get();
     if (buffer == nullptr) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tensor_context.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "gguf/reader.h"
@@ -158,7 +159,7 @@ private:
     CacheSpec cache_spec_;
     std::optional<Vocab> vocab_;
     std::vector<ggml_backend_buffer_ptr> mapped_buffers_;  // one for every span of the file
-    ggml_context_ptr context_;
+    TensorContext context_;
     std::vector<ggml_backend_buffer_ptr> repacked_;
     std::vector<LayerRun> runs_ = {{}};
     std::string gpu_absent_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/tensor_context.h"
 #include "ggml-cpp.h"
 #include "model/encode.h"
 
@@ -19,13 +21,14 @@ void GgmlRowEncoder::encode(int layer, bool value_side, std::span<const float> r
     }
     const HParams& h = model_.hparams();
     const size_t n_nodes = 8 + 4 * side.ranks.size();
-    const ggml_context_ptr context(
-        ggml_init({ggml_tensor_overhead() * 2 * n_nodes + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
+    const TensorContext context =
+        tensor_context(ggml_tensor_overhead() * 2 * n_nodes + ggml_graph_overhead_custom(n_nodes, false));
     ggml_context* const ctx = context.get();
     ggml_tensor* const x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, h.head_dim, h.n_kv, n);
     ggml_tensor* const out = lkv::encode(ctx, e, x, side, [](ggml_tensor* t) { return t; });
     ggml_cgraph* const graph = ggml_new_graph_custom(ctx, n_nodes, false);
     ggml_build_forward_expand(graph, out);
+    const LibraryErrorCapture capture;
     const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, backend_));
     if (buffer == nullptr) {
         fail("memory", "expected room for ", n, " tokens that leave the exact window; got none");

@@ -50,6 +50,8 @@ def of(error: Exception) -> Refused:
         return Refused(500, str(error))
     if isinstance(error, LatentKVError | _core.Error):
         message = str(error)
+        if message.startswith("[memory]"):
+            return Refused(500, message)
         is_long = message.startswith("[context]")
         return Refused(400, message, code="context_length_exceeded" if is_long else None)
     return Refused(500, f"{type(error).__name__}: {error}")
