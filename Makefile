@@ -2,7 +2,8 @@
 # make test   Python and native tests; WORKERS=8 for more processes than 2
 # make docs   the documentation as a site, in build/site, its links checked
 # make lint   formatting and type checks      make format   rewrite what can be rewritten
-# make soak   ten minutes of random operations on sequences      make sanitize   tests under ASan and UBSan
+# make soak   ten minutes of random operations on sequences
+# make sanitize   tests under ASan and UBSan      make sanitize-threads   what uses threads under TSan
 # make wheel  one wheel for every machine, in dist; PYTHONS="python3.10 python3.12" for these
 # Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
 
@@ -29,10 +30,10 @@ TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-real test test-python test-native soak sanitize lint format docs wheel clean
+.PHONY: help demo demo-real test test-python test-native soak sanitize sanitize-threads lint format docs wheel clean
 
 help:
-	@sed -n '1,7s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
@@ -54,7 +55,10 @@ soak: $(VENV)/.installed-tests
 	LATENTKV_SOAK_SECONDS=600 $(BIN)/python -m pytest -q -s tests/promise/test_soak.py
 
 sanitize: $(VENV)/.installed-tests
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/sanitize.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/sanitize.py address
+
+sanitize-threads: $(VENV)/.installed-tests
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/sanitize.py thread
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

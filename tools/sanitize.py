@@ -1,10 +1,12 @@
-"""Native and Python tests under address and undefined-behaviour sanitizers: `make sanitize`.
+"""Native and Python tests under the compiler's sanitizers: `make sanitize`, `make sanitize-threads`.
 
-    python tools/sanitize.py [PYTEST ARGUMENTS]
+    python tools/sanitize.py address|thread [PYTEST ARGUMENTS]
 
-Our own code is compiled with them in build/sanitize, llama.cpp without. Native tests run first, those on the
-emulated GPU left out: it runs threads as fibers, whose stacks the sanitizer takes for one. Then the tests of
-PYTHON_TESTS, or those that are named, with the module from there.
+`address`: address and undefined-behaviour sanitizers in our own code, llama.cpp without. `thread`: of
+threads, in ggml as well, whose threads are ours (native/src/threads). Each has a build in build/sanitize.
+Native tests run first, those on the emulated GPU left out: it runs threads as fibers, whose stacks a
+sanitizer takes for one. Then the Python tests of the sanitizer, or those that are named, with the module
+from there.
 """
 
 from __future__ import annotations
@@ -13,66 +15,93 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "sanitize"
-PACKAGE = BUILD / "package"
-PYTHON_TESTS = (
-    "tests/promise/test_cache.py",
-    "tests/promise/test_eviction.py",
-    "tests/promise/test_hostile_states.py",
-    "tests/promise/test_regions.py",
-    "tests/promise/test_soak.py",
-    "tests/promise/test_transcode.py",
-    "tests/python/test_hostile_files.py",
-    "tests/python/test_sampler.py",
-    "tests/python/test_streams.py",
-    # counts on how often sums fall on the edge of two codes, which a compiler changes
-    "--deselect=tests/promise/test_cache.py::test_quantized_decode_equals_prefill",
-)
-# What a sanitizer finds ends the program, or a test would go on and pass. Python frees little at its exit.
-OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
-    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    flags: str  # of -fsanitize
+    # first in a program that is not compiled with it; who throws is looked up when it begins
+    libraries: tuple[str, ...]
+    native_tests: str  # a regular expression of ctest
+    python_tests: tuple[str, ...]
+    # What is found ends the program, or a test would go on and pass. Python frees little at its exit.
+    environment: dict[str, str]
+
+
+SANITIZERS = {
+    "address": Sanitizer(
+        flags="address,undefined",
+        libraries=("libasan.so", "libstdc++.so.6"),
+        native_tests=".",
+        python_tests=(
+            "tests/promise/test_cache.py",
+            "tests/promise/test_eviction.py",
+            "tests/promise/test_hostile_states.py",
+            "tests/promise/test_regions.py",
+            "tests/promise/test_soak.py",
+            "tests/promise/test_transcode.py",
+            "tests/python/test_hostile_files.py",
+            "tests/python/test_sampler.py",
+            "tests/python/test_streams.py",
+            # counts on how often sums fall on the edge of two codes, which a compiler changes
+            "--deselect=tests/promise/test_cache.py::test_quantized_decode_equals_prefill",
+        ),
+        environment={
+            "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1",
+            "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        },
+    ),
+    "thread": Sanitizer(
+        flags="thread",
+        libraries=("libtsan.so", "libstdc++.so.6"),
+        native_tests="^(test_team|test_latent_attn|test_block)$",
+        python_tests=("tests/python/test_streams.py",),
+        environment={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
+    ),
 }
 
 
-def run(*command: str | Path, **environment: str) -> None:
+def run(sanitizer: Sanitizer, *command: str | Path, **environment: str) -> None:
     words = [str(word) for word in command]
-    if subprocess.run(words, cwd=ROOT, env=os.environ | OPTIONS | environment).returncode:
+    if subprocess.run(words, cwd=ROOT, env=os.environ | sanitizer.environment | environment).returncode:
         raise SystemExit(f"error: [sanitize] expected success of: {' '.join(words)}")
 
 
-def build() -> None:
+def build(sanitizer: Sanitizer, folder: Path) -> None:
     bin_dir = Path(sys.executable).parent
     pybind = subprocess.run(
         [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=True
     ).stdout.strip()
     options = {
         "CMAKE_MAKE_PROGRAM": bin_dir / "ninja",
+        "CMAKE_C_FLAGS_RELEASE": "-O2 -g1",
         "CMAKE_CXX_FLAGS_RELEASE": "-O1 -g1",
         "LATENTKV_BUILD_TESTS": "ON",
-        "LATENTKV_SANITIZE": "ON",
+        "LATENTKV_SANITIZE": sanitizer.flags,
         "Python_EXECUTABLE": sys.executable,
         "pybind11_DIR": pybind,
     }
-    run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items()))
-    run(bin_dir / "ninja", "-C", BUILD)
+    definitions = (f"-D{k}={v}" for k, v in options.items())
+    run(sanitizer, "cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *definitions)
+    run(sanitizer, bin_dir / "ninja", "-C", folder)
 
 
-def python_tests(arguments: list[str]) -> None:
-    shutil.rmtree(PACKAGE, ignore_errors=True)
-    shutil.copytree(ROOT / "python" / "latentkv", PACKAGE / "latentkv")
-    level = PACKAGE / "latentkv" / "levels" / "native"
+def python_tests(sanitizer: Sanitizer, folder: Path, arguments: list[str]) -> None:
+    package = folder / "package"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "python" / "latentkv", package / "latentkv")
+    level = package / "latentkv" / "levels" / "native"
     level.mkdir(parents=True)
-    for module in (BUILD / "native").glob("_core*.so"):
+    for module in (folder / "native").glob("_core*.so"):
         shutil.copy(module, level)
-    # first in a program that is not compiled with it; who throws is looked up when it begins
-    preload = " ".join(map(library, ("libasan.so", "libstdc++.so.6")))
-    path = f"{PACKAGE}{os.pathsep}{ROOT / 'tools' / 'convert'}"
+    preload = " ".join(map(library, sanitizer.libraries))
+    path = f"{package}{os.pathsep}{ROOT / 'tools' / 'convert'}"
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
-    run(sys.executable, *words, LD_PRELOAD=preload, PYTHONPATH=path)
+    run(sanitizer, sys.executable, *words, LD_PRELOAD=preload, PYTHONPATH=path)
 
 
 def library(name: str) -> str:
@@ -81,9 +110,16 @@ def library(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    build()
-    run("ctest", "--test-dir", BUILD, "--parallel", "2", "--output-on-failure", "--no-tests=error")
-    python_tests(arguments or list(PYTHON_TESTS))
+    if not arguments or arguments[0] not in SANITIZERS:
+        got = arguments[0] if arguments else "none"
+        print(f"error: [sanitize] expected {' or '.join(SANITIZERS)}; got {got}", file=sys.stderr)
+        return 2
+    sanitizer = SANITIZERS[arguments[0]]
+    folder = ROOT / "build" / "sanitize" / arguments[0]
+    build(sanitizer, folder)
+    words = ("--tests-regex", sanitizer.native_tests, "--parallel", "2")
+    run(sanitizer, "ctest", "--test-dir", folder, *words, "--output-on-failure", "--no-tests=error")
+    python_tests(sanitizer, folder, arguments[1:] or list(sanitizer.python_tests))
     return 0
 
 

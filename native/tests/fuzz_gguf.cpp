@@ -2,6 +2,7 @@
 // With clang: -fsanitize=fuzzer,address,undefined. Otherwise mutations of one file (mutate.h).
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/error.h"
 #include "gguf/reader.h"
@@ -11,29 +12,35 @@ namespace {
 
 volatile uint64_t last_sum = 0;  // what was read counts as used
 
-bool parses(std::span<const uint8_t> input) {
+// Why the bytes are refused; empty: they are not.
+std::string refusal(std::span<const uint8_t> input) {
     const lkv::test::GuardedBytes bytes(input);
     try {
         last_sum = lkv::test::touch(lkv::GgufFile(bytes.all()));
-        return true;
-    } catch (const lkv::Error&) {
-        return false;
+        return {};
+    } catch (const lkv::Error& error) {
+        return error.what();
     }
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    parses({data, size});
+    refusal({data, size});
     return 0;
 }
 
 #ifndef LKV_LIBFUZZER
 
-#include "mutate.h"
+#include "mutate_gguf.h"
 
 int main(int argc, char** argv) {
-    return lkv::test::fuzz(argc, argv, "fuzz_gguf", {lkv::test::sample_file().bytes()}, 0, parses);
+    return lkv::test::fuzz(argc, argv,
+                           {.name = "fuzz_gguf",
+                            .files = {lkv::test::sample_file().bytes()},
+                            .read = refusal,
+                            .mutate_parts = lkv::test::mutate_gguf,
+                            .less = lkv::test::less_of_gguf});
 }
 
 #endif

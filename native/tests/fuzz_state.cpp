@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -91,8 +92,9 @@ void use(KvCache& cache) {
     cache.restore(cache.save(), lkv::Accept::same);
 }
 
-bool restores(std::span<const uint8_t> input) {
-    if (input.empty()) return false;
+// Why a state is refused; empty: it is not.
+std::string refusal(std::span<const uint8_t> input) {
+    if (input.empty()) return "no cache is named";
     const int kind = input[0] % n_kinds;
     const int mode = input[0] / n_kinds % n_modes;
     static std::array<std::unique_ptr<KvCache>, n_kinds> caches;
@@ -105,32 +107,32 @@ bool restores(std::span<const uint8_t> input) {
     cache->clear();
     if (mode != whole) fill(*cache, 1, 0, 6);
     const Bytes other = mode == whole ? Bytes() : cache->save_sequence(1);
-    bool restored = true;
+    std::string refused;
     try {
         if (mode == whole) {
             cache->restore(exact, lkv::Accept::same);
         } else {
             cache->restore_sequence(0, exact, mode == converted ? lkv::Accept::any : lkv::Accept::same);
         }
-    } catch (const lkv::Error&) {
-        restored = false;
+    } catch (const lkv::Error& error) {
+        refused = error.what();
         expect(cache->seq_pos_max(0) == -1);  // a bad state leaves nothing
     }
     if (mode != whole && kind != 4)
         expect(cache->save_sequence(1) == other);  // under eviction it tells of all sequences
-    if (restored) {
+    if (refused.empty()) {
         const Bytes again = cache->save();
         cache->restore(again, lkv::Accept::same);
         expect(cache->save() == again);
         use(*cache);
     }
-    return restored;
+    return refused;
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    restores({data, size});
+    refusal({data, size});
     return 0;
 }
 
@@ -151,11 +153,11 @@ void found_before(const Bytes& state) {
     const uint32_t n_used = ~uint32_t{0};
     std::memcpy(many.data() + n_used_at, &n_used, sizeof n_used);
     for (int i = 0; i < 20; i++) many.insert(many.end(), state.begin() + tokens_at, state.end());
-    expect(!restores(many));
+    expect(!refusal(many).empty());
     Bytes far = state;  // the next position did not fit its type
     const int32_t last = INT32_MAX;
     std::memcpy(far.data() + tokens_at + 4, &last, sizeof last);
-    expect(!restores(far));
+    expect(!refusal(far).empty());
 }
 
 }  // namespace
@@ -172,12 +174,12 @@ int main(int argc, char** argv) {
             Bytes state = {static_cast<uint8_t>(kind + n_kinds * mode)};
             const Bytes body = mode == whole ? cache.save() : one;
             state.insert(state.end(), body.begin(), body.end());
-            expect(restores(state));
+            expect(refusal(state).empty());
             states.push_back(std::move(state));
         }
     }
     found_before(states[sequence]);
-    return lkv::test::fuzz(argc, argv, "fuzz_state", states, 1, restores);
+    return lkv::test::fuzz(argc, argv, {.name = "fuzz_state", .files = states, .read = refusal, .fixed = 1});
 }
 
 #endif

@@ -8,7 +8,7 @@ endforeach()
 
 # With clang and -DLATENTKV_LIBFUZZER=ON libFuzzer targets; otherwise seeded mutation loops, short enough for ctest.
 option(LATENTKV_LIBFUZZER "Build the fuzz programs for libFuzzer (clang)" OFF)
-foreach(name fuzz_gguf fuzz_state)
+foreach(name fuzz_gguf fuzz_model fuzz_state)
     add_executable(${name} ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
     target_link_libraries(${name} PRIVATE latentkv_native)
     latentkv_warnings(${name})

@@ -26,6 +26,18 @@ std::string shape_text(const int64_t* ne, int n_dims) {
     return text + "]";
 }
 
+// What ggml multiplies by and what it adds: of another type it would end the process.
+void check_type(const ggml_tensor* weight, bool is_matrix) {
+    const ggml_type type = weight->type;
+    if (!is_matrix && type != GGML_TYPE_F32) {
+        fail("gguf", "expected ", weight->name, " in f32; got ", ggml_type_name(type));
+    }
+    const bool has_floats = type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
+    if (!has_floats || ggml_get_type_traits_cpu(type)->vec_dot == nullptr) {
+        fail("gguf", "expected ", weight->name, " in a type of weights; got ", ggml_type_name(type));
+    }
+}
+
 // [rank, n_kv·head_dim] with the rank contiguous -> [n_kv, rank, head_dim]: row c is what latent channel c adds to a head.
 std::vector<float> by_channel(const ggml_tensor* b, int n_kv, int head_dim) {
     const std::vector<float> source = to_floats(b);
@@ -135,6 +147,7 @@ ggml_tensor* Model::optional_tensor(const std::string& name, std::initializer_li
         fail("gguf", "expected ", name, " with ne ", shape_text(expected.data(), static_cast<int>(ne.size())), "; got ",
              shape_text(found->ne, ggml_n_dims(found)));
     }
+    check_type(found, ne.size() > 1 && !name.ends_with(".bias"));
     return found;
 }
 
@@ -261,9 +274,6 @@ void Model::load_layer(int il) {
 
     l.attn_sinks = optional_tensor(blk + "attn_sinks.weight", {h.n_head});
     if (l.attn_sinks != nullptr) {
-        if (l.attn_sinks->type != GGML_TYPE_F32) {
-            fail("gguf", "expected ", blk, "attn_sinks.weight in f32; got ", ggml_type_name(l.attn_sinks->type));
-        }
         l.sinks = to_floats(l.attn_sinks);
         if (spec.v_path == VPath::latent && l.attn_v_bias != nullptr) {
             l.sink_values = to_floats(l.attn_v_bias);
