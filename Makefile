@@ -3,6 +3,7 @@
 # make docs   the documentation as a site, in build/site, its links checked
 # make lint   formatting and type checks      make format   rewrite what can be rewritten
 # make soak   ten minutes of random operations on sequences      make sanitize   tests under ASan and UBSan
+# make wheel-cuda  latentkv-cuda, the wheel with GPUs, in dist; ARCHITECTURES="89-real;90" for these
 # make wheel  one wheel for every machine, in dist; PYTHONS="python3.10 python3.12" for these
 # Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
 
@@ -29,7 +30,7 @@ TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-real test test-python test-native soak sanitize lint format docs wheel clean
+.PHONY: help demo demo-real test test-python test-native soak sanitize lint format docs wheel wheel-cuda clean
 
 help:
 	@sed -n '1,7s/^# //p' Makefile
@@ -76,6 +77,9 @@ docs: $(VENV)/.docs
 
 wheel: build/demo.gguf
 	$(BIN)/python tools/wheel.py --try $< $(or $(PYTHONS),$(PYTHON))
+
+wheel-cuda: build/demo.gguf
+	$(BIN)/python tools/wheel.py --cuda --try $< $(if $(ARCHITECTURES),--architectures "$(ARCHITECTURES)") $(or $(PYTHONS),$(PYTHON))
 
 build/demo.gguf: $(VENV)/.installed
 	$(BIN)/latentkv convert models/demo -o $@ --no-plot

@@ -28,6 +28,9 @@ endif()
 set(GGML_CUDA_FA OFF CACHE BOOL "" FORCE)
 # a module for other machines has to load where there is no libcuda, which virtual memory would call
 set(GGML_CUDA_NO_VMM ${LATENTKV_LEVELS} CACHE BOOL "" FORCE)
+if(LATENTKV_LEVELS)
+    set(GGML_CUDA_NCCL OFF CACHE BOOL "" FORCE)  # where the building machine happens to have it
+endif()
 # ggml's own threads spin at a barrier for ever, libgomp's for milliseconds: 0.4 t/s on a busy machine. With GCC ggml-cpu gets OpenMP from
 # native/src/threads; other compilers have their own.
 if(CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
