@@ -5,6 +5,7 @@
 # make soak   ten minutes of random operations on sequences
 # make sanitize   tests under ASan and UBSan      make sanitize-threads   what uses threads under TSan
 # make wheel  one wheel for every machine, in dist; PYTHONS="python3.10 python3.12" for these
+# make wheel-cuda  latentkv-cuda, the wheel with GPUs, in dist; ARCHITECTURES="89-real;90" for these
 # Everything is installed into one virtual environment, $(VENV); nothing else on the machine is touched.
 
 PYTHON ?= python3
@@ -30,10 +31,10 @@ TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-real test test-python test-native soak sanitize sanitize-threads lint format docs wheel clean
+.PHONY: help demo demo-real test test-python test-native soak sanitize sanitize-threads lint format docs wheel wheel-cuda clean
 
 help:
-	@sed -n '1,8s/^# //p' Makefile
+	@sed -n '1,9s/^# //p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/python bench/demo.py --out build/demo $(SAVE)
@@ -80,6 +81,9 @@ docs: $(VENV)/.docs
 
 wheel: build/demo.gguf
 	$(BIN)/python tools/wheel.py --try $< $(or $(PYTHONS),$(PYTHON))
+
+wheel-cuda: build/demo.gguf
+	$(BIN)/python tools/wheel.py --cuda --try $< $(if $(ARCHITECTURES),--architectures "$(ARCHITECTURES)") $(or $(PYTHONS),$(PYTHON))
 
 build/demo.gguf: $(VENV)/.installed
 	$(BIN)/latentkv convert models/demo -o $@ --no-plot

@@ -6,6 +6,10 @@ target_link_libraries(latentkv_bindings PRIVATE latentkv_native pybind11::module
 set_target_properties(latentkv_bindings PROPERTIES CXX_VISIBILITY_PRESET hidden)
 latentkv_warnings(latentkv_bindings)
 
+if(LATENTKV_CUDA)
+    include(gpu_library.cmake)
+endif()
+
 foreach(level IN LISTS level_names)
     set(module core_${level})
     set(objects)
@@ -16,6 +20,9 @@ foreach(level IN LISTS level_names)
     endif()
     # the level's objects first: of functions that others have too the linker takes the first
     pybind11_add_module(${module} MODULE NO_EXTRAS ${objects} $<TARGET_OBJECTS:latentkv_bindings>)
+    if(LATENTKV_CUDA)
+        latentkv_take_gpu_library(${module})
+    endif()
     target_link_libraries(${module} PRIVATE latentkv_native)
     target_link_options(${module} PRIVATE -static-libstdc++ -static-libgcc -s)
     set_target_properties(${module} PROPERTIES

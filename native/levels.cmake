@@ -15,9 +15,6 @@ endif()
 if(LATENTKV_LEVELS AND NOT level_names)
     message(FATAL_ERROR "[LATENTKV_LEVELS] expected x86-64 or aarch64; got ${CMAKE_SYSTEM_PROCESSOR}; use -DLATENTKV_LEVELS=OFF")
 endif()
-if(LATENTKV_LEVELS AND LATENTKV_CUDA)
-    message(FATAL_ERROR "[LATENTKV_LEVELS] expected a build for the CPU; got LATENTKV_CUDA; leave one of them out")
-endif()
 
 # The least of them, empty where there are none.
 if(level_names)

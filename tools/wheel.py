@@ -1,9 +1,10 @@
 """Builds a wheel for other machines and tries it where there is no compiler.
 
-    python tools/wheel.py [--out dist] [--try MODEL.gguf] PYTHON …
+    python tools/wheel.py [--cuda [--architectures LIST]] [--out dist] [--try MODEL.gguf] PYTHON …
 
 A wheel per Python; what they share, ggml first, is compiled once (build/wheel). MODEL.gguf is run at every
-level of instructions that this machine has (tools/check_wheel.py).
+level of instructions that this machine has (tools/check_wheel.py). --cuda builds latentkv-cuda
+(tools/cuda_wheel.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import cuda_wheel
 import requirements
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,8 +50,16 @@ def source(environment: Path, requirement: str) -> Path:
     return tree
 
 
-def build(python: str, out: Path) -> Path:
-    """The repaired wheel, in `out`."""
+def toolkit(environment: Path) -> Path:
+    """NVIDIA's compiler and libraries, at one place for all Pythons."""
+    folder = BUILD / "cuda"
+    if not (folder / "nvidia").exists():
+        pip(environment, "install", "-q", "--no-deps", "--target", folder, *cuda_wheel.TOOLKIT)
+    return cuda_wheel.name_libraries(folder / "nvidia" / "cu13")
+
+
+def build(python: str, out: Path, architectures: str) -> Path:
+    """The repaired wheel, in `out`: of latentkv-cuda where GPU architectures are named, in CMake's words."""
     needs = requirements.requirements(requirements.load_pyproject(), "build")
     with tempfile.TemporaryDirectory() as folder:
         environment = fresh(python, Path(folder) / "build")
@@ -59,12 +69,18 @@ def build(python: str, out: Path) -> Path:
         path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
         made = Path(folder) / "made"
         options = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made)]
-        settings = (f"build-dir={BUILD / 'cmake'}", "cmake.define.LATENTKV_LEVELS=ON")
+        project, of_gpu, kind = ROOT, (), "cmake"
+        if architectures:
+            project, kind = cuda_wheel.project(BUILD / "cuda-project"), "cmake-cuda"
+            of_gpu = cuda_wheel.settings(toolkit(environment), architectures)
+        settings = (f"build-dir={BUILD / kind}", "cmake.define.LATENTKV_LEVELS=ON", *of_gpu)
         for setting in (*settings, f"cmake.define.LATENTKV_LLAMA_CPP_DIR={tree}"):
             options += ["--config-settings", setting]  # Python 3.10's pip does not know -C
-        pip(environment, *options, ROOT, path=path)
+        pip(environment, *options, project, path=path)
         repaired = Path(folder) / "repaired"
-        run(environment / "bin" / "auditwheel", "repair", "-w", repaired, *made.glob("*.whl"), path=path)
+        others = [f"--exclude={name}" for name in cuda_wheel.PROVIDED] if architectures else []
+        audit = environment / "bin" / "auditwheel"
+        run(audit, "repair", "-w", repaired, *others, *made.glob("*.whl"), path=path)
         (wheel,) = repaired.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, out / wheel.name))
@@ -83,11 +99,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pythons", nargs="+", metavar="PYTHON", help="an interpreter: a wheel for each")
+    parser.add_argument("--cuda", action="store_true", help="latentkv-cuda, with the code for GPUs")
+    parser.add_argument(
+        "--architectures",
+        metavar="LIST",
+        help=f"with --cuda: GPUs in CMake's words (default {cuda_wheel.ARCHITECTURES})",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="(default dist)")
     parser.add_argument("--try", dest="model", type=Path, help="a GGUF that every wheel has to run")
     args = parser.parse_args()
+    if args.architectures is not None and not args.cuda:
+        parser.error("[--architectures] expected --cuda beside it; got none; add --cuda")
+    architectures = (args.architectures or cuda_wheel.ARCHITECTURES) if args.cuda else ""
     for python in args.pythons:
-        wheel = build(python, args.out)
+        wheel = build(python, args.out, architectures)
         try_out(python, wheel, args.model)
         print(f"{wheel} ({wheel.stat().st_size / 2**20:.1f} MiB)")
     return 0

@@ -26,6 +26,11 @@ if(LATENTKV_CUDA AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
 endif()
 # attention on a GPU is our own kernels': ggml-cuda's would be 5 MB of objects an architecture that nothing calls
 set(GGML_CUDA_FA OFF CACHE BOOL "" FORCE)
+# a module for other machines has to load where there is no libcuda, which virtual memory would call
+set(GGML_CUDA_NO_VMM ${LATENTKV_LEVELS} CACHE BOOL "" FORCE)
+if(LATENTKV_LEVELS)
+    set(GGML_CUDA_NCCL OFF CACHE BOOL "" FORCE)  # where the building machine happens to have it
+endif()
 # ggml's own threads spin at a barrier for ever, libgomp's for milliseconds: 0.4 t/s on a busy machine. With GCC ggml-cpu gets OpenMP from
 # native/src/threads; other compilers have their own.
 if(CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
@@ -41,6 +46,13 @@ foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP UI)
     set(LLAMA_BUILD_${part} OFF CACHE BOOL "" FORCE)
 endforeach()
 add_subdirectory(${LATENTKV_LLAMA_CPP_DIR} ${CMAKE_BINARY_DIR}/llama.cpp EXCLUDE_FROM_ALL SYSTEM)
+if(LATENTKV_CUDA)
+    # it leaves out what is in these files, but compiles them
+    get_target_property(sources ggml-cuda SOURCES)
+    list(FILTER sources EXCLUDE REGEX "(^|/)fattn[^/]*\\.cu$")
+    list(APPEND sources ${PROJECT_SOURCE_DIR}/native/src/runtime/cuda/no_ggml_attention.cu)
+    set_property(TARGET ggml-cuda PROPERTY SOURCES ${sources})
+endif()
 if(LATENTKV_OWN_THREADS)
     target_compile_definitions(ggml-cpu PRIVATE GGML_USE_OPENMP)
     target_compile_options(ggml-cpu PRIVATE -fopenmp)
