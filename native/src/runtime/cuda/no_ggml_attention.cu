@@ -5,10 +5,6 @@ void ggml_cuda_flash_attn_ext(ggml_backend_cuda_context&, ggml_tensor*) {
     GGML_ABORT("expected no flash attention of ggml in a graph; got one");
 }
 
-bool ggml_cuda_flash_attn_ext_supported(int, const ggml_tensor*) {
-    return false;
-}
+bool ggml_cuda_flash_attn_ext_supported(int, const ggml_tensor*) { return false; }
 
-size_t ggml_cuda_flash_attn_ext_get_alloc_size(int, const ggml_tensor* dst) {
-    return ggml_nbytes(dst);
-}
+size_t ggml_cuda_flash_attn_ext_get_alloc_size(int, const ggml_tensor* dst) { return ggml_nbytes(dst); }
