@@ -69,7 +69,8 @@ def build(python: str, out: Path, architectures: str) -> Path:
         path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
         made = Path(folder) / "made"
         options = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made)]
-        project, of_gpu, kind = ROOT, (), "cmake"
+        project, kind = ROOT, "cmake"
+        of_gpu: tuple[str, ...] = ()
         if architectures:
             project, kind = cuda_wheel.project(BUILD / "cuda-project"), "cmake-cuda"
             of_gpu = cuda_wheel.settings(toolkit(environment), architectures)
