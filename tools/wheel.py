@@ -79,9 +79,9 @@ def build(python: str, out: Path, architectures: str) -> Path:
             options += ["--config-settings", setting]  # Python 3.10's pip does not know -C
         pip(environment, *options, project, path=path)
         repaired = Path(folder) / "repaired"
-        others = [f"--exclude={name}" for name in cuda_wheel.PROVIDED] if architectures else []
+        excluded = [f"--exclude={name}" for name in cuda_wheel.PROVIDED] if architectures else []
         audit = environment / "bin" / "auditwheel"
-        run(audit, "repair", "-w", repaired, *others, *made.glob("*.whl"), path=path)
+        run(audit, "repair", "-w", repaired, *excluded, *made.glob("*.whl"), path=path)
         (wheel,) = repaired.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, out / wheel.name))
