@@ -69,7 +69,8 @@ def build(python: str, out: Path, architectures: str) -> Path:
         path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
         made = Path(folder) / "made"
         options = ["wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(made)]
-        project, of_gpu, kind = ROOT, (), "cmake"
+        project, kind = ROOT, "cmake"
+        of_gpu: tuple[str, ...] = ()
         if architectures:
             project, kind = cuda_wheel.project(BUILD / "cuda-project"), "cmake-cuda"
             of_gpu = cuda_wheel.settings(toolkit(environment), architectures)
@@ -78,9 +79,9 @@ def build(python: str, out: Path, architectures: str) -> Path:
             options += ["--config-settings", setting]  # Python 3.10's pip does not know -C
         pip(environment, *options, project, path=path)
         repaired = Path(folder) / "repaired"
-        others = [f"--exclude={name}" for name in cuda_wheel.PROVIDED] if architectures else []
+        excluded = [f"--exclude={name}" for name in cuda_wheel.PROVIDED] if architectures else []
         audit = environment / "bin" / "auditwheel"
-        run(audit, "repair", "-w", repaired, *others, *made.glob("*.whl"), path=path)
+        run(audit, "repair", "-w", repaired, *excluded, *made.glob("*.whl"), path=path)
         (wheel,) = repaired.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, out / wheel.name))
