@@ -24,7 +24,7 @@ foreach(level IN LISTS level_names)
         latentkv_take_gpu_library(${module})
     endif()
     target_link_libraries(${module} PRIVATE latentkv_native)
-    target_link_options(${module} PRIVATE -static-libstdc++ -static-libgcc -s)
+    target_link_options(${module} PRIVATE -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -s)
     set_target_properties(${module} PROPERTIES
         OUTPUT_NAME _core LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/levels/${level})
     install(TARGETS ${module} DESTINATION latentkv/levels/${level})
