@@ -11,6 +11,10 @@ foreach(target IN LISTS sanitized)
     target_compile_options(${target} PUBLIC -fsanitize=${LATENTKV_SANITIZE} -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=${LATENTKV_SANITIZE})
 endforeach()
+# As in a Release build: its assertions that numbers are finite end a program that reads weights from strangers.
+foreach(target ggml-base ggml-cpu)
+    target_compile_definitions(${target} PRIVATE NDEBUG)
+endforeach()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # GCC 12 takes std::regex for uninitialized under them
     target_compile_options(latentkv_native PUBLIC -Wno-maybe-uninitialized)

@@ -191,6 +191,7 @@ std::string refusal(std::span<const uint8_t> input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     lkv::set_log_level(lkv::LogLevel::error);
+    lkv::install_library_logging();
     refusal({data, size});
     return 0;
 }
@@ -231,6 +232,7 @@ bool types_are_refused(const Bytes& file) {
 
 int main(int argc, char** argv) {
     lkv::set_log_level(lkv::LogLevel::error);
+    lkv::install_library_logging();
     std::vector<Bytes> files = {whole_file(), sidecar_file()};
     for (size_t mode = 0; mode < files.size(); mode++) {
         files[mode].insert(files[mode].begin(), static_cast<uint8_t>(mode));

@@ -215,7 +215,8 @@ inline void mutate_tensor(GgufPieces& file, Rng& rng) {
             break;
         case 6: {
             int64_t& n = tensor.ne[below(rng, tensor.ne.size())];
-            n = below(rng, 2) ? static_cast<int64_t>(edge(rng)) : n + static_cast<int64_t>(16 * below(rng, 5)) - 32;
+            n = below(rng, 2) ? static_cast<int64_t>(edge(rng))
+                              : static_cast<int64_t>(static_cast<uint64_t>(n) + 16 * below(rng, 5) - 32);
             break;
         }
         case 7:
