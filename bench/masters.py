@@ -117,23 +117,10 @@ def note(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--calib", type=Path, required=True, help="text to calibrate on")
-    parser.add_argument("--text", type=Path, required=True, help="text to score")
-    parser.add_argument("--save", required=True, metavar="NAME", help="result's name under bench/results")
+    parser = methods.parser_of(__doc__, "build/masters", 2048, 6)
     parser.add_argument("--direct", type=Path, required=True, help="JSON of bench/waterfill.py")
-    parser.add_argument("--out", type=Path, default=Path("build/masters"), help="where GGUF files go")
     parser.add_argument("--budgets", default="28%,14%,11%,8.5%")
     parser.add_argument("--prefer", default="speed,size")
-    parser.add_argument("--convert", default="", help="more options for every conversion, in one word")
-    parser.add_argument("-c", "--ctx-size", type=int, default=2048)
-    parser.add_argument("--chunks", type=int, default=6, help="windows (default 6)")
-    parser.add_argument("--parallel", type=int, default=6, help="windows that decode together (default 6)")
-    parser.add_argument("-t", "--threads", type=int, default=0)
-    parser.add_argument("--restart", action="store_true", help="forget finished rows")
     run(parser.parse_args())
 
 

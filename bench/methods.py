@@ -226,17 +226,26 @@ def note(args: argparse.Namespace) -> str:
     )
 
 
+def parser_of(doc: str | None, out: str, ctx_size: int, windows: int) -> argparse.ArgumentParser:
+    """Of a command that converts a checkpoint in several ways and scores a text with each."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("checkpoint", type=Path)
+    add("--calib", type=Path, required=True, help="text to calibrate on")
+    add("--text", type=Path, required=True, help="text to score")
+    add("--save", required=True, metavar="NAME", help="result's name under bench/results")
+    add("--out", type=Path, default=Path(out), help="where GGUF files go")
+    add("--convert", default="", help="more options for every conversion, in one word")
+    add("-c", "--ctx-size", type=int, default=ctx_size)
+    add("--chunks", type=int, default=windows, help=f"windows (default {windows})")
+    add("--parallel", type=int, default=windows, help=f"windows that decode together (default {windows})")
+    add("-t", "--threads", type=int, default=0)
+    add("--restart", action="store_true", help="forget finished rows")
+    return parser
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--calib", type=Path, required=True, help="text to calibrate on")
-    parser.add_argument("--text", type=Path, required=True, help="text to score")
-    parser.add_argument(
-        "--save", required=True, metavar="NAME", help="name of the result under bench/results"
-    )
-    parser.add_argument("--out", type=Path, default=Path("build/methods"), help="where GGUF files go")
+    parser = parser_of(__doc__, "build/methods", 1024, 8)
     parser.add_argument("--methods", default=",".join(METHODS), help="comma separated, each with its options")
     parser.add_argument(
         "--plan",
@@ -247,10 +256,6 @@ def main() -> None:
     )
     parser.add_argument("--keep", default="0.7,0.5,0.3")
     parser.add_argument("--kv", default="f16,q4,q3")
-    parser.add_argument("--convert", default="", help="more options for every conversion, in one word")
-    parser.add_argument("-c", "--ctx-size", type=int, default=1024)
-    parser.add_argument("--chunks", type=int, default=8, help="windows (default 8)")
-    parser.add_argument("--parallel", type=int, default=8, help="windows that decode together (default 8)")
     parser.add_argument("--needles", type=Path, help="also count numbers found (bench/needles.py)")
     parser.add_argument(
         "--needles-length",
@@ -259,9 +264,7 @@ def main() -> None:
         metavar="N",
         help="only texts of up to N tokens (default 1000)",
     )
-    parser.add_argument("-t", "--threads", type=int, default=0)
     parser.add_argument("--keep-files", action="store_true", help="do not delete measured GGUF files")
-    parser.add_argument("--restart", action="store_true", help="forget finished rows")
     run(parser.parse_args())
 
 

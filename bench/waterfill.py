@@ -190,14 +190,7 @@ def note(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--calib", type=Path, required=True, help="text to calibrate on")
-    parser.add_argument("--text", type=Path, required=True, help="text to score")
-    parser.add_argument("--save", required=True, metavar="NAME", help="result's name under bench/results")
-    parser.add_argument("--out", type=Path, default=Path("build/waterfill"), help="where GGUF files go")
+    parser = methods.parser_of(__doc__, "build/waterfill", 2048, 6)
     parser.add_argument("--budgets", default="14%,28%,17.5%,11%,8.5%", help="the first one's bits are drawn")
     parser.add_argument("--prefer", default="speed,size")
     parser.add_argument("--stock", default="f16,q8_0,q4_0", help="cache types of full K and V")
@@ -208,12 +201,6 @@ def main() -> None:
         help='a method with its options and rows to read it with, "" for none (default: the best of each)',
     )
     parser.add_argument("--needles", type=Path, help="also count numbers found (bench/needles.py)")
-    parser.add_argument("--convert", default="", help="more options for every conversion, in one word")
-    parser.add_argument("-c", "--ctx-size", type=int, default=2048)
-    parser.add_argument("--chunks", type=int, default=6, help="windows (default 6)")
-    parser.add_argument("--parallel", type=int, default=6, help="windows that decode together (default 6)")
-    parser.add_argument("-t", "--threads", type=int, default=0)
-    parser.add_argument("--restart", action="store_true", help="forget finished rows")
     args = parser.parse_args()
     args.published = list(PUBLISHED) if args.published is None else [one for one in args.published if one]
     run(args)
