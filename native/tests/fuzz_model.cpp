@@ -148,6 +148,12 @@ private:
     std::string path_;
 };
 
+// Refusals are the findings; what libraries say of them is not printed.
+void be_quiet() {
+    lkv::set_log_level(lkv::LogLevel::error);
+    lkv::install_library_logging();
+}
+
 // A prompt and a step, and the state that they leave.
 void run(std::shared_ptr<const lkv::Model> model) {
     lkv::SessionOptions options;
@@ -190,8 +196,7 @@ std::string refusal(std::span<const uint8_t> input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    lkv::set_log_level(lkv::LogLevel::error);
-    lkv::install_library_logging();
+    be_quiet();
     refusal({data, size});
     return 0;
 }
@@ -231,8 +236,7 @@ bool types_are_refused(const Bytes& file) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    lkv::set_log_level(lkv::LogLevel::error);
-    lkv::install_library_logging();
+    be_quiet();
     std::vector<Bytes> files = {whole_file(), sidecar_file()};
     for (size_t mode = 0; mode < files.size(); mode++) {
         files[mode].insert(files[mode].begin(), static_cast<uint8_t>(mode));

@@ -43,4 +43,11 @@ private:
     LibraryErrorCapture* previous_;
 };
 
+// What a call of a library returns, for callers that report its failure themselves.
+template <class Call>
+auto quietly(const Call& call) {
+    const LibraryErrorCapture capture;
+    return call();
+}
+
 }  // namespace lkv

@@ -54,7 +54,7 @@ LKV_INLINE void store_wide(T* p, Vector v) {
 // The lanes of both, one behind the other, of numbers that fit 16 bits.
 LKV_INLINE i16x2w narrowed(i32xw a, i32xw b) {
 #if defined(LKV_AVX512)
-    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);  // with a mask, as above
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);  // with a mask, as in widened()
     return (i16x2w)_mm512_maskz_permutexvar_epi64(0xff, order, _mm512_packs_epi32((__m512i)a, (__m512i)b));
 #elif defined(__AVX2__)
     return (i16x2w)_mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)a, (__m256i)b), 0b11011000);

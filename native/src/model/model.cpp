@@ -395,9 +395,8 @@ void Model::repack_weights() {
                 continue;
             }
             const void* const source = weight->data;
-            const LibraryErrorCapture capture;
-            repacked_.emplace_back(
-                ggml_backend_buft_alloc_buffer(type, ggml_backend_buft_get_alloc_size(type, weight)));
+            repacked_.emplace_back(quietly(
+                [&] { return ggml_backend_buft_alloc_buffer(type, ggml_backend_buft_get_alloc_size(type, weight)); }));
             if (repacked_.back() == nullptr) {
                 fail("memory", "expected room for ", weight->name, "; got none in ", ggml_backend_buft_name(type));
             }
@@ -452,8 +451,7 @@ void Model::move_weights_to_gpu(const LayerRun& run) {
         weights.push_back(t);
         bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(where, t), alignment);
     }
-    const LibraryErrorCapture capture;
-    gpu_buffers_.emplace_back(ggml_backend_buft_alloc_buffer(where, bytes));
+    gpu_buffers_.emplace_back(quietly([&] { return ggml_backend_buft_alloc_buffer(where, bytes); }));
     ggml_backend_buffer_t const buffer = gpu_buffers_.back().get();
     if (buffer == nullptr) {
         fail("memory", "expected ", bytes >> 20, " MiB on GPU ", run.gpu,

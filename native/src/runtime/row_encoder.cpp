@@ -28,8 +28,7 @@ void GgmlRowEncoder::encode(int layer, bool value_side, std::span<const float> r
     ggml_tensor* const out = lkv::encode(ctx, e, x, side, [](ggml_tensor* t) { return t; });
     ggml_cgraph* const graph = ggml_new_graph_custom(ctx, n_nodes, false);
     ggml_build_forward_expand(graph, out);
-    const LibraryErrorCapture capture;
-    const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, backend_));
+    const ggml_backend_buffer_ptr buffer(quietly([&] { return ggml_backend_alloc_ctx_tensors(ctx, backend_); }));
     if (buffer == nullptr) {
         fail("memory", "expected room for ", n, " tokens that leave the exact window; got none");
     }

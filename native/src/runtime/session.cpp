@@ -488,8 +488,7 @@ void Session::prepare_graph(Part& part, const GraphShape& shape, const ExactRows
     part.graph.reset();
     part.graph = build_graph(*model_, cache_, ropes_, part.constants, batch_, shape, exact);
     part.shape = shape;
-    const LibraryErrorCapture capture;
-    if (!ggml_gallocr_alloc_graph(part.allocator.get(), part.graph->nodes)) {
+    if (!quietly([&] { return ggml_gallocr_alloc_graph(part.allocator.get(), part.graph->nodes); })) {
         part.graph.reset();
         fail("memory", "expected compute memory for ", shape.n_tokens, " tokens; got none; lower -ub / n_ubatch");
     }

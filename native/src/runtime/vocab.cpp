@@ -131,8 +131,9 @@ std::optional<Vocab> Vocab::from(const GgufFile& file) {
     const LibraryErrorCapture capture;
     std::unique_ptr<llama_model, Release> model(llama_model_init_from_user(metadata.get(), nullptr, nullptr, params));
     if (!model) {
-        if (reason(capture.first()) == "std::bad_alloc") throw std::bad_alloc();
-        fail("vocab", "expected a tokenizer that libllama loads; got ", quoted(reason(capture.first())));
+        const std::string_view why = reason(capture.first());
+        if (why == "std::bad_alloc") throw std::bad_alloc();
+        fail("vocab", "expected a tokenizer that libllama loads; got ", quoted(why));
     }
     std::optional<std::string> chat_template;
     if (const auto text = file.find_string(template_key)) {

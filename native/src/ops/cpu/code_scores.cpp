@@ -25,6 +25,7 @@ struct Words {
     static constexpr uint32_t mask = Planes<Bits>::levels * ones;
 
     static constexpr int count(int width) { return (width * Bits + 31) / 32; }
+    static constexpr int packs(int width) { return count(width) * steps; }
 
     // Channel of the code at this bit of a word.
     static constexpr int channel(int word, int bit) {
@@ -157,7 +158,7 @@ void code_queries(const RowLayout& layout, const GroupLayout& group, std::span<c
                 queries.steps[at] = step;
                 queries.sums[at] = step * static_cast<float>(std::accumulate(n, n + segment.width, int64_t{0}));
                 pack<Bits>(n, segment.width, packs, stride);
-                packs += Words<Bits>::count(segment.width) * Words<Bits>::steps * stride;
+                packs += Words<Bits>::packs(segment.width) * stride;
             });
             at += stride;
         }
@@ -180,7 +181,7 @@ void coded_scores(const RowLayout& layout, const GroupLayout& group, const TileR
             constexpr int Bits = decltype(bits)::value;
             segment_scores<Bits>(from, segment.width, queries.n_rows, packs, queries.steps + at, queries.sums + at,
                                  scores);
-            packs += Words<Bits>::count(segment.width) * Words<Bits>::steps * queries.n_rows;
+            packs += Words<Bits>::packs(segment.width) * queries.n_rows;
         });
         at += queries.n_rows;
     }
