@@ -5,8 +5,7 @@ list(TRANSFORM gpu_parts REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE 
 add_library(latentkv_gpu SHARED ${gpu_objects})
 find_package(Threads REQUIRED)
 target_link_libraries(latentkv_gpu PRIVATE CUDA::cudart CUDA::cublas Threads::Threads ${CMAKE_DL_LIBS})
-# its libstdc++ and a module's are two: seen from outside, one would be used before it is initialised (behind numpy that crashed)
-target_link_options(latentkv_gpu PRIVATE -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -s -Wl,--no-undefined)
+target_link_options(latentkv_gpu PRIVATE ${contained_link_options} -Wl,--no-undefined)
 set_target_properties(latentkv_gpu PROPERTIES
     LINKER_LANGUAGE CXX INSTALL_RPATH "$ORIGIN/../../nvidia/cu13/lib" INSTALL_REMOVE_ENVIRONMENT_RPATH ON)
 install(TARGETS latentkv_gpu LIBRARY DESTINATION latentkv/lib)

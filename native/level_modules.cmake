@@ -6,6 +6,9 @@ target_link_libraries(latentkv_bindings PRIVATE latentkv_native pybind11::module
 set_target_properties(latentkv_bindings PROPERTIES CXX_VISIBILITY_PRESET hidden)
 latentkv_warnings(latentkv_bindings)
 
+# libstdc++ is inside and hidden. A module and the GPU's library have one each: seen from outside, one would be used before it is
+# initialised (behind numpy that crashed).
+set(contained_link_options -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -s)
 if(LATENTKV_CUDA)
     include(gpu_library.cmake)
 endif()
@@ -24,7 +27,7 @@ foreach(level IN LISTS level_names)
         latentkv_take_gpu_library(${module})
     endif()
     target_link_libraries(${module} PRIVATE latentkv_native)
-    target_link_options(${module} PRIVATE -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -s)
+    target_link_options(${module} PRIVATE ${contained_link_options})
     set_target_properties(${module} PROPERTIES
         OUTPUT_NAME _core LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/levels/${level})
     install(TARGETS ${module} DESTINATION latentkv/levels/${level})
