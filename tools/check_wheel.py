@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 from latentkv import processor
 
@@ -57,46 +58,42 @@ def distance(a: list[float], b: list[float]) -> float:
     return float((sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / sum(y * y for y in b)) ** 0.5)
 
 
-def on_gpu(level: str, models: list[str], on_cpu: list[float]) -> None:
-    """The model in all of the GPU's layers has to say what it says on the CPU."""
-    done = at_level(level, *models, gpu_layers=ALL_LAYERS)
-    status = f"status {done.returncode}: {done.stderr.strip()}"
-    expect(done.returncode == 0, "the GPU to run the model", status)
-    out = json.loads(done.stdout)
-    expect(out["on_gpu"], "layers on the GPU", "none")
-    expect(out["apart"] < AGREE, "decoding to agree with prefill on the GPU", f"distance {out['apart']:.2g}")
-    apart = distance(out["logits"], on_cpu)
-    expect(apart < AGREE, "the GPU to say what the CPU says", f"distance {apart:.2g}")
-    print(f"GPU: distance {apart:.2g} from the CPU")
+def said(where: str, level: str, models: list[str], gpu_layers: str = "0") -> dict[str, Any]:
+    """What AT_LEVEL found; decoding has to agree with prefill."""
+    done = at_level(level, *models, gpu_layers=gpu_layers)
+    expect(done.returncode == 0, f"{where} to run", f"status {done.returncode}: {done.stderr.strip()}")
+    out: dict[str, Any] = json.loads(done.stdout)
+    if models:
+        wanted = f"decoding to agree with prefill at {where}"
+        expect(out["apart"] < AGREE, wanted, f"distance {out['apart']:.2g}")
+    return out
+
+
+def apart(where: str, out: dict[str, Any], greatest: dict[str, Any]) -> float:
+    """The distance of what two runs of the model say, which has to be small."""
+    found = distance(out["logits"], greatest["logits"])
+    expect(found < AGREE, f"{where} to say what the greatest level says", f"distance {found:.2g}")
+    return found
 
 
 def main(models: list[str]) -> int:
     expect(not any(map(shutil.which, ("cc", "gcc", "g++", "clang", "cmake"))), "no compiler in PATH", "one")
     levels = processor.built()
     expect("native" not in levels and len(levels) > 1, "the levels of a wheel", levels)
-    first: list[float] = []
     here = processor.usable(levels, processor.features())
-    cuda, gpus = False, 0
-    for level in here:
-        done = at_level(level, *models)
-        expect(done.returncode == 0, f"{level} to run", f"status {done.returncode}: {done.stderr.strip()}")
-        out = json.loads(done.stdout)
+    found = {level: said(level, level, models) for level in here}
+    greatest = found[here[0]]
+    for level, out in found.items():
         expect(f"/levels/{level}/" in out["file"], f"the module of {level}", out["file"])
         if models:
-            expect(
-                out["apart"] < AGREE,
-                f"decoding to agree with prefill at {level}",
-                f"distance {out['apart']:.2g}",
-            )
-            first = first or out["logits"]
-            apart = distance(out["logits"], first)
-            expect(apart < AGREE, f"{level} to say what the greatest level says", f"distance {apart:.2g}")
-        cuda, gpus = out["cuda"], out["gpus"]
+            apart(level, out, greatest)
         print(f"{level}: {', '.join(out['features'])}")
-    if cuda:
-        print(f"latentkv-cuda: {gpus} GPUs")
-    if gpus and models:
-        on_gpu(here[0], models, first)
+    if greatest["cuda"]:
+        print(f"latentkv-cuda: {greatest['gpus']} GPUs")
+    if greatest["gpus"] and models:
+        out = said("the GPU", here[0], models, ALL_LAYERS)
+        expect(out["on_gpu"], "layers on the GPU", "none")
+        print(f"GPU: distance {apart('the GPU', out, greatest):.2g} from the CPU")
     refused = at_level("native")
     expect(
         refused.returncode != 0 and processor.VARIABLE in refused.stderr,
