@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,38 +16,13 @@ for module in ("fastapi", "uvicorn", "httpx", "openai", "prometheus_client"):
 @contextmanager
 def served(model: Path, *options: str) -> Iterator[str]:
     """The address of a server that is up."""
-    import httpx
+    from server_process import started, stopped
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "latentkv",
-        "serve",
-        str(model),
-        "--port",
-        str(port),
-        "-t",
-        "1",
-        *options,
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = started(model, *options)
     try:
-        end = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
-                break
-            except httpx.TransportError:
-                assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                assert time.monotonic() < end, "the server does not come up"
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
+        yield process.address
     finally:
-        process.terminate()
-        _, said = process.communicate(timeout=30)
+        said = stopped(process)
         assert "Traceback" not in said, said
 
 
