@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from latentkv.console.arguments import Parser
+from latentkv.console.printable import printable
+from latentkv.console.streams import complain
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
@@ -225,6 +227,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         return _failed(str(error), progress)
     except MemoryError:
         return _failed("[memory] expected room for one layer; got none; lower --calib-tokens", progress)
+    except BrokenPipeError:  # of our output: the command's own business
+        raise
     except OSError as error:
         where, why = error.filename or "files", error.strerror or str(error)
         return _failed(f"[files] expected to read and write {where}; got {why}", progress)
@@ -235,7 +239,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
     except KeyboardInterrupt as stopped:
         kept = str(stopped) if isinstance(stopped, Interrupted) else ""
         said = "; ".join(part for part in (str(progress) or "nothing written", kept) if part)
-        print(f"error: [convert] interrupted; {said}", file=sys.stderr)
+        complain(printable(f"error: [convert] interrupted; {said}"))
         return stop.status
     show(*report.blocks(), "")
     for path in report.files:
@@ -265,5 +269,5 @@ class _Stop:
 
 def _failed(message: str, progress: Progress) -> int:
     """One line that names what is complete all the same."""
-    print("; ".join(part for part in (f"error: {message}", str(progress)) if part), file=sys.stderr)
+    complain(printable("; ".join(part for part in (f"error: {message}", str(progress)) if part)))
     return 2

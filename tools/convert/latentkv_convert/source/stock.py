@@ -25,10 +25,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attn_logit_softcapping": (0.0,),
     "final_logit_softcapping": (0.0,),
-    "rope.scale_linear": (0.0, 1.0),
     "attention.temperature_length": (0,),
     "attention.temperature_scale": (0.0, 1.0),
 }
+
+# Numbers that files give once, or once for every layer.
+_PER_LAYER = (
+    "feed_forward_length",
+    "expert_feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.sliding_window",
+    "rope.dimension_count",
+)
 
 
 class Stock:
@@ -36,8 +47,25 @@ class Stock:
     layer without `blk.0.`."""
 
     def __init__(self, where: str, values: Mapping[str, Any], roles: Collection[str], n_vocab: int) -> None:
-        self.where, self.values, self.n_vocab = where, values, n_vocab
+        self.where, self.n_vocab = where, n_vocab
+        self.values = {name: self._of_every_layer(values, name) for name in values}
         self._roles = roles
+
+    def _of_every_layer(self, values: Mapping[str, Any], name: str) -> Any:
+        """A value; of one number for every layer the one that all have."""
+        value = values[name]
+        if name not in _PER_LAYER or not isinstance(value, list):
+            return value
+        n_layer = values.get("block_count")
+        if len(value) != n_layer:
+            raise ConvertError(
+                self.where, f"{name} once, or {n_layer} times, for every layer", str(len(value))
+            )
+        for layer, other in enumerate(value):
+            if other != value[0]:
+                got = f"{value[0]} and, in layer {layer}, {other}"
+                raise ConvertError(self.where, f"{name} the same in every layer", got)
+        return value[0]
 
     def check(self, read: Collection[str]) -> None:
         """read: keys that the architecture follows.
