@@ -23,7 +23,7 @@ def commands() -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Status 0; 2 for bad input, said in one line; 130 after Ctrl-C; 141 where a reader of
     the output is gone."""
-    streams.open_closed()
+    streams.prepare()
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = one_line(error)
         if line is None:
             raise
-        streams.complain(f"error: {line}")
+        print(f"error: {line}", file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:  # a full disk, say

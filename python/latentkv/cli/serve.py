@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
         timeout_keep_alive=args.timeout,
         timeout_graceful_shutdown=5,
     )
+    logging.raiseExceptions = False  # a log on a full disk fails no request
+    logging.getLogger("uvicorn.error").addFilter(_is_no_answer_cut_short)
     try:
         server = uvicorn.Server(config)
         server.run()
@@ -140,6 +143,13 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) 
         args.cache_dir_size << 20,
         of(formats),
     )
+
+
+def _is_no_answer_cut_short(record: logging.LogRecord) -> bool:
+    """Whether a line belongs in the log: stopping the server cuts long answers short, which is no defect."""
+    import asyncio
+
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _told(args: argparse.Namespace, serving: Serving) -> str:

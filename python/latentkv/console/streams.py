@@ -4,13 +4,28 @@ some."""
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 
 
-def open_closed() -> None:
+class Notes(io.TextIOWrapper):
+    """Standard error, which may be on a full disk: what is said beside an answer does not fail it."""
+
+    def write(self, text: str, /) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+def prepare() -> None:
     """Connects a standard stream that is closed with nothing: input is empty, output is thrown away. The next
-    file that is opened would get its number, and a message would be written into a model."""
+    file that is opened would get its number, and a message would be written into a model. Makes Notes of
+    standard error."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -24,12 +39,9 @@ def open_closed() -> None:
             stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-
-
-def complain(line: str) -> None:
-    """A last line on standard error, if that can be written to."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+    errors = sys.stderr
+    if type(errors) is io.TextIOWrapper:  # no test's
+        sys.stderr = Notes(errors.buffer, errors.encoding, errors.errors, line_buffering=True)
 
 
 def give_up_output() -> None:

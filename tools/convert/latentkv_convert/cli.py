@@ -14,7 +14,6 @@ from typing import Any
 
 from latentkv.console.arguments import Parser
 from latentkv.console.printable import printable
-from latentkv.console.streams import complain
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
@@ -239,7 +238,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
     except KeyboardInterrupt as stopped:
         kept = str(stopped) if isinstance(stopped, Interrupted) else ""
         said = "; ".join(part for part in (str(progress) or "nothing written", kept) if part)
-        complain(printable(f"error: [convert] interrupted; {said}"))
+        print(printable(f"error: [convert] interrupted; {said}"), file=sys.stderr)
         return stop.status
     show(*report.blocks(), "")
     for path in report.files:
@@ -269,5 +268,6 @@ class _Stop:
 
 def _failed(message: str, progress: Progress) -> int:
     """One line that names what is complete all the same."""
-    complain(printable("; ".join(part for part in (f"error: {message}", str(progress)) if part)))
+    said = "; ".join(part for part in (f"error: {message}", str(progress)) if part)
+    print(printable(said), file=sys.stderr)
     return 2
