@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "chat/json_schema.h"
 #include "chat/templates.h"
+#include "gil.h"
 
 namespace py = pybind11;
 using lkv::ChatParser;
@@ -68,7 +69,7 @@ py::dict prompt_dict(ChatPrompt&& prompt) {
 
 py::dict apply(const PyTemplates& self, const std::string& request) {
     ChatPrompt prompt = [&] {
-        const py::gil_scoped_release release;
+        const Unlocked unlocked;
         return self.templates.apply(request);
     }();
     return prompt_dict(std::move(prompt));
@@ -77,7 +78,7 @@ py::dict apply(const PyTemplates& self, const std::string& request) {
 }  // namespace
 
 void bind_chat(py::module_& module) {
-    using Released = py::call_guard<py::gil_scoped_release>;
+    using Released = py::call_guard<Unlocked>;
     py::class_<ChatParser>(module, "ChatParser")
         .def("parse", &ChatParser::parse, py::arg("text"), py::arg("is_partial"), Released())
         .def("stream", [](const ChatParser& parser) { return ChatStream(parser); });

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bindings.h"
+#include "gil.h"
 
 namespace py = pybind11;
 using lkv::Sampler;
@@ -131,7 +132,7 @@ py::list next_tokens(const std::vector<PySampler*>& samplers,
     const float* const data = logits.data();
     std::vector<Drawn> drawn;
     {
-        const py::gil_scoped_release release;
+        const Unlocked unlocked;
         for (size_t i = 0; i < rows.size(); i++) {
             drawn.push_back(draw(*samplers[i], {data + static_cast<size_t>(rows[i]) * n_vocab, n_vocab}));
         }

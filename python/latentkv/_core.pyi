@@ -231,6 +231,7 @@ class Session:
         """The longest window of layers that hold their window only, in tokens; 0: all hold the context."""
     # sequences (llama.cpp semantics; p0/p1 half-open, -1 = open end; seq -1 = all in seq_rm)
     def clear(self) -> None: ...
+    def leave(self) -> None: ...  # in a child of fork(): its memory stays as it is
     # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight
     # again, or tokens were evicted that it would have kept
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...

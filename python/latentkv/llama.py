@@ -4,6 +4,8 @@ open and the verbs have their own files."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +29,7 @@ from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.effect import require_effect
 from latentkv.session.prefix import Window
-from latentkv.session.turns import in_turn
+from latentkv.session.turns import ShuttingDown, in_turn
 from latentkv.text import utf8
 
 
@@ -167,10 +169,11 @@ class Llama(OpenModel):
             use_mmap=use_mmap,
             vocab_only=vocab_only,
         )
-        session = None
+        session, reopen = None, None
         if not vocab_only:
             rows = planned(model, self.fit.options)
-            session = _core.Session(model, n_ctx=self.fit.n_ctx, **sizes, **rows)
+            reopen = partial(_core.Session, model, n_ctx=self.fit.n_ctx, **sizes, **rows)
+            session = reopen()
             require_effect(session, options)
             if draft_model is not None and session.evict != "none":
                 wanted = "none beside eviction, in which guesses would count"
@@ -178,7 +181,7 @@ class Llama(OpenModel):
         self.draft_model = draft_model
         self.spm_infill = spm_infill
         window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)
-        super().__init__(model, session, n_batch, logits_all, window)
+        super().__init__(model, session, n_batch, logits_all, window, reopen)
         self.set_seed(seed)
         self._template_choice = (chat_format, chat_template)
 
@@ -223,7 +226,8 @@ class Llama(OpenModel):
 
     def __del__(self) -> None:
         if hasattr(self, "_session"):  # absent when the constructor raised
-            self.close()
+            with suppress(ShuttingDown):
+                self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return self._arguments | {"seed": self._seed}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
 from latentkv.console.arguments import number, number_or_auto, shares, split_mode, text
+from latentkv.console.reading import read_text
 from latentkv.errors import expected
 from latentkv.plan.formats import split_pair
 
@@ -211,6 +212,17 @@ def add_gpu_layers(group: Any) -> None:
         metavar="I",
         help="the GPU that has all layers, beside --split-mode none (default: 0)",
     )
+
+
+def template(args: argparse.Namespace) -> str | None:
+    """What --chat-template-file holds; None without it."""
+    path: str | None = args.chat_template_file
+    if path is None:
+        return None
+    found = read_text(path, "--chat-template-file").rstrip("\n")
+    if not found:
+        raise expected("--chat-template-file", "a Jinja template", f"an empty file {path}")
+    return found
 
 
 def file_context(args: argparse.Namespace) -> int:

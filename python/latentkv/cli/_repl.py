@@ -6,6 +6,7 @@ from latentkv.cli._console import Console
 from latentkv.cli._conversation import Conversation
 from latentkv.cli._errors import ABORTED, one_line
 from latentkv.cli._input import Command, reader
+from latentkv.console.printable import printable
 from latentkv.errors import expected
 from latentkv.quantities import bytes_text
 from latentkv.text import utf8
@@ -32,7 +33,7 @@ class Repl:
 
     def run(self) -> int:
         model = self._conversation.llama.metadata.get("general.name", self._conversation.llama.model_path)
-        self._console.note(f"{model} | {self._conversation.used()} | /help lists the commands")
+        self._console.note(f"{printable(model)} | {self._conversation.used()} | /help lists the commands")
         interrupted = False
         while self._open:
             try:

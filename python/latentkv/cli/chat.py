@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.console.arguments import Parser, number, number_or_auto
+from latentkv.console.reading import read_stream, read_text
 from latentkv.errors import expected
 from latentkv.text import utf8
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         n_ubatch=args.ubatch_size,
         **fit.placement,
         last_n_tokens_size=args.repeat_last_n,
-        chat_template=_read(args.chat_template_file),
+        chat_template=options.template(args),
         **fit.options,
     )
     console = Console(color=args.color, quiet=args.quiet)
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     conversation = Conversation(
         llama,
         console,
-        system=_read(args.system_file) or args.system,
+        system=_read(args.system_file, "-sysf") or args.system,
         max_tokens=args.n_predict,
         stop=args.reverse_prompt,
         seed=args.seed,
@@ -76,9 +76,9 @@ def _one_shot_prompt(args: argparse.Namespace) -> str | None:
     if args.prompt is not None:
         prompt = args.prompt
     elif args.file is not None:
-        prompt = _read(args.file)
+        prompt = _read(args.file, "-f")
     elif not sys.stdin.isatty():
-        prompt = sys.stdin.buffer.read().decode("utf-8").rstrip("\n")
+        prompt = read_stream(sys.stdin.buffer, "prompt").rstrip("\n")
     else:
         return None
     if not prompt:
@@ -87,8 +87,8 @@ def _one_shot_prompt(args: argparse.Namespace) -> str | None:
     return str(prompt)
 
 
-def _read(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8").rstrip("\n")
+def _read(path: str | None, option: str) -> str | None:
+    return None if path is None else read_text(path, option).rstrip("\n")
 
 
 def _parser() -> argparse.ArgumentParser:

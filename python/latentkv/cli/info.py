@@ -12,6 +12,7 @@ from typing import Any
 from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.console.arguments import Parser, number_or_auto
+from latentkv.console.printable import printable
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import LatentKVError
 from latentkv.plan import factors
@@ -217,7 +218,7 @@ def _facts(file: dict[str, Any]) -> str:
         ("regions", _regions(file["regions"])),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
-    return "\n".join(f"{name:<8} {value}" for name, value in facts)
+    return "\n".join(f"{name:<8} {printable(value)}" for name, value in facts)
 
 
 def _cache_text(file: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.console.arguments import Parser, number, text
 from latentkv.console.progress import stage
+from latentkv.console.reading import read_text
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import expected
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     from latentkv.measure.perplexity import Cache, Progress, perplexity
     from latentkv.version import version
 
-    text = Path(args.file).read_text(encoding="utf-8")
+    text = read_text(args.file, "-f")
     cache_options = options.cache_options(args)
     n_ctx = args.ctx_size or min(options.file_context(args), 1024)
     fit = options.fitted(args, n_ctx * max(1, args.parallel), cache_options, max(1, args.parallel))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.console.arguments import Parser, number, number_or_auto, text
+from latentkv.console.printable import printable
+from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
         timeout_keep_alive=args.timeout,
         timeout_graceful_shutdown=5,
     )
+    logging.raiseExceptions = False  # a log on a full disk fails no request
+    logging.getLogger("uvicorn.error").addFilter(_is_no_answer_cut_short)
     try:
         server = uvicorn.Server(config)
         server.run()
@@ -104,7 +109,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     if args.context_shift:
         require_all_tokens("--context-shift", session)
     sink = args.sink if args.sink >= 0 else model.regions["sink"]
-    template = template_of(model, None, _read(args.chat_template_file))
+    template = template_of(model, None, options.template(args))
     sampling = options.sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
     scheduler = Scheduler(
@@ -140,12 +145,19 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) 
     )
 
 
+def _is_no_answer_cut_short(record: logging.LogRecord) -> bool:
+    """Whether a line belongs in the log: stopping the server cuts long answers short, which is no defect."""
+    import asyncio
+
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
 def _told(args: argparse.Namespace, serving: Serving) -> str:
     told = serving.about["cache"]
     share = 100 * told["total"] / told["f16_total"]
     host = f"[{args.host}]" if ":" in args.host else args.host
     return (
-        f"{serving.name}: {args.parallel} sequences share {serving.about['n_ctx']} tokens, cache "
+        f"{printable(serving.name)}: {args.parallel} sequences share {serving.about['n_ctx']} tokens, cache "
         f"{told['total'] / 2**20:.1f} MiB ({share:.1f} % of f16), {told['implementation']}\n"
         f"http://{host}:{args.port}"
     )
@@ -154,7 +166,11 @@ def _told(args: argparse.Namespace, serving: Serving) -> str:
 def _keys(args: argparse.Namespace) -> list[str]:
     keys = list(args.api_key or [])
     if args.api_key_file:
-        keys += [line.strip() for line in (_read(args.api_key_file) or "").splitlines() if line.strip()]
+        keys += [
+            line.strip()
+            for line in read_text(args.api_key_file, "--api-key-file").splitlines()
+            if line.strip()
+        ]
         if not keys:
             raise LatentKVError(
                 f"[--api-key-file] expected a key on each line; got none in {args.api_key_file}"
@@ -170,10 +186,6 @@ def _host(argument: str) -> str:
     if not name or "/" in name or name.count(":") == 1:
         raise argparse.ArgumentTypeError(f"expected a name without a scheme and a port; got {argument!r}")
     return name
-
-
-def _read(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8").rstrip("\n")
 
 
 def _parser() -> argparse.ArgumentParser:

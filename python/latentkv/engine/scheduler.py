@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.console.printable import printable
 from latentkv.engine.batch import Batch, Part
 from latentkv.engine.outbox import Outbox
 from latentkv.engine.request import StepError, Ticket
@@ -516,10 +517,10 @@ def _age(slot: Slot) -> int:
 
 
 def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _said(error: StepError) -> StepError:
     """Whoever runs the server reads of it too."""
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
     return error

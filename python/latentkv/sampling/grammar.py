@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
 from latentkv.text import utf8
 
@@ -54,7 +55,7 @@ class LlamaGrammar:
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
         """From a GBNF file."""
-        return cls(Path(file).read_text(encoding="utf-8"))
+        return cls(read_text(file, "grammar"))
 
     @classmethod
     def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> LlamaGrammar:

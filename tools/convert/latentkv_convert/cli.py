@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from latentkv.console.arguments import Parser
+from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
@@ -225,6 +226,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         return _failed(str(error), progress)
     except MemoryError:
         return _failed("[memory] expected room for one layer; got none; lower --calib-tokens", progress)
+    except BrokenPipeError:  # of our output: the command's own business
+        raise
     except OSError as error:
         where, why = error.filename or "files", error.strerror or str(error)
         return _failed(f"[files] expected to read and write {where}; got {why}", progress)
@@ -235,7 +238,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
     except KeyboardInterrupt as stopped:
         kept = str(stopped) if isinstance(stopped, Interrupted) else ""
         said = "; ".join(part for part in (str(progress) or "nothing written", kept) if part)
-        print(f"error: [convert] interrupted; {said}", file=sys.stderr)
+        print(printable(f"error: [convert] interrupted; {said}"), file=sys.stderr)
         return stop.status
     show(*report.blocks(), "")
     for path in report.files:
@@ -265,5 +268,6 @@ class _Stop:
 
 def _failed(message: str, progress: Progress) -> int:
     """One line that names what is complete all the same."""
-    print("; ".join(part for part in (f"error: {message}", str(progress)) if part), file=sys.stderr)
+    said = "; ".join(part for part in (f"error: {message}", str(progress)) if part)
+    print(printable(said), file=sys.stderr)
     return 2
