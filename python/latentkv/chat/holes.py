@@ -61,6 +61,11 @@ class Holes:
         parameters = {"type": "object", **whole, "properties": marked, "required": required}
         return {**tool, "function": {**function, "parameters": parameters}}
 
+    @property
+    def has_strict(self) -> bool:
+        """Whether a tool has to be obeyed."""
+        return bool(self._strict)
+
     def filled(self, grammar: str) -> tuple[str, dict[str, Any]]:
         """llama.cpp's grammar with rules that are not there in place of marks, and the schemas of these."""
         found = {}

@@ -65,8 +65,10 @@ class LlamaGrammar:
 
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
-        """From a GBNF file."""
-        return cls(Path(file).read_text(encoding="utf-8"))
+        """From a GBNF file. Raises LatentKVError for what is no grammar."""
+        text = Path(file).read_text(encoding="utf-8")
+        gbnf.parsed(text)
+        return cls(text)
 
     @classmethod
     def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> LlamaGrammar:

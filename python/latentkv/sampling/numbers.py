@@ -14,6 +14,7 @@ Refuse = Callable[[str, str], NoReturn]  # (keyword, what is expected of its val
 
 FARTHEST = 10**18  # an integer's bound; a bound beyond it is as good as none
 FARTHEST_FLOAT = 10**17
+USUAL = 10**15  # an integer's bound where there is none: doubles have all integers below
 _SMALLEST = Fraction(1, 10**15)
 MOST_STEPS = 10_000  # of multipleOf, whose digits are followed by an automaton of so many states
 
@@ -31,8 +32,6 @@ def number_bounds(schema: Mapping[str, Any], is_integer: bool, refuse: Refuse) -
     beyond 10^18 (10^17 for floats), as those of int64, become that: fewer numbers are allowed, none more."""
     low, low_open = _bound(schema, "minimum", "exclusiveMinimum", max, refuse)
     high, high_open = _bound(schema, "maximum", "exclusiveMaximum", min, refuse)
-    if low is None and high is None:
-        return {}
     if is_integer:
         return _integer_bounds(low, low_open, high, high_open, refuse)
     out: dict[str, Any] = {}
@@ -63,17 +62,15 @@ def _integer_bounds(
         refuse("maximum", f"at least {-FARTHEST}")
     if least is not None and most is not None and least > most:
         refuse("minimum", f"an integer between it and the maximum, {most}")
-    # with both ends llguidance takes all 18 digits, with one of them fewer
-    if least is not None and (most is None or most > FARTHEST):
-        most = FARTHEST if least > FARTHEST // 100 or most is not None else None
-    if most is not None and (least is None or least < -FARTHEST):
-        least = -FARTHEST if most < -FARTHEST // 100 or least is not None else None
-    out: dict[str, Any] = {}
-    if least is not None:
-        out["minimum"] = int(_inwards(Fraction(max(least, -FARTHEST)), up=True))
-    if most is not None:
-        out["maximum"] = int(_inwards(Fraction(min(most, FARTHEST)), up=False))
-    if len(out) == 2 and out["minimum"] > out["maximum"]:
+    # both ends: llguidance takes all 18 digits then, and a small model never ends a number without one
+    is_far = max(abs(least or 0), abs(most or 0)) >= USUAL
+    usual = FARTHEST if is_far else USUAL
+    least, most = -usual if least is None else least, usual if most is None else most
+    out = {
+        "minimum": int(_inwards(Fraction(max(least, -FARTHEST)), up=True)),
+        "maximum": int(_inwards(Fraction(min(most, FARTHEST)), up=False)),
+    }
+    if out["minimum"] > out["maximum"]:
         refuse("minimum", "a number that 64-bit floats have, in a range this narrow")
     return out
 
