@@ -1,7 +1,6 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
-#include "chat/json_schema.h"
 #include "chat/templates.h"
 #include "gil.h"
 
@@ -100,7 +99,4 @@ void bind_chat(py::module_& module) {
         .def_property_readonly("supports_thinking",
                                [](const PyTemplates& self) { return self.templates.supports_thinking(); })
         .def("apply", &apply, py::arg("request"));
-    module.def(
-        "json_schema_to_grammar", [](const std::string& schema) { return text(lkv::json_schema_to_grammar(schema)); },
-        py::arg("schema"));
 }

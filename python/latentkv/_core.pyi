@@ -1,7 +1,7 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -269,6 +269,16 @@ class Session:
         formats that are as fine as this session's or finer, in the same exact windows. Else as set_state; the
         sequence is empty after an error."""
 
+class TokenMatcher(Protocol):
+    """What a Sampler asks. What its methods raise becomes an Error with the same text."""
+
+    def allows(self, token: int) -> bool: ...
+    def allowed(self) -> bytes:
+        """A bit for each token that may come, the first tokens in the lowest bits."""
+    def accept(self, token: int) -> None: ...
+    def reset(self) -> None: ...
+    def clone(self) -> TokenMatcher: ...
+
 class Sampler:
     """A chain of libllama samplers over one logits row."""
 
@@ -300,22 +310,16 @@ class Sampler:
         dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*"),
         seed: int = 0xFFFFFFFF,
         logit_bias: Mapping[int, float] | None = None,
-        grammar: str | None = None,
-        grammar_root: str = "root",
-        grammar_lazy: bool = False,
-        grammar_triggers: Sequence[Mapping[str, Any]] = (),
-        grammar_prefix: str = "",
+        matcher: TokenMatcher | None = None,
     ) -> None:
         """temperature <= 0 is greedy. The order is llama.cpp's default chain.
 
-        grammar_lazy: the grammar waits for one of grammar_triggers ({"type": "word", "pattern",
-        "pattern_full" or "token", "value", "token"}) and describes the text from there on. grammar_prefix:
-        text in front of the answer that the grammar describes as well."""
+        matcher: what the answer has to match."""
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """A token, drawn as if the grammar had no say; one that it refuses is drawn again from those that it
-        allows. Mirostat draws from those at once."""
+        """A token, drawn as if the matcher had no say; one that it refuses is drawn again from
+        those that it allows. Mirostat draws from those at once."""
     def accept(self, token: int, in_grammar: bool = True) -> None:
-        """in_grammar False: a prompt token, which penalties see and the grammar does not."""
+        """in_grammar False: a prompt token, which penalties see and the matcher does not."""
     def reset(self) -> None:
         """Back to the state after construction, random numbers included."""
     def clone(self) -> Sampler:
@@ -380,6 +384,3 @@ class ChatStream:
         """The message so far, as JSON, without what the prompt began."""
     @property
     def has_tool_calls(self) -> bool: ...
-
-def json_schema_to_grammar(schema: str) -> str:
-    """GBNF of the JSON texts that fit the schema. Errors: Error "[json_schema] expected …"."""

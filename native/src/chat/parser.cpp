@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "chat/json_schema.h"
 #include "chat/limits.h"
+#include "chat/reason.h"
 
 namespace lkv {
 namespace {

@@ -110,6 +110,8 @@ def chat_request(
     )
     if rendered.grammar is None and schema is not None:  # the template's own format has no place for it
         grammar = LlamaGrammar.from_json_schema(schema)
+    if rendered.grammar is not None and schema is not None and not rendered.grammar.schemas:
+        raise expected("response_format", "no tools beside it, with this chat template", "both")
     if rendered.grammar is None and offered and use.choice == "required":
         raise expected(
             "tool_choice",
@@ -117,16 +119,17 @@ def chat_request(
             "one whose calls it does not know",
             "pass chat_format='chatml-function-calling'",
         )
-    if rendered.grammar is not None and schema is not None and not offered:
-        rendered.grammar.json_schema = schema
     if rendered.grammar is not None and use.choice == "required":
         grammar = called_at_once(rendered.grammar, offered, once=options.get("parallel_tool_calls") is False)
+    grammar = grammar or rendered.grammar
+    if grammar is not None:
+        grammar.prepare(model)
     text = utf8(rendered.text, "prompt")
     if check_length is not None:
         check_length(len(text))
     return ChatPrompt(
         tokens=list(model.tokenize(text, True, True)),
-        grammar=grammar or rendered.grammar,
+        grammar=grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
         parser=rendered.parser,
@@ -146,6 +149,7 @@ def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> L
         lazy=grammar.lazy,
         triggers=grammar.triggers,
         prefix=grammar.prefix,
+        schemas=grammar.schemas,
         json_schema={"anyOf": [_call_schema(tool["function"]) for tool in tools]},
     )
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
 from latentkv.chat.formats import BUILT_IN
+from latentkv.chat.holes import Holes
 from latentkv.errors import LatentKVError, expected
 from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.schema import checked
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
@@ -73,17 +75,40 @@ class ChatTemplate:
         if self._dates:
             options["chat_template_kwargs"] = self._dates | dict(options.get("chat_template_kwargs") or {})
         request = {"messages": plain} | {key: value for key, value in options.items() if value is not None}
+        holes = Holes()
+        schema = request.get("json_schema")
+        if schema is not None:
+            request["json_schema"] = holes.mark(checked(schema))
+        marked = request
+        choice = request.get("tool_choice")
+        if request.get("tools") and choice != "none":
+            tools = [holes.tool(tool, choice == "required" or _is_strict(tool)) for tool in request["tools"]]
+            marked = request | {"tools": tools}
         with _one_error():
-            prompt = self._native.apply(_json(request))
+            prompt = self._native.apply(_json(marked))
+            # without a choice the template shows the tools, and llama.cpp makes no grammar of them
+            text = (
+                prompt if marked is request else self._native.apply(_json(request | {"tool_choice": "none"}))
+            )
+        grammar, schemas = holes.filled(prompt["grammar"])
+        if not grammar and holes.has_strict and choice != "required":
+            raise expected(
+                "tools",
+                "a chat template whose calls begin with a mark, for a strict function",
+                "one whose calls may be any text",
+                "pass strict=False, or tool_choice='required'",
+            )
         return RenderedChat(
-            text=prompt["prompt"],
+            text=text["prompt"] if schema is None else holes.shown(text["prompt"], schema),
             grammar=LlamaGrammar(
-                prompt["grammar"],
+                grammar,
                 lazy=prompt["grammar_lazy"],
                 triggers=prompt["grammar_triggers"],
                 prefix=prompt["generation_prompt"] if prompt["grammar_from_generation_prompt"] else "",
+                schemas=schemas,
+                json_schema=schema,
             )
-            if prompt["grammar"]
+            if grammar
             else None,
             special=prompt["preserved_tokens"],
             stop=[*self.stop, *prompt["additional_stops"]],
@@ -147,6 +172,11 @@ def template_of(model: Model, name: str | None = None, source: str | None = None
         print("warning: the file has no chat template; using ChatML", file=sys.stderr)
     source, stop = BUILT_IN[name or "chatml"]
     return ChatTemplate(source, stop=[stop], model=model)
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and function.get("strict") is True
 
 
 def _plain(message: Message) -> str | None:
