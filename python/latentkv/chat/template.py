@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
 from latentkv.chat.formats import BUILT_IN
+from latentkv.chat.messages import Message, plain_messages
+from latentkv.chat.tools import plain_tools
 from latentkv.errors import LatentKVError, expected
 from latentkv.sampling.grammar import LlamaGrammar
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,12 @@ class ChatTemplate:
     def apply(self, messages: Sequence[Message], **options: Any) -> RenderedChat:
         """`options` are those of ChatTemplates.apply (_core.pyi): tools, tool_choice, json_schema,
         chat_template_kwargs, …; None leaves one out. Template errors become LatentKVError."""
-        plain = [{**message, "content": _plain(message)} for message in messages]
         if self._dates:
             options["chat_template_kwargs"] = self._dates | dict(options.get("chat_template_kwargs") or {})
-        request = {"messages": plain} | {key: value for key, value in options.items() if value is not None}
+        request = {key: value for key, value in options.items() if value is not None}
+        request["messages"] = plain_messages(messages)
+        if "tools" in request:
+            request["tools"] = plain_tools(request["tools"])
         with _one_error():
             prompt = self._native.apply(_json(request))
         return RenderedChat(
@@ -109,20 +111,6 @@ def _dated(source: str, now: datetime.datetime) -> tuple[str, dict[str, str]]:
     return call.sub(lambda found: json.dumps(now.strftime(found[2])), source), dates
 
 
-def content_text(content: Any) -> str:
-    """A message's content as text; OpenAI's list of parts is joined, anything but text is refused."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
-        raise expected("messages", "content as text or a list of parts", type(content).__name__)
-    kinds = {part.get("type") for part in content}
-    if kinds - {"text"}:
-        raise expected(
-            "messages", "text parts only", f"a part of type {sorted(map(str, kinds - {'text'}))[0]}"
-        )
-    return "".join(part["text"] for part in content)
-
-
 def require_built_in(name: str | None) -> None:
     """Refuses a `chat_format` that is no built-in template's name."""
     if name is not None and name not in BUILT_IN:
@@ -147,11 +135,6 @@ def template_of(model: Model, name: str | None = None, source: str | None = None
         print("warning: the file has no chat template; using ChatML", file=sys.stderr)
     source, stop = BUILT_IN[name or "chatml"]
     return ChatTemplate(source, stop=[stop], model=model)
-
-
-def _plain(message: Message) -> str | None:
-    content = message.get("content")
-    return None if content is None and message.get("tool_calls") else content_text(content)
 
 
 def _json(request: Mapping[str, Any]) -> str:

@@ -65,7 +65,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
         body.response_format,
         serving.check_length,
         parallel_tool_calls=body.parallel_tool_calls,
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=body.template_kwargs(),
         continue_final_message=body.continue_final_message or None,
         reasoning_format=body.reasoning_format,
     )
