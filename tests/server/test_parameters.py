@@ -3,7 +3,6 @@ null as if it was left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -161,11 +160,13 @@ def test_null_is_left_out(http: Any, path: str) -> None:
     assert "cheese" in unknown.json()["error"]["message"]
 
 
-def values(of: dict[str, dict[str, tuple[Any, ...]]]) -> Iterator[Any]:
-    for path, names in of.items():
-        for name, each in names.items():
-            for value in each:
-                yield pytest.param(path, name, value, id=f"{path} {name}={value!r}")
+def values(of: dict[str, dict[str, tuple[Any, ...]]]) -> list[Any]:
+    return [
+        pytest.param(path, name, value, id=f"{path} {name}={value!r}")
+        for path, names in of.items()
+        for name, each in names.items()
+        for value in each
+    ]
 
 
 @pytest.mark.parametrize(("path", "name", "value"), values(TAKEN))

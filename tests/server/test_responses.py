@@ -67,6 +67,7 @@ def test_no_room_is_incomplete(client: Any) -> None:
 def test_a_tool_is_called_and_answered(client: Any) -> None:
     said: list[Any] = [{"role": "user", "content": "Weather?"}]
     options: dict[str, Any] = {"model": "demo", "tools": [WEATHER], "tool_choice": "required"}
+    options["parallel_tool_calls"] = False
     first = client.responses.create(input=said, **options)
     calls = [item for item in first.output if item.type == "function_call"]
     assert first.status == "completed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,10 +77,23 @@ def _call(call: Any) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise expected("messages", "tool_calls with a function that has a name", repr(function))
-    arguments = function.get("arguments")
-    plain = {"name": function["name"], "arguments": "{}" if arguments is None else arguments}
+    plain = {"name": function["name"], "arguments": _arguments(function.get("arguments"))}
     shown = {"type": "function", "function": plain}
     return shown if call.get("id") is None else shown | {"id": _text(call, "id")}
+
+
+def _arguments(given: Any) -> Any:
+    """A JSON object, as templates read them. An agent sends back what a model wrote, also what broke off: the
+    model then sees it, beside what the agent says of it."""
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    if not isinstance(given, str):
+        return given
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError):
+        found = None
+    return given if isinstance(found, dict) else {"invalid_arguments": given}
 
 
 def _text(owner: Mapping[str, Any], name: str) -> str:

@@ -80,9 +80,10 @@ class Blocks:
         return self._message.finish_reason(reason)
 
     def _delta(self, delta: dict[str, Any]) -> Iterator[Change]:
-        for name, kind in (("reasoning_content", "reasoning"), ("content", "text")):
-            if name in delta:
-                yield from self._grown(kind, delta[name])
+        if "reasoning_content" in delta:
+            yield from self._grown("reasoning", delta["reasoning_content"])
+        if "content" in delta:
+            yield from self._grown("text", delta["content"])
         for part in delta.get("tool_calls", ()):
             yield from self._called(part)
 
