@@ -71,6 +71,7 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
     include: list[_INCLUDED] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # llama.cpp's server's
+    stop: str | list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def as_chat(self) -> ChatBody:
@@ -80,6 +81,7 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
             **fields,
             messages=messages_of(self.input, self.instructions),
             max_completion_tokens=self._limit(),
+            stop=self.stop,
             tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
             tool_choice=_tool_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
