@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from latentkv.chat.messages import Message, plain_messages
+from latentkv.chat.messages import Message
 from latentkv.chat.template import ChatTemplate
 from latentkv.chat.tools import Tools, ToolUse
 from latentkv.errors import expected
@@ -44,9 +44,6 @@ def chat_request(
     ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
     continue_final_message, reasoning_format."""
     use = use or ToolUse()
-    messages = plain_messages(messages)
-    for message in messages:
-        utf8(message["content"] or "", "prompt")
     schema = response_schema(response_format)
     offered = use.tools if use.choice != "none" else ()
     if offered and not template.capabilities["supports_tools"]:

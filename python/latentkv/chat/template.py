@@ -18,6 +18,7 @@ from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.tools import plain_tools
 from latentkv.errors import LatentKVError, expected
 from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.text import utf8
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
@@ -139,9 +140,11 @@ def template_of(model: Model, name: str | None = None, source: str | None = None
 
 def _json(request: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(request, ensure_ascii=False)
+        text = json.dumps(request, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise expected("messages", "values that JSON has", " ".join(str(error).split())) from None
+    utf8(text, "prompt")
+    return text
 
 
 @contextmanager

@@ -41,12 +41,17 @@ class Refused(Exception):
 
 def body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": shown(message), "type": kind, "param": param, "code": code}}
 
 
 def anthropic_body(status: int, message: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": kind, "message": shown(message)}}
+
+
+def shown(message: str) -> str:
+    """A message may quote half a character, which no UTF-8 has."""
+    return message.encode(errors="backslashreplace").decode()
 
 
 def response(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -10,6 +11,7 @@ from latentkv.errors import expected
 from latentkv.server.fields import Ignored, unless_null
 from latentkv.server.responses.items import messages_of
 from latentkv.server.schemas import Body, ChatBody, Sampling, StreamOptions, Text
+from latentkv.text import utf8
 
 LOGPROBS = "message.output_text.logprobs"
 # what else may be included belongs to items that nothing here writes; thoughts come unencrypted
@@ -75,7 +77,8 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def as_chat(self) -> ChatBody:
-        """The same in a chat call's words."""
+        """The same in a chat call's words. A response repeats much of its request, which has to be UTF-8."""
+        utf8(json.dumps(self.model_dump(exclude={"input"}), ensure_ascii=False), "body")
         fields = {name: getattr(self, name) for name in Sampling.model_fields}
         return ChatBody(
             **fields,
@@ -114,8 +117,9 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
         return choice
     if choice.get("type") == "allowed_tools":
         wanted = choice.get("tools")
-        tools = [_tool(tool) for tool in wanted or () if isinstance(tool, dict)]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+        if isinstance(wanted, list):
+            wanted = [{"function": tool} for tool in wanted]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": wanted}}
     return choice
 
 

@@ -27,7 +27,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]], instructions: str | No
             raise expected(
                 "input", "items themselves, as none is stored here", f"a reference to {item.get('id')!r}"
             )
-        if kind not in _READERS:
+        if not isinstance(kind, str) or kind not in _READERS:
             raise expected("input", f"items of the types {', '.join(_READERS)}", repr(kind))
         _READERS[kind](item, messages)
     return messages

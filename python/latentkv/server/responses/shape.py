@@ -55,7 +55,7 @@ class ResponseShape:
 
     def failed(self, error: errors.Refused) -> list[str]:
         code = "server_error" if error.status >= 500 else "invalid_prompt"
-        failure = {"error": {"code": code, "message": error.message}}
+        failure = {"error": {"code": code, "message": errors.shown(error.message)}}
         return [named(self._event("response.failed", response=self._response("failed") | failure))]
 
     def _changes(self, piece: Piece) -> Iterator[Change]:
