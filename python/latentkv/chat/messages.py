@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latentkv.errors import expected
+from latentkv.text import utf8
 
 Message = Mapping[str, Any]
 _TEXTS = {"text": "text", "refusal": "refusal"}  # types of parts that hold a text, and where
@@ -31,10 +32,9 @@ def _plain(message: Message) -> dict[str, Any]:
     content = message.get("content")
     if content is None and message.get("refusal") is not None:
         content = _text(message, "refusal")
-    plain: dict[str, Any] = {
-        "role": "tool" if role == "function" else role,
-        "content": None if content is None and calls else content_text(content),
-    }
+    text = None if content is None and calls else content_text(content)
+    utf8(text or "", "prompt")
+    plain: dict[str, Any] = {"role": "tool" if role == "function" else role, "content": text}
     for name in ("reasoning_content", "name", "tool_call_id"):
         if message.get(name) is not None:
             plain[name] = _text(message, name)
