@@ -267,3 +267,27 @@ def test_null_in_messages_is_left_out(http: Any) -> None:
     assert asked(http, [plain[0], part, plain[2]]) == asked(http, plain)
     system = [{"role": "system", "content": "Be short."}, *ASK]
     assert asked(http, [{"role": "developer", "content": "Be short."}, *ASK]) == asked(http, system)
+
+
+def test_an_effort_is_the_templates_to_read() -> None:
+    from latentkv.server.messages.body import CountBody
+    from latentkv.server.responses.body import ResponsesBody
+    from latentkv.server.schemas import ChatBody
+
+    def chat(effort: str | None, **kwargs: Any) -> Any:
+        body = {"messages": ASK, "reasoning_effort": effort, "chat_template_kwargs": kwargs or None}
+        return ChatBody(**body).template_kwargs()
+
+    assert chat(None) is None
+    assert chat("low") == {"reasoning_effort": "low"}
+    assert chat("low", reasoning_effort="high", mood="calm") == {"reasoning_effort": "low", "mood": "calm"}
+    assert chat("none", reasoning_effort="high", mood="calm") == {"enable_thinking": False, "mood": "calm"}
+    response = ResponsesBody(input="x", reasoning={"effort": "high"})
+    assert response.as_chat().template_kwargs() == {"reasoning_effort": "high"}
+
+    def message(**body: Any) -> Any:
+        return CountBody(messages=ASK, **body).as_chat().template_kwargs()
+
+    assert message(thinking={"type": "disabled"}) == {"enable_thinking": False}
+    assert message(thinking={"type": "enabled", "budget_tokens": 9}) == {"enable_thinking": True}
+    assert message(output_config={"effort": "max"}) == {"reasoning_effort": "max"}
