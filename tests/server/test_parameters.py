@@ -256,6 +256,8 @@ def asked(http: Any, messages: list[Any], **more: Any) -> int:
 
 def test_null_in_messages_is_left_out(http: Any) -> None:
     plain = [*ASK, {"role": "assistant", "content": "One."}, {"role": "user", "content": "Two?"}]
+    counted = http.post("/v1/chat/completions/input_tokens", json={"messages": plain}).json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": asked(http, plain)}
     names = ("name", "tool_calls", "function_call", "refusal", "audio", "tool_call_id", "reasoning_content")
     nulls = dict.fromkeys(names)
     assert asked(http, [message | nulls for message in plain]) == asked(http, plain)

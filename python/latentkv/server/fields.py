@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 
 def unless_null(reason: str) -> BeforeValidator:
-    """Of a parameter that is refused, for this reason, unless it is null."""
+    """Refuses a parameter, for this reason, unless it is null."""
 
     def refuse(value: Any) -> Any:
         if value is not None:
@@ -33,7 +33,7 @@ class Ignored(BaseModel):
 
 
 class ChatIgnored(Ignored):
-    """Of a chat call. No template reads verbosity."""
+    """The same for a chat call. No template reads verbosity."""
 
     verbosity: Literal["low", "medium", "high"] | None = None
     modalities: list[Literal["text"]] | None = None
