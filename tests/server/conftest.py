@@ -39,6 +39,19 @@ def server(converted: Callable[..., Path]) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="session")
+def calling(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same model with a template that takes tools."""
+    from latentkv.chat.formats import CHATML_TOOLS
+
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(CHATML_TOOLS)
+    options = ("-c", "4096", "--parallel", "2", "--kv", "f32", "--temp", "0", "--alias", "demo")
+    plain = converted("--method", "none", "--outtype", "f32")
+    with served(plain, *options, "--chat-template-file", str(template)) as address:
+        yield address
+
+
 @pytest.fixture
 def http(server: str) -> Iterator[Any]:
     import httpx

@@ -8,58 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from latentkv.chat.template import ChatTemplate, Message, content_text
+from latentkv.chat.messages import Message
+from latentkv.chat.template import ChatTemplate
+from latentkv.chat.tools import Tools, ToolUse
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.text import utf8
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
-
-Tools = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """Which tools a call offers, and which of them it wants: auto, none or required."""
-
-    tools: Tools = ()
-    choice: str = "auto"
-    as_function: bool = False  # asked for by functions and function_call, and answered in that shape too
-    is_named: bool = False  # one function, called once
-
-    @staticmethod
-    def of(
-        tools: Tools | None,
-        tool_choice: str | Mapping[str, Any] | None,
-        functions: Tools | None = None,
-        function_call: str | Mapping[str, Any] | None = None,
-    ) -> ToolUse:
-        """From OpenAI's arguments, those that tools replaced among them. A named function is the only one
-        offered, and required."""
-        if functions is not None or function_call is not None:
-            if tools is not None or tool_choice is not None:
-                raise expected("functions", "either functions or tools", "both")
-            return _tool_use(
-                [{"type": "function", "function": dict(function)} for function in functions or ()],
-                function_call,
-                "function_call",
-                as_function=True,
-            )
-        return _tool_use(list(tools or ()), tool_choice, "tool_choice", as_function=False)
-
-
-def _tool_use(tools: list[Mapping[str, Any]], choice: Any, where: str, as_function: bool) -> ToolUse:
-    if isinstance(choice, Mapping):
-        name = choice.get("function", choice).get("name") if where == "tool_choice" else choice.get("name")
-        named = [tool for tool in tools if tool.get("function", {}).get("name") == name]
-        if not named:
-            known = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools) or "none"
-            raise expected(where, f"a function of {known}", repr(name))
-        return ToolUse(named[:1], "required", as_function, is_named=True)
-    if choice not in (None, "auto", "none", "required") or (choice == "required" and not tools):
-        raise expected(where, "None, 'none', 'auto', 'required' with tools, or a function", repr(choice))
-    return ToolUse(tools, choice or "auto", as_function)
 
 
 @dataclass(frozen=True)
@@ -87,7 +44,6 @@ def chat_request(
     ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
     continue_final_message, reasoning_format."""
     use = use or ToolUse()
-    _check(messages)
     schema = response_schema(response_format)
     offered = use.tools if use.choice != "none" else ()
     if offered and not template.capabilities["supports_tools"]:
@@ -180,15 +136,6 @@ def response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, A
     if not isinstance(schema, Mapping | None):
         raise expected("response_format", "a schema that is a JSON object", repr(schema))
     return schema or {"type": "object"}
-
-
-def _check(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise expected("messages", "at least one message", "none")
-    for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise expected("messages", 'dicts like {"role": "user", "content": "…"}', repr(message))
-        utf8(content_text(message.get("content")), "prompt")
 
 
 def _special_tokens(model: Model, texts: Sequence[str]) -> frozenset[int]:

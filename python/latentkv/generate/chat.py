@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
-from latentkv.chat.prompt import ToolUse, chat_request
-from latentkv.chat.template import Message
+from latentkv.chat.messages import Message
+from latentkv.chat.prompt import chat_request
+from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
 from latentkv.generate.answer import Answer, AnswerOptions, Piece
 from latentkv.generate.completion import Counted, framed, usage

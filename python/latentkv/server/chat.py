@@ -52,6 +52,14 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
     }
 
 
+@router.post("/v1/chat/completions/input_tokens")
+async def input_tokens(body: ChatBody, serving: Annotated[Serving, Depends(serving_of)]) -> dict[str, Any]:
+    """How many tokens the prompt has, as llama.cpp's server tells."""
+    serving.check_model(body.model)
+    prompt, _ = await run_in_threadpool(asked, body, serving)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+
+
 def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
     """The prompt, and a request for each of n answers."""
     serving.check_messages(body.messages)
@@ -65,7 +73,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
         body.response_format,
         serving.check_length,
         parallel_tool_calls=body.parallel_tool_calls,
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=body.template_kwargs(),
         continue_final_message=body.continue_final_message or None,
         reasoning_format=body.reasoning_format,
     )

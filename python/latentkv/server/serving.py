@@ -11,7 +11,8 @@ from typing import Any
 from fastapi import Request as HttpRequest
 
 from latentkv import _core
-from latentkv.chat.template import ChatTemplate, content_text
+from latentkv.chat.messages import content_text
+from latentkv.chat.template import ChatTemplate
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
 from latentkv.engine.scheduler import Scheduler
