@@ -5,22 +5,28 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
-from latentkv.console.arguments import number, number_or_auto, shares, split_mode, text
+from latentkv.cli import _llama_cpp
+from latentkv.console.arguments import gpu_layers, number, shares, split_mode, text
 from latentkv.errors import expected
-from latentkv.plan.formats import split_pair
+from latentkv.plan import formats, presets
 
 if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
 
 DEFAULT_CONTEXT = 8192  # tokens of a sequence
+_THREADS = replace(ranges.N_THREADS, special={0: "the default", -1: "the default"})
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """FILE or -hf; read with parse()."""
+    """FILE, -m FILE or -hf; read with parse()."""
     parser.add_argument("model", type=text, nargs="?", metavar="FILE", help="GGUF file")
+    parser.add_argument(
+        "-m", "--model", dest="model_file", type=text, metavar="FILE", help="the same, as llama.cpp has it"
+    )
     parser.add_argument(
         "-hf",
         "--hf-repo",
@@ -37,48 +43,40 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a command with a model, whose path is `model` wherever it came from."""
+    """The options of a command with a model, whose path is `model` wherever it came from. Flags of llama.cpp
+    that change nothing are noted in one line."""
+    _llama_cpp.add(parser)
     args = parser.parse_args(argv)
     if args.hf_repo is None and args.hf_file is not None:
         raise expected("--hf-file", "-hf beside it", "none")
-    if (args.model is None) == (args.hf_repo is None):
-        got = "none" if args.model is None else "both"
-        raise expected(parser.prog, "FILE or -hf USER/REPO", got, f"see {parser.prog} --help")
+    named = [each for each in (args.model, args.model_file, args.hf_repo) if each is not None]
+    if len(named) != 1:
+        got = " and ".join(named) or "none"
+        raise expected(parser.prog, "one of FILE, -m FILE and -hf USER/REPO", got, f"see {parser.prog} --help")
+    args.model = args.model or args.model_file
+    for line in (_llama_cpp.noted(args), formats.stand_ins(args.kv, args.kv_k, args.kv_v)):
+        if line:
+            print(f"note: {line}", file=sys.stderr)
     if args.hf_repo is not None:
         repo, quant = hub.split_name(args.hf_repo)
         args.model = str(hub.fetch(repo, quant, args.hf_file or ""))
     return args
 
 
-def add_cache(parser: argparse.ArgumentParser, kv: bool = True, rotate: bool = True) -> None:
-    """What Session takes, except its sizes; `kv` False where the command has its own --kv, `rotate` False
-    where nothing is stored."""
-    group = parser.add_argument_group("cache")
-    if kv:
+def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bool = True) -> None:
+    """What Session takes, except its sizes. several: --kv is a list; `rotate` False where nothing is stored."""
+    group = parser.add_argument_group("cache", _caches())
+    more = ",…" if several else ""
+    group.add_argument("--kv", type=text, default="", metavar=f"CACHE{more}", help="one of these")
+    for side, short in (("k", "-ctk"), ("v", "-ctv")):
         group.add_argument(
-            "--kv",
+            f"--kv-{side}",
+            short,
+            f"--cache-type-{side}",
             type=text,
             default="",
-            metavar="FORMAT",
-            help="row format of K and V, or K/V as in q8/q4 (default: the file's plan, else f16)",
-        )
-        group.add_argument(
-            "--kv-k",
-            "-ctk",
-            "--cache-type-k",
-            type=text,
-            default="",
-            metavar="FORMAT",
-            help="row format of K alone",
-        )
-        group.add_argument(
-            "--kv-v",
-            "-ctv",
-            "--cache-type-v",
-            type=text,
-            default="",
-            metavar="FORMAT",
-            help="row format of V alone",
+            metavar=f"FORMAT{more}",
+            help=f"row format of {side.upper()} alone",
         )
     group.add_argument(
         "--kv-budget",
@@ -150,7 +148,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-t",
         "--threads",
-        type=number(ranges.N_THREADS),
+        type=number(_THREADS),
         default=0,
         metavar="N",
         help="threads for decoding (default: every physical core)",
@@ -158,7 +156,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-tb",
         "--threads-batch",
-        type=number(ranges.N_THREADS),
+        type=number(_THREADS),
         default=0,
         metavar="N",
         help="threads for prefill (default: --threads)",
@@ -182,7 +180,7 @@ def add_gpu_layers(group: Any) -> None:
     group.add_argument(
         "-ngl",
         "--gpu-layers",
-        type=number_or_auto(ranges.N_GPU_LAYERS),
+        type=gpu_layers,
         default="auto",
         metavar="N",
         help="so many of the last layers on GPUs, 99 = all; auto (default): what fits, 0 without a GPU",
@@ -255,8 +253,8 @@ def add_ubatch(group: Any) -> None:
 def cache_options(args: argparse.Namespace) -> dict[str, Any]:
     """Session's keywords from add_cache() and add_compute()."""
     options: dict[str, Any] = {
-        "n_threads": args.threads,
-        "n_threads_batch": args.threads_batch or args.threads,
+        "n_threads": max(0, args.threads),
+        "n_threads_batch": max(0, args.threads_batch) or max(0, args.threads),
         "kv_rotate": args.kv_rotate,
         "implementation": args.implementation,
         "require_fused": args.require_fused,
@@ -272,10 +270,15 @@ def region_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def format_options(args: argparse.Namespace) -> dict[str, str]:
     """kv, kv_k, kv_v from add_cache()."""
-    if not hasattr(args, "kv_k"):
-        return {}
-    kv, k, v = split_pair(args.kv)
-    return {"kv": kv, "kv_k": args.kv_k or k, "kv_v": args.kv_v or v}
+    return {"kv": args.kv, "kv_k": args.kv_k, "kv_v": args.kv_v}
+
+
+def _caches() -> str:
+    """The caches to choose from, a line each."""
+    lines = ["--kv says what K and V are kept in; without it the file does, else it is f16. Of the bytes of f16:"]
+    lines += [f"  {name:<9} {share:>5}  {about}" for name, share, about in presets.choices()]
+    lines += ["or a row format of both, as q6, or of K and V, as c4/q5: docs/cache.md has them all."]
+    return "\n".join(lines)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

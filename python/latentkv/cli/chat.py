@@ -14,7 +14,7 @@ from latentkv.errors import expected
 from latentkv.text import utf8
 
 _EPILOG = """examples:
-  latentkv chat model.gguf -c 65536 --kv q4
+  latentkv chat model.gguf -c 65536 --kv small
   latentkv chat model.gguf -p "Name three rivers." -n 64 --temp 0
   latentkv chat model.gguf -sys "Answer in one sentence." < question.txt
 

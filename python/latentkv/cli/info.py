@@ -14,12 +14,24 @@ from latentkv.cli import _options as options
 from latentkv.console.arguments import Parser, number_or_auto
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import LatentKVError
-from latentkv.plan import factors
+from latentkv.plan import factors, presets
+from latentkv.plan.master import planned
 from latentkv.quantities import bytes_text, count_text
 from latentkv.session.effect import require_regions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
-_PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
+# What the paths of a tensor and the formats of blocks are, where they occur.
+_PATHS = {
+    "rebuild": "K is cached before RoPE, and the key is computed from it at every read",
+    "rotated": "K is cached after RoPE and read as it is stored",
+    "absorbed": "K has no RoPE and is read as it is stored",
+    "latent": "V is cached as a short vector and read as it is stored",
+}
+_BLOCKS = "c8 … c2: K of 32 tokens together, with a scale and a minimum per channel; the latest tokens wait in f16"
+_PREFILL = {
+    "eager": "eager: a prompt attends to its past as it is cached",
+    "lazy": "lazy: a prompt attends to exact K and V, which are compressed behind it",
+}
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 
 
@@ -27,16 +39,18 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
 
-    cache = options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
+    cache = _cache(args)
     fit = options.fitted(args, args.ctx_size, cache)
     args.gpu_layers, args.kv_budget = fit.n_gpu_layers, fit.options["kv_budget"]
     model = _core.Model(args.model, latent_path=args.latent, describe_only=True, **fit.placement)
     n_ctx = fit.n_ctx or model.n_ctx_train
-    warn_of_window(model, args, n_ctx)
+    in_use = planned(model, _cache(args))
+    warn_of_window(model, in_use, n_ctx)
     report = {
         "file": summary(
             model, args.model, args.latent, _core.build_info()["formats"], on_gpu=bool(args.gpu_layers)
-        ),
+        )
+        | {"regions": regions_in_use(model.regions, in_use)},
         "layers": planned_layers(model, args),
         "forecast": forecasts(model, args, n_ctx),
         "budgets": budgets(model, args),
@@ -48,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def warn_of_window(model: Any, args: argparse.Namespace, n_ctx: int) -> None:
+def warn_of_window(model: Any, cache: Mapping[str, Any], n_ctx: int) -> None:
     """What a session with these options says, in its words."""
     from latentkv.session.prefix import Window
 
-    sink = model.regions["sink"] if args.sink < 0 else args.sink
+    sink = model.regions["sink"] if cache["sink"] < 0 else cache["sink"]
     length = max(0, n_ctx - sink)
     fitted = Window.of(model.regions, -1, -1).tokens(max(0, n_ctx - model.regions["sink"]))
-    asked = Window.of(model.regions, args.recent, args.recent_ratio).tokens(length)
+    asked = Window.of(model.regions, cache["recent"], cache["recent_ratio"]).tokens(length)
     if asked < fitted:
         print(
             f"warning: [recent] expected at least {fitted} recent tokens, the window this file's plan was "
@@ -93,10 +107,22 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu:
     }
 
 
+def regions_in_use(own: Mapping[str, Any], cache: Mapping[str, Any]) -> dict[str, Any]:
+    """Model.regions with what is asked for instead."""
+    asked = {"sink": cache["sink"], "recent": cache["recent"], "recent_ratio": cache["recent_ratio"]}
+    if asked["recent"] >= 0 or asked["recent_ratio"] >= 0:  # one of them replaces both
+        asked |= {name: max(0, asked[name]) for name in ("recent", "recent_ratio")}
+    formats = {"sink_format": cache["kv_sink"], "recent_format": cache["kv_recent"]}
+    words = formats | {"prefill": cache["prefill"]}
+    return {
+        **own,
+        **{name: value for name, value in asked.items() if value >= 0},
+        **{name: value for name, value in words.items() if value},
+    }
+
+
 def planned_layers(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Model.layers with the formats that --kv-budget chooses; the file's energies are of its own plan."""
-    from latentkv.plan.master import planned
-
     chosen = planned(model, _cache(args))
     layers: list[dict[str, Any]] = model.layers
     for side in ("k", "v"):
@@ -141,30 +167,22 @@ def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str, Any]]:
-    """Bytes for several formats at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
-    from latentkv.plan.master import planned
-
-    chosen = options.format_options(args)
+    """Bytes of several caches at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
+    asked = _cache(args)
     if args.kv_budget:
-        formats = [(args.kv_budget, planned(model, _cache(args)))]
-    elif any(chosen.values()):
-        label = args.kv or f"{args.kv_k or 'f16'}/{args.kv_v or 'f16'}"
-        formats = [(label, chosen)]
+        caches = [(args.kv_budget, asked)]
+    elif args.kv or args.kv_k or args.kv_v:
+        caches = [(args.kv or f"{args.kv_k or 'f16'}/{args.kv_v or 'f16'}", asked)]
     else:
         has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
-        names = _PLAIN_FORMATS if model.is_plain else _LATENT_FORMATS
-        formats = [("plan", {"kv": ""})] * has_plan + [(name, {"kv": name}) for name in names]
+        names = [name for name, _, _ in presets.choices()] if model.is_plain else _LATENT_FORMATS
+        caches = [("the file's", asked)] * has_plan + [(name, asked | {"kv": name}) for name in names]
     # what a layer keeps under eviction may be more than a short context
     shares = (1,) if args.evict not in ("", "none") else (16, 4, 1)
     contexts = sorted({max(1, n_ctx // share) for share in shares})
-    regions = options.region_options(args)
     rows = [
-        {
-            "kv": label,
-            "n_ctx": count,
-            **model.forecast(count, **(regions | wanted), n_ubatch=args.ubatch_size),
-        }
-        for label, wanted in formats
+        {"kv": label, "n_ctx": count, **model.forecast(count, **planned(model, cache), n_ubatch=args.ubatch_size)}
+        for label, cache in caches
         for count in contexts
     ]
     require_regions({region["name"] for row in rows for region in row["regions"]}, vars(args))
@@ -178,13 +196,11 @@ def _cache(args: argparse.Namespace) -> dict[str, Any]:
 
 def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     file = report["file"]
-    shown: list[Block] = [
-        _facts(file),
-        "",
-        *_layers(report["layers"], file),
-        "",
-        *_memory(report["forecast"], file["gpu"]),
-    ]
+    layers = ["", *_layers(report["layers"], file)] if file["latent"] else []
+    shown: list[Block] = [_facts(file), *layers, "", *_memory(report["forecast"], file["gpu"])]
+    kinds = {name for row in report["forecast"] for name in row["kv"].split("/")}
+    if any(presets.is_in_blocks(name) for name in kinds):
+        shown += ["", _BLOCKS]
     if file["master"]:
         shown += ["", *_budgets(report["budgets"])]
     if n_ctx > model.n_ctx_train:
@@ -212,9 +228,9 @@ def _facts(file: dict[str, Any]) -> str:
             "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
         ),
         ("cache", _cache_text(file)),
-        *([("factors", _factors(file))] if file["latent"] else []),
-        ("formats", " ".join(file["formats"])),
-        ("regions", _regions(file["regions"])),
+        *([("matrices", _matrices(file))] if file["latent"] else []),
+        *([("exact", kept)] if (kept := _exact(file["regions"])) else []),
+        ("prefill", _PREFILL[file["regions"]["prefill"]]),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {value}" for name, value in facts)
@@ -225,25 +241,23 @@ def _cache_text(file: dict[str, Any]) -> str:
     return f"{kind}, a master file: --kv-budget plans it anew" if file["master"] else kind
 
 
-def _factors(file: dict[str, Any]) -> str:
-    """`3.4 MiB, 1.2 MiB more weights than full K and V`"""
-    size, added = bytes_text(file["factor_bytes"]), file["added_weight_bytes"]
+def _matrices(file: dict[str, Any]) -> str:
+    """`3.4 MiB to and from the latents, 1.2 MiB more weights than full K and V`"""
+    size, added = f"{bytes_text(file['factor_bytes'])} to and from the latents", file["added_weight_bytes"]
     if added is None:
         return f"{size}, in place of projections whose size the file does not say"
     more = f"{bytes_text(abs(added))} {'more' if added >= 0 else 'fewer'}"
     return f"{size}, {more} weights than full K and V"
 
 
-def _regions(regions: Mapping[str, Any]) -> str:
-    """`sink 4 tokens in f16, recent 10 % of the sequence in q4, eager prefill, by default`."""
-    window = f"{regions['recent']} tokens"
+def _exact(regions: Mapping[str, Any]) -> str:
+    """`the first 4 tokens in f16, the latest 10 % of the sequence in q4`, or "" where none are."""
+    latest = f"{regions['recent']} tokens" if regions["recent"] else ""
     if regions["recent_ratio"]:
-        window = f"{100 * regions['recent_ratio']:.4g} % of the sequence" + (
-            f", at least {window}" if regions["recent"] else ""
-        )
-    sink = f"sink {regions['sink']} tokens in {regions['sink_format']}"
-    recent = f"recent {window} in {regions['recent_format']}"
-    return f"{sink}, {recent}, {regions['prefill']} prefill, by default"
+        share = f"{100 * regions['recent_ratio']:.4g} % of the sequence"
+        latest = f"{share}, at least {latest}" if latest else share
+    first = f"the first {regions['sink']} tokens in {regions['sink_format']}" if regions["sink"] else ""
+    return ", ".join(filter(None, (first, f"the latest {latest} in {regions['recent_format']}" if latest else "")))
 
 
 def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
@@ -263,8 +277,10 @@ def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
         for i, layer in enumerate(layers)
         if _planned(layer)
     ]
-    shown: list[Block] = [table(["layer", *sides], merged)]
-    return [*shown, "", "segments (width:format)", *plans] if plans else shown
+    paths = {layer[side]["path"] for layer in layers for side in ("k", "v")}
+    legend = [f"{path}: {meaning}" for path, meaning in _PATHS.items() if path in paths]
+    shown: list[Block] = [table(["layer", *sides], merged), *legend]
+    return [*shown, "", "what a token leaves in a layer (channels:bits)", *plans] if plans else shown
 
 
 def _planned(layer: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from latentkv.errors import expected
 
 _EPILOG = """examples:
   latentkv perplexity model.gguf -f wiki.txt -c 2048
-  latentkv perplexity model.gguf -f wiki.txt --kv q4 --decode --kld-against f16
+  latentkv perplexity model.gguf -f wiki.txt --kv small --decode --kld-against f16
   latentkv perplexity small.gguf -f wiki.txt --kld-against model.gguf:f16 --json"""
 
 
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kld-against",
         type=text,
         metavar="REF",
-        help="compare with another cache on the same tokens: a format (f16, q8_0) or GGUF[:format]",
+        help="compare with another cache on the same tokens: f16 or any other of --kv, or GGUF[:CACHE]",
     )
     parser.add_argument("--depth-buckets", action="store_true", help="also per range of context depth")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")

@@ -103,7 +103,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     require_effect(session, cache)
     if args.context_shift:
         require_all_tokens("--context-shift", session)
-    sink = args.sink if args.sink >= 0 else model.regions["sink"]
+    sink = cache["sink"] if cache["sink"] >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
     sampling = options.sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
@@ -112,7 +112,7 @@ def _serving(args: argparse.Namespace) -> Serving:
         session,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ctx_seq=n_ctx_seq,
-        window=Window.of(model.regions, args.recent, args.recent_ratio),
+        window=Window.of(model.regions, cache["recent"], cache["recent_ratio"]),
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
