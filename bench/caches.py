@@ -4,7 +4,7 @@
 
 MODEL is a name of bench/inputs/real_models.py or a GGUF. All caches read the same windows of the held-out
 text of bench/inputs/texts.py side by side: first halves as a prompt, second ones token by token. A cache may
-bring a number of recent tokens, as in c4/q4+128.
+bring numbers of sinks and recent tokens, as in c4/q4+4+128.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ COLUMNS = [
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """`c4/q4+128`: Session's keywords."""
-    kv, plus, recent = name.partition("+")
-    return {"kv": kv, "recent": int(recent)} if plus else {"kv": kv, "recent": -1}
+    """`c4/q4+4+128`: Session's keywords, with sinks and recent tokens."""
+    kv, *exact = name.split("+")
+    return {"kv": kv, **dict(zip(("sink", "recent"), map(int, exact), strict=False))}
 
 
 def compared(model: Any, names: list[str], windows: Any, n_threads: int) -> list[dict[str, Any]]:
@@ -104,9 +104,10 @@ def main() -> int:
         words = ["python", "bench/caches.py", methods.shown(Path(args.model)), "--kv", args.kv]
         words += ["-c", str(args.context), "--chunks", str(args.chunks), "--save", args.save]
         note = (
-            f"`{path.name}`, its own weights; the held-out text of `bench/inputs/texts.py` in {len(windows.tokens)} "
-            f"windows of {args.context} tokens: first halves read as a prompt, second ones decoded token by token "
-            f"and scored. KLD in nats per token against f16. Bytes: all that is allocated for {CONTEXT} tokens."
+            f"`{path.name}`, its own weights; the held-out text of `bench/inputs/texts.py` in "
+            f"{len(windows.tokens)} windows of {args.context} tokens: first halves read as a prompt, second "
+            "ones decoded token by token and scored. KLD in nats per token against f16. Bytes: all that is "
+            f"allocated for {CONTEXT} tokens."
         )
         save(RESULTS / f"{args.save}.json", command=shlex.join(words), columns=COLUMNS, rows=rows, note=note)
     return 0

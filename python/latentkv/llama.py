@@ -42,10 +42,10 @@ class Llama(OpenModel):
 
     `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
     `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to
-    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is a preset ("balanced", "small",
-    "smallest": docs/cache.md), one row format for K and V, or both as "c4/q4" ("" = the file's plan, else f16);
-    `kv_k`/`kv_v` override one of them, `type_k`/`type_v` are llama-cpp-python's names for the same, as format
-    names or ggml type numbers; `kv_budget` plans a master
+    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is a preset ("balanced",
+    "small", "smallest": docs/cache.md), one row format for K and V, or both as "c4/q4" ("" = the file's plan,
+    else f16); `kv_k`/`kv_v` override one of them, `type_k`/`type_v` are llama-cpp-python's names for the
+    same, as format names or ggml type numbers; `kv_budget` plans a master
     file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context). `n_gpu_layers`, `n_ctx` and
     `kv_budget` may be "auto": what fits in free memory, which `fit` says then. Several GPUs share the layers:
     `tensor_split` gives their shares in order (None = by free memory), `split_mode` 0 ("none") puts all on

@@ -1,7 +1,7 @@
 """llama.cpp's habits: its flags are options of a parser here too, which nobody sees in --help.
 
 Each is the same as one of ours, changes nothing and is noted, or is refused with what to write instead
-(_llama_cpp_flags.py).
+(llama_cpp_flags.txt).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from latentkv.cli._llama_cpp_flags import TABLE
 from latentkv.errors import expected
 
+_TABLE = Path(__file__).with_name("llama_cpp_flags.txt")
 _NOTED = "noted"  # of a namespace: [(flag, why nothing is to be done)]
 
 
@@ -35,7 +36,7 @@ class Flag:
 
 def flags(command: str) -> Iterator[Flag]:
     """Those that a command meets."""
-    for line in TABLE.splitlines():
+    for line in _TABLE.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             flag = _flag(line)
             if "*" in flag.commands or command in flag.commands:
@@ -82,7 +83,9 @@ def noted(args: argparse.Namespace) -> str:
 class _Same(argparse.Action):
     """Does what an option of ours does."""
 
-    def __init__(self, option_strings: list[str], dest: str, *, target: Any, flag: Flag, **options: Any) -> None:
+    def __init__(
+        self, option_strings: list[str], dest: str, *, target: Any, flag: Flag, **options: Any
+    ) -> None:
         fixed = len(flag.same) > 1
         super().__init__(
             option_strings,

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
@@ -16,6 +17,7 @@ from latentkv.plan import formats, presets
 
 if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
+    from latentkv.sampling.grammar import LlamaGrammar
 
 DEFAULT_CONTEXT = 8192  # tokens of a sequence
 _THREADS = replace(ranges.N_THREADS, special={0: "the default", -1: "the default"})
@@ -52,7 +54,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     named = [each for each in (args.model, args.model_file, args.hf_repo) if each is not None]
     if len(named) != 1:
         got = " and ".join(named) or "none"
-        raise expected(parser.prog, "one of FILE, -m FILE and -hf USER/REPO", got, f"see {parser.prog} --help")
+        raise expected(
+            parser.prog, "one of FILE, -m FILE and -hf USER/REPO", got, f"see {parser.prog} --help"
+        )
     args.model = args.model or args.model_file
     for line in (_llama_cpp.noted(args), formats.stand_ins(args.kv, args.kv_k, args.kv_v)):
         if line:
@@ -64,7 +68,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bool = True) -> None:
-    """What Session takes, except its sizes. several: --kv is a list; `rotate` False where nothing is stored."""
+    """What Session takes, but its sizes. several: --kv is a list; rotate: whether rows are stored."""
     group = parser.add_argument_group("cache", _caches())
     more = ",…" if several else ""
     group.add_argument("--kv", type=text, default="", metavar=f"CACHE{more}", help="one of these")
@@ -164,6 +168,12 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     add_ubatch(group)
     add_gpu_layers(group)
     group.add_argument(
+        "--no-mmap",
+        dest="mmap",
+        action="store_false",
+        help="read the weights into memory, do not map the file",
+    )
+    group.add_argument(
         "--implementation",
         choices=["fused", "reference"],
         default="fused",
@@ -174,6 +184,11 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="refuse to run where attention would not be fused on the device that is asked for",
     )
+
+
+def placement(args: argparse.Namespace, fit: Fit) -> dict[str, Any]:
+    """_core.Model's keywords of where weights lie, from add_compute() and fitted()."""
+    return {**fit.placement, "use_mmap": args.mmap}
 
 
 def add_gpu_layers(group: Any) -> None:
@@ -275,7 +290,9 @@ def format_options(args: argparse.Namespace) -> dict[str, str]:
 
 def _caches() -> str:
     """The caches to choose from, a line each."""
-    lines = ["--kv says what K and V are kept in; without it the file does, else it is f16. Of the bytes of f16:"]
+    lines = [
+        "--kv says what K and V are kept in; without it the file does, else it is f16. Of the bytes of f16:"
+    ]
     lines += [f"  {name:<9} {share:>5}  {about}" for name, share, about in presets.choices()]
     lines += ["or a row format of both, as q6, or of K and V, as c4/q5: docs/cache.md has them all."]
     return "\n".join(lines)
@@ -322,13 +339,16 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mirostat-ent", type=float, default=5.0, metavar="X", help="target entropy tau (default: 5)"
     )
-    group.add_argument("--grammar-file", metavar="GBNF", help="constrain the answer")
+    group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer by a grammar")
+    group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
+    group.add_argument(
+        "-j", "--json-schema", type=text, metavar="SCHEMA", help="constrain it to JSON of a schema"
+    )
+    group.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of create_completion and create_chat_completion."""
-    from latentkv.sampling.grammar import LlamaGrammar
-
     return {
         "temperature": args.temp,
         "top_k": args.top_k,
@@ -341,5 +361,22 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
         "mirostat_mode": args.mirostat,
         "mirostat_eta": args.mirostat_lr,
         "mirostat_tau": args.mirostat_ent,
-        "grammar": LlamaGrammar.from_file(args.grammar_file) if args.grammar_file else None,
+        "grammar": _grammar(args),
     }
+
+
+def _grammar(args: argparse.Namespace) -> LlamaGrammar | None:
+    from latentkv.sampling.grammar import LlamaGrammar
+
+    names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+    given = [name for name in names if getattr(args, name) is not None]
+    if len(given) > 1:
+        flags = ["--" + name.replace("_", "-") for name in given]
+        raise expected(" and ".join(flags), "one of them", "several")
+    if args.grammar is not None:
+        return LlamaGrammar.from_string(args.grammar)
+    if args.grammar_file is not None:
+        return LlamaGrammar.from_file(args.grammar_file)
+    if args.json_schema_file is not None:
+        return LlamaGrammar.from_json_schema(Path(args.json_schema_file).read_text(encoding="utf-8-sig"))
+    return None if args.json_schema is None else LlamaGrammar.from_json_schema(args.json_schema)

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     args.kv, args.kv_k, args.kv_v = formats[0], "", ""
     longest = max(depths) + max(args.n_prompt, args.n_gen)
     fit = options.fitted(args, longest, options.cache_options(args))
-    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
+    model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     session_options = fit.options | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
     n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)

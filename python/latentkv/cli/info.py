@@ -27,7 +27,9 @@ _PATHS = {
     "absorbed": "K has no RoPE and is read as it is stored",
     "latent": "V is cached as a short vector and read as it is stored",
 }
-_BLOCKS = "c8 … c2: K of 32 tokens together, with a scale and a minimum per channel; the latest tokens wait in f16"
+_BLOCKS = (
+    "c8 … c2: K of 32 tokens together, with a scale and a minimum per channel; the latest tokens wait in f16"
+)
 _PREFILL = {
     "eager": "eager: a prompt attends to its past as it is cached",
     "lazy": "lazy: a prompt attends to exact K and V, which are compressed behind it",
@@ -181,7 +183,11 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
     shares = (1,) if args.evict not in ("", "none") else (16, 4, 1)
     contexts = sorted({max(1, n_ctx // share) for share in shares})
     rows = [
-        {"kv": label, "n_ctx": count, **model.forecast(count, **planned(model, cache), n_ubatch=args.ubatch_size)}
+        {
+            "kv": label,
+            "n_ctx": count,
+            **model.forecast(count, **planned(model, cache), n_ubatch=args.ubatch_size),
+        }
         for label, cache in caches
         for count in contexts
     ]
@@ -257,7 +263,9 @@ def _exact(regions: Mapping[str, Any]) -> str:
         share = f"{100 * regions['recent_ratio']:.4g} % of the sequence"
         latest = f"{share}, at least {latest}" if latest else share
     first = f"the first {regions['sink']} tokens in {regions['sink_format']}" if regions["sink"] else ""
-    return ", ".join(filter(None, (first, f"the latest {latest} in {regions['recent_format']}" if latest else "")))
+    return ", ".join(
+        filter(None, (first, f"the latest {latest} in {regions['recent_format']}" if latest else ""))
+    )
 
 
 def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:

@@ -33,11 +33,11 @@ def main(argv: Sequence[str]) -> int:
     n_ctx = args.ctx_size or min(options.file_context(args), 1024)
     fit = options.fitted(args, n_ctx * max(1, args.parallel), cache_options, max(1, args.parallel))
     cache_options = fit.options
-    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
+    model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     against = None
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
-        other = _core.Model(path, **fit.placement) if path else model
+        other = _core.Model(path, **options.placement(args, fit)) if path else model
         against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": "", "kv_budget": ""})
     with stage(0, "perplexity", "window") as bar:
 

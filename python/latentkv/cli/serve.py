@@ -28,8 +28,12 @@ One cache of -c tokens serves all requests; each may take as much of it as is fr
 context. Requests for which there is no room wait."""
 
 
+PARALLEL = 4  # answers at once
+
+
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
+    args.parallel = PARALLEL if args.parallel < 0 else args.parallel
     try:
         import uvicorn
 
@@ -91,7 +95,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     if n_ctx is None:
         n_ctx = options.file_context(args) * args.parallel
     fit = options.fitted(args, n_ctx, options.cache_options(args), args.parallel)
-    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
+    model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     n_ctx_seq = model.n_ctx_train or options.DEFAULT_CONTEXT
     cache = planned(model, fit.options)
     sizes: dict[str, Any] = {
@@ -196,17 +200,17 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "-c",
         "--ctx-size",
-        type=number_or_auto(ranges.N_CTX.plain()),
+        type=number_or_auto(ranges.N_CTX),
         default=None,
         metavar="N",
-        help="tokens of all sequences together, or auto: what fits (default: "
+        help="tokens of all sequences together, 0 = as trained, auto = what fits (default: "
         f"{options.DEFAULT_CONTEXT} for each, or as trained)",
     )
     group.add_argument(
         "-np",
         "--parallel",
-        type=number(ranges.N_SEQ_MAX),
-        default=4,
+        type=number(ranges.Range(1, 64, {-1: "the default"})),
+        default=-1,
         metavar="N",
         help="answers at once (default: 4)",
     )

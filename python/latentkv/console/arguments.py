@@ -37,15 +37,15 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Of what is no option, those that it may stand for: none. allow_abbrev says so of long ones alone."""
+        """The options that a word may be short for: none. allow_abbrev is about long ones alone."""
         return []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_known_args(self._joined(sys.argv[1:] if args is None else args), namespace)
 
     def _joined(self, words: Sequence[str]) -> list[str]:
-        """`-fa on` to `-fa=on`: an option whose value may be left out takes the next word where it is one of its
-        choices, and no other, which may be a FILE."""
+        """`-fa on` to `-fa=on`: an option whose value may be left out takes the next word where it is one of
+        its choices, and no other, which may be a FILE."""
         joined, rest = [], list(words)
         while rest:
             word = rest.pop(0)

@@ -59,8 +59,8 @@ def measure(
     """Fills a fresh cache to `depth` through prefill, then times each test from there; a rewind follows each
     run.
 
-    `kv` is a preset, a row format or K/V, as in q8/q4; `options` are Session's other keywords, and kv_budget. One
-    warm-up run per test.
+    `kv` is a preset, a row format or K/V, as in q8/q4; `options` are Session's other keywords, and kv_budget.
+    One warm-up run per test.
     """
     name = kv or "file"
     options = planned(model, options | {"kv": kv})

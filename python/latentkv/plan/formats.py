@@ -46,7 +46,11 @@ def stand_ins(*texts: str) -> str:
     names = dict.fromkeys(name.lower() for text in texts for name in re.split("[,/]", text))
     other = [name for name in names if name in LLAMA_CPP]
     kept = ", ".join(f"{name} is kept as {LLAMA_CPP[name]}" for name in other)
-    return kept if other in ([], ["bf16"]) else f"{kept}, codes of as many bits with a scale and a minimum a head"
+    return (
+        kept
+        if other in ([], ["bf16"])
+        else f"{kept}, codes of as many bits with a scale and a minimum a head"
+    )
 
 
 def split_pair(text: str) -> tuple[str, str, str]:

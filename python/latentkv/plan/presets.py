@@ -22,14 +22,17 @@ RECENT = 32  # latest tokens kept whole beside blocks, where nobody says: one bl
 
 @dataclass(frozen=True)
 class Preset:
-    """Row formats of K and V. windowed: K's in layers with a sliding window, which have no blocks. share: of
-    the f16 cache, per token, heads of 64 and of 128 channels within a point."""
+    """Row formats of K and V, and tokens that are kept whole. windowed: K's where layers have a sliding
+    window, and so no blocks. share: of the f16 cache at 32768 tokens; heads of 64 and of 128 channels are
+    within a point."""
 
     k: str
     v: str
     windowed: str
     share: str
     about: str
+    sink: int = 4
+    recent: int = 128
 
     @property
     def formats(self) -> str:
@@ -69,6 +72,10 @@ def resolved(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
         _require_plain(model, both)
         k = preset.windowed if has_windows(model) else preset.k
         found |= {"kv": "", "kv_k": k, "kv_v": preset.v}
+        if found.get("sink", -1) < 0:
+            found["sink"] = preset.sink
+        if not _keeps_recent(model, found):
+            found["recent"] = preset.recent
     elif both:
         both, k, v = (_known(model, name, "kv") for name in split_pair(both))
         if both in BLOCKS:  # which are K's alone
@@ -93,7 +100,7 @@ def has_windows(model: _core.Model) -> bool:
 
 
 def _keeps_recent(model: _core.Model, options: Mapping[str, Any]) -> bool:
-    """Whether somebody said how many, be it none."""
+    """Whether it was said how many, be it none: by the caller or by the file."""
     asked = (options.get("recent", -1), options.get("recent_ratio", -1.0))
     return max(asked) >= 0 or bool(model.regions["recent"] or model.regions["recent_ratio"])
 
@@ -102,7 +109,9 @@ def _known(model: _core.Model, name: str, where: str) -> str:
     from latentkv import _core
 
     if name in PRESETS:
-        raise expected(where, f"a row format, as {PRESETS[name].formats.split('/')[0]}", name, f"kv {name} is of K and V")
+        raise expected(
+            where, f"a row format, as {PRESETS[name].formats.split('/')[0]}", name, f"kv {name} is of K and V"
+        )
     found = row_format(name)
     if found and found not in _core.build_info()["formats"]:
         raise unknown(where, name)
@@ -118,7 +127,9 @@ def unknown(where: str, got: str) -> LatentKVError:
 def _require_alone(name: str, options: Mapping[str, Any]) -> None:
     for side in ("kv_k", "kv_v"):
         if options.get(side):
-            raise expected("kv", f"no format of K or V beside {name}", f"{side} {options[side]}", "leave one out")
+            raise expected(
+                "kv", f"no format of K or V beside {name}", f"{side} {options[side]}", "leave one out"
+            )
 
 
 def _require_plain(model: _core.Model, name: str) -> None:
