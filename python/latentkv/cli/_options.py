@@ -86,8 +86,8 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
         "--kv-budget",
         default="",
         metavar="SIZE",
-        help="plan a master file for a share of the f16 cache (14%%), bytes at a context (2.5GiB@131072), or "
-        "auto: what is free",
+        help="of a file from convert --master: its cache as a share of the f16 one (14%%), as bytes at a "
+        "context (2.5GiB@131072), or auto: what is free",
     )
     group.add_argument(
         "--sink",

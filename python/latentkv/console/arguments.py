@@ -46,7 +46,8 @@ class Parser(argparse.ArgumentParser):
     def _joined(self, words: Sequence[str]) -> list[str]:
         """`-fa on` to `-fa=on`: an option whose value may be left out takes the next word where it is one of
         its choices, and no other, which may be a FILE."""
-        joined, rest = [], list(words)
+        joined: list[str] = []
+        rest = list(words)
         while rest:
             word = rest.pop(0)
             if word == "--":
