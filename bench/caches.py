@@ -28,10 +28,7 @@ COLUMNS = [
     Column("share", "of f16", ".1%"),
     Column("kld", "mean KLD", ".5f"),
     Column("kld_se", "±", ".5f"),
-    Column("median", "median", ".5f"),
-    Column("p999", "99.9 %", ".3f"),
     Column("same_top", "same top", ".1%"),
-    Column("ppl", "perplexity", ".3f"),
 ]
 
 
@@ -72,10 +69,7 @@ def row(model: Any, name: str, found: dict[str, Any]) -> dict[str, Any]:
         "share": size["total"] / full["total"],
         "kld": kld["mean"],
         "kld_se": kld["mean_se"],
-        "median": kld["median"],
-        "p999": kld["p999"],
         "same_top": found["same_top"],
-        "ppl": found["ppl"],
     }
 
 

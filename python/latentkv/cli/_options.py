@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
@@ -17,7 +16,6 @@ from latentkv.plan import formats, presets
 
 if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
-    from latentkv.sampling.grammar import LlamaGrammar
 
 DEFAULT_CONTEXT = 8192  # tokens of a sequence
 _THREADS = replace(ranges.N_THREADS, special={0: "the default", -1: "the default"})
@@ -40,7 +38,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "-hff", "--hf-file", type=text, metavar="NAME", help="file of that repository (* and ? are wild)"
     )
     parser.add_argument(
-        "--latent", type=text, default="", metavar="FILE", help="a sidecar of the model (convert --sidecar)"
+        "--latent", type=text, default="", metavar="FILE", help="what convert --sidecar made of the model"
     )
 
 
@@ -71,7 +69,7 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
     """What Session takes, but its sizes. several: --kv is a list; rotate: whether rows are stored."""
     group = parser.add_argument_group("cache", _caches())
     more = ",…" if several else ""
-    group.add_argument("--kv", type=text, default="", metavar=f"CACHE{more}", help="one of these")
+    group.add_argument("--kv", type=text, default="", metavar=f"CACHE{more}", help="one of the above")
     for side, short in (("k", "-ctk"), ("v", "-ctv")):
         group.add_argument(
             f"--kv-{side}",
@@ -136,7 +134,7 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
         "--prefill",
         choices=["lazy", "eager"],
         default="",
-        help="a prompt attends to exact K and V, or to the compressed past (default: the file's)",
+        help="a prompt attends to exact K and V (lazy), or to its past as it is cached (default: the file's)",
     )
     if rotate:
         group.add_argument(
@@ -261,7 +259,7 @@ def add_ubatch(group: Any) -> None:
         type=number(ranges.N_UBATCH),
         default=512,
         metavar="N",
-        help="tokens per graph (default: 512)",
+        help="tokens of a prompt that are computed together (default: 512)",
     )
 
 
@@ -291,92 +289,8 @@ def format_options(args: argparse.Namespace) -> dict[str, str]:
 def _caches() -> str:
     """The caches to choose from, a line each."""
     lines = [
-        "--kv says what K and V are kept in; without it the file does, else it is f16. Of the bytes of f16:"
+        "Caches for --kv, with their share of f16's bytes. Without it the file decides, a plain one has f16:"
     ]
     lines += [f"  {name:<9} {share:>5}  {about}" for name, share, about in presets.choices()]
-    lines += ["or a row format of both, as q6, or of K and V, as c4/q5: docs/cache.md has them all."]
+    lines += ["or a row format of both, as q6, or of K and V, as c4/q5: docs/cache.md has them all"]
     return "\n".join(lines)
-
-
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """The options of create_chat_completion, llama.cpp's spelling."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "-s",
-        "--seed",
-        type=number(ranges.SEED),
-        default=-1,
-        metavar="N",
-        help="same seed, same text (default: -1, a new one)",
-    )
-    group.add_argument(
-        "--temp",
-        type=number(ranges.RealRange(0.0)),
-        default=0.8,
-        metavar="X",
-        help="temperature; 0 always takes the likeliest token (default: 0.8)",
-    )
-    group.add_argument(
-        "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
-    )
-    group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(default: 0.95, 1 = off)")
-    group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(default: 0.05, 0 = off)")
-    group.add_argument("--typical", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
-    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
-    group.add_argument(
-        "--repeat-last-n",
-        type=number(ranges.PENALTY_LAST_N),
-        default=64,
-        metavar="N",
-        help="tokens that penalties look at (default: 64)",
-    )
-    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
-    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
-    group.add_argument("--mirostat", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)")
-    group.add_argument(
-        "--mirostat-lr", type=float, default=0.1, metavar="X", help="learning rate eta (default: 0.1)"
-    )
-    group.add_argument(
-        "--mirostat-ent", type=float, default=5.0, metavar="X", help="target entropy tau (default: 5)"
-    )
-    group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer by a grammar")
-    group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
-    group.add_argument(
-        "-j", "--json-schema", type=text, metavar="SCHEMA", help="constrain it to JSON of a schema"
-    )
-    group.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
-
-
-def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of create_completion and create_chat_completion."""
-    return {
-        "temperature": args.temp,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "typical_p": args.typical,
-        "repeat_penalty": args.repeat_penalty,
-        "frequency_penalty": args.frequency_penalty,
-        "presence_penalty": args.presence_penalty,
-        "mirostat_mode": args.mirostat,
-        "mirostat_eta": args.mirostat_lr,
-        "mirostat_tau": args.mirostat_ent,
-        "grammar": _grammar(args),
-    }
-
-
-def _grammar(args: argparse.Namespace) -> LlamaGrammar | None:
-    from latentkv.sampling.grammar import LlamaGrammar
-
-    names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
-    given = [name for name in names if getattr(args, name) is not None]
-    if len(given) > 1:
-        flags = ["--" + name.replace("_", "-") for name in given]
-        raise expected(" and ".join(flags), "one of them", "several")
-    if args.grammar is not None:
-        return LlamaGrammar.from_string(args.grammar)
-    if args.grammar_file is not None:
-        return LlamaGrammar.from_file(args.grammar_file)
-    if args.json_schema_file is not None:
-        return LlamaGrammar.from_json_schema(Path(args.json_schema_file).read_text(encoding="utf-8-sig"))
-    return None if args.json_schema is None else LlamaGrammar.from_json_schema(args.json_schema)

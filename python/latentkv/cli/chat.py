@@ -11,6 +11,7 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
+from latentkv.cli._sampling import add_sampling, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto
 from latentkv.errors import expected
 from latentkv.text import utf8
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         max_tokens=max(-1, args.n_predict),
         stop=args.reverse_prompt,
         seed=args.seed,
-        sampling=options.sampling_options(args),
+        sampling=sampling_options(args),
         template=args.chat_template_kwargs,
     )
     with llama:
@@ -158,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         type=number(ranges.N_BATCH),
         default=512,
         metavar="N",
-        help="tokens per call of the runtime (default: 512)",
+        help="tokens of a prompt that are read at once, before Ctrl-C is heard (default: 512)",
     )
     parser.add_argument(
         "--color",
@@ -172,5 +173,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures after an answer")
     options.add_cache(parser)
     options.add_compute(parser)
-    options.add_sampling(parser)
+    add_sampling(parser)
     return parser

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
+from latentkv.cli._sampling import add_sampling, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.errors import LatentKVError, expected
 
@@ -109,7 +110,7 @@ def _serving(args: argparse.Namespace) -> Serving:
         require_all_tokens("--context-shift", session)
     sink = cache["sink"] if cache["sink"] >= 0 else model.regions["sink"]
     template = template_of(model, None, _read(args.chat_template_file))
-    sampling = options.sampling_options(args)
+    sampling = sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
     scheduler = Scheduler(
         model,
@@ -186,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_server(parser.add_argument_group("server"))
     options.add_cache(parser)
     options.add_compute(parser)
-    options.add_sampling(parser)
+    add_sampling(parser)
     return parser
 
 

@@ -18,8 +18,8 @@ from latentkv.plan.formats import BLOCKS, row_format, split_pair
 if TYPE_CHECKING:
     from latentkv import _core
 
-# Architectures whose K is known to have such channels: Qwen2.5-Coder-1.5B diverges from f16 by 7.4 nats a token
-# with q4_0, and by 0.001 with q8_0.
+# Architectures whose K is known to have such channels: Qwen2.5-Coder-1.5B diverges from f16 by 7.4 nats with
+# q4_0, and by 0.001 with q8_0.
 LARGE_KEYS = ("qwen2",)
 RECENT = 32  # latest tokens kept whole beside blocks, where nobody says: one block
 
