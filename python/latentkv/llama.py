@@ -44,9 +44,10 @@ class Llama(OpenModel):
 
     `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
     `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to
-    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V
-    ("" = the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are
-    llama-cpp-python's names for the same, as format names or ggml type numbers; `kv_budget` plans a master
+    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is a preset ("balanced",
+    "small", "smallest": docs/cache.md), one row format for K and V, or both as "c4/q4" ("" = the file's plan,
+    else f16); `kv_k`/`kv_v` override one of them, `type_k`/`type_v` are llama-cpp-python's names for the
+    same, as format names or ggml type numbers; `kv_budget` plans a master
     file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context). `n_gpu_layers`, `n_ctx` and
     `kv_budget` may be "auto": what fits in free memory, which `fit` says then. Several GPUs share the layers:
     `tensor_split` gives their shares in order (None = by free memory), `split_mode` 0 ("none") puts all on
@@ -169,9 +170,9 @@ class Llama(OpenModel):
             use_mmap=use_mmap,
             vocab_only=vocab_only,
         )
-        session, reopen = None, None
+        session, reopen, rows = None, None, self.fit.options
         if not vocab_only:
-            rows = planned(model, self.fit.options)
+            rows = planned(model, rows)
             reopen = partial(_core.Session, model, n_ctx=self.fit.n_ctx, **sizes, **rows)
             session = reopen()
             require_effect(session, options)
@@ -180,7 +181,7 @@ class Llama(OpenModel):
                 raise expected("draft_model", wanted, f"evict={session.evict!r}")
         self.draft_model = draft_model
         self.spm_infill = spm_infill
-        window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)
+        window = Window.of({} if vocab_only else model.regions, rows["recent"], rows["recent_ratio"])
         super().__init__(model, session, n_batch, logits_all, window, reopen)
         self.set_seed(seed)
         self._template_choice = (chat_format, chat_template)

@@ -15,7 +15,8 @@ from conftest import Tiny
 from latentkv.cli import main as command
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
-from latentkv.plan.master import choose
+from latentkv.plan.master import choose, planned
+from latentkv.plan.presets import PRESETS
 from latentkv.sampling.options import SamplingOptions
 from latentkv_convert.rows.sizes import round_up
 
@@ -71,6 +72,19 @@ def test_a_window_no_longer_than_the_exact_one(gemma: Path, tmp_path: Path, more
         {each for side in "kv" for group in layers[at][side]["formats"] for each in group} for at in range(3)
     ]
     assert formats[0] == formats[2] == {"q1"} != formats[1]
+
+
+def test_a_preset_has_no_blocks_beside_a_ring(gemma: Path, tmp_path: Path) -> None:
+    model = run(gemma, tmp_path / "m.gguf", "--method", "none")
+    for name, preset in PRESETS.items():
+        cache = planned(model, {"kv": name})
+        assert (cache["kv_k"], cache["kv_v"]) == (preset.windowed, preset.v)
+        sizes = ringed(model, **({"kv": "", "recent": preset.recent} | cache)).kv_bytes()
+        assert "ring" in {region["name"] for region in sizes["regions"]}
+    with pytest.raises(
+        ValueError, match=r"^\[kv k\] expected a format of single tokens, as layers with a slid"
+    ):
+        ringed(model, **planned(model, {"kv": "c4/q4"}))
 
 
 def ringed(m: Any, **options: Any) -> Any:

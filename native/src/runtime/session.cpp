@@ -357,8 +357,8 @@ std::string Session::implementation() const {
         const std::string fused = "fused cuda, " + parts_.back().gpu->name();
         return model_->on_one_device() ? fused : fused + "; " + runs_text(model_->runs());
     }
-    return fused_ ? "fused cpu (cuda: " + model_->gpu_absent() + ")"
-                  : "reference, stock ggml ops (fused cpu: not asked for)";
+    if (!fused_) return "reference, stock ggml ops (fused cpu: not asked for)";
+    return model_->gpu_asked() ? "fused cpu (cuda: " + model_->gpu_absent() + ")" : "fused cpu";
 }
 
 void Session::check_seq(int seq) const {

@@ -39,8 +39,8 @@ class ToolUse:
 
 
 def plain_tools(tools: Tools) -> list[dict[str, Any]]:
-    """{"type": "function", "function": {"name", "description", "parameters", "strict"}}: null, and strict unless it
-    is true, are as if left out. A function without parameters takes none."""
+    """{"type": "function", "function": {"name", "description", "parameters", "strict"}}: null, and strict
+    unless it is true, are as if left out. A function without parameters takes none."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise expected("tools", "a list of functions", repr(tools))
     return [_plain(tool) for tool in tools]

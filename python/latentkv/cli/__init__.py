@@ -66,7 +66,10 @@ def _usage() -> str:
     lines = [
         "usage: latentkv COMMAND …",
         "",
-        "Runs GGUF models whose KV cache is a quantized low-rank latent.",
+        "Runs GGUF models with a small KV cache.",
+        "",
+        "  latentkv chat -m model.gguf --kv small             any GGUF: a cache of 30 % of f16",
+        "  latentkv convert model.gguf -o smaller.gguf        once: a cache of 14 %",
         "",
     ]
     for name in commands():

@@ -11,6 +11,13 @@ from latentkv.errors import expected
 from latentkv.quantities import bytes_text
 from latentkv.text import utf8
 
+_REGIONS = {  # as people call them
+    "sink": "first tokens, kept whole",
+    "recent": "latest tokens, kept whole",
+    "middle": "all others",
+    "ring": "sliding windows",
+}
+
 
 class Repl:
     """Runs until /exit, Ctrl-D, or Ctrl-C twice at the prompt. Errors end a turn, not the program."""
@@ -115,9 +122,12 @@ class Repl:
         lines = [
             self._conversation.figures(),
             f"cache {bytes_text(kv['total'])} allocated: K {bytes_text(kv['k'])}, V {bytes_text(kv['v'])}, "
-            f"cells {bytes_text(kv['total'] - kv['k'] - kv['v'])}; "
+            f"positions {bytes_text(kv['total'] - kv['k'] - kv['v'])}; "
             f"{kv['per_token']:.1f} bytes per token ({kv['f16_per_token']:.0f} in f16)",
-            *(f"  {r['name']}: {r['slots']} tokens, {bytes_text(r['k'] + r['v'])}" for r in kv["regions"]),
+            *(
+                f"  {_REGIONS.get(r['name'], r['name'])}: {r['slots']} tokens, {bytes_text(r['k'] + r['v'])}"
+                for r in kv["regions"]
+            ),
             *(f"{what}: {where}" for what, where in llama.session.implementations.items()),
         ]
         self._console.note("\n".join(lines))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
+from latentkv.cli._sampling import add_sampling, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.console.printable import printable
 from latentkv.console.reading import read_text
@@ -31,8 +32,12 @@ One cache of -c tokens serves all requests; each may take as much of it as is fr
 context. Requests for which there is no room wait."""
 
 
+PARALLEL = 4  # answers at once
+
+
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
+    args.parallel = PARALLEL if args.parallel < 0 else args.parallel
     try:
         import uvicorn
 
@@ -96,7 +101,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     if n_ctx is None:
         n_ctx = options.file_context(args) * args.parallel
     fit = options.fitted(args, n_ctx, options.cache_options(args), args.parallel)
-    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
+    model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     n_ctx_seq = model.n_ctx_train or options.DEFAULT_CONTEXT
     cache = planned(model, fit.options)
     sizes: dict[str, Any] = {
@@ -108,16 +113,16 @@ def _serving(args: argparse.Namespace) -> Serving:
     require_effect(session, cache)
     if args.context_shift:
         require_all_tokens("--context-shift", session)
-    sink = args.sink if args.sink >= 0 else model.regions["sink"]
+    sink = cache["sink"] if cache["sink"] >= 0 else model.regions["sink"]
     template = template_of(model, None, options.template(args))
-    sampling = options.sampling_options(args)
+    sampling = sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
     scheduler = Scheduler(
         model,
         session,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ctx_seq=n_ctx_seq,
-        window=Window.of(model.regions, args.recent, args.recent_ratio),
+        window=Window.of(model.regions, cache["recent"], cache["recent_ratio"]),
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
@@ -194,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_server(parser.add_argument_group("server"))
     options.add_cache(parser)
     options.add_compute(parser)
-    options.add_sampling(parser)
+    add_sampling(parser)
     return parser
 
 
@@ -208,17 +213,17 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "-c",
         "--ctx-size",
-        type=number_or_auto(ranges.N_CTX.plain()),
+        type=number_or_auto(ranges.N_CTX),
         default=None,
         metavar="N",
-        help="tokens of all sequences together, or auto: what fits (default: "
+        help="tokens of all sequences together, 0 = as trained, auto = what fits (default: "
         f"{options.DEFAULT_CONTEXT} for each, or as trained)",
     )
     group.add_argument(
         "-np",
         "--parallel",
-        type=number(ranges.N_SEQ_MAX),
-        default=4,
+        type=number(ranges.Range(1, 64, {-1: "the default"})),
+        default=-1,
         metavar="N",
         help="answers at once (default: 4)",
     )
