@@ -111,9 +111,7 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
                         cached[row] = stream.run(live, index, below)[0]
                     bar.update(1)
         known |= {names[row]: exact[at, scored].clone() for at, row in enumerate(new)}
-        return [
-            head.divergence(stream, known[name], cached[row, scored]) for row, name in enumerate(names)
-        ]
+        return [head.divergence(stream, known[name], cached[row, scored]) for row, name in enumerate(names)]
 
 
 Rows = tuple["Tensor", "Tensor"]  # k (after RoPE) and v [1, n_kv, T, head_dim]
