@@ -55,7 +55,10 @@ class LlamaGrammar:
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
         """From a GBNF file."""
-        return cls(read_text(file, "grammar"))
+        text = read_text(file, "grammar")
+        if not text.strip():
+            raise expected("grammar", "a GBNF grammar", f"an empty file {file}")
+        return cls(text)
 
     @classmethod
     def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> LlamaGrammar:
