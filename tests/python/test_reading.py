@@ -127,7 +127,7 @@ def test_marks_and_line_ends_of_every_text_of_a_command(run: Any, latent_gguf: P
         "0",
     ]
     piped = [
-        subprocess.run(command, stdin=path.open("rb"), capture_output=True, text=True, timeout=120).stdout
+        subprocess.run(command, input=path.read_bytes(), capture_output=True, timeout=120).stdout.decode()
         for path in prompt
     ]
     assert piped[0] == piped[1] == run(*command[3:], "-f", prompt[0]).stdout

@@ -68,6 +68,8 @@ class LlamaGrammar:
     def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
         """From a GBNF file. Raises LatentKVError for what is no grammar."""
         text = read_text(file, "grammar")
+        if not text.strip():
+            raise expected("grammar", "a GBNF grammar", f"an empty file {file}")
         gbnf.parsed(text)
         return cls(text)
 

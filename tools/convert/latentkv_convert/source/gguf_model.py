@@ -84,7 +84,6 @@ def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str,
 def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:
     """The file's own over those of the config that stands for it."""
     keys = {**spec.keys, **stock.values} | _scaling(stock)
-    keys.pop("rope.scale_linear", None)
     for name, bounds in _NUMBERS.items():
         if name in stock.values:
             stock.number(name, *bounds)
