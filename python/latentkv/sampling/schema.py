@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from latentkv.errors import LatentKVError, expected
+from latentkv.sampling.disjoint import are_apart
 from latentkv.sampling.formats import NO_FORMATS, PATTERNS, RANGES, STRING_FORMATS
+from latentkv.sampling.library import byte_tokenizer, llguidance
 from latentkv.sampling.numbers import constant, count, factor, number_bounds
 from latentkv.sampling.pattern import PatternError, quoted, translated
 
@@ -108,14 +110,13 @@ def as_grammar(schema: Mapping[str, Any]) -> str:
 
 def _refused(schema: Mapping[str, Any]) -> str:
     """Why llguidance refuses a checked schema; "" where it takes it."""
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
-    grammar = LLMatcher.grammar_from_json_schema(as_grammar(schema))
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits)
+    library = llguidance()
+    grammar = library.LLMatcher.grammar_from_json_schema(as_grammar(schema))
+    limits = library.LLParserLimits(verbose_errors=False)
+    matcher = library.LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    error = matcher.get_error()
+    error: str = matcher.get_error()
     return "nothing matches it" if "NoExtension" in error else error
 
 
@@ -402,6 +403,8 @@ class _Part:
         for keyword in ("allOf", "anyOf", "oneOf"):
             if keyword in self._given:
                 out[keyword] = self._list(self._given[keyword], keyword)
+        if "oneOf" in out and "anyOf" not in out and are_apart(out["oneOf"]):
+            out["anyOf"] = out.pop("oneOf")
         if self._more:
             out["allOf"] = [*out.get("allOf", []), *self._more]
 
