@@ -122,6 +122,19 @@ def test_what_is_let_through_fits(schema: Any) -> None:
         ({"type": "array", "items": [TEXT, INT], "additionalItems": False}, '["a", 1]', '["a", 1, 2]'),
         (thing(a=TEXT) | {"additionalProperties": INT}, '{"a": "x", "b": 1}', '{"a": "x", "\\u0061": 1}'),
         ({"type": "object", "additionalProperties": False}, "{}", '{"a": 1}'),
+        (thing(a=TEXT), '{"a": "x"}', '{"a": "x", "b": 1}'),  # narrower than the schema: llama.cpp's way
+        (thing(a=TEXT) | {"additionalProperties": True}, '{"a": "x", "b": 1}', "{}"),
+        ({"allOf": [thing(a=TEXT), thing(b=INT)]}, '{"a": "x", "b": 1}', '{"a": "x"}'),
+        (
+            {"$defs": {"A": thing(a=TEXT)}, "anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]},
+            '{"a": "x"}',
+            '{"a": "x", "b": 1}',
+        ),
+        (
+            {"$defs": {"A": thing(a=TEXT)}, "allOf": [{"$ref": "#/$defs/A"}], **thing(b=INT)},
+            '{"b": 1, "a": "x"}',
+            '{"b": 1}',
+        ),
     ],
     ids=lambda each: json.dumps(each)[:50],
 )
