@@ -1,4 +1,4 @@
-"""JSON schemas: what the grammar lets through fits, and what it cannot enforce is refused by name and place."""
+"""JSON schemas: what is let through fits; what no grammar can enforce is refused by name and place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from latentkv.sampling.schema import as_grammar, checked, loosened
 jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema (pip install '.[test]')")
 
 BYTES = LLTokenizer("byte")
-S, I, N = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+TEXT, INT, NUM = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 
 def thing(**properties: Any) -> dict[str, Any]:
@@ -69,19 +69,19 @@ OBEYED: list[Any] = [
     {"enum": [1, 'a"b', None, True, [1, 2], {"k": "v"}, 1.5]},
     {"type": "string", "enum": ["a", "b", 3]},
     {"type": ["string", "null"], "maxLength": 2},
-    {"type": "array", "prefixItems": [S, I], "items": {"type": "null"}, "minItems": 1},
-    thing(a={"type": "integer", "maximum": 3}) | {"additionalProperties": I},
+    {"type": "array", "prefixItems": [TEXT, INT], "items": {"type": "null"}, "minItems": 1},
+    thing(a={"type": "integer", "maximum": 3}) | {"additionalProperties": INT},
     {"type": "object", "required": ["x"]},
     {"required": ["a"]},
     {"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1, "maxProperties": 2},
-    {"type": "object", "patternProperties": {"^x": I}, "properties": {"xa": {"minimum": 5}, "b": S}},
-    {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": I},
+    {"type": "object", "patternProperties": {"^x": INT}, "properties": {"xa": {"minimum": 5}, "b": TEXT}},
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": INT},
     {"type": "object", "propertyNames": {"maxLength": 2}},
-    {"allOf": [thing(a=S)], "properties": {"b": I}, "required": ["b"]},
-    thing(k={"const": "v"}) | {"anyOf": [thing(a=S), thing(b=S)]},
-    {"oneOf": [thing(k={"const": "a"}, v=I), thing(k={"const": "b"}, w=S)]},
+    {"allOf": [thing(a=TEXT)], "properties": {"b": INT}, "required": ["b"]},
+    thing(k={"const": "v"}) | {"anyOf": [thing(a=TEXT), thing(b=TEXT)]},
+    {"oneOf": [thing(k={"const": "a"}, v=INT), thing(k={"const": "b"}, w=TEXT)]},
     {
-        "$defs": {"A": thing(t={"const": "a"}, x=I), "B": thing(t={"const": "b"}, y=S)},
+        "$defs": {"A": thing(t={"const": "a"}, x=INT), "B": thing(t={"const": "b"}, y=TEXT)},
         **thing(u={"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}),
     },
     {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2}}},
@@ -108,9 +108,9 @@ def test_what_is_let_through_fits(schema: Any) -> None:
         ({"type": "string", "pattern": "^[\\w-.]+$"}, '"a-.b"', '"a,b"'),
         ({"type": "string", "pattern": "^{a}$"}, '"{a}"', '"a"'),
         ({"type": "string", "pattern": "^[a-z]{0,2000}$"}, f'"{"x" * 2000}"', f'"{"x" * 2001}"'),
-        *(({**S, "maxLength": n}, f'"{"x" * n}"', f'"{"x" * (n + 1)}"') for n in (1999, 2000, 2001, 5000)),
+        *(({**TEXT, "maxLength": n}, f'"{"x" * n}"', f'"{"x" * (n + 1)}"') for n in (1999, 2000, 2001, 5000)),
         *(
-            ({"type": "array", "items": I, "maxItems": n}, str([1] * n), str([1] * (n + 1)))
+            ({"type": "array", "items": INT, "maxItems": n}, str([1] * n), str([1] * (n + 1)))
             for n in (1000, 2000, 5000)
         ),
         ({"type": "integer", "minimum": 10**18}, "1000000000000000000", "10"),
@@ -118,10 +118,23 @@ def test_what_is_let_through_fits(schema: Any) -> None:
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "0.5", "0.0"),
         ({"type": "string", "format": "date"}, '"2024-02-29"', '"2023-02-29"'),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 1}, "1", "2"),
-        ({**N, "minimum": 3, "exclusiveMinimum": True}, "3.5", "3"),
-        ({"type": "array", "items": [S, I], "additionalItems": False}, '["a", 1]', '["a", 1, 2]'),
-        (thing(a=S) | {"additionalProperties": I}, '{"a": "x", "b": 1}', '{"a": "x", "\\u0061": 1}'),
+        ({**NUM, "minimum": 3, "exclusiveMinimum": True}, "3.5", "3"),
+        ({"type": "array", "items": [TEXT, INT], "additionalItems": False}, '["a", 1]', '["a", 1, 2]'),
+        (thing(a=TEXT) | {"additionalProperties": INT}, '{"a": "x", "b": 1}', '{"a": "x", "\\u0061": 1}'),
         ({"type": "object", "additionalProperties": False}, "{}", '{"a": 1}'),
+        (thing(a=TEXT), '{"a": "x"}', '{"a": "x", "b": 1}'),  # narrower than the schema: llama.cpp's way
+        (thing(a=TEXT) | {"additionalProperties": True}, '{"a": "x", "b": 1}', "{}"),
+        ({"allOf": [thing(a=TEXT), thing(b=INT)]}, '{"a": "x", "b": 1}', '{"a": "x"}'),
+        (
+            {"$defs": {"A": thing(a=TEXT)}, "anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]},
+            '{"a": "x"}',
+            '{"a": "x", "b": 1}',
+        ),
+        (
+            {"$defs": {"A": thing(a=TEXT)}, "allOf": [{"$ref": "#/$defs/A"}], **thing(b=INT)},
+            '{"b": 1, "a": "x"}',
+            '{"b": 1}',
+        ),
     ],
     ids=lambda each: json.dumps(each)[:50],
 )
@@ -131,23 +144,23 @@ def test_texts_that_fit_and_those_that_do_not(schema: Any, fits: str, does_not: 
 
 
 REFUSED = [
-    (thing(a={**S, "pattern": "^(?=x)[a-z]+$"}), "/properties/a/pattern", "lookaround"),
-    (thing(a={**S, "pattern": r"(a)\1"}), "/properties/a/pattern", "back-reference"),
-    ({**S, "pattern": "^a($"}, "/pattern", "regex parse error"),
+    (thing(a={**TEXT, "pattern": "^(?=x)[a-z]+$"}), "/properties/a/pattern", "lookaround"),
+    (thing(a={**TEXT, "pattern": r"(a)\1"}), "/properties/a/pattern", "back-reference"),
+    ({**TEXT, "pattern": "^a($"}, "/pattern", "regex parse error"),
     ({"type": "array", "items": {"type": "array", "uniqueItems": True}}, "/items/uniqueItems", ""),
-    ({"not": I}, "/not", ""),
-    ({"if": I, "then": {"minimum": 3}}, "/if", ""),
-    ({"type": "array", "contains": I}, "/contains", ""),
+    ({"not": INT}, "/not", ""),
+    ({"if": INT, "then": {"minimum": 3}}, "/if", ""),
+    ({"type": "array", "contains": INT}, "/contains", ""),
     ({"dependentRequired": {"a": ["b"]}}, "/dependentRequired", ""),
-    (thing(x={"oneOf": [I, N]}), "/properties/x/oneOf", "oneOf"),
+    (thing(x={"oneOf": [INT, NUM]}), "/properties/x/oneOf", "oneOf"),
     (thing(a={"$ref": "https://example.com/s.json"}), "/properties/a/$ref", "https://example.com/s.json"),
     ({"$ref": "#/nowhere"}, "/$ref", "a place that exists"),
     ({"$ref": "#"}, "", "nothing matches it"),
-    ({**S, "format": "regex"}, "/format", "one of date-time"),
-    ({**I, "minimum": 5, "maximum": 4}, "/minimum", "got 5"),
-    ({**I, "minimum": 10**30}, "/minimum", "at most 1000000000000000000"),
-    ({**I, "multipleOf": 1000003}, "/multipleOf", "10000 steps"),
-    ({**S, "minLength": 5, "maxLength": 3}, "/minLength", "greater than maxLength"),
+    ({**TEXT, "format": "regex"}, "/format", "one of date-time"),
+    ({**INT, "minimum": 5, "maximum": 4}, "/minimum", "got 5"),
+    ({**INT, "minimum": 10**30}, "/minimum", "at most 1000000000000000000"),
+    ({**INT, "multipleOf": 1000003}, "/multipleOf", "10000 steps"),
+    ({**TEXT, "minLength": 5, "maxLength": 3}, "/minLength", "greater than maxLength"),
     ({"type": "object", "minProperties": 3}, "/minProperties", "one above"),
     ({"const": 9007199254740993}, "/const", "exactly"),
     ({"type": "no such type"}, "/type", "one of null, boolean"),
@@ -170,7 +183,7 @@ def test_what_no_grammar_can_enforce_is_refused_by_name(schema: Any, place: str,
 
 def test_a_tool_that_is_only_offered_loses_what_cannot_be_enforced() -> None:
     given = thing(
-        a={**S, "pattern": "(?=x)", "maxLength": 3}, b={"type": "array", "items": I, "uniqueItems": True}
+        a={**TEXT, "pattern": "(?=x)", "maxLength": 3}, b={"type": "array", "items": INT, "uniqueItems": True}
     )
     kept = thing(
         a={"type": ["string"], "maxLength": 3}, b={"type": ["array"], "items": {"type": ["integer"]}}

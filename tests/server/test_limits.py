@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from latentkv.engine.request import Request, Ticket
-from latentkv.errors import LatentKVError
 from latentkv.generate.answer import Piece
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server.errors import Refused

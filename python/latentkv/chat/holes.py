@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from latentkv.errors import LatentKVError, expected
@@ -36,28 +37,31 @@ class Holes:
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("parameters") or {}, Mapping):
             return tool  # llama.cpp says what is wrong
-        given = {"type": "object", **(function.get("parameters") or {})}
+        given = {**(function.get("parameters") or {}), "type": "object"}
         try:
-            read = checked if must_obey else loosened
-            whole = self.mark(read(given) or {"type": "object"})
-            marked, texts = {}, []
-            listed = given.get("properties")
-            for key, schema in (listed if isinstance(listed, Mapping) else {}).items():
-                said = read(given, f"/properties/{escaped(key)}")
-                marked[key] = self.mark(said)
-                if _is_text(schema, given):
-                    (rule,) = marked[key]["const"]
-                    marked[key] = {"type": "string", "const": rule}
-                    if said.keys() - {"type"}:
-                        texts.append((key, rule))
+            text = json.dumps(given)
+        except (TypeError, ValueError, RecursionError):
+            return tool  # so is what is no JSON
+        try:
+            said, parts = _parameters(text, must_obey)
         except SchemaError as error:
             name = function.get("name")
             raise LatentKVError(
                 str(error).replace("[json_schema] expected", f"[tools] expected of {name!r}")
             ) from None
+        whole = self.mark(said)
+        marked, texts = {}, []
+        for key, schema, is_text in parts:
+            marked[key] = self.mark(schema)
+            if is_text:
+                (rule,) = marked[key]["const"]
+                marked[key] = {"type": "string", "const": rule}
+                if schema.keys() - {"type"}:
+                    texts.append((key, rule))
         if must_obey:
             self._strict.append(_StrictTool(str(function.get("name")), whole["const"][0], texts))
-        required = [key for key in given.get("required") or () if key in marked]
+        needed = given.get("required")
+        required = [key for key in needed if key in marked] if isinstance(needed, list) else []
         parameters = {"type": "object", **whole, "properties": marked, "required": required}
         return {**tool, "function": {**function, "parameters": parameters}}
 
@@ -89,6 +93,20 @@ class Holes:
     def shown(self, text: str, schema: Any) -> str:
         """A prompt in which a template has written the first mark."""
         return text.replace(json.dumps({"const": [f"{_MARK}0"]}), json.dumps(schema, ensure_ascii=False))
+
+
+@lru_cache(maxsize=512)  # agents send the same tools in every turn
+def _parameters(text: str, must_obey: bool) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any], bool]]]:
+    """The schema of a tool's parameters, and of each of them, with whether it is written as text."""
+    given = json.loads(text)
+    read = checked if must_obey else loosened
+    whole = read(given) or {"type": "object"}
+    listed = given.get("properties")
+    parts = [
+        (key, read(given, f"/properties/{escaped(key)}"), _is_text(schema, given))
+        for key, schema in (listed if isinstance(listed, Mapping) else {}).items()
+    ]
+    return whole, parts
 
 
 class _StrictTool:

@@ -94,14 +94,14 @@ class ChatTemplate:
             text = (
                 prompt if marked is request else self._native.apply(_json(request | {"tool_choice": "none"}))
             )
-        grammar, schemas = holes.filled(prompt["grammar"])
-        if not grammar and holes.has_strict and choice != "required":
+        if not prompt["grammar"] and holes.has_strict and choice != "required":
             raise expected(
                 "tools",
                 "a chat template whose calls begin with a mark, for a strict function",
                 "one whose calls may be any text",
                 "pass strict=False, or tool_choice='required'",
             )
+        grammar, schemas = holes.filled(prompt["grammar"])
         return RenderedChat(
             text=text["prompt"] if schema is None else holes.shown(text["prompt"], schema),
             grammar=LlamaGrammar(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakKeyDictionary, ref
 
 from latentkv.errors import expected
+from latentkv.sampling.library import llguidance
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -63,15 +64,14 @@ class TokenMatcher:
 def started(model: _core.Model, grammar: str, prefix: Sequence[int], where: str) -> LLMatcher:
     """llguidance's matcher behind the tokens of a prefix. Raises LatentKVError for a grammar that nothing
     matches, or that is too large."""
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(
+    library = llguidance()
+    limits = library.LLParserLimits(
         max_items_in_row=_MOST_IN_ROW,
         step_max_items=_MOST_ITEMS,
         step_lexer_fuel=_LEXER_FUEL,
         verbose_errors=False,
     )
-    matcher = LLMatcher(tokenizer(model), grammar, log_level=0, limits=limits)
+    matcher: LLMatcher = library.LLMatcher(tokenizer(model), grammar, log_level=0, limits=limits)
     if not matcher.is_error() and prefix:
         matcher.consume_tokens(list(prefix))
     if not matcher.is_error():
@@ -136,8 +136,7 @@ def n_tokens(model: _core.Model) -> int:
 
 
 def _tokenizer(model: _core.Model) -> LLTokenizer:
-    from llguidance import LLTokenizer
-
     model.token_bos()  # raises for a file without a vocabulary
     vocabulary = _Vocabulary(model)
-    return LLTokenizer(cast(Any, vocabulary), eos_token=vocabulary.ends or None)
+    made: LLTokenizer = llguidance().LLTokenizer(vocabulary, eos_token=vocabulary.ends or None)
+    return made

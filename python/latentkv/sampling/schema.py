@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from latentkv.errors import LatentKVError, expected
+from latentkv.sampling.disjoint import are_apart
 from latentkv.sampling.formats import NO_FORMATS, PATTERNS, RANGES, STRING_FORMATS
+from latentkv.sampling.library import byte_tokenizer, llguidance
 from latentkv.sampling.numbers import constant, count, factor, number_bounds
 from latentkv.sampling.pattern import PatternError, quoted, translated
 
@@ -39,6 +41,7 @@ _OF_TYPE = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 # Validators heed these, and a grammar cannot.
 _UNSAID = (
     "not",
@@ -108,14 +111,13 @@ def as_grammar(schema: Mapping[str, Any]) -> str:
 
 def _refused(schema: Mapping[str, Any]) -> str:
     """Why llguidance refuses a checked schema; "" where it takes it."""
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
-    grammar = LLMatcher.grammar_from_json_schema(as_grammar(schema))
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits)
+    library = llguidance()
+    grammar = library.LLMatcher.grammar_from_json_schema(as_grammar(schema))
+    limits = library.LLParserLimits(verbose_errors=False)
+    matcher = library.LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    error = matcher.get_error()
+    error: str = matcher.get_error()
     return "nothing matches it" if "NoExtension" in error else error
 
 
@@ -152,40 +154,41 @@ def _error(wanted: str, got: str, pointer: str, hint: str = "") -> SchemaError:
 class _Reader:
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._names: dict[str, str] = {}  # of definitions, by the pointer that a $ref has
-        self._waiting: list[str] = []  # pointers whose definitions have not been read
+        # of definitions, by the pointer that a $ref has and by whether nothing stands beside it
+        self._names: dict[tuple[str, bool], str] = {}
+        self._waiting: list[tuple[str, bool]] = []  # those that have not been read
         self._steps: set[float] = set()  # values of multipleOf
 
     def part(self, schema: Any, at: str) -> dict[str, Any]:
         """A schema in this document, as one of its own."""
-        schema = self._read(schema, at, 0)
+        schema = self.read(schema, at, 0, is_alone=True)
         definitions = {}
         while self._waiting:
-            pointer = self._waiting.pop()
-            definitions[self._names[pointer]] = self._read(self._target(pointer, pointer), pointer, 0)
+            pointer, is_alone = self._waiting.pop()
+            target = self._target(pointer, pointer)
+            definitions[self._names[pointer, is_alone]] = self.read(target, pointer, 0, is_alone)
         if isinstance(schema, bool):
             schema = {} if schema else {"anyOf": [False]}
         return schema | ({"$defs": definitions} if definitions else {})
 
-    def _read(self, schema: Any, at: str, depth: int) -> Any:
+    def read(self, schema: Any, at: str, depth: int, is_alone: bool) -> Any:
+        """is_alone: what it describes is described by nothing else."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
             raise _error("a schema (an object, true or false)", f"{_short(schema)} at {at or '/'}", at)
         if depth > DEEPEST:
             raise _error(f"schemas at most {DEEPEST} deep", f"a deeper one at {at[:80]}…", at)
-        return _Part(self, schema, at, depth).read()
+        return _Part(self, schema, at, depth, is_alone).read()
 
-    def child(self, schema: Any, at: str, depth: int) -> Any:
-        return self._read(schema, at, depth + 1)
-
-    def definition(self, reference: Any, at: str) -> dict[str, Any]:
+    def definition(self, reference: Any, at: str, is_alone: bool) -> dict[str, Any]:
         """A $ref to a place of this document, under a name without signs that pointers escape."""
         self._target(reference, at)
-        if reference not in self._names:
-            self._names[reference] = f"d{len(self._names)}"
-            self._waiting.append(reference)
-        return {"$ref": f"#/$defs/{self._names[reference]}"}
+        key = (reference, is_alone)
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            self._waiting.append(key)
+        return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def inlined(self, schema: Any, at: str) -> tuple[Any, str]:
         """What a schema that is only a $ref refers to: llguidance compares alternatives of oneOf that it
@@ -226,8 +229,12 @@ class _Reader:
 class _Part:
     """One schema, without those in it."""
 
-    def __init__(self, reader: _Reader, schema: Mapping[str, Any], at: str, depth: int) -> None:
+    def __init__(
+        self, reader: _Reader, schema: Mapping[str, Any], at: str, depth: int, is_alone: bool
+    ) -> None:
         self._reader, self._given, self._at, self._depth = reader, schema, at, depth
+        self._is_alone = is_alone  # and so are its alternatives, where it says nothing of keys itself
+        self._is_whole = is_alone and not set(schema) & {*_IN_PLACE, "patternProperties"}
         self._more: list[Any] = []  # schemas that hold as well
 
     def read(self) -> dict[str, Any]:
@@ -350,6 +357,10 @@ class _Part:
             if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
                 self._refuse("required", "a list of keys")
             out["required"] = keys
+        is_listed = "properties" in out and set(out.get("required", ())) <= out["properties"].keys()
+        if self._is_whole and is_listed and "additionalProperties" not in out:
+            # llama.cpp's way and OpenAI's: a small model writes keys without end where any may come
+            out["additionalProperties"] = False
         for keyword in ("minProperties", "maxProperties"):
             if keyword in self._given:
                 out[keyword] = count(self._given[keyword], keyword, self._refuse)
@@ -398,10 +409,12 @@ class _Part:
 
     def _combine(self, out: dict[str, Any]) -> None:
         if "$ref" in self._given:
-            out |= self._reader.definition(self._given["$ref"], self._at)
+            out |= self._reader.definition(self._given["$ref"], self._at, self._is_alone_in("$ref"))
         for keyword in ("allOf", "anyOf", "oneOf"):
             if keyword in self._given:
                 out[keyword] = self._list(self._given[keyword], keyword)
+        if "oneOf" in out and "anyOf" not in out and are_apart(out["oneOf"]):
+            out["anyOf"] = out.pop("oneOf")
         if self._more:
             out["allOf"] = [*out.get("allOf", []), *self._more]
 
@@ -411,7 +424,13 @@ class _Part:
         places = [(each, f"{self._at}/{keyword}/{i}") for i, each in enumerate(schemas)]
         if keyword == "oneOf":
             places = [self._reader.inlined(*place) for place in places]
-        return [self._reader.child(each, at, self._depth) for each, at in places]
+        is_alone = self._is_whole if keyword in ("prefixItems", "items") else self._is_alone_in(keyword)
+        return [self._reader.read(each, at, self._depth + 1, is_alone) for each, at in places]
+
+    def _is_alone_in(self, keyword: str) -> bool:
+        """Whether each of a keyword's schemas describes its value alone."""
+        beside = set(self._given) & {*_IN_PLACE, *_OF_TYPE["object"], *_OF_TYPE["array"]} - {keyword}
+        return self._is_alone and keyword != "allOf" and not beside
 
     def _map(self, keyword: str) -> dict[str, Any]:
         given = self._given[keyword]
@@ -420,7 +439,7 @@ class _Part:
         return {key: self._child(each, f"{keyword}/{escaped(key)}") for key, each in given.items()}
 
     def _child(self, schema: Any, place: str) -> Any:
-        return self._reader.child(schema, f"{self._at}/{place}", self._depth)
+        return self._reader.read(schema, f"{self._at}/{place}", self._depth + 1, self._is_whole)
 
 
 _applied = {word for words in _OF_TYPE.values() for word in words} | {
