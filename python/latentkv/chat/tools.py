@@ -40,7 +40,7 @@ class ToolUse:
 
 def plain_tools(tools: Tools) -> list[dict[str, Any]]:
     """{"type": "function", "function": {"name", "description", "parameters"}}: null is as if left out, and so
-    is what no template reads (strict). A function without parameters takes none."""
+    is "strict": False. A function without parameters takes none."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise expected("tools", "a list of functions", repr(tools))
     return [_plain(tool) for tool in tools]
@@ -53,13 +53,15 @@ def _plain(tool: Any) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise expected("tools", "OpenAI's function tools, each with a name", f"the function {function!r}")
-    plain = {"name": function["name"]}
+    plain: dict[str, Any] = {"name": function["name"]}
     for name, kind, wanted in (("description", str, "text"), ("parameters", Mapping, "a JSON schema")):
         value = function.get(name)
         if value is not None and not isinstance(value, kind):
             raise expected("tools", f"{name} of {function['name']} as {wanted}", repr(value))
         if value is not None:
             plain[name] = value
+    if function.get("strict") is True:
+        plain["strict"] = True
     return {"type": "function", "function": {"parameters": NO_PARAMETERS} | plain}
 
 
