@@ -53,7 +53,7 @@ def _plain(tool: Any) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise expected("tools", "OpenAI's function tools, each with a name", f"the function {function!r}")
-    plain = {"name": function["name"]}
+    plain: dict[str, Any] = {"name": function["name"]}
     for name, kind, wanted in (("description", str, "text"), ("parameters", Mapping, "a JSON schema")):
         value = function.get(name)
         if value is not None and not isinstance(value, kind):

@@ -103,7 +103,7 @@ class MessagesBody(CountBody):
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise expected("tools", "tools with an input_schema, which the client runs", repr(tool["type"]))
-    function = {"name": tool.get("name"), "description": tool.get("description")}
+    function = {name: tool.get(name) for name in ("name", "description", "strict")}
     return {"type": "function", "function": function | {"parameters": tool.get("input_schema")}}
 
 
