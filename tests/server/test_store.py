@@ -22,83 +22,83 @@ def longest(store: PrefixStore, prompt: list[int]) -> tuple[str, int]:
 
 def test_the_longest_beginning_is_found() -> None:
     store = PrefixStore("m", 1000)
-    store.put([1, 2, 3], lambda: b"a" * 10)
-    store.put([1, 2, 9, 9], lambda: b"b" * 10)
+    store.put([1, 2, 3], lambda cuts: [b"a" * 10])
+    store.put([1, 2, 9, 9], lambda cuts: [b"b" * 10])
     key, worth = longest(store, [1, 2, 3, 4])
-    assert (store.take(key), worth) == (b"a" * 10, 3)
+    assert (store.take(key), worth) == ([b"a" * 10], 3)
     assert longest(store, [5]) == ("", 0)
 
 
 def test_what_begins_another_is_not_kept_twice() -> None:
     store = PrefixStore("m", 1000)
-    store.put([1, 2], lambda: b"short")
-    store.put([1, 2, 3], lambda: b"long")
-    store.put([1], lambda: b"shorter")
+    store.put([1, 2], lambda cuts: [b"short"])
+    store.put([1, 2, 3], lambda cuts: [b"long"])
+    store.put([1], lambda cuts: [b"shorter"])
     assert len(store) == 1
-    assert store.take(longest(store, [1, 2, 3])[0]) == b"long"
+    assert store.take(longest(store, [1, 2, 3])[0]) == [b"long"]
 
 
 def test_the_longest_unused_goes_first() -> None:
     store = PrefixStore("m", 30)
     for token in (1, 2, 3):
-        store.put([token, 0], lambda: bytes(10))
+        store.put([token, 0], lambda cuts: [bytes(10)])
     store.take(longest(store, [1])[0])
-    store.put([4, 0], lambda: bytes(10))
+    store.put([4, 0], lambda cuts: [bytes(10)])
     assert longest(store, [2]) == ("", 0)
     assert all(longest(store, [token])[1] for token in (1, 3, 4))
     assert store.ram_used == 30
-    PrefixStore("m", 0).put([1], lambda: b"x")  # keeps nothing, and says nothing
+    PrefixStore("m", 0).put([1], lambda cuts: [b"x"])  # keeps nothing, and says nothing
 
 
 def test_files_take_what_memory_does_not(tmp_path: Path) -> None:
     store = PrefixStore("m", 20, tmp_path, 1000)
     for token in range(5):
-        store.put([token, 7], lambda token=token: bytes([token]) * 10)
+        store.put([token, 7], lambda cuts, token=token: [bytes([token]) * 10])
     assert store.ram_used == 20
     assert store.disk_used > 0
-    assert store.take(longest(store, [0])[0]) == bytes(10)
+    assert store.take(longest(store, [0])[0]) == [bytes(10)]
     store.close()
     again = PrefixStore("m", 20, tmp_path, 10_000)
     assert len(again) == 5
     assert [again.take(longest(again, [token])[0]) for token in range(5)] == [
-        bytes([t]) * 10 for t in range(5)
+        [bytes([t]) * 10] for t in range(5)
     ]
     assert len(PrefixStore("another", 20, tmp_path, 1000)) == 0
 
 
 def test_rows_of_other_formats_are_found_and_stay(tmp_path: Path) -> None:
     fine = PrefixStore("m", 0, tmp_path, 10_000, formats="q8")
-    fine.put([1, 2, 3], lambda: b"f" * 100)
+    fine.put([1, 2, 3], lambda cuts: [b"f" * 100])
     fine.close()
     coarse = PrefixStore("m", 0, tmp_path, 10_000, formats="q4")
     key, worth = longest(coarse, [1, 2, 3])
-    assert (worth, coarse.is_own(key), coarse.take(key)) == (3, False, b"f" * 100)
-    coarse.put([1, 2, 3], lambda: b"c" * 50)  # is not the same
+    assert (worth, coarse.is_own(key), coarse.take(key)) == (3, False, [b"f" * 100])
+    coarse.put([1, 2, 3], lambda cuts: [b"c" * 50])  # is not the same
     assert len(coarse) == 2
     own, _ = longest(coarse, [1, 2, 3])
-    assert (coarse.is_own(own), coarse.take(own)) == (True, b"c" * 50)
+    assert (coarse.is_own(own), coarse.take(own)) == (True, [b"c" * 50])
     coarse.pass_over(key)
-    coarse.put([1, 2, 3, 4], lambda: b"d" * 50)
+    coarse.put([1, 2, 3, 4], lambda cuts: [b"d" * 50])
     assert longest(coarse, [1, 2, 3])[0] != key
     coarse.close()
     again = PrefixStore("m", 0, tmp_path, 10_000, formats="q8")
-    assert again.take(longest(again, [1, 2, 3])[0]) == b"f" * 100
+    assert again.take(longest(again, [1, 2, 3])[0]) == [b"f" * 100]
     assert len(again) == 2
 
 
 def test_a_closed_store_keeps_nothing(tmp_path: Path) -> None:
     store = PrefixStore("m", 20, tmp_path, 1000)
-    store.put([1, 2], lambda: b"x" * 10)
+    store.put([1, 2], lambda cuts: [b"x" * 10])
     store.close()
-    store.put([3, 4], lambda: b"y" * 10)
+    store.put([3, 4], lambda cuts: [b"y" * 10])
     assert len(store) == 0
     assert len(PrefixStore("m", 20, tmp_path, 1000)) == 1
 
 
 def test_damage_is_forgotten(tmp_path: Path) -> None:
     store = PrefixStore("m", 0, tmp_path, 10_000)
-    store.put([1, 2], lambda: b"x" * 100)
-    store.put([3, 4], lambda: b"y" * 100)
+    store.put([1, 2], lambda cuts: [b"x" * 100])
+    store.put([3, 4], lambda cuts: [b"y" * 100])
     store.close()
     first, second = sorted(tmp_path.rglob("*.state"))
     first.write_bytes(first.read_bytes()[:-3])
@@ -117,8 +117,8 @@ def test_a_full_disk_loses_rows_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     store = PrefixStore("m", 5, tmp_path, 1000)
-    monkeypatch.setattr("latentkv.engine.store.LlamaState.write", full)
-    store.put([1, 2], lambda: b"x" * 10)
+    monkeypatch.setattr("latentkv.engine.pieces.LlamaState.write", full)
+    store.put([1, 2], lambda cuts: [b"x" * 10])
     assert len(store) == 0
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"warning: [--cache-dir] expected to write {tmp_path}/")
@@ -139,7 +139,7 @@ print("ready", flush=True)
 number = 0
 while True:
     number += 1
-    store.put([1, 2, number], lambda: bytes([number % 256]) * (1 << 20))
+    store.put([1, 2, number], lambda cuts: [bytes([number % 256]) * (1 << 20)])
 """
 
 
@@ -156,7 +156,7 @@ def test_killed_while_writing_leaves_old_or_new(tmp_path: Path) -> None:
         assert not list(tmp_path.rglob("*.partial"))
         for key in list(store._entries):
             rows = store.take(key)
-            assert rows == bytes([store.tokens(key)[2] % 256]) * (1 << 20)
+            assert rows == [bytes([store.tokens(key)[2] % 256]) * (1 << 20)]
         store.close()
 
 
@@ -164,7 +164,7 @@ HOLDER = """
 import sys
 from latentkv.engine.store import PrefixStore
 store = PrefixStore("m", 0, sys.argv[1], 1 << 20)
-store.put([1, 2], lambda: b"x" * 100)
+store.put([1, 2], lambda cuts: [b"x" * 100])
 print("ready", flush=True)
 sys.stdin.read()
 store.close()
@@ -185,11 +185,11 @@ def test_a_folder_is_one_servers_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(LatentKVError, match=said):
         PrefixStore("m", 0, tmp_path, 1 << 20)
     other = PrefixStore("another", 0, tmp_path, 1 << 20)  # of another model: a folder of its own
-    other.put([5, 6], lambda: b"z" * 100)
+    other.put([5, 6], lambda cuts: [b"z" * 100])
     other.close()
     assert first.communicate("", timeout=30) == ("", "")
     mine = PrefixStore("m", 0, tmp_path, 1 << 20)
-    assert mine.take(longest(mine, [1, 2])[0]) == b"x" * 100
+    assert mine.take(longest(mine, [1, 2])[0]) == [b"x" * 100]
     mine.close()
     killed = holder()  # the lock goes with its process
     killed.kill()

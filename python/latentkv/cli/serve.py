@@ -116,14 +116,14 @@ def _serving(args: argparse.Namespace) -> Serving:
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
-        store=_store(args, model, cache),
+        store=_store(args, model, cache, sink),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
     return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict)
 
 
-def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) -> PrefixStore:
+def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any], sink: int) -> PrefixStore:
     from latentkv.engine.store import PrefixStore
 
     def of(names: Sequence[str]) -> str:
@@ -137,6 +137,7 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) 
         args.cache_dir,
         args.cache_dir_size << 20,
         of(formats),
+        sink,
     )
 
 
