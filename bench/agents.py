@@ -111,6 +111,8 @@ class Agent:
     new: int = 0
     computed: int = 0
     turns: int = 0
+    known_before: int = 0
+    told: list[tuple[int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -135,9 +137,11 @@ class Agent:
         self.messages.append(message)
         cached = usage.prompt_tokens_details.cached_tokens
         self.computed += usage.prompt_tokens - cached
+        self.known_before = self.n_known
         self.new += usage.prompt_tokens - self.n_known
         self.n_known = usage.prompt_tokens + usage.completion_tokens
         self.turns += 1
+        self.told.append((usage.prompt_tokens, cached, usage.prompt_tokens - self.known_before))
         more = text(self.rng, int(self.per_turn * self.rng.choice((0.2, 0.5, 0.8, 1.0, 1.5, 2.0))))
         calls = message.get("tool_calls") or []
         if calls:
@@ -242,6 +246,10 @@ def measured(args: argparse.Namespace, case: Case, model: Path) -> dict[str, Any
                 used, whole = kept(address)
                 if part == 0:
                     agents[1].new -= begun(address, agents)
+    if args.verbose:
+        for agent in agents:
+            for prompt, cached, new in agent.told:
+                print(f"agent {agent.seed}: prompt {prompt}, cached {cached}, new {new}", file=sys.stderr)
     new, computed = sum(agent.new for agent in agents), sum(agent.computed for agent in agents)
     return {
         "case": case.what,
@@ -271,7 +279,7 @@ def begun(address: str, agents: list[Agent]) -> int:
 
 def demo(command: list[str], folder: Path, sliding: bool, n_ctx: int) -> Path:
     """The demo model for longer texts than it was trained on."""
-    source, path = folder / "source", folder / "demo.gguf"
+    source, path = folder / f"source-{sliding}", folder / f"demo-{sliding}.gguf"
     source.mkdir()
     for file in DEMO.iterdir():
         (source / file.name).write_bytes(file.read_bytes())
@@ -299,15 +307,18 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(CASES), help=f"(default: {','.join(CASES)})")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--command", nargs="+", default=[sys.executable, "-m", "latentkv"], help="latentkv's")
+    parser.add_argument("-v", "--verbose", action="store_true", help="a line for each turn")
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args()
     rows = []
-    for name in args.cases.split(","):
-        case = CASES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            model = args.model or demo(args.command, Path(folder), case.sliding, args.to * 2)
-            rows.append(measured(args, case, model))
-        print(json.dumps(rows[-1]), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        models: dict[bool, Path] = {}
+        for name in args.cases.split(","):
+            case = CASES[name]
+            if args.model is None and case.sliding not in models:
+                models[case.sliding] = demo(args.command, Path(folder), case.sliding, args.to * 2)
+            rows.append(measured(args, case, args.model or models[case.sliding]))
+            print(json.dumps(rows[-1]), flush=True)
     if args.out:
         note = "Two agents that share system prompt and tools: prompt tokens computed, bytes of the store"
         command = " ".join(["python", "bench/agents.py", *sys.argv[1:]])

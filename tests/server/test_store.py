@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from latentkv.engine.pieces import CHUNK
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError
 from latentkv.session.prefix import common
@@ -224,3 +226,99 @@ def test_a_second_server_says_so(
         assert address.startswith("http")
     with serve(plain, *options):  # the first has gone
         pass
+
+
+def whole(store: PrefixStore, tokens: list[int]) -> list[int]:
+    """What is kept of a sequence, where each token's row is the token."""
+    rows = store.take(longest(store, tokens)[0])
+    assert rows is not None
+    return list(array("i", b"".join(rows)))
+
+
+def kept(store: PrefixStore, tokens: list[int], settled: int) -> list[list[int]]:
+    """Puts a sequence; the cuts that it was asked for."""
+    asked: list[list[int]] = []
+
+    def rows(cuts: Sequence[int]) -> list[bytes]:
+        asked.append(list(cuts))
+        ends = [*cuts[1:], len(tokens)]
+        return [array("i", tokens[a:b]).tobytes() for a, b in zip(cuts, ends, strict=True)]
+
+    store.put(tokens, rows, settled)
+    return asked
+
+
+@pytest.mark.parametrize("sink", [0, 4])
+def test_what_sequences_begin_with_is_kept_once(tmp_path: Path, sink: int) -> None:
+    shared = list(range(5000))
+    one, two = [*shared, *range(10_000, 11_000)], [*shared, *range(20_000, 21_000)]
+    for folder, ram in ((None, 1 << 20), (tmp_path, 0)):
+        store = PrefixStore("m", ram, folder, 1 << 20, sink=sink)
+        assert kept(store, one, settled=5900)[0][0] == 0
+        alone = store.ram_used + store.disk_used
+        (cuts,) = kept(store, two, settled=5900)
+        assert 5000 - CHUNK <= cuts[0] <= 5000  # rows that are there are not asked for
+        used = store.ram_used + store.disk_used
+        assert used - alone < 1.2 * 4 * (1000 + CHUNK) + (folder is not None) * 60_000  # names of the tokens
+        assert store.unshared - used > 3.9 * (5000 - CHUNK)
+        assert whole(store, one) == one
+        assert whole(store, two) == two
+        # what is not settled is the sequence's own
+        three = [*shared, 7]
+        (cuts,) = kept(store, three, settled=1000)
+        assert cuts[0] == len(range(sink + CHUNK, 1001, CHUNK)) * CHUNK + sink
+        assert whole(store, three) == three
+        store.close()
+    again = PrefixStore("m", 0, tmp_path, 1 << 20, sink=sink)
+    assert len(again) == 3
+    assert [whole(again, each) for each in (one, two, three)] == [one, two, three]
+
+
+def test_a_piece_stays_as_long_as_a_sequence_has_it(tmp_path: Path) -> None:
+    shared = list(range(1000))
+    one, two = [*shared, 1], [*shared, 2]
+    store = PrefixStore("m", 0, tmp_path, 1 << 20)
+    for tokens in (one, two):
+        kept(store, tokens, settled=1000)
+    store._drop(longest(store, one)[0])
+    assert whole(store, two) == two
+    n_files = len(list(tmp_path.rglob("*.rows")))
+    assert n_files == 1000 // CHUNK
+    kept(store, [*two, 3], settled=1000)  # goes on
+    assert len(store) == 1
+    assert len(list(tmp_path.rglob("*.rows"))) == n_files
+    store._drop(longest(store, two)[0])
+    assert not list(tmp_path.rglob("*.rows"))
+    assert (store.disk_used, store.unshared) == (0, 0)
+
+
+def test_a_piece_that_is_damaged_or_gone(tmp_path: Path) -> None:
+    shared = list(range(1000))
+    store = PrefixStore("m", 0, tmp_path, 1 << 20)
+    for more in (1, 2):
+        kept(store, [*shared, more], settled=1000)
+    other = list(range(5000, 5600))
+    kept(store, other, settled=500)
+    store.close()
+    again = PrefixStore("m", 0, tmp_path, 1 << 20)
+    (piece,) = [each for each in again._pieces if each.holders == 2][:1]
+    assert piece.path is not None
+    piece.path.write_bytes(b"nonsense")
+    assert again.take(longest(again, shared)[0]) is None
+    assert len(again) == 1  # both had it
+    assert whole(again, other) == other
+    again.close()
+    next(iter(tmp_path.rglob("*.rows"))).unlink()
+    assert len(PrefixStore("m", 0, tmp_path, 1 << 20)) == 0
+    assert not list(tmp_path.rglob("*.rows"))  # which no sequence has
+
+
+def test_the_oldest_sequences_go_and_shared_pieces_stay() -> None:
+    shared = list(range(2048))
+    store = PrefixStore("m", 4 * 2048 + 4 * 600)
+    for at in range(8):
+        kept(store, [*shared, *range(10_000 * at, 10_000 * at + 200)], settled=2048)
+    assert 2 <= len(store) <= 3
+    newest = [*shared, *range(70_000, 70_200)]
+    assert whole(store, newest) == newest
+    assert store.ram_used <= 4 * 2048 + 4 * 600

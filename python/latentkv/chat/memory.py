@@ -28,14 +28,14 @@ Render = Callable[[Sequence[Message]], str]  # a conversation that waits for no 
 
 @dataclass(frozen=True)
 class Remembered:
-    """An answer behind its prompt: `tokens` are those of both, `text` is what the model wrote, and `end` the
-    text of the token by which it ended the answer; "": it did not. `prompt`: digest and length of what the
-    template wrote before it. `ids`: of its calls, those that it does not write itself."""
+    """An answer behind its prompt: `tokens` are those of both, `text` is what the model wrote, and whether it
+    ended the answer itself. `prompt`: digest and length of what the template wrote before it. `ids`: of its
+    calls, those that it does not write itself."""
 
     prompt: tuple[str, int]
     tokens: array[int]
     text: str
-    end: str
+    is_ended: bool
     reasoning: str
     ids: Sequence[str]
 
@@ -48,6 +48,7 @@ class AnswerMemory:
         self._known: OrderedDict[str, Remembered] = OrderedDict()  # by conversation; the longest unused first
         self._n_tokens = 0
         self._lock = threading.Lock()
+        self._ends: list[str] | None = None  # texts of the tokens that end a turn
 
     def remember(
         self,
@@ -66,7 +67,7 @@ class AnswerMemory:
             (_digest(text), len(text)),
             array("i", [*prompt, *answer]),
             written,
-            "" if end is None else _text(model, [end]),
+            end is not None,
             message.get("reasoning_content") or "",
             [each for each in ids if each not in written],
         )
@@ -99,8 +100,8 @@ class AnswerMemory:
         those that the model was given and wrote. None: no answer is.
 
         The conversation is the same, message by message, and up to the answer the template writes what it
-        wrote before. Of the answer it writes what the model wrote, or the same message in other words, and
-        ends the turn as the model did."""
+        wrote before. Of the answer it writes what the model wrote, or the same message in other words and
+        behind it a token that ends a turn, as the model did."""
         keys = list(_keys(messages, options))
         for at in reversed(range(len(messages))):
             known = self._at(keys[at])
@@ -109,12 +110,18 @@ class AnswerMemory:
             digest, length = known.prompt
             if _digest(text[:length]) != digest:
                 continue
-            rest = _behind(known, text, partial(_until, render, messages, at))
+            rest = _behind(known, text, self._turn_ends(model), partial(_until, render, messages, at))
             tokens = [] if rest is None else list(model.tokenize(rest.encode(), False, True))
             if rest is None or _text(model, tokens) != rest:  # some vocabularies begin a text with a blank
                 continue
             return [*known.tokens, *tokens]
         return None
+
+    def _turn_ends(self, model: Model) -> list[str]:
+        if self._ends is None:
+            ends = (token for token in range(model.n_vocab) if model.is_eog(token))
+            self._ends = [found for token in ends if (found := _text(model, [token]))]
+        return self._ends
 
     def _at(self, key: str) -> Remembered | None:
         with self._lock:
@@ -128,15 +135,15 @@ def _until(render: Render, messages: Sequence[Message], at: int) -> str:
     return render(messages[: at + 1])
 
 
-def _behind(known: Remembered, text: str, begun: Callable[[], str]) -> str | None:
+def _behind(known: Remembered, text: str, ends: Sequence[str], begun: Callable[[], str]) -> str | None:
     """What follows the answer in `text`. begun: what the template writes of the conversation up to it."""
     _, length = known.prompt
     if text.startswith(known.text, length):
         return text[length + len(known.text) :]
-    if not known.end:
+    if not known.is_ended:
         return None
     turns = begun()
-    end = turns.rfind(known.end, length)
+    end = max((turns.rfind(each, length) for each in ends), default=-1)
     if end < 0 or not text.startswith(turns):
         return None
     if any(each in turns[length:end] for each in known.ids):  # the model would miss them
