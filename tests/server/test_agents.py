@@ -198,6 +198,22 @@ def test_thoughts_before_a_call_come_back_where_the_template_shows_them(model: A
     assert agent.computed == agent.new
 
 
+def test_a_memory_outlives_its_process(model: Any, tmp_path: Path) -> None:
+    agent = Agent(scheduler(model, 1, 4096), AnswerMemory(), CHATML_TOOLS, "Read all.")
+    plays(agent, 2)
+    wanted = agent.prompt().tokens
+    assert agent.memory is not None
+    agent.memory.save(tmp_path / "answers.json")
+    agent.memory = AnswerMemory()
+    assert agent.prompt().tokens != wanted
+    agent.memory.load(tmp_path / "answers.json")
+    assert agent.prompt().tokens == wanted
+    (tmp_path / "answers.json").write_bytes(b'{"key": {"tokens": 5}}')
+    agent.memory.load(tmp_path / "answers.json")  # damaged
+    agent.memory.load(tmp_path / "none.json")
+    assert agent.prompt().tokens == wanted
+
+
 def test_a_memory_has_a_size(model: Any) -> None:
     memory = AnswerMemory(n_tokens=1500)
     agent = Agent(scheduler(model, 1, 4096), memory, CHATML_TOOLS, "Read all.")

@@ -7,17 +7,21 @@ conversation that goes on with one of them is given the tokens that the cache ho
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
+import sys
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latentkv import durable
 from latentkv.chat.template import Message, content_text
 
 if TYPE_CHECKING:
@@ -72,13 +76,7 @@ class AnswerMemory:
             [each for each in ids if each not in written],
         )
         *_, key = _keys([*messages, message], options)
-        with self._lock:
-            if (old := self._known.pop(key, None)) is not None:
-                self._n_tokens -= len(old.tokens)
-            self._known[key] = entry
-            self._n_tokens += len(entry.tokens)
-            while self._n_tokens > self._most:
-                self._n_tokens -= len(self._known.popitem(last=False)[1].tokens)
+        self._keep(key, entry)
 
     def with_thoughts(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[Message]:
         """The messages, and in those with calls what the model thought before it called, where a client left
@@ -116,6 +114,34 @@ class AnswerMemory:
                 continue
             return [*known.tokens, *tokens]
         return None
+
+    def save(self, path: Path) -> None:
+        """To a file, for another process. A disk that does not take it loses the answers, with a warning."""
+        with self._lock:
+            known = {
+                key: asdict(each) | {"tokens": _packed(each.tokens)} for key, each in self._known.items()
+            }
+        try:
+            with durable.writing(path) as file:
+                file.write(json.dumps(known).encode())
+        except OSError as error:
+            print(f"warning: [--cache-dir] expected to write {path}; got {error.strerror}", file=sys.stderr)
+
+    def load(self, path: Path) -> None:
+        """From such a file, if there is one. One that is damaged says nothing."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            for key, each in json.loads(path.read_bytes()).items():
+                prompt, tokens = tuple(each.pop("prompt")), array("i", base64.b64decode(each.pop("tokens")))
+                self._keep(key, Remembered(prompt, tokens, **each))
+
+    def _keep(self, key: str, entry: Remembered) -> None:
+        with self._lock:
+            if (old := self._known.pop(key, None)) is not None:
+                self._n_tokens -= len(old.tokens)
+            self._known[key] = entry
+            self._n_tokens += len(entry.tokens)
+            while self._n_tokens > self._most:
+                self._n_tokens -= len(self._known.popitem(last=False)[1].tokens)
 
     def _turn_ends(self, model: Model) -> list[str]:
         if self._ends is None:
@@ -188,6 +214,10 @@ def _thoughts(message: Message) -> str:
 
 def _dumped(value: Any) -> bytes:
     return json.dumps(value, default=str).encode()
+
+
+def _packed(tokens: array[int]) -> str:
+    return base64.b64encode(tokens.tobytes()).decode()
 
 
 def _digest(text: str) -> str:

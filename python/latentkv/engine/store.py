@@ -60,12 +60,12 @@ class PrefixStore:
         self._ram, self._disk, self._sink = ram_bytes, disk_bytes, sink
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # the longest unused first
         self._pieces = Pieces()
-        self._folder: Path | None = None
+        self.folder: Path | None = None  # of this model
         self._unlock: Callable[[], object] | None = None
         if folder is not None:
-            self._folder = Path(folder) / f"latentkv-{_digest(identity.encode())}"
-            self._unlock = weakref.finalize(self, os.close, opened(self._folder))
-            self._find(self._folder)
+            self.folder = Path(folder) / f"latentkv-{_digest(identity.encode())}"
+            self._unlock = weakref.finalize(self, os.close, opened(self.folder))
+            self._find(self.folder)
 
     @property
     def ram_used(self) -> int:
@@ -155,7 +155,7 @@ class PrefixStore:
                 break
             if piece.rows is None or not piece.holders or self._written(piece):
                 continue
-            if self._folder is None:
+            if self.folder is None:
                 self._drop_oldest(lambda held: held.rows is not None)
             else:  # whose disk is full
                 self._drop_holders(piece)
@@ -167,9 +167,9 @@ class PrefixStore:
 
     def _written(self, piece: Piece) -> bool:
         """Moves a piece to its file, if there is a folder and it takes it."""
-        if self._folder is None or piece.n_bytes > self._disk:
+        if self.folder is None or piece.n_bytes > self._disk:
             return False
-        return self._pieces.write(piece, self._folder)
+        return self._pieces.write(piece, self.folder)
 
     def _drop_oldest(self, has: Callable[[Piece], bool]) -> None:
         """The longest unused sequence with such a piece."""
