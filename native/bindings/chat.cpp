@@ -80,7 +80,7 @@ void bind_chat(py::module_& module) {
     using Released = py::call_guard<Unlocked>;
     py::class_<ChatParser>(module, "ChatParser")
         .def("parse", &ChatParser::parse, py::arg("text"), py::arg("is_partial"), Released())
-        .def("stream", [](const ChatParser& parser) { return ChatStream(parser); });
+        .def("stream", [](const ChatParser& parser) { return std::make_unique<ChatStream>(parser); });
     py::class_<ChatStream>(module, "ChatStream")
         .def("push", &ChatStream::push, py::arg("text"), py::arg("is_partial") = true, Released())
         .def_property_readonly("message", &ChatStream::message)

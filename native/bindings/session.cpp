@@ -231,13 +231,39 @@ void bind_session(py::module_& module) {
             },
             py::arg("seq"))
         .def(
+            "seq_state_parts",
+            [](const PySession& s, int seq, const std::vector<int32_t>& cuts) {
+                std::vector<std::vector<uint8_t>> parts;
+                {
+                    const Unlocked unlocked;
+                    parts = s.session.seq_state_parts(seq, cuts);
+                }
+                std::vector<py::bytes> out;
+                for (const auto& part : parts) {
+                    out.emplace_back(reinterpret_cast<const char*>(part.data()), part.size());
+                }
+                return out;
+            },
+            py::arg("seq"), py::arg("cuts"))
+        .def(
+            "seq_settled", [](const PySession& s, int seq) { return s.session.seq_settled(seq); }, py::arg("seq"))
+        .def(
             "set_seq_state",
-            [](PySession& s, int seq, const py::bytes& data, const std::string& accept) {
-                const std::string_view view(data);
+            [](PySession& s, int seq, const py::object& data, const std::string& accept) {
+                std::vector<py::bytes> held;
+                if (py::isinstance<py::bytes>(data)) {
+                    held.push_back(data);
+                } else {
+                    held = data.cast<std::vector<py::bytes>>();
+                }
+                std::vector<std::span<const uint8_t>> parts;
+                for (const py::bytes& part : held) {
+                    const std::string_view view(part);
+                    parts.emplace_back(reinterpret_cast<const uint8_t*>(view.data()), view.size());
+                }
                 const lkv::Accept which = parse_accept(accept);
                 const Unlocked unlocked;
-                return s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()},
-                                               which);
+                return s.session.set_seq_state(seq, parts, which);
             },
             py::arg("seq"), py::arg("data"), py::arg("accept") = "same")
         .def(

@@ -264,10 +264,16 @@ class Session:
         slots; the cache is empty then."""
     def seq_state_bytes(self, seq: int) -> bytes:
         """One sequence alone, in the same form."""
-    def set_seq_state(self, seq: int, data: bytes, accept: str = "same") -> str:
-        """Replaces a sequence by the one of a state, in any slots that are free. "finer" takes rows of other
-        formats that are as fine as this session's or finer, in the same exact windows. Else as set_state; the
-        sequence is empty after an error."""
+    def seq_state_parts(self, seq: int, cuts: Sequence[int]) -> list[bytes]:
+        """The same in parts: tokens between each two of these positions, and from the last on. Those before
+        the first are left out. Raises Error under eviction, but for the whole, [0]."""
+    def seq_settled(self, seq: int) -> int:
+        """The position before which rows stay as they are, whatever follows: so far parts of the sequence
+        are those of any other that begins with the same tokens. Under eviction 0."""
+    def set_seq_state(self, seq: int, data: bytes | Sequence[bytes], accept: str = "same") -> str:
+        """Replaces a sequence by the one of a state, or of all its parts, in any slots that are free. "finer"
+        takes rows of other formats that are as fine as this session's or finer, in the same exact windows.
+        Else as set_state; the sequence is empty after an error."""
 
 class TokenMatcher(Protocol):
     """What a Sampler asks. What its methods raise becomes an Error with the same text."""

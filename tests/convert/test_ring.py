@@ -432,3 +432,19 @@ def test_one_sequence_travels_alone(m: Any, regions: dict[str, Any]) -> None:
     other.set_seq_state(0, state)
     got = np.concatenate([other.decode([t], seq=[0]) for t in IDS[at : at + 80]])
     assert distance(got, expected) < EXACT
+
+
+def test_a_sequence_in_parts(m: Any) -> None:
+    """What windows see goes with the last part."""
+    ids = [7 + at % 90 for at in range(400)]
+    s = ringed(m, n_seq_max=2)
+    s.decode(ids, output="none")
+    parts = s.seq_state_parts(0, [0, 100, 300])
+    other = ringed(m, n_seq_max=2)
+    other.set_seq_state(1, parts)
+    wanted = s.decode([9])
+    got = other.decode([9], seq=[1])
+    assert np.linalg.norm(got - wanted) < 1e-5 * np.linalg.norm(wanted)
+    with pytest.raises(ValueError, match=r"^\[state\] expected the rows that each sequence's window"):
+        other.set_seq_state(1, parts[:2])
+    assert other.seq_pos_max(1) == -1

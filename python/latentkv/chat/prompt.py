@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from latentkv.chat.messages import Message
+from latentkv.chat.memory import AnswerMemory
+from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.template import ChatTemplate
 from latentkv.chat.tools import Tools, ToolUse
 from latentkv.errors import expected
@@ -21,13 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """`shown` are special tokens that the parser reads in the answer."""
+    """`shown` are special tokens that the parser reads in the answer. `remember` takes the answer's message,
+    its tokens, and the one by which the model ended it, if one did."""
 
     tokens: list[int]
     grammar: LlamaGrammar | None
     shown: frozenset[int]
     stop: list[str]
     parser: ChatParser
+    remember: Callable[[Message, Sequence[int], int | None], None] | None = None
 
 
 def chat_request(
@@ -38,9 +42,11 @@ def chat_request(
     grammar: LlamaGrammar | None = None,
     response_format: Mapping[str, Any] | None = None,
     check_length: Callable[[int], None] | None = None,
+    memory: AnswerMemory | None = None,
     **options: Any,
 ) -> ChatPrompt:
-    """`check_length` may refuse a text of so many bytes before its tokens are found. `options` are those of
+    """`check_length` may refuse a text of so many bytes before its tokens are found. `memory`: of earlier
+    answers, whose tokens are taken as they were written. `options` are those of
     ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
     continue_final_message, reasoning_format."""
     use = use or ToolUse()
@@ -57,13 +63,16 @@ def chat_request(
         raise expected("grammar", "no tools and no response_format beside it", "both")
     if use.is_named and options.get("parallel_tool_calls") is None:
         options["parallel_tool_calls"] = False
-    rendered = template.apply(
-        messages,
-        tools=list(offered) or None,
-        tool_choice=use.choice if offered else None,
-        json_schema=schema,
+    written: dict[str, Any] = {
+        "tools": list(offered) or None,
+        "tool_choice": use.choice if offered else None,
+        "json_schema": schema,
         **options,
-    )
+    }
+    messages = plain_messages(messages)
+    if memory is not None:
+        messages = memory.with_thoughts(messages, _seen(written))
+    rendered = template.apply(messages, **written)
     if rendered.grammar is None and schema is not None:  # the template's own format has no place for it
         grammar = LlamaGrammar.from_json_schema(schema)
     if rendered.grammar is not None and schema is not None and not rendered.grammar.schemas:
@@ -83,13 +92,39 @@ def chat_request(
     text = utf8(rendered.text, "prompt")
     if check_length is not None:
         check_length(len(text))
+    tokens = _tokens(model, template, messages, written, rendered.text, memory)
+    asked = (messages, _seen(written), rendered.text, tokens)
     return ChatPrompt(
-        tokens=list(model.tokenize(text, True, True)),
+        tokens=tokens,
         grammar=grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
         parser=rendered.parser,
+        remember=None if memory is None else partial(memory.remember, model, asked),
     )
+
+
+def _tokens(
+    model: Model,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    written: Mapping[str, Any],
+    text: str,
+    memory: AnswerMemory | None,
+) -> list[int]:
+    def render(begun: Sequence[Message]) -> str:
+        return template.apply(begun, **{**written, "add_generation_prompt": False}).text
+
+    if memory is not None and not written.get("continue_final_message"):
+        known = memory.tokens(model, messages, _seen(written), text, render)
+        if known is not None:
+            return known
+    return list(model.tokenize(utf8(text, "prompt"), True, True))
+
+
+def _seen(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a template's options those that a conversation keeps while it goes on."""
+    return {key: value for key, value in written.items() if key in ("tools", "chat_template_kwargs")}
 
 
 def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> LlamaGrammar:

@@ -79,6 +79,8 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit:  # what uvicorn makes of a port that is taken
         raise expected("--port", "a free port", f"{args.host}:{args.port}", "choose another") from None
     finally:
+        if (path := _answers(serving)) is not None:
+            serving.memory.save(path)
         serving.engine.close()
     return 0
 
@@ -126,14 +128,23 @@ def _serving(args: argparse.Namespace) -> Serving:
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
-        store=_store(args, model, cache),
+        store=_store(args, model, cache, sink),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
-    return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict)
+    serving = Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict)
+    if (path := _answers(serving)) is not None:
+        serving.memory.load(path)
+    return serving
 
 
-def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) -> PrefixStore:
+def _answers(serving: Serving) -> Path | None:
+    """The file of answers that come back in prompts, where sequences are kept in files."""
+    store = serving.scheduler.store
+    return None if store is None or store.folder is None else store.folder / "answers.json"
+
+
+def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any], sink: int) -> PrefixStore:
     from latentkv.engine.store import PrefixStore
 
     def of(names: Sequence[str]) -> str:
@@ -147,6 +158,7 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) 
         args.cache_dir,
         args.cache_dir_size << 20,
         of(formats),
+        sink,
     )
 
 
