@@ -4,7 +4,7 @@ Responses and the Messages interface are two ways to write them down."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,7 +52,11 @@ class Blocks:
     """Takes an answer's pieces. A block is closed when another begins; a call that a text comes behind stays
     open, as its arguments may go on."""
 
-    def __init__(self, parser: ChatParser) -> None:
+    def __init__(
+        self, parser: ChatParser, on_message: Callable[[dict[str, Any]], None] = lambda message: None
+    ) -> None:
+        """on_message takes the whole message, at its end."""
+        self._on_message = on_message
         self.all: list[Block] = []
         self._message = MessageStream(parser)
         self._open: list[Block] = []
@@ -68,6 +72,7 @@ class Blocks:
         for delta in deltas:
             yield from self._delta(json.loads(delta))
         if piece.finish_reason is not None:
+            self._on_message(self._message.message)
             yield from self._close(self._open, is_cut=piece.finish_reason == "length")
 
     def open_text(self) -> Iterator[Change]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -11,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from latentkv.server.answering import Inbox, unless_gone, wholes
 from latentkv.server.blocks import Blocks
 from latentkv.server.body import Route
-from latentkv.server.chat import asked
+from latentkv.server.chat import asked, remember
 from latentkv.server.events import EventStream, Wire
 from latentkv.server.messages.body import CountBody, MessagesBody
 from latentkv.server.messages.shape import PING, MessageShape
@@ -28,7 +29,8 @@ async def messages(body: MessagesBody, http: HttpRequest, serving: Served) -> An
     inbox = Inbox()
     answers = serving.answering(requests, inbox)
     progress, stops = answers[0].ticket.progress, body.stop_sequences or ()
-    shape = MessageShape(serving.name, Blocks(prompt.parser), progress, stops, body.omits_thoughts)
+    blocks = Blocks(prompt.parser, partial(remember, prompt, answers[0]))
+    shape = MessageShape(serving.name, blocks, progress, stops, body.omits_thoughts)
     if body.stream:
         wire = Wire("event: ", shape.failed, last=(), ping=(PING,))
         return EventStream(answers, [shape], inbox, wire=wire)

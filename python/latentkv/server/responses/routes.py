@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -11,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from latentkv.server.answering import Inbox, unless_gone, wholes
 from latentkv.server.blocks import Blocks
 from latentkv.server.body import Route
-from latentkv.server.chat import asked
+from latentkv.server.chat import asked, remember
 from latentkv.server.errors import Refused
 from latentkv.server.events import EventStream, Wire, named
 from latentkv.server.responses.body import ResponsesBody
@@ -29,7 +30,8 @@ async def responses(body: ResponsesBody, http: HttpRequest, serving: Served) -> 
     prompt, requests = await run_in_threadpool(lambda: asked(body.as_chat(), serving))
     inbox = Inbox()
     answers = serving.answering(requests, inbox)
-    shape = ResponseShape(body, serving, Blocks(prompt.parser), answers[0].ticket.progress)
+    blocks = Blocks(prompt.parser, partial(remember, prompt, answers[0]))
+    shape = ResponseShape(body, serving, blocks, answers[0].ticket.progress)
     if body.stream:
         begin = [named(event) for event in shape.first()]
         wire = Wire("event: ", shape.failed, last=())
