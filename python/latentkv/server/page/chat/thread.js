@@ -2,10 +2,22 @@
 
 import { byId } from "../parts/dom.js";
 import { messageView } from "./message.js";
+import { markIn } from "./search.js";
 
 const NEAR = 48; // px from the bottom that count as being there
 
 let views = new Map(); // message → its view
+let isAtBottom = true;
+
+/** Keeps the end in sight while the thread grows: words, formulas and colours that come later, a narrower window. */
+export function follow() {
+  const scroller = byId("scroller");
+  scroller.addEventListener("scroll", () => {
+    isAtBottom = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+  });
+  const observer = new ResizeObserver(() => isAtBottom && toBottom());
+  for (const each of [scroller, byId("thread")]) observer.observe(each);
+}
 
 /** Shows a conversation whole; on: see message.js. */
 export function show(conversation, answering, on) {
@@ -24,19 +36,19 @@ export function show(conversation, answering, on) {
 
 /** After a change of one message, at most once a frame. */
 export function refresh(message, isAnswering) {
-  const view = views.get(message);
-  if (!view) return;
-  const wasAtBottom = isAtBottom();
-  view.update(isAnswering);
-  if (wasAtBottom) toBottom();
+  views.get(message)?.update(isAnswering);
 }
 
-function isAtBottom() {
-  const scroller = byId("scroller");
-  return scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+/** Marks what was searched for and goes to the first of it. */
+export function mark(query) {
+  const first = markIn(byId("thread"), query);
+  if (!first) return;
+  isAtBottom = false;
+  first.startContainer.parentElement.scrollIntoView({ block: "center" });
 }
 
 function toBottom() {
   const scroller = byId("scroller");
   scroller.scrollTop = scroller.scrollHeight;
+  isAtBottom = true;
 }

@@ -1,0 +1,48 @@
+// The field above the conversations: Ctrl-K or / leads there, arrows to what it found, Escape back.
+
+import { byId } from "../parts/dom.js";
+import { openSide } from "../parts/sides.js";
+
+/** on: {changed(): the field has other words, left(): nothing is searched for any more}. */
+export function buildSearch(on) {
+  const field = byId("search");
+  field.addEventListener("input", on.changed);
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.preventDefault();
+      field.value = "";
+      on.changed();
+      on.left();
+    } else if (event.key === "Enter") {
+      event.preventDefault();
+      if (field.value.trim()) rows()[0]?.click();
+    } else if (event.key === "ArrowDown") {
+      event.preventDefault();
+      rows()[0]?.focus();
+    }
+  });
+  byId("conversations").addEventListener("keydown", walk);
+  document.addEventListener("keydown", (event) => {
+    if (isCalled(event) && !document.querySelector("dialog[open]") && !byId("searching").hidden) {
+      event.preventDefault();
+      openSide("list");
+      field.focus();
+      field.select();
+    }
+  });
+}
+
+const rows = () => [...byId("conversations").querySelectorAll("button.title")];
+
+function walk(event) {
+  const at = rows().indexOf(document.activeElement);
+  if (at < 0 || !["ArrowDown", "ArrowUp"].includes(event.key)) return;
+  event.preventDefault();
+  const next = event.key === "ArrowDown" ? rows()[at + 1] : (rows()[at - 1] ?? byId("search"));
+  next?.focus();
+}
+
+function isCalled({ key, ctrlKey, metaKey, altKey, target }) {
+  if (key.toLowerCase() === "k") return (ctrlKey || metaKey) && !altKey;
+  return key === "/" && !ctrlKey && !metaKey && !target.closest("input, textarea");
+}
