@@ -46,8 +46,8 @@ test: test-python test-native
 
 # a browser beside another process draws too late to see an answer grow
 test-python: $(VENV)/.installed-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/server/test_page.py
-	$(BIN)/python -m pytest tests/server/test_page.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/server/page
+	$(BIN)/python -m pytest tests/server/page
 
 test-native: $(VENV)/.installed-tests
 	$(BIN)/ctest --test-dir $(BUILD) --parallel 2 --output-on-failure --no-tests=error

@@ -1,40 +1,52 @@
-// Colours of code, by highlight.js once that is here. Its HTML is not parsed as such: spans of its classes and
-// text are all that is read from it.
+// Colours of code, by highlight.js in a worker: code that takes it long keeps no page waiting, and none but its own
+// block without colours. Its HTML is not parsed as such: spans of its classes and text are all that is read from it.
 
 import { el } from "../parts/dom.js";
 
-const LONGEST = 100_000; // characters; longer code stays as it is
+const LONGEST = 200_000; // characters; longer code has no colours
+const PATIENCE = 4000; // ms
 const PIECE = /<span class="([\w -]+)">|(<\/span>)|&(amp|lt|gt|quot|#x27);|([^<&]+)/gy;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
 
-let library;
-let loading;
+let worker;
+let line = Promise.resolve(); // one job after another
 
-/** Whether colours for the language may come, now or when `then` is called. Code without a language has none. */
-export function coloursOf(language, then) {
-  if (!language || language === "text") return false;
-  if (library) return Boolean(library.getLanguage(language));
-  loading ??= import("../vendor/highlight/highlight.min.js").then(
-    (found) => (library = found.default),
-    () => (loading = undefined), // the next block tries again
-  );
-  loading.then(() => library && then());
-  return false;
+/** Resolves to nodes of the code, or to undefined where it has no colours. */
+export async function coloured(text, language) {
+  if (!language || language === "text" || text.length > LONGEST) return undefined;
+  const job = line.then(() => highlighted(text, language));
+  line = job;
+  const html = await job;
+  return html && nodes(html, text);
 }
 
-/** Nodes of the code, for a language that has colours. */
-export function coloured(text, language) {
-  if (text.length > LONGEST) return [text];
-  const { value } = library.highlight(text, { language, ignoreIllegals: true });
+/** The worker's HTML; undefined if it does not know the language, does not start, or takes too long. */
+function highlighted(text, language) {
+  worker ??= new Worker(new URL("./colours_worker.js", import.meta.url), { type: "module" });
+  return new Promise((resolve) => {
+    const giveUp = () => {
+      worker.terminate();
+      worker = undefined;
+      resolve(undefined);
+    };
+    const timer = setTimeout(giveUp, PATIENCE);
+    worker.onerror = () => (clearTimeout(timer), giveUp());
+    worker.onmessage = ({ data }) => (clearTimeout(timer), resolve(data));
+    worker.postMessage({ text, language });
+  });
+}
+
+function nodes(html, text) {
   const root = el("code");
   const open = [root];
   let end = 0;
-  for (const { 0: piece, 1: kind, 2: closes, 3: entity, 4: plain } of value.matchAll(PIECE)) {
+  for (const { 0: piece, 1: kind, 2: closes, 3: entity, 4: plain } of html.matchAll(PIECE)) {
     end += piece.length;
     if (kind) open.push(open.at(-1).appendChild(el("span", { class: kind })));
-    else if (closes) open.pop();
-    else open.at(-1).append(entity ? ENTITIES[entity] : plain);
+    else if (!closes) open.at(-1).append(entity ? ENTITIES[entity] : plain);
+    else if (open.length > 1) open.pop();
   }
   root.normalize();
-  return end === value.length && open.length === 1 && root.textContent === text ? [...root.childNodes] : [text];
+  const isWhole = end === html.length && open.length === 1 && root.textContent === text;
+  return isWhole ? [...root.childNodes] : undefined;
 }
