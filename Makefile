@@ -26,7 +26,7 @@ SOURCES := pyproject.toml CMakeLists.txt \
 	$(shell find native -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' \
 		-o -name '*.cmake' -o -name CMakeLists.txt \) -not -path '*/tests/*') \
 	$(shell find python/latentkv tools/convert/latentkv_convert -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.json' \
-		-o -name '*.html' -o -name '*.css' -o -name '*.js' \))
+		-o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name '*.svg' -o -name '*.woff2' \))
 TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help

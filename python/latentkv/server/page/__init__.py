@@ -44,7 +44,7 @@ async def part(name: str, request: Request) -> Response:
 def _file(name: str, request: Request) -> Response:
     """The file, or 304 to a browser that has it already."""
     if name not in _FILES:
-        raise Refused(404, f"[page] expected one of {', '.join(sorted(_FILES))}; got {name}")
+        raise Refused(404, f"[page] expected a file of the page, such as main.js; got {name}")
     path = _FILES[name]
     answer = FileResponse(path, media_type=_KINDS[path.suffix], headers=_HEADERS, stat_result=path.stat())
     tag = answer.headers["etag"]
