@@ -6,6 +6,7 @@ import { openSide } from "../parts/sides.js";
 /** on: {changed(): the field has other words, left(): nothing is searched for any more}. */
 export function buildSearch(on) {
   const field = byId("search");
+  if (/Mac|iP(hone|ad)/.test(navigator.platform)) field.nextElementSibling.textContent = "⌘ K";
   field.addEventListener("input", on.changed);
   field.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {

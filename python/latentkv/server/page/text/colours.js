@@ -8,7 +8,7 @@ const PATIENCE = 4000; // ms
 const PIECE = /<span class="([\w -]+)">|(<\/span>)|&(amp|lt|gt|quot|#x27);|([^<&]+)/gy;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
 
-let worker;
+let started; // promise of the worker
 let line = Promise.resolve(); // one job after another
 
 /** Resolves to nodes of the code, or to undefined where it has no colours. */
@@ -21,18 +21,31 @@ export async function coloured(text, language) {
 }
 
 /** The worker's HTML; undefined if it does not know the language, does not start, or takes too long. */
-function highlighted(text, language) {
-  worker ??= new Worker(new URL("./colours_worker.js", import.meta.url), { type: "module" });
+async function highlighted(text, language) {
+  const worker = await (started ??= start());
+  if (!worker) {
+    started = undefined; // the next block tries again
+    return undefined;
+  }
   return new Promise((resolve) => {
-    const giveUp = () => {
+    const timer = setTimeout(() => {
       worker.terminate();
-      worker = undefined;
+      started = undefined;
       resolve(undefined);
-    };
-    const timer = setTimeout(giveUp, PATIENCE);
-    worker.onerror = () => (clearTimeout(timer), giveUp());
-    worker.onmessage = ({ data }) => (clearTimeout(timer), resolve(data));
+    }, PATIENCE);
+    const end = (html) => (clearTimeout(timer), resolve(html));
+    worker.onmessage = ({ data }) => end(data);
+    worker.onerror = () => end(undefined);
     worker.postMessage({ text, language });
+  });
+}
+
+/** Resolves to a worker that has said that it is there, or to undefined. */
+function start() {
+  const worker = new Worker(new URL("./colours_worker.js", import.meta.url), { type: "module" });
+  return new Promise((resolve) => {
+    worker.onmessage = () => resolve(worker);
+    worker.onerror = () => resolve(undefined);
   });
 }
 

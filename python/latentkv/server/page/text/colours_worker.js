@@ -6,3 +6,5 @@ onmessage = ({ data: { text, language } }) => {
   const isKnown = highlight.getLanguage(language);
   postMessage(isKnown ? highlight.highlight(text, { language, ignoreIllegals: true }).value : undefined);
 };
+
+postMessage("ready");
