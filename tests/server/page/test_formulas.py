@@ -61,6 +61,20 @@ def test_formulas_are_set_and_copied_as_what_they_were(page: Any) -> None:
     assert answer.locator("annotation").all_text_contents() == ["\\frac{1}{2}", "x^2"]
 
 
+def test_a_growing_formula_is_set_as_the_whole_one(page: Any) -> None:
+    page.evaluate(SET, "$x$")
+    expect(page.locator("#set .katex")).to_be_attached()
+    same = page.evaluate(
+        """async (text) => { const { update } = await import("/page/text/markdown.js");
+            const [grown, whole] = [document.createElement("div"), document.createElement("div")];
+            for (let end = 0; end <= text.length; end++) update(grown, text.slice(0, end));
+            update(whole, text);
+            return grown.innerHTML === whole.innerHTML && whole.querySelectorAll(".katex").length; }""",
+        "\n\n".join(FORMULAS),
+    )
+    assert same == sum(map(len, FORMULAS.values()))
+
+
 HOSTILE = [
     "\\href{javascript:window.hit=1}{click}",
     "\\href{https://example.com}{click}",

@@ -77,8 +77,8 @@ def test_markdown_takes_no_time_that_grows_with_the_square(page: Any) -> None:
     seconds = page.evaluate(
         """async () => { const { update } = await import("/page/text/markdown.js");
             const start = performance.now();
-            for (const part of ["*a ", "**a_", "[", "](", "`a``", "> ", "- ", "|", "<", "  \\n", "![a](", "$", "$a", "$$\\n",
-                "\\\\(", "\\\\[\\n", "\\\\begin{align}\\n"])
+            for (const part of ["*a ", "**a_", "[", "](", "`a``", "> ", "- ", "|", "<", "  \\n", "![a](",
+                "$", "$a", "$$\\n", "\\\\(", "\\\\[\\n", "\\\\begin{align}\\n"])
                 update(document.createElement("div"), part.repeat(20000 / part.length));
             return (performance.now() - start) / 1000; }"""
     )
