@@ -60,7 +60,7 @@ def finished(page: Any, answers: int = 1) -> str:
     """The text of the last answer, when it is complete."""
     expect(page.locator("article.answer")).to_have_count(answers)
     expect(page.locator("#send")).to_be_visible(timeout=60000)
-    return str(page.locator("article.answer .text").last.inner_text())
+    return str(page.locator("article.answer > .text").last.inner_text())
 
 
 def says(page: Any, *deltas: dict[str, Any], end: str = "data: [DONE]\n\n") -> list[dict[str, Any]]:
