@@ -111,7 +111,9 @@ def test_search_is_for_the_keyboard(page: Any) -> None:
     said(page, "first", "second", "third")
     page.click("#thread")
     page.keyboard.press("/")
-    page.keyboard.type("sea")
+    page.keyboard.type("copy")
+    expect(page.locator("#no-conversations")).to_be_visible()
+    page.fill("#search", "sea")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(page.locator("#conversations .title").nth(1)).to_be_focused()
@@ -125,3 +127,15 @@ def test_search_is_for_the_keyboard(page: Any) -> None:
     assert page.evaluate("CSS.highlights.get('hit').size") == 0
     page.keyboard.type("a/b")
     expect(page.locator("#question")).to_have_value("a/b")
+
+
+def test_a_conversation_opens_where_the_words_are(page: Any) -> None:
+    says(page, {"content": "\n\n".join(f"line {count}" for count in range(200))})
+    said(page, "lines", "other lines")
+    assert page.evaluate("document.getElementById('scroller').scrollTop") > 1000, (
+        "an answer is followed to its end"
+    )
+    page.fill("#search", "line 42")
+    page.press("#search", "Enter")
+    expect(page.locator("text='line 42'")).to_be_in_viewport()
+    expect(page.locator("text='line 199'")).not_to_be_in_viewport()

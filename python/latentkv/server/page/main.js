@@ -23,7 +23,7 @@ const onList = {
   choose(conversation, query) {
     show(conversation);
     closeDrawer();
-    thread.mark(query);
+    thread.mark(query, true);
   },
   changed: showList,
   removed(conversation) {

@@ -4,6 +4,7 @@ import { el } from "../parts/dom.js";
 
 const BEFORE = 30; // characters of a passage before its hit
 const LENGTH = 120;
+const MOST = 2000; // marks in a conversation
 
 /** Words of a search, as {all: [pattern of each], any: pattern of them all}; undefined for an empty one. */
 export function queryOf(text) {
@@ -19,7 +20,9 @@ export function found(conversation, title, query) {
   const texts = conversation.messages.flatMap(textsOf);
   const has = (pattern) => pattern.test(title) || texts.some((text) => pattern.test(text));
   if (!query.all.every(has)) return undefined;
-  const text = texts.find((each) => query.all.some((pattern) => pattern.test(each)));
+  const text =
+    texts.find((each) => hasAll(each, query)) ??
+    texts.find((each) => query.all.some((pattern) => pattern.test(each)));
   return { passage: text && passage(text, query) };
 }
 
@@ -28,12 +31,16 @@ const textsOf = ({ content, attachments = [] }) => [
   ...attachments.flatMap(({ name, text }) => [name, text]),
 ];
 
-/** Some characters around the first hit, on one line. */
+/** Some characters around the first hit that has the others near it, or around the first, on one line. */
 function passage(text, query) {
-  const start = Math.max(0, text.search(query.any) - BEFORE);
-  const part = text.slice(start, start + LENGTH).replace(/\s+/g, " ");
-  return `${start ? "…" : ""}${part.trim()}${start + LENGTH < text.length ? "…" : ""}`;
+  const starts = Array.from(text.matchAll(query.any), ({ index }) => Math.max(0, index - BEFORE));
+  const part = (start) => text.slice(start, start + LENGTH);
+  const start = starts.find((each) => hasAll(part(each), query)) ?? starts[0];
+  const line = part(start).replace(/\s+/g, " ").trim();
+  return `${start ? "…" : ""}${line}${start + LENGTH < text.length ? "…" : ""}`;
 }
+
+const hasAll = (text, query) => query.all.every((pattern) => pattern.test(text));
 
 /** The text as nodes, its hits in <mark>. */
 export function marked(text, query) {
@@ -46,18 +53,22 @@ export function marked(text, query) {
   return [...nodes, text.slice(end)].filter(Boolean);
 }
 
-/** Marks the hits in `box` without changing it, and returns the first: a Range, or undefined. */
+/** Marks the hits in `box` without changing it. Returns the first whose paragraph has all words, or else the first:
+ * a Range, or undefined. */
 export function markIn(box, query) {
   const ranges = query ? rangesOf(box, query) : [];
   if (globalThis.Highlight) CSS.highlights.set("hit", new Highlight(...ranges));
-  return ranges[0];
+  return ranges.find((each) => hasAll(blockOf(each).textContent, query)) ?? ranges[0];
 }
+
+const blockOf = ({ startContainer }) => startContainer.parentElement.closest("p, li, tr, pre, .text, h3, h4, h5, h6");
 
 function rangesOf(box, query) {
   const ranges = [];
   const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
+  while (walker.nextNode() && ranges.length < MOST) {
     const node = walker.currentNode;
+    if (!node.parentElement.closest(".text") || node.parentElement.closest(".katex-mathml, .code-head")) continue;
     for (const { 0: hit, index } of node.data.matchAll(query.any)) {
       const range = new Range();
       range.setStart(node, index);

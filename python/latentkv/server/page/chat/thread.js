@@ -39,12 +39,13 @@ export function refresh(message, isAnswering) {
   views.get(message)?.update(isAnswering);
 }
 
-/** Marks what was searched for and goes to the first of it. */
-export function mark(query) {
+/** Marks what is searched for, and goes to the first of it if `goes`. */
+export function mark(query, goes = false) {
   const first = markIn(byId("thread"), query);
-  if (!first) return;
-  isAtBottom = false;
-  first.startContainer.parentElement.scrollIntoView({ block: "center" });
+  if (!first || !goes) return;
+  const scroller = byId("scroller");
+  const { top } = scroller.getBoundingClientRect();
+  scroller.scrollTop += first.getBoundingClientRect().top - top - scroller.clientHeight / 3;
 }
 
 function toBottom() {
