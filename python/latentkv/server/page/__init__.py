@@ -48,6 +48,7 @@ def _file(name: str, request: Request) -> Response:
     path = _FILES[name]
     answer = FileResponse(path, media_type=_KINDS[path.suffix], headers=_HEADERS, stat_result=path.stat())
     tag = answer.headers["etag"]
-    if tag in (each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")):
+    held = request.headers.get("if-none-match", "").split(",")
+    if tag in (each.strip().removeprefix("W/") for each in held):
         return Response(status_code=304, headers=_HEADERS | {"ETag": tag})
     return answer

@@ -1,10 +1,10 @@
-// Text files that go with a question: read, refused where they are no text, and put into its words.
+// Text files attached to a question: how they are read, which are refused, and how the model sees them.
 
 import { bytes } from "../parts/units.js";
 
 export const MOST_OF_ONE = 512 * 1024; // bytes
-export const MOST_OF_ALL = 1024 * 1024; // bytes of one question: a browser keeps some five million characters
-const LONG = 2000; // characters of a pasted text that becomes an attachment
+export const MOST_OF_ALL = 1024 * 1024; // bytes of one question; browsers keep about five million characters
+const LONG = 2000; // characters; a longer text becomes an attachment when it is pasted
 const LONG_LINES = 40;
 const LANGUAGES = {
   ...{ py: "python", js: "javascript", mjs: "javascript", ts: "typescript", rs: "rust", rb: "ruby", sh: "bash" },
@@ -29,7 +29,7 @@ export async function read(file) {
   return { name: file.name.slice(0, 200), text };
 }
 
-/** Text of UTF-8, or of UTF-16 that says so; undefined for anything else. A byte-order mark is no part of it. */
+/** Decodes UTF-8, or UTF-16 with a byte-order mark, and drops the mark. Returns undefined for anything else. */
 function decoded(data) {
   const mark = (data[0] << 8) | data[1];
   const encoding = mark === 0xfffe ? "utf-16le" : mark === 0xfeff ? "utf-16be" : "utf-8";
@@ -43,7 +43,7 @@ function decoded(data) {
 
 export const isLong = (text) => text.length > LONG || text.split("\n", LONG_LINES + 1).length > LONG_LINES;
 
-/** The pasted text under a name that none of `others` has. */
+/** The pasted text as an attachment whose name none of `others` has. */
 export function pasted(text, others) {
   const taken = new Set(others.map((each) => each.name));
   let count = 1;

@@ -1,11 +1,11 @@
-// Attachments as chips: a name and a size to open, and a cross where they can still be taken away.
+// Attachments as chips: name and size, which open the text, and a cross that removes it.
 
 import { button, byId, el } from "../parts/dom.js";
 import { bytes } from "../parts/units.js";
 import { codeBlock } from "../text/code_block.js";
 import { languageOf, sizeOf } from "./attachments.js";
 
-/** remove(attachment): leaves the cross out where it is not given. */
+/** remove(attachment) is called by the cross; without it there is no cross. */
 export function chip(attachment, remove) {
   const { name } = attachment;
   const open = el(
@@ -18,7 +18,7 @@ export function chip(attachment, remove) {
   return el("li.chip", {}, open, cross);
 }
 
-/** A list of chips; nothing to see where there are none. */
+/** Fills a list with chips, and hides it if there are none. */
 export function showChips(list, attachments = [], remove) {
   list.replaceChildren(...attachments.map((each) => chip(each, remove)));
   list.hidden = !attachments.length;

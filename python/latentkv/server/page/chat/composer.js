@@ -1,4 +1,4 @@
-// The field where questions are written, and the files that go with them. Enter sends, Shift-Enter is a new line.
+// The field where questions are written, and the files attached to them. Enter sends, Shift-Enter is a new line.
 
 import { byId } from "../parts/dom.js";
 import { failed, notice } from "../parts/notice.js";
@@ -6,7 +6,7 @@ import { bytes } from "../parts/units.js";
 import { MOST_OF_ALL, MOST_OF_ONE, isLong, pasted, read, sizeOf } from "./attachments.js";
 import { showChips } from "./chips.js";
 
-let attached = []; // [{name, text}] that the next question takes along
+let attached = []; // [{name, text}] of the next question
 
 /** on: {send(text, attachments), stop()}. */
 export function buildComposer(on) {
@@ -54,7 +54,7 @@ function buildAttaching() {
   });
   const place = document.querySelector("main");
   const isOfFiles = (event) => event.dataTransfer?.types.includes("Files");
-  // dropped beside the chat, a file would take the page's place
+  // a browser would leave the page for a file that is dropped beside the chat
   for (const name of ["dragover", "drop"]) {
     addEventListener(name, (event) => isOfFiles(event) && event.preventDefault());
   }
@@ -68,7 +68,7 @@ function buildAttaching() {
   });
 }
 
-/** Files or a long text on the clipboard become attachments; a short text is pasted as ever. */
+/** Files and long texts become attachments; a short text is pasted as usual. */
 function onPaste(event) {
   const { files } = event.clipboardData;
   const text = event.clipboardData.getData("text/plain");
@@ -99,13 +99,14 @@ function pasteLong(field, text) {
   notice("The pasted text became an attachment.", { action });
 }
 
-/** Adds the files that are text; says in one line what is wrong with the others. */
+/** Attaches the files that are text, and says what is wrong with the others. */
 async function take(files) {
   const refused = [];
   for (const file of files) {
     try {
       const attachment = await read(file);
-      const others = attached.filter((each) => each.name !== attachment.name); // a file again is a newer one
+      // the same file again replaces the old one
+      const others = attached.filter((each) => each.name !== attachment.name);
       attach(within([...others, attachment]));
     } catch (error) {
       refused.push(error.message);

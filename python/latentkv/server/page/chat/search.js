@@ -1,4 +1,4 @@
-// Search in conversations: every word has to be in the title or in a message. Hits are marked, nothing is parsed.
+// Search in conversations: every word has to be in the title, a message or a file.
 
 import { el } from "../parts/dom.js";
 
@@ -6,16 +6,16 @@ const BEFORE = 30; // characters of a passage before its hit
 const LENGTH = 120;
 const MOST = 2000; // marks in a conversation
 
-/** Words of a search, as {all: [pattern of each], any: pattern of them all}; undefined for an empty one. */
+/** A search as {all: a pattern for each word, any: one pattern for all of them}; undefined if there are no words. */
 export function queryOf(text) {
   const words = text.trim().split(/\s+/).filter(Boolean);
   if (!words.length) return undefined;
   const escaped = words.map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
-  escaped.sort((a, b) => b.length - a.length); // the longer of two words that begin alike
+  escaped.sort((a, b) => b.length - a.length); // of two words that begin alike, the longer one wins
   return { all: escaped.map((word) => new RegExp(word, "iu")), any: new RegExp(escaped.join("|"), "giu") };
 }
 
-/** Whether the conversation has all words, and a passage with the first of them: undefined, or {passage}. */
+/** {passage} of a conversation that has all words, or undefined. */
 export function found(conversation, title, query) {
   const texts = conversation.messages.flatMap(textsOf);
   const has = (pattern) => pattern.test(title) || texts.some((text) => pattern.test(text));
@@ -31,7 +31,7 @@ const textsOf = ({ content, attachments = [] }) => [
   ...attachments.flatMap(({ name, text }) => [name, text]),
 ];
 
-/** Some characters around the first hit that has the others near it, or around the first, on one line. */
+/** One line of text around a hit, if possible one that has all words near it. */
 function passage(text, query) {
   const starts = Array.from(text.matchAll(query.any), ({ index }) => Math.max(0, index - BEFORE));
   const part = (start) => text.slice(start, start + LENGTH);

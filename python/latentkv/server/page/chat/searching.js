@@ -1,9 +1,9 @@
-// The field above the conversations: Ctrl-K or / leads there, arrows to what it found, Escape back.
+// The search field above the conversations. Ctrl-K or / go there, arrow keys to the results, Escape back to the chat.
 
 import { byId } from "../parts/dom.js";
 import { openSide } from "../parts/sides.js";
 
-/** on: {changed(): the field has other words, left(): nothing is searched for any more}. */
+/** on: {changed(): the words have changed, left(): the search is over}. */
 export function buildSearch(on) {
   const field = byId("search");
   if (/Mac|iP(hone|ad)/.test(navigator.platform)) field.nextElementSibling.textContent = "⌘ K";

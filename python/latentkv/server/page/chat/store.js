@@ -6,7 +6,10 @@ const ROLES = ["user", "assistant"];
 
 const held = new Map(); // id → conversation, the same object for everybody who asks
 
-/** {id, title, created, changed, system, messages: [{role, content, …}]}; a question may have attachments: [{name, text}] */
+/**
+ * {id, title, created, changed, system, messages: [{role, content, …}]}
+ * A question may have attachments: [{name, text}].
+ */
 export function create(system) {
   const now = Date.now();
   const conversation = { id: freshId(), title: "", created: now, changed: now, system, messages: [] };

@@ -9,7 +9,7 @@ const NEAR = 48; // px from the bottom that count as being there
 let views = new Map(); // message → its view
 let isAtBottom = true;
 
-/** Keeps the end in sight while the thread grows: words, formulas and colours that come later, a narrower window. */
+/** Keeps the end in sight when the thread grows or the window gets smaller, unless one has scrolled up. */
 export function follow() {
   const scroller = byId("scroller");
   scroller.addEventListener("scroll", () => {

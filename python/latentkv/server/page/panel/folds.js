@@ -1,11 +1,11 @@
-// Parts of the panel that fold. What a plain file's cache consists of says little and is folded until somebody asks.
+// The parts of the panel that fold. For a plain file they say little and are folded at first.
 
 import { byId } from "../parts/dom.js";
 
 const KEPT = "latentkv.folds";
 const FOLDS = ["bytes", "plan-details"];
 
-/** kind: "plain" or "latent". Each is as it was left for files of this kind. */
+/** kind: "plain" or "latent". Every part is as it was left the last time a file of this kind was served. */
 export function unfold(kind) {
   for (const id of FOLDS) {
     const fold = byId(id);

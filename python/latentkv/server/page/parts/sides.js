@@ -1,5 +1,5 @@
-// The list at the left and the panel at the right. Where there is room they are columns, and the panel is there or
-// not as it was left; on narrow screens they are drawers over the chat. The panel's tabs have a button each.
+// The list at the left and the panel at the right. On wide screens they are columns, and the panel stays open or
+// closed as it was left. On narrow screens they are drawers over the chat. Each tab of the panel has a button.
 
 import { byId } from "./dom.js";
 
@@ -7,7 +7,7 @@ const KEPT = "latentkv.panel";
 const WIDE = { list: matchMedia("(min-width: 48.01rem)"), panel: matchMedia("(min-width: 74.01rem)") };
 const OPENERS = { cache: "show-cache", settings: "show-settings" };
 
-let drawer; // {side, opener}: what lies over the chat
+let drawer; // {side, opener} of the one that is open
 
 export function buildSides() {
   byId("show-list").addEventListener("click", ({ currentTarget }) => openDrawer("list", currentTarget));
@@ -29,12 +29,12 @@ export function buildSides() {
   setColumn(localStorage.getItem(KEPT) === "open");
 }
 
-/** The panel as a column, unless somebody has opened or closed it before. */
+/** Opens or closes the panel's column, unless the reader has done so before. */
 export function openByDefault(isOpen) {
   if (localStorage.getItem(KEPT) === null) setColumn(isOpen);
 }
 
-/** Where a side is a drawer, opens it. */
+/** Opens a side if it is a drawer; a column is there anyway. */
 export function openSide(side) {
   if (!WIDE[side].matches && drawer?.side !== side) openDrawer(side, document.activeElement);
 }
@@ -101,7 +101,7 @@ function choose(chosenTab) {
   tell();
 }
 
-/** Tells of every button whether what it opens is open. */
+/** Sets aria-expanded of every button that opens something. */
 function tell() {
   byId("show-list").setAttribute("aria-expanded", String(drawer?.side === "list"));
   for (const [tab, id] of Object.entries(OPENERS)) {

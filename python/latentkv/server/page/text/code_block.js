@@ -1,14 +1,14 @@
-// Code with the name of its language, a button that copies it, and colours, which follow when they are known.
+// Code with the name of its language and a button that copies it. Colours follow as soon as they are computed.
 
 import { copied } from "./copy.js";
 import { button, el } from "../parts/dom.js";
 import { coloured } from "./colours.js";
 
-const SHARE = 20; // while it grows, drawing its colours takes a twentieth of the time at most
+const SHARE = 20; // while code grows, at most a twentieth of the time goes into drawing its colours
 
-const blocks = new WeakMap(); // node → {text, language, code, isBusy: its colours are asked for}
+const blocks = new WeakMap(); // node → {text, language, code, isBusy: whether colours are being computed}
 
-/** label: said instead of the language, where there is something better to say. */
+/** label: what the head says instead of the language. */
 export function codeBlock(text, language = "", label = language) {
   const code = el("code", {}, text);
   const block = { text, language, code, isBusy: false };
@@ -20,7 +20,7 @@ export function codeBlock(text, language = "", label = language) {
   return node;
 }
 
-/** Whether the node of a block could be made to show this text: one of the same language that goes on. */
+/** Makes the node of a block show a longer text. Returns false if the text does not continue the block's. */
 export function grown(node, text, language = "") {
   const block = blocks.get(node);
   if (block?.language !== language || !text.startsWith(block.text)) return false;
@@ -36,7 +36,7 @@ async function colour(block) {
   block.isBusy = true;
   const { text, language, code } = block;
   const nodes = await coloured(text, language);
-  if (!nodes) return; // busy for good: it has none
+  if (!nodes) return; // it stays busy, so that nobody asks again
   const start = performance.now();
   code.replaceChildren(...nodes, block.text.slice(text.length));
   const cost = performance.now() - start;

@@ -1,5 +1,5 @@
-// Colours of code, by highlight.js in a worker: code that takes it long keeps no page waiting, and none but its own
-// block without colours. Its HTML is not parsed as such: spans of its classes and text are all that is read from it.
+// Colours for code. highlight.js runs in a worker, so that code which takes it long does not block the page. Its
+// output is never parsed as HTML: only spans with its classes, and text, are read from it.
 
 import { el } from "../parts/dom.js";
 
@@ -8,8 +8,8 @@ const PATIENCE = 4000; // ms
 const PIECE = /<span class="([\w -]+)">|(<\/span>)|&(amp|lt|gt|quot|#x27);|([^<&]+)/gy;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
 
-let started; // promise of the worker
-let line = Promise.resolve(); // one job after another
+let started; // a promise of the worker
+let line = Promise.resolve(); // jobs run one after another
 
 /** Resolves to nodes of the code, or to undefined where it has no colours. */
 export async function coloured(text, language) {
@@ -20,7 +20,7 @@ export async function coloured(text, language) {
   return html && nodes(html, text);
 }
 
-/** The worker's HTML; undefined if it does not know the language, does not start, or takes too long. */
+/** What the worker says; undefined if it does not know the language, does not start, or takes too long. */
 async function highlighted(text, language) {
   const worker = await (started ??= start());
   if (!worker) {

@@ -1,4 +1,4 @@
-// {text, language} to the HTML of its colours; undefined for a language that is not known.
+// Turns {text, language} into highlight.js's HTML, or undefined for a language that it does not know.
 
 import highlight from "../vendor/highlight/highlight.min.js";
 

@@ -1,9 +1,9 @@
-// A formula, set by KaTeX once that is here; until then, and where it cannot be set, its source is text.
+// A formula, typeset by KaTeX. Until KaTeX is loaded, and where it fails, the source is shown as text.
 
 import { el } from "../parts/dom.js";
 
 const LONGEST = 10000; // characters
-const KEPT = 300; // formulas, for those of a growing answer that are drawn again with every word
+const KEPT = 300; // formulas; the last paragraph of a growing answer is drawn again with every word
 const OPTIONS = {
   ...{ throwOnError: false, trust: false, strict: "ignore", maxSize: 20, maxExpand: 1000 },
   errorColor: "var(--wrong)",
@@ -22,7 +22,7 @@ export function formula({ source, tex, isDisplay }) {
   return node;
 }
 
-/** KaTeX's tree becomes nodes without passing through HTML. */
+/** Builds nodes from KaTeX's tree, without a detour through HTML. */
 function typeset(node, tex, isDisplay) {
   const key = `${isDisplay} ${tex}`;
   try {
@@ -31,11 +31,12 @@ function typeset(node, tex, isDisplay) {
     if (kept.size > KEPT) kept.delete(kept.keys().next().value);
     node.replaceChildren(tree.toNode());
   } catch (error) {
-    node.title = error.message; // nested too deep: the source stays
+    node.title = error.message; // for instance nested too deep; the source stays
   }
 }
 
-/** The page's policy allows no style attributes; those that KaTeX writes are of boxes and errors, see formula.css. */
+/** Drops style attributes, which the page's policy forbids. KaTeX writes them for boxes and errors only; formula.css
+ * has the colour of errors. */
 function plain(tree) {
   const left = [tree];
   while (left.length) {

@@ -33,8 +33,8 @@ function nodes(lines, depth) {
   return split(lines, depth).map((block) => block.build());
 }
 
-/** [{source, build, growing}]: each takes as many lines as belong to it. growing(node): has the node of a block
- * that began alike show this one, if it can. */
+/** [{source, build, growing}]: each takes as many lines as belong to it. growing(node), where a block has it, makes
+ * the node of a shorter version show this one and returns whether that worked. */
 function split(lines, depth) {
   const blocks = [];
   for (let at = 0; at < lines.length; ) {

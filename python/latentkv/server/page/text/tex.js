@@ -1,5 +1,5 @@
-// Where formulas are in a text: $…$, $$…$$, \(…\), \[…\] and environments of several lines. A sum of money is none,
-// nor is a formula whose end has not come yet.
+// Finds formulas in a text: $…$, $$…$$, \(…\), \[…\] and environments such as align. Sums of money are not
+// formulas, and a formula that has no end yet is text.
 
 const INLINE = /^\\\(((?:[^\\]|\\[^)]){1,4000}?)\\\)/;
 const DISPLAY = /^\\\[((?:[^\\]|\\[^\]]){1,4000}?)\\\]/;
@@ -25,10 +25,10 @@ export function formulaAt(rest, before = " ") {
 
 const made = ([source, tex], isDisplay) => (tex.trim() ? { source, tex, isDisplay } : undefined);
 
-/** "5 and the rest was 6" stands between two prices. */
+/** "5 and the rest was 6" is what stands between the signs of two prices. */
 const isWords = (tex) => WORDY.test(tex.replace(COMMANDS, ""));
 
-/** The line behind a block of a formula that begins at line `at`; 0 where none begins, or none ends. */
+/** The line after the formula that begins at line `at` and has its lines to itself; 0 if there is none. */
 export function endOfBlock(lines, at) {
   const match = OPENS.exec(lines[at]);
   if (!match) return 0;
@@ -41,7 +41,7 @@ export function endOfBlock(lines, at) {
   return 0;
 }
 
-/** {source, tex, isDisplay} of the lines of such a block. Punctuation behind it joins it. */
+/** {source, tex, isDisplay} of the lines of such a formula. Punctuation after it becomes part of it. */
 export function blockOf(lines) {
   const source = lines.join("\n");
   const match = OPENS.exec(source);
