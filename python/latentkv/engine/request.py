@@ -14,11 +14,18 @@ from latentkv.session.timings import Timings
 
 
 class StepError(LatentKVError):
-    """The model failed while it computed an answer: not the fault of who asked for it."""
+    """The model failed while it computed an answer: not the fault of who asked for it, but for a grammar that
+    is too much to follow."""
+
+    is_asked_for = False
 
     @staticmethod
     def of(error: Exception) -> StepError:
         said = " ".join(str(error).split())
+        if said.startswith(("[grammar]", "[json_schema]")):
+            found = StepError(said)
+            found.is_asked_for = True
+            return found
         known = said if said.startswith("[") else f"{type(error).__name__}: {said}"
         found = StepError(f"[engine] expected a step that runs; got {known}")
         found.__cause__ = error

@@ -24,6 +24,8 @@ from latentkv.sampling.gbnf import (
 from latentkv.sampling.pattern import quoted
 
 MOST_SYMBOLS = 65_000  # of a grammar: llguidance counts them in 16 bits
+# nothing is written ahead where only one text may come: of a{1000000} that would take long
+_HEAD = '%llguidance {"no_forcing": true}'
 _LONGEST = 1 << 22  # characters of an expression
 _MOST_NESTED = 100  # rules of one: it is written by recursion
 
@@ -45,7 +47,7 @@ def written(
         return "\n".join(lines)
     if holes or (expression := _Expression(rules).of(root)) is None:
         raise expected("grammar", f"at most {MOST_SYMBOLS} characters and rules in it", "more")
-    return f"%llguidance {{}}\nstart: /{expression}/"
+    return f"{_HEAD}\nstart: /{expression}/"
 
 
 class _Writer:
@@ -57,7 +59,7 @@ class _Writer:
         split: Callable[[str], Sequence[str | int]],
     ) -> None:
         self._rules, self._holes, self._token_id, self._split = rules, holes, token_id, split
-        self._lines: list[str] = ["%llguidance {}"]
+        self._lines: list[str] = [_HEAD]
         self._names: dict[str, str] = {}
         self._waiting: list[str] = []
         self._parts: list[tuple[str, list[list[str]]]] = []  # ends of alternatives that begin alike

@@ -6,6 +6,7 @@ the native sampler draws first, and asks for all only where a token was refused.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -74,16 +75,16 @@ def started(model: _core.Model, grammar: str, prefix: Sequence[int], where: str)
     matcher: LLMatcher = library.LLMatcher(tokenizer(model), grammar, log_level=0, limits=limits)
     if not matcher.is_error() and prefix:
         matcher.consume_tokens(list(prefix))
-    if not matcher.is_error():
-        matcher.deep_copy().compute_bitmask()  # finds what stops at once
-    if matcher.is_error():
-        refuse(where, matcher.get_error())
+    first = matcher.deep_copy()
+    first.compute_bitmask()  # finds a grammar that nothing matches
+    if first.is_error():
+        refuse(where, first.get_error())
     return matcher
 
 
 def refuse(where: str, error: str) -> NoReturn:
     """One line for what llguidance says in many."""
-    first = " ".join(error.split("<state>")[0].split("<backtrace>")[0].split())[:200]
+    first = " ".join(re.split("<state>|<backtrace>|<non-verbose|; try", error)[0].split())[:200]
     if "Too many items" in first or "fuel" in first or "TooComplex" in first or "panic" in first:
         raise expected(where, "one that can be followed in 50 ms a token", first, "make it simpler")
     if "NoExtension" in first:

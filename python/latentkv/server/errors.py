@@ -70,7 +70,7 @@ def of(error: Exception) -> Refused:
         return error
     if isinstance(error, Closed):
         return Refused(503, str(error))
-    if isinstance(error, StepError):
+    if isinstance(error, StepError) and not error.is_asked_for:
         return Refused(500, str(error))
     if isinstance(error, LatentKVError | _core.Error):
         message = str(error)
