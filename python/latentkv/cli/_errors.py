@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 from latentkv.errors import LatentKVError
 
@@ -13,8 +12,7 @@ ABORTED = 130  # 128 + SIGINT
 
 def one_line(error: BaseException) -> str | None:
     """The line to print, or None for a defect of ours, which deserves its traceback."""
-    native = sys.modules.get("latentkv._core")
-    if isinstance(error, LatentKVError) or (native is not None and isinstance(error, native.Error)):
+    if isinstance(error, LatentKVError):
         return " ".join(str(error).split())
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
