@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from latentkv.errors import expected
 
-# ggml.h, enum ggml_type: the stock cache types a file of llama.cpp's can ask for.
-GGML_TYPES = {1: "f16", 2: "q4_0", 8: "q8_0"}
+# ggml.h, enum ggml_type: llama.cpp's cache types.
+GGML_TYPES = {
+    0: "f32",
+    1: "f16",
+    2: "q4_0",
+    3: "q4_1",
+    6: "q5_0",
+    7: "q5_1",
+    8: "q8_0",
+    20: "iq4_nl",
+    30: "bf16",
+}
 
 
 def format_name(value: str | int | None, where: str) -> str:
