@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from latentkv.chat.template import ChatTemplate, Message, content_text
+from latentkv.chat.untagged import UntaggedParser
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.text import utf8
@@ -71,6 +72,7 @@ class ChatPrompt:
     shown: frozenset[int]
     stop: list[str]
     parser: ChatParser
+    text: str = ""  # of the tokens, without those that the vocabulary adds
 
 
 def chat_request(
@@ -129,8 +131,23 @@ def chat_request(
         grammar=grammar or rendered.grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
-        parser=rendered.parser,
+        parser=_parser(rendered.parser, use, offered, schema, options),
+        text=rendered.text,
     )
+
+
+def _parser(
+    native: ChatParser,
+    use: ToolUse,
+    offered: Tools,
+    schema: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> ChatParser:
+    """One that reads calls without tags too, where a model is free to write them."""
+    if use.choice != "auto" or not offered or schema is not None or options.get("continue_final_message"):
+        return native
+    names = [str(tool.get("function", {}).get("name")) for tool in offered]
+    return UntaggedParser(native, names, several=options.get("parallel_tool_calls") is not False)
 
 
 def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> LlamaGrammar:
