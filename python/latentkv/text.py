@@ -51,13 +51,15 @@ class StopMatcher:
             raise expected("stop", "strings of at least one character", "''")
         self._stops = tuple(stops)
         self._held = ""
+        self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that can be shown, whether a stop string ended it). The stop string itself is never shown."""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            shown, self._held = self._held[: min(found)], ""
+            at, self.found = min(found, key=lambda each: each[0])
+            shown, self._held = self._held[:at], ""
             return shown, True
         keep = self._partial()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

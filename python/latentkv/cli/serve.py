@@ -120,7 +120,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
-    return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict)
+    return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict, str(args.model))
 
 
 def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) -> PrefixStore:

@@ -51,6 +51,8 @@ class Counters:
     predicted_seconds: float = 0.0
     steps: int = 0
     step_tokens: int = 0
+    step_slots: int = 0
+    longest: int = 0  # tokens of a prompt and its answer
 
 
 class Scheduler:
@@ -99,6 +101,8 @@ class Scheduler:
         """Raises LatentKVError for a prompt that no cache of this size can answer."""
         if not len(ticket.request.prompt):
             raise expected("prompt", "at least one token", "none")
+        if ticket.request.slot >= len(self.slots):
+            raise expected("id_slot", f"-1 … {len(self.slots) - 1}", ticket.request.slot, "raise --parallel")
         self.check_length(len(ticket.request.prompt))
 
     def check_length(self, count: int) -> None:
@@ -122,6 +126,7 @@ class Scheduler:
             return False
         self.counters.steps += 1
         self.counters.step_tokens += len(batch.tokens)
+        self.counters.step_slots += len(batch.parts)
         try:
             logits = self._decode(batch)
         except Exception as error:
@@ -206,6 +211,16 @@ class Scheduler:
                 batch.add(slot, count)
         return batch
 
+    def erase(self, seq: int) -> int:
+        """Forgets what an idle sequence holds; how many tokens that were. Raises LatentKVError while it
+        answers."""
+        slot = self.slots[seq]
+        if slot.job is not None:
+            raise expected("slot", "an idle one", f"{seq}, which writes an answer")
+        count = len(slot.tokens)
+        self._forget(slot)
+        return count
+
     def abandon(self, error: Exception) -> None:
         """Ends everything that runs or waits."""
         for slot in self.running:
@@ -233,7 +248,8 @@ class Scheduler:
             idle = [slot for slot in self.slots if slot.job is None]
             if not idle or n_passed > len(self.slots):
                 return
-            if self._is_read_now(idle, ticket):
+            idle = [slot for slot in idle if ticket.request.slot in (-1, slot.seq)]
+            if not idle or self._is_read_now(idle, ticket):
                 n_passed += 1
                 continue
             if not self._start(idle, ticket):
@@ -244,7 +260,7 @@ class Scheduler:
         """Whether another request reads what this prompt begins with, more than an idle sequence has of it:
         choices of one request, clients with one system prompt. It is lent when it is read."""
         prompt = ticket.request.prompt
-        if ticket.request.scores_prompt:
+        if ticket.request.scores_prompt or not ticket.request.reuses:
             return False
         most = max(self._kept(slot, prompt) for slot in idle)
         most = max(most, *(self._shared(slot, prompt) for slot in self.slots))
@@ -263,7 +279,7 @@ class Scheduler:
         """Gives the request a sequence, if there is room for it."""
         prompt = ticket.request.prompt
         slot = max(idle, key=lambda each: (self._plan(each, prompt)[0], not each.tokens, -each.used))
-        if ticket.request.scores_prompt:
+        if ticket.request.scores_prompt or not ticket.request.reuses:
             self._park(slot)
             keep = 0
         else:
@@ -478,6 +494,7 @@ class Scheduler:
         counters.prompt_seconds += timings.prompt_s
         counters.predicted_tokens += progress.completion_tokens
         counters.predicted_seconds += timings.predicted_s
+        counters.longest = max(counters.longest, progress.prompt_tokens + progress.completion_tokens)
         slot.job = None
         self._touch(slot)
 

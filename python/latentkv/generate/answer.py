@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that can be shown, the tokens that begin in it, and, in the last piece, why the answer ended."""
+    """Text that can be shown, the tokens that begin in it, and, in the last piece, why the answer ended:
+    "length", or "stop", with the stop string if it was one."""
 
     text: str
     tokens: tuple[TokenScore, ...] = ()
     finish_reason: str | None = None
+    stopping_word: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,11 @@ class AnswerText:
         if not stopped:
             tail += self._stops.flush()
         piece = self._release(tail, "stop" if stopped else reason)
-        return Piece(piece.text, piece.tokens + tuple(() if stopped else self._waiting), piece.finish_reason)
+        waiting = () if stopped else tuple(self._waiting)
+        return replace(piece, tokens=piece.tokens + waiting)
 
     def _release(self, text: str, reason: str | None) -> Piece:
         self._shown += len(text)
         released = [token for token in self._waiting if token.offset < self._shown]
         self._waiting = [token for token in self._waiting if token.offset >= self._shown]
-        return Piece(text, tuple(released), reason)
+        return Piece(text, tuple(released), reason, self._stops.found)

@@ -4,8 +4,10 @@ goes in one write."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -15,6 +17,8 @@ from latentkv.generate.answer import Piece
 from latentkv.server import errors
 from latentkv.server.answering import Answering, Inbox, until_gone
 
+PING_S = 10
+
 
 class Shape(Protocol):
     """What an answer's pieces look like: chunks as JSON."""
@@ -22,9 +26,33 @@ class Shape(Protocol):
     def lines(self, piece: Piece) -> list[str]: ...
 
 
+def dumped(chunk: dict[str, Any]) -> str:
+    return json.dumps(chunk, ensure_ascii=False)
+
+
+def named(event: dict[str, Any]) -> str:
+    """An event with its type in front, as a line of a Wire that begins with `event: `."""
+    return f"{event['type']}\ndata: {dumped(event)}"
+
+
+def _failed(error: errors.Refused) -> list[str]:
+    return [dumped(errors.body(error.status, error.message, error.param, error.code))]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How events are written: what stands before each line, what an error is, what comes last, and what tells
+    a client that waits that the server is there."""
+
+    before: str = "data: "
+    failed: Callable[[errors.Refused], Sequence[str]] = _failed
+    last: Sequence[str] = ("[DONE]",)
+    ping: Sequence[str] = ()
+
+
 class EventStream(Response):
-    """`begin`: chunks before all; `end`: chunks behind the last, before `[DONE]`. An error after the first
-    chunk is an event of its own, and ends all. Its answers end when it does, also where its client went
+    """`begin`: chunks before all; `end`: chunks behind the last, before the wire's own. An error after the
+    first chunk is an event of its own, and ends all. Its answers end when it does, also where its client went
     before."""
 
     media_type = "text/event-stream"
@@ -36,11 +64,12 @@ class EventStream(Response):
         inbox: Inbox,
         begin: Sequence[str] = (),
         end: Callable[[], Sequence[dict[str, Any]]] = tuple,
+        wire: Wire = Wire(),
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._answers, self._shapes, self._inbox = answers, shapes, inbox
-        self._begin, self._end = begin, end
+        self._begin, self._end, self._wire = begin, end, wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(send))
@@ -58,29 +87,31 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._begin:
-            await _send(send, self._begin)
+            await self._send(send, self._begin)
         left = len(self._answers)
         try:
             while left:
                 lines: list[str] = []
-                for index, piece in await self._inbox.take():
+                for index, piece in await self._taken(send):
                     if piece is None:
-                        await _send(send, lines)
+                        await self._send(send, lines)
                         raise self._answers[index].error
                     lines += self._shapes[index].lines(piece)
                     left -= piece.finish_reason is not None
                 if lines:
-                    await _send(send, lines)
-            await _send(send, [dumped(chunk) for chunk in self._end()])
+                    await self._send(send, lines)
+            await self._send(send, [dumped(chunk) for chunk in self._end()])
         except errors.Refused as error:
-            await _send(send, [dumped(errors.body(error.status, error.message, error.param, error.code))])
-        await _send(send, ["[DONE]"], more=False)
+            await self._send(send, self._wire.failed(error))
+        await self._send(send, self._wire.last, more=False)
 
+    async def _taken(self, send: Send) -> list[tuple[int, Piece | None]]:
+        while self._wire.ping:
+            with contextlib.suppress(asyncio.TimeoutError):
+                return await asyncio.wait_for(self._inbox.take(), PING_S)
+            await self._send(send, self._wire.ping)
+        return await self._inbox.take()
 
-async def _send(send: Send, lines: Sequence[str], more: bool = True) -> None:
-    body = "".join([f"data: {line}\n\n" for line in lines]).encode()
-    await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def dumped(chunk: dict[str, Any]) -> str:
-    return json.dumps(chunk, ensure_ascii=False)
+    async def _send(self, send: Send, lines: Sequence[str], more: bool = True) -> None:
+        body = "".join([f"{self._wire.before}{line}\n\n" for line in lines]).encode()
+        await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -11,6 +11,8 @@ from latentkv.chat.prompt import ToolUse
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
+from latentkv.sampling.order import with_samplers
+from latentkv.server.llama_fields import LlamaFields
 from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -50,7 +52,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = False  # would pad chunks; False is all there is
 
 
-class Sampled(Body):
+class Sampled(LlamaFields, Body):
     """What both completion calls take: OpenAI's names, and llama.cpp's where OpenAI has none."""
 
     model: str | None = None
@@ -85,7 +87,6 @@ class Sampled(Body):
     logit_bias: dict[str, float] | None = None
     grammar: Gbnf | None = None
     ignore_eos: bool = False
-    cache_prompt: Literal[True] = True
     # of OpenAI's service, without a meaning here
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -126,7 +127,8 @@ class Sampled(Body):
             "seed": self._seed(defaults.seed, choice),
         }
         names |= {name: getattr(self, name) for name in SERVER_OPTIONS}
-        return replace(defaults, **{name: value for name, value in names.items() if value is not None})
+        options = replace(defaults, **{name: value for name, value in names.items() if value is not None})
+        return options if self.samplers is None else with_samplers(options, self.samplers)
 
     def _seed(self, default: int, choice: int) -> int:
         asked = default if self.seed is None else self.seed
@@ -173,7 +175,7 @@ class CompletionBody(Sampled):
 
 
 class TokenizeBody(Body):
-    content: Text
+    content: Text | Annotated[list[int | Text], Field(fail_fast=True)]
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
