@@ -26,7 +26,7 @@ SOURCES := pyproject.toml CMakeLists.txt \
 	$(shell find native -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' \
 		-o -name '*.cmake' -o -name CMakeLists.txt \) -not -path '*/tests/*') \
 	$(shell find python/latentkv tools/convert/latentkv_convert -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.json' \
-		-o -name '*.html' -o -name '*.css' -o -name '*.js' \))
+		-o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name '*.svg' -o -name '*.woff2' \))
 TEST_SOURCES := $(shell find native/tests -type f)
 
 .DEFAULT_GOAL := help
@@ -46,8 +46,8 @@ test: test-python test-native
 
 # a browser beside another process draws too late to see an answer grow
 test-python: $(VENV)/.installed-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/server/test_page.py
-	$(BIN)/python -m pytest tests/server/test_page.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/server/page
+	$(BIN)/python -m pytest tests/server/page
 
 test-native: $(VENV)/.installed-tests
 	$(BIN)/ctest --test-dir $(BUILD) --parallel 2 --output-on-failure --no-tests=error

@@ -6,6 +6,7 @@ add_library(latentkv_gpu SHARED ${gpu_objects})
 find_package(Threads REQUIRED)
 target_link_libraries(latentkv_gpu PRIVATE CUDA::cudart CUDA::cublas Threads::Threads ${CMAKE_DL_LIBS})
 target_link_options(latentkv_gpu PRIVATE ${contained_link_options} -Wl,--no-undefined)
+latentkv_exports(latentkv_gpu gpu_library)
 set_target_properties(latentkv_gpu PROPERTIES
     LINKER_LANGUAGE CXX INSTALL_RPATH "$ORIGIN/../../nvidia/cu13/lib" INSTALL_REMOVE_ENVIRONMENT_RPATH ON)
 install(TARGETS latentkv_gpu LIBRARY DESTINATION latentkv/lib)

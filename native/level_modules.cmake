@@ -6,9 +6,8 @@ target_link_libraries(latentkv_bindings PRIVATE latentkv_native pybind11::module
 set_target_properties(latentkv_bindings PROPERTIES CXX_VISIBILITY_PRESET hidden)
 latentkv_warnings(latentkv_bindings)
 
-# libstdc++ is inside and hidden. A module and the GPU's library have one each: seen from outside, one would be used before it is
-# initialised (behind numpy that crashed).
-set(contained_link_options -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -s)
+# libstdc++ is inside, and hidden (cmake/exports.cmake): a module and the GPU's library have one each.
+set(contained_link_options -static-libstdc++ -static-libgcc -s)
 if(LATENTKV_CUDA)
     include(gpu_library.cmake)
 endif()
@@ -28,6 +27,7 @@ foreach(level IN LISTS level_names)
     endif()
     target_link_libraries(${module} PRIVATE latentkv_native)
     target_link_options(${module} PRIVATE ${contained_link_options})
+    latentkv_exports(${module} module)
     set_target_properties(${module} PROPERTIES
         OUTPUT_NAME _core LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/levels/${level})
     install(TARGETS ${module} DESTINATION latentkv/levels/${level})

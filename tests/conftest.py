@@ -41,19 +41,20 @@ def demo() -> Path:
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
     """`converted("--method", "palu", "--keep", "0.5")`: the demo model as a GGUF"""
-    done: dict[tuple[str, ...], Path] = {}
+    done: dict[tuple[str, ...], Path] = {}  # by the options, the source behind them
 
-    def convert(*options: str) -> Path:
+    def convert(*options: str, source: Path = DEMO) -> Path:
         if reason := missing_parts():
             pytest.skip(reason)
-        if options not in done:
+        key = (*options, str(source))
+        if key not in done:
             path = tmp_path_factory.mktemp("gguf") / "model.gguf"
             command = [
                 sys.executable,
                 "-m",
                 "latentkv",
                 "convert",
-                str(DEMO),
+                str(source),
                 "-o",
                 str(path),
                 "--no-plot",
@@ -64,7 +65,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
             env = os.environ | {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
             run = subprocess.run(command, capture_output=True, text=True, env=env)
             assert run.returncode == 0, run.stderr
-            done[options] = path
-        return done[options]
+            done[key] = path
+        return done[key]
 
     return convert

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "bindings.h"
 #include "ggml.h"
+#include "gil.h"
 
 namespace py = pybind11;
 
@@ -71,7 +72,7 @@ Bytes quantize(const Floats& data, const std::string& name, const std::optional<
     const float* const columns = importance ? importance->data() : nullptr;
     uint8_t* const to = out.mutable_data();
     const int64_t n_rows = data.shape(0);
-    const py::gil_scoped_release release;
+    const Unlocked unlocked;
     ggml_quantize_init(type);
     share_rows(n_rows, n, [=](int64_t first, int64_t last) {
         ggml_quantize_chunk(type, from, to, first * n, last - first, n, columns);
@@ -96,7 +97,7 @@ Floats dequantize(const Bytes& data, const std::string& name) {
     Floats out({data.shape(0), static_cast<py::ssize_t>(n)});
     const uint8_t* const from = data.data();
     float* const to = out.mutable_data();
-    const py::gil_scoped_release release;
+    const Unlocked unlocked;
     share_rows(n_rows, n, [=](int64_t first, int64_t last) {
         for (int64_t row = first; row < last; row++) {
             traits->to_float(from + row * row_bytes, to + row * n, n);

@@ -1,8 +1,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
-#include "chat/json_schema.h"
 #include "chat/templates.h"
+#include "gil.h"
 
 namespace py = pybind11;
 using lkv::ChatParser;
@@ -68,7 +68,7 @@ py::dict prompt_dict(ChatPrompt&& prompt) {
 
 py::dict apply(const PyTemplates& self, const std::string& request) {
     ChatPrompt prompt = [&] {
-        const py::gil_scoped_release release;
+        const Unlocked unlocked;
         return self.templates.apply(request);
     }();
     return prompt_dict(std::move(prompt));
@@ -77,10 +77,10 @@ py::dict apply(const PyTemplates& self, const std::string& request) {
 }  // namespace
 
 void bind_chat(py::module_& module) {
-    using Released = py::call_guard<py::gil_scoped_release>;
+    using Released = py::call_guard<Unlocked>;
     py::class_<ChatParser>(module, "ChatParser")
         .def("parse", &ChatParser::parse, py::arg("text"), py::arg("is_partial"), Released())
-        .def("stream", [](const ChatParser& parser) { return ChatStream(parser); });
+        .def("stream", [](const ChatParser& parser) { return std::make_unique<ChatStream>(parser); });
     py::class_<ChatStream>(module, "ChatStream")
         .def("push", &ChatStream::push, py::arg("text"), py::arg("is_partial") = true, Released())
         .def_property_readonly("message", &ChatStream::message)
@@ -99,7 +99,4 @@ void bind_chat(py::module_& module) {
         .def_property_readonly("supports_thinking",
                                [](const PyTemplates& self) { return self.templates.supports_thinking(); })
         .def("apply", &apply, py::arg("request"));
-    module.def(
-        "json_schema_to_grammar", [](const std::string& schema) { return text(lkv::json_schema_to_grammar(schema)); },
-        py::arg("schema"));
 }

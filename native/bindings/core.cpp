@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "base/error.h"
+#include "base/forks.h"
 #include "base/log.h"
 #include "bindings.h"
 #include "cache/formats.h"
@@ -77,6 +78,7 @@ PYBIND11_MODULE(_core, module) {
         }
     });
     lkv::install_library_logging();
+    lkv::guard_forks();
     module.attr("__version__") = LATENTKV_VERSION;
     module.def("build_info", &build_info);
     module.def("gpu_memory", &gpu_memory);

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "bindings.h"
+#include "gil.h"
 #include "runtime/session.h"
 
 namespace py = pybind11;
@@ -221,7 +222,7 @@ void bind_model(py::module_& module) {
         .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers,
                          const std::vector<float>& tensor_split, int main_gpu, const std::string& split_mode,
                          bool use_mmap, bool vocab_only, bool describe_only) {
-                 const py::gil_scoped_release release;
+                 const Unlocked unlocked;
                  const lkv::GpuOptions gpu{n_gpu_layers, tensor_split, main_gpu, lkv::parse_split_mode(split_mode)};
                  return std::make_shared<Model>(
                      path, lkv::ModelOptions{latent_path, use_mmap, vocab_only, gpu, describe_only});
@@ -282,7 +283,7 @@ void bind_model(py::module_& module) {
             "tokenize",
             [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {
                 const std::string_view text(s);
-                const py::gil_scoped_release release;  // seconds, for megabytes
+                const Unlocked unlocked;  // seconds, for megabytes
                 return m.vocab().tokenize(text, add_special, parse_special);
             },
             py::arg("text"), py::arg("add_special") = true, py::arg("parse_special") = false)
@@ -291,7 +292,7 @@ void bind_model(py::module_& module) {
             [](const Model& m, const std::vector<int32_t>& tokens, bool special) {
                 std::string text;
                 {
-                    const py::gil_scoped_release release;
+                    const Unlocked unlocked;
                     text = m.vocab().detokenize(tokens, special);
                 }
                 return py::bytes(text);

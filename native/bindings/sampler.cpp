@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bindings.h"
+#include "gil.h"
 
 namespace py = pybind11;
 using lkv::Sampler;
@@ -20,22 +21,6 @@ struct PySampler {
     std::shared_ptr<lkv::Model> model;
     Sampler sampler;
 };
-
-lkv::GrammarTrigger trigger_of(const py::dict& item) {
-    using Type = lkv::GrammarTrigger::Type;
-    static const std::map<std::string, Type> types = {
-        {"word", Type::word}, {"pattern", Type::pattern}, {"pattern_full", Type::pattern_full}, {"token", Type::token}};
-    const auto type = types.find(item["type"].cast<std::string>());
-    if (type == types.end()) {
-        lkv::fail("sampler", "expected a trigger of type word, pattern, pattern_full or token; got ",
-                  lkv::quoted(item["type"].cast<std::string>()));
-    }
-    lkv::GrammarTrigger out{type->second, item["value"].cast<std::string>(), -1};
-    if (item.contains("token")) {
-        out.token = item["token"].cast<int32_t>();
-    }
-    return out;
-}
 
 // A field of the options for every keyword; what is not given keeps its default.
 SamplerOptions options_of(const py::kwargs& given) {
@@ -69,18 +54,10 @@ SamplerOptions options_of(const py::kwargs& given) {
     field("min_keep", o.min_keep);
     field("infill", o.infill);
     field("seed", o.seed);
-    field("grammar", o.grammar);
-    field("grammar_root", o.grammar_root);
-    field("grammar_lazy", o.grammar_lazy);
-    field("grammar_prefix", o.grammar_prefix);
     fields["logit_bias"] = [&o](const py::handle& value) {
         o.logit_bias = value.cast<std::optional<std::map<int32_t, float>>>().value_or(std::map<int32_t, float>{});
     };
-    fields["grammar_triggers"] = [&o](const py::handle& value) {
-        for (const auto& item : value.cast<std::vector<py::dict>>()) {
-            o.grammar_triggers.push_back(trigger_of(item));
-        }
-    };
+    fields["matcher"] = [](const py::handle&) {};  // taken by matcher_of
     for (const auto& [key, value] : given) {
         const auto found = fields.find(key.cast<std::string>());
         if (found == fields.end()) {
@@ -94,6 +71,63 @@ SamplerOptions options_of(const py::kwargs& given) {
         }
     }
     return o;
+}
+
+// Calls Python, whose exceptions become an Error with the same text.
+template <typename Call>
+auto asked(const Call& call) {
+    const py::gil_scoped_acquire acquire;
+    try {
+        return call();
+    } catch (const py::error_already_set& error) {
+        throw lkv::Error(py::str(error.value()).cast<std::string>());
+    }
+}
+
+// A matcher of Python's: an object with allows(token), allowed() (a bit for every token, the first ones lowest), accept(token),
+// reset() and clone(). It is asked with the GIL, which draw() has released.
+class PyMatcher : public lkv::TokenMatcher {
+public:
+    explicit PyMatcher(py::object matcher) : matcher_(std::move(matcher)) {}
+    ~PyMatcher() override {
+        const py::gil_scoped_acquire acquire;
+        matcher_ = py::object();
+    }
+    PyMatcher(const PyMatcher&) = delete;
+    PyMatcher& operator=(const PyMatcher&) = delete;
+
+    bool allows(int32_t token) override {
+        return asked([&] { return matcher_.attr("allows")(token).cast<bool>(); });
+    }
+
+    void restrict(std::vector<llama_token_data>& candidates) override {
+        const std::string bits = asked([&] { return matcher_.attr("allowed")().cast<std::string>(); });
+        std::erase_if(candidates, [&bits](const llama_token_data& candidate) {
+            const auto id = static_cast<size_t>(candidate.id);
+            return id / 8 >= bits.size() || (static_cast<unsigned char>(bits[id / 8]) >> (id % 8) & 1) == 0;
+        });
+    }
+
+    void accept(int32_t token) override {
+        asked([&] { return matcher_.attr("accept")(token).is_none(); });
+    }
+
+    void reset() override {
+        asked([&] { return matcher_.attr("reset")().is_none(); });
+    }
+
+    std::unique_ptr<lkv::TokenMatcher> clone() const override {
+        const py::gil_scoped_acquire acquire;
+        return std::make_unique<PyMatcher>(asked([&] { return py::object(matcher_.attr("clone")()); }));
+    }
+
+private:
+    py::object matcher_;
+};
+
+std::unique_ptr<lkv::TokenMatcher> matcher_of(const py::kwargs& given) {
+    if (!given.contains("matcher") || given["matcher"].is_none()) return nullptr;
+    return std::make_unique<PyMatcher>(py::object(given["matcher"]));
 }
 
 // What a sampler has drawn and accepted.
@@ -133,7 +167,7 @@ py::list next_tokens(const std::vector<PySampler*>& samplers,
     const float* const data = logits.data();
     std::vector<Drawn> drawn;
     {
-        const py::gil_scoped_release release;
+        const Unlocked unlocked;
         for (size_t i = 0; i < rows.size(); i++) {
             drawn.push_back(draw(*samplers[i], {data + static_cast<size_t>(rows[i]) * n_vocab, n_vocab}));
         }
@@ -157,7 +191,7 @@ void bind_sampler(py::module_& module) {
                  const lkv::Vocab* const vocab = model->has_vocab() ? &model->vocab() : nullptr;
                  const int32_t known = model->hparams().n_vocab;  // 0: opened for its vocabulary alone
                  const int32_t n_vocab = known == 0 && vocab != nullptr ? vocab->n_tokens() : known;
-                 return new PySampler{model, Sampler(options_of(given), n_vocab, vocab)};
+                 return new PySampler{model, Sampler(options_of(given), n_vocab, vocab, matcher_of(given))};
              }),
              py::arg("model"))
         .def(

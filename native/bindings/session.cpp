@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/forks.h"
 #include "bindings.h"
+#include "gil.h"
 
 namespace py = pybind11;
 using lkv::Session;
@@ -18,6 +20,17 @@ namespace {
 struct PySession {
     Session session;
     std::atomic<bool> interrupted = false;
+    bool left = false;  // see leave()
+    int forks = lkv::forks();
+
+    // Of a session on a GPU only the process that opened it can free what is there.
+    bool is_inherited_from_gpu() const { return forks != lkv::forks() && session.model().on_gpu(); }
+};
+
+struct FreeOwn {
+    void operator()(PySession* session) const {
+        if (!session->left && !session->is_inherited_from_gpu()) delete session;
+    }
 };
 
 std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
@@ -75,24 +88,24 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
         if (!in_parts || n_rows == 0) {
             return std::exchange(data, data + n_rows * static_cast<size_t>(n_vocab));
         }
-        const py::gil_scoped_acquire acquire;
+        const Locked locked;
         py::array_t<float> rows({static_cast<py::ssize_t>(n_rows), n_vocab});
         part = rows;
         return rows.mutable_data();
     };
     self.interrupted = false;
     {
-        const py::gil_scoped_release release;
+        const Unlocked unlocked;
         const auto between = [&] {
-            const py::gil_scoped_acquire acquire;
+            const Locked locked;
             if (!part.is_none()) {
-                take(std::exchange(part, py::none()));
+                or_sleep([&] { take(std::exchange(part, py::none())); });
             }
             if (self.interrupted.exchange(false)) {
                 PyErr_SetNone(PyExc_KeyboardInterrupt);
                 throw py::error_already_set();
             }
-            if (PyErr_CheckSignals() != 0) {
+            if (or_sleep(PyErr_CheckSignals) != 0) {
                 throw py::error_already_set();
             }
         };
@@ -111,7 +124,7 @@ lkv::Accept parse_accept(const std::string& word) {
 }  // namespace
 
 void bind_session(py::module_& module) {
-    py::class_<PySession>(module, "Session")
+    py::class_<PySession, std::unique_ptr<PySession, FreeOwn>>(module, "Session")
         .def(
             py::init([](const std::shared_ptr<lkv::Model>& model, int n_ctx, int n_ubatch, int n_seq_max, int n_threads,
                         int n_threads_batch, const std::string& kv, const std::string& kv_k, const std::string& kv_v,
@@ -144,7 +157,7 @@ void bind_session(py::module_& module) {
                 }
                 options.fused = implementation == "fused";
                 options.require_fused = require_fused;
-                return new PySession{Session(model, options)};
+                return std::unique_ptr<PySession, FreeOwn>(new PySession{Session(model, options)});
             }),
             py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,
             py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("kv") = "", py::arg("kv_k") = "",
@@ -177,6 +190,8 @@ void bind_session(py::module_& module) {
              py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none(),
              py::arg("n_ahead") = 0)
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
+        // In a child of fork(): the parent's other thread was in the middle of a call, so that not even freeing it is safe.
+        .def("leave", [](PySession& s) { s.left = true; })
         .def("clear", [](PySession& s) { s.session.clear(); })
         .def(
             "seq_rm", [](PySession& s, int seq, int32_t p0, int32_t p1) { return s.session.seq_rm(seq, p0, p1); },
@@ -209,20 +224,46 @@ void bind_session(py::module_& module) {
             [](const PySession& s, int seq) {
                 std::vector<uint8_t> bytes;
                 {
-                    const py::gil_scoped_release release;
+                    const Unlocked unlocked;
                     bytes = s.session.seq_state(seq);
                 }
                 return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
             },
             py::arg("seq"))
         .def(
+            "seq_state_parts",
+            [](const PySession& s, int seq, const std::vector<int32_t>& cuts) {
+                std::vector<std::vector<uint8_t>> parts;
+                {
+                    const Unlocked unlocked;
+                    parts = s.session.seq_state_parts(seq, cuts);
+                }
+                std::vector<py::bytes> out;
+                for (const auto& part : parts) {
+                    out.emplace_back(reinterpret_cast<const char*>(part.data()), part.size());
+                }
+                return out;
+            },
+            py::arg("seq"), py::arg("cuts"))
+        .def(
+            "seq_settled", [](const PySession& s, int seq) { return s.session.seq_settled(seq); }, py::arg("seq"))
+        .def(
             "set_seq_state",
-            [](PySession& s, int seq, const py::bytes& data, const std::string& accept) {
-                const std::string_view view(data);
+            [](PySession& s, int seq, const py::object& data, const std::string& accept) {
+                std::vector<py::bytes> held;
+                if (py::isinstance<py::bytes>(data)) {
+                    held.push_back(data);
+                } else {
+                    held = data.cast<std::vector<py::bytes>>();
+                }
+                std::vector<std::span<const uint8_t>> parts;
+                for (const py::bytes& part : held) {
+                    const std::string_view view(part);
+                    parts.emplace_back(reinterpret_cast<const uint8_t*>(view.data()), view.size());
+                }
                 const lkv::Accept which = parse_accept(accept);
-                const py::gil_scoped_release release;
-                return s.session.set_seq_state(seq, {reinterpret_cast<const uint8_t*>(view.data()), view.size()},
-                                               which);
+                const Unlocked unlocked;
+                return s.session.set_seq_state(seq, parts, which);
             },
             py::arg("seq"), py::arg("data"), py::arg("accept") = "same")
         .def(

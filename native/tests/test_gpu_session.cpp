@@ -21,6 +21,9 @@
 #include "gguf_bytes.h"
 #include "runtime/session.h"
 
+// Of the emulated GPU (emulated_gpu/device.h).
+extern "C" [[gnu::weak]] void emulated_fail_allocation(int nth);
+
 namespace {
 
 using lkv::GgufType;
@@ -741,6 +744,44 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
 }  // namespace
 
 // evictions, or across [largest relative error], or [rounds: combinations of every shape] [seed] [share of what formats cost] [first shape, from 0] [shapes]
+// Logits of a few tokens, in a session of its own.
+std::vector<float> few_tokens(const std::shared_ptr<const lkv::Model>& model, const lkv::SessionOptions& options) {
+    lkv::Session session(model, options);
+    std::vector<float> logits(2 * n_vocab);
+    const std::vector<int32_t> tokens = {3, 1, 4, 1, 5, 9, 2, 6}, pos = {0, 1, 2, 3, 4, 5, 6, 7}, seq(8, 0);
+    session.decode(tokens, pos, seq, std::vector<uint8_t>{0, 0, 0, 0, 0, 0, 0, 1}, logits.data());
+    session.decode(std::vector<int32_t>{5}, std::vector<int32_t>{8}, std::vector<int32_t>{0}, std::vector<uint8_t>{1},
+                   logits.data() + n_vocab);
+    return logits;
+}
+
+// Every allocation on the GPU fails once: each time one line says so, and what was open before goes on as if nothing had happened.
+void memory_runs_out(const Shape& shape) {
+    const File file(shape, 1);
+    lkv::SessionOptions options;
+    options.n_ctx = 256;
+    options.n_threads = 1;
+    options.n_ubatch = 16;
+    const auto before = open(file, on_gpu(99));
+    const std::vector<float> want = few_tokens(before, options);
+    int n_refused = 0;
+    for (bool found_all = false; !found_all && n_refused < 1000;) {
+        emulated_fail_allocation(n_refused + 1);
+        try {
+            few_tokens(open(file, on_gpu(99)), options);
+            found_all = true;
+        } catch (const std::exception& e) {
+            const std::string said = e.what();
+            CHECK_MSG(said.starts_with("[memory] expected ") && said.find('\n') == std::string::npos, said);
+            n_refused++;
+        }
+        emulated_fail_allocation(0);
+        if (n_refused % 8 == 0) CHECK(few_tokens(before, options) == want);
+    }
+    CHECK(few_tokens(before, options) == want);
+    CHECK(n_refused > 5);
+}
+
 int main(int argc, char** argv) {
     std::string why;
     n_gpus = lkv::count_gpus(why);
@@ -751,6 +792,14 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::string(argv[1]) == "across") {
         if (argc > 2) most_across = std::atof(argv[2]);
         return across(most_across > 0.0);
+    }
+    if (argc > 1 && std::string(argv[1]) == "memory") {
+        if (emulated_fail_allocation == nullptr) {
+            std::printf("gpu_memory: skipped: a GPU cannot be told to find no memory; the emulated one can\n");
+            return 77;
+        }
+        for (const size_t shape : {2, 4, 7, 27}) memory_runs_out(shapes[shape]);
+        return lkv::test::report("gpu_memory");
     }
     if (argc > 1 && std::string(argv[1]) == "evictions") {
         evictions(shapes[4], "h2o", 8);

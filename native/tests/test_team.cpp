@@ -1,16 +1,20 @@
 // A team's threads meet at barriers and in runs, whatever their number; how it makes room and takes it again.
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <ctime>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "threads/team.h"
+
+extern "C" void GOMP_parallel(void (*work)(void*), void* data, unsigned n, unsigned flags);  // threads/openmp.cpp
 
 namespace lkv::test {
 namespace {
@@ -146,6 +150,50 @@ void the_queue_is_measured() {
     CHECK(QueueTime(0x7fffffff).ns() == 0);
 }
 
+void count(void* data) { ++*static_cast<std::atomic<int>*>(data); }
+
+// Threads that a parallel region had.
+int threads_of_a_region(unsigned n) {
+    std::atomic<int> ran{0};
+    GOMP_parallel(count, &ran, n, 0);
+    return ran;
+}
+
+// How the child of a fork ended, which did `work`: 0 where it returned true. It may take ten seconds.
+template <class Work>
+int in_a_child(const Work& work) {
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        std::exit(work() ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return status;
+}
+
+// A child of fork() has none of its parent's threads: it starts others, ends without the lost ones, and leaves the parent's alone.
+void a_forked_child_has_threads_of_its_own() {
+    const auto all = [](unsigned n) {
+        for (int i = 0; i < 50; i++) {
+            const int ran = threads_of_a_region(n);
+            if (ran < 1 || ran > static_cast<int>(n)) return false;
+        }
+        return true;
+    };
+    CHECK(all(3));
+    CHECK(in_a_child([&] { return all(3); }) == 0);
+    CHECK(in_a_child([] { return true; }) == 0);
+    CHECK(in_a_child([&] { return all(2) && in_a_child([&] { return all(4); }) == 0; }) == 0);
+    int from_a_thread = -1;
+    std::thread([&] {
+        all(2);
+        from_a_thread = in_a_child([&] { return all(3); });
+    }).join();
+    CHECK(from_a_thread == 0);
+    CHECK(all(4));
+}
+
 }  // namespace
 }  // namespace lkv::test
 
@@ -156,5 +204,6 @@ int main() {
     patience_follows_what_it_brings();
     a_team_makes_room();
     the_queue_is_measured();
+    a_forked_child_has_threads_of_its_own();
     return report("test_team");
 }

@@ -1,6 +1,7 @@
 // libllama's tokenizer and samplers behind our own checks: what would abort the process there is an Error here.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -258,32 +259,55 @@ void test_filters() {
     CHECK_REFUSED("at least one possible token", Sampler(all_banned, 6, nullptr).sample(logits));
 }
 
-void test_grammar() {
-    const Vocab vocab = load(BpeTokenizer().bytes());
-    const auto logits = wavy_logits(vocab.n_tokens());
-    SamplerOptions options;
-    options.seed = 2;
-    options.grammar = "root ::= \"the \" (\"cat\" | \"hat\")";
-    for (uint32_t seed : {1u, 2u, 3u}) {
-        options.seed = seed;
-        Sampler sampler(options, vocab.n_tokens(), &vocab);
-        std::string text;
-        int32_t token = -1;
-        for (int i = 0; i < 20 && (token < 0 || !vocab.is_eog(token)); ++i) {
-            token = sampler.sample(logits);
-            sampler.accept(token);
-            text += vocab.token_to_piece(token);
-        }
-        CHECK(text == "the cat" || text == "the hat");
-        CHECK(vocab.is_eog(token));
+// Wants the tokens of a list, one after another, and then the end.
+class InOrder : public lkv::TokenMatcher {
+public:
+    explicit InOrder(std::vector<int32_t> wanted) : wanted_(std::move(wanted)) {}
+    bool allows(int32_t token) override { return at_ < wanted_.size() && token == wanted_[at_]; }
+    void restrict(std::vector<llama_token_data>& candidates) override {
+        std::erase_if(candidates, [this](const llama_token_data& candidate) { return !allows(candidate.id); });
     }
-    Sampler sampler(options, vocab.n_tokens(), &vocab);
-    sampler.accept(vocab.find_token("z"), /*in_grammar=*/false);
-    CHECK_REFUSED("a token that the grammar allows", sampler.accept(vocab.find_token("z")));
-    CHECK_REFUSED("a token that the grammar allows", sampler.accept(vocab.eos()));  // libllama would abort
-    CHECK_REFUSED("a file with a tokenizer for grammar", Sampler(options, 100, nullptr));
-    options.grammar = "root ::= root \"a\"";
-    CHECK_REFUSED("left recursion", Sampler(options, vocab.n_tokens(), &vocab));
+    void accept(int32_t) override { at_++; }
+    void reset() override { at_ = 0; }
+    std::unique_ptr<lkv::TokenMatcher> clone() const override { return std::make_unique<InOrder>(*this); }
+
+private:
+    std::vector<int32_t> wanted_;
+    size_t at_ = 0;
+};
+
+void test_matcher() {
+    const auto logits = wavy_logits(40);
+    const std::vector<int32_t> wanted = {7, 31, 7, 2};
+    const auto sampler_with = [&](const auto& edit) {
+        SamplerOptions options;
+        options.seed = 3;
+        edit(options);
+        return Sampler(options, 40, nullptr, std::make_unique<InOrder>(wanted));
+    };
+    const auto written = [&](Sampler& sampler, size_t n) {
+        std::vector<int32_t> tokens;
+        for (size_t i = 0; i < n; ++i) {
+            tokens.push_back(sampler.sample(logits));
+            sampler.accept(tokens.back());
+        }
+        return tokens;
+    };
+    const std::vector<std::function<void(SamplerOptions&)>> edits = {[](auto&) {}, [](auto& o) { o.temperature = 0; },
+                                                                     [](auto& o) { o.top_k = 0; },
+                                                                     [](auto& o) { o.mirostat_mode = 2; }};
+    for (const auto& edit : edits) {
+        Sampler sampler = sampler_with(edit);
+        CHECK(written(sampler, 4) == wanted);
+        CHECK_REFUSED("at least one possible token", sampler.sample(logits));
+        sampler.reset();
+        CHECK(written(sampler, 1).front() == 7);
+        Sampler copy = sampler.clone();
+        CHECK(written(copy, 1).front() == 31);
+        CHECK(written(sampler, 1).front() == 31);
+        sampler.accept(5, /*in_grammar=*/false);
+        CHECK_REFUSED("a token that the grammar allows", sampler.accept(5));
+    }
 }
 
 void test_refused_options() {
@@ -321,7 +345,7 @@ int main() {
     test_draws();
     test_distribution();
     test_filters();
-    test_grammar();
+    test_matcher();
     test_refused_options();
     return report("test_vocab");
 }

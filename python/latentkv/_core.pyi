@@ -1,7 +1,7 @@
 """The native runtime: GGUF reader, one decoder block, the latent cache, ggml graph, libllama's samplers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,6 +236,7 @@ class Session:
         """The longest window of layers that hold their window only, in tokens; 0: all hold the context."""
     # sequences (llama.cpp semantics; p0/p1 half-open, -1 = open end; seq -1 = all in seq_rm)
     def clear(self) -> None: ...
+    def leave(self) -> None: ...  # in a child of fork(): its memory stays as it is
     # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight
     # again, or tokens were evicted that it would have kept
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...
@@ -268,10 +269,26 @@ class Session:
         slots; the cache is empty then."""
     def seq_state_bytes(self, seq: int) -> bytes:
         """One sequence alone, in the same form."""
-    def set_seq_state(self, seq: int, data: bytes, accept: str = "same") -> str:
-        """Replaces a sequence by the one of a state, in any slots that are free. "finer" takes rows of other
-        formats that are as fine as this session's or finer, in the same exact windows. Else as set_state; the
-        sequence is empty after an error."""
+    def seq_state_parts(self, seq: int, cuts: Sequence[int]) -> list[bytes]:
+        """The same in parts: tokens between each two of these positions, and from the last on. Those before
+        the first are left out. Raises Error under eviction, but for the whole, [0]."""
+    def seq_settled(self, seq: int) -> int:
+        """The position before which rows stay as they are, whatever follows: so far parts of the sequence
+        are those of any other that begins with the same tokens. Under eviction 0."""
+    def set_seq_state(self, seq: int, data: bytes | Sequence[bytes], accept: str = "same") -> str:
+        """Replaces a sequence by the one of a state, or of all its parts, in any slots that are free. "finer"
+        takes rows of other formats that are as fine as this session's or finer, in the same exact windows.
+        Else as set_state; the sequence is empty after an error."""
+
+class TokenMatcher(Protocol):
+    """What a Sampler asks. What its methods raise becomes an Error with the same text."""
+
+    def allows(self, token: int) -> bool: ...
+    def allowed(self) -> bytes:
+        """A bit for each token that may come, the first tokens in the lowest bits."""
+    def accept(self, token: int) -> None: ...
+    def reset(self) -> None: ...
+    def clone(self) -> TokenMatcher: ...
 
 class Sampler:
     """A chain of libllama samplers over one logits row."""
@@ -306,23 +323,17 @@ class Sampler:
         infill: bool = False,
         seed: int = 0xFFFFFFFF,
         logit_bias: Mapping[int, float] | None = None,
-        grammar: str | None = None,
-        grammar_root: str = "root",
-        grammar_lazy: bool = False,
-        grammar_triggers: Sequence[Mapping[str, Any]] = (),
-        grammar_prefix: str = "",
+        matcher: TokenMatcher | None = None,
     ) -> None:
         """temperature <= 0 is greedy. The order is llama.cpp's default chain. min_keep: what typical_p,
         top_p, min_p and XTC leave at least. infill: llama.cpp's sampler of that name, before temperature.
 
-        grammar_lazy: the grammar waits for one of grammar_triggers ({"type": "word", "pattern",
-        "pattern_full" or "token", "value", "token"}) and describes the text from there on. grammar_prefix:
-        text in front of the answer that the grammar describes as well."""
+        matcher: what the answer has to match."""
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """A token, drawn as if the grammar had no say; one that it refuses is drawn again from those that it
-        allows. Mirostat draws from those at once."""
+        """A token, drawn as if the matcher had no say; one that it refuses is drawn again from
+        those that it allows. Mirostat draws from those at once."""
     def accept(self, token: int, in_grammar: bool = True) -> None:
-        """in_grammar False: a prompt token, which penalties see and the grammar does not."""
+        """in_grammar False: a prompt token, which penalties see and the matcher does not."""
     def candidates(self, n: int) -> list[tuple[int, float]]:
         """The n likeliest tokens that the last sample() drew from, behind all samplers, and their
         probabilities; likeliest first."""
@@ -390,6 +401,3 @@ class ChatStream:
         """The message so far, as JSON, without what the prompt began."""
     @property
     def has_tool_calls(self) -> bool: ...
-
-def json_schema_to_grammar(schema: str) -> str:
-    """GBNF of the JSON texts that fit the schema. Errors: Error "[json_schema] expected …"."""

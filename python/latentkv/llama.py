@@ -4,6 +4,8 @@ open and the verbs have their own files."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +29,7 @@ from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.effect import require_effect
 from latentkv.session.prefix import Window
-from latentkv.session.turns import in_turn
+from latentkv.session.turns import ShuttingDown, in_turn
 from latentkv.text import utf8
 
 
@@ -42,9 +44,10 @@ class Llama(OpenModel):
 
     `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
     `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to
-    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is one row format for K and V
-    ("" = the file's plan, else f16), `kv_k`/`kv_v` override a side, `type_k`/`type_v` are
-    llama-cpp-python's names for the same, as format names or ggml type numbers; `kv_budget` plans a master
+    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is a preset ("balanced",
+    "small", "smallest": docs/cache.md), one row format for K and V, or both as "c4/q4" ("" = the file's plan,
+    else f16); `kv_k`/`kv_v` override one of them, `type_k`/`type_v` are llama-cpp-python's names for the
+    same, as format names or ggml type numbers; `kv_budget` plans a master
     file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context). `n_gpu_layers`, `n_ctx` and
     `kv_budget` may be "auto": what fits in free memory, which `fit` says then. Several GPUs share the layers:
     `tensor_split` gives their shares in order (None = by free memory), `split_mode` 0 ("none") puts all on
@@ -167,18 +170,19 @@ class Llama(OpenModel):
             use_mmap=use_mmap,
             vocab_only=vocab_only,
         )
-        session = None
+        session, reopen, rows = None, None, self.fit.options
         if not vocab_only:
-            rows = planned(model, self.fit.options)
-            session = _core.Session(model, n_ctx=self.fit.n_ctx, **sizes, **rows)
+            rows = planned(model, rows)
+            reopen = partial(_core.Session, model, n_ctx=self.fit.n_ctx, **sizes, **rows)
+            session = reopen()
             require_effect(session, options)
             if draft_model is not None and session.evict != "none":
                 wanted = "none beside eviction, in which guesses would count"
                 raise expected("draft_model", wanted, f"evict={session.evict!r}")
         self.draft_model = draft_model
         self.spm_infill = spm_infill
-        window = Window.of({} if vocab_only else model.regions, recent, recent_ratio)
-        super().__init__(model, session, n_batch, logits_all, window)
+        window = Window.of({} if vocab_only else model.regions, rows["recent"], rows["recent_ratio"])
+        super().__init__(model, session, n_batch, logits_all, window, reopen)
         self.set_seed(seed)
         self._template_choice = (chat_format, chat_template)
 
@@ -223,7 +227,8 @@ class Llama(OpenModel):
 
     def __del__(self) -> None:
         if hasattr(self, "_session"):  # absent when the constructor raised
-            self.close()
+            with suppress(ShuttingDown):
+                self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return self._arguments | {"seed": self._seed}

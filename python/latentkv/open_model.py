@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,14 @@ class OpenModel(Evaluator):
         n_batch: int,
         logits_all: bool,
         window: Window,
+        reopen: Callable[[], _core.Session] | None = None,
     ) -> None:
         self._model: _core.Model | None = model
         self._seed = RANDOM_SEED
         self._template: ChatTemplate | None = None
         self._template_choice: tuple[str | None, str | None] = (None, None)  # a built-in one's name, a source
         self.cache: BaseLlamaCache | None = None
-        super().__init__(session, n_batch, logits_all, window)
+        super().__init__(session, n_batch, logits_all, window, reopen)
 
     @property
     def model(self) -> _core.Model:

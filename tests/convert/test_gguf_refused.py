@@ -49,7 +49,15 @@ def stock(random_checkpoint: Tiny, tmp_path_factory: pytest.TempPathFactory) -> 
         ),
         ({"keys": {"llama.expert_count": 8}}, "[x.gguf] expected expert_count 0; got 8"),
         ({"keys": {"llama.block_count": 0}}, "expected block_count from 1 to 4096; got 0"),
-        ({"keys": {"llama.attention.head_count": [4, 4, 2]}}, "head_count from 1 to 4096; got [4, 4, 2]"),
+        (
+            {"keys": {"llama.attention.head_count": [4, 4, 2]}},
+            "expected attention.head_count the same in every layer; got 4 and, in layer 2, 2",
+        ),
+        (
+            {"keys": {"llama.attention.head_count": [4, 4]}},
+            "expected attention.head_count once, or 3 times, for every layer; got 2",
+        ),
+        ({"keys": {"llama.rope.scale_linear": -2.0}}, "rope.scale_linear from 0.001 to 1e+06; got -2.0"),
         (
             {"keys": {"llama.rope.scaling.type": "ntk"}},
             "rope.scaling.type none, linear, yarn, longrope; got ntk",

@@ -40,13 +40,42 @@ def test_slope_of_the_text(blocked: LayerStream) -> None:
 
 def test_slope_of_drawn_labels(blocked: LayerStream, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = outputs(blocked, 1).requires_grad_()
-    labels = torch.randint(blocked.ends.token_embd.shape[0], (hidden.shape[1],))
+    labels = torch.randint(blocked.ends.token_embd.shape[0], (hidden.shape[1], 2))
     left = list(labels.split(BLOCK))
     monkeypatch.setattr(head, "drawn", lambda predicted, generator: left.pop(0))
-    loss = cross_entropy(blocked.logits(hidden), labels, reduction="sum")
-    (expected,) = torch.autograd.grad(loss, hidden)
+    one, other = (cross_entropy(blocked.logits(hidden), each, reduction="sum") for each in labels.T)
+    (expected,) = torch.autograd.grad((other - one) / 2**0.5, hidden)
     torch.testing.assert_close(head.drawn_slope(blocked, hidden.detach(), torch.Generator()), expected[0])
     assert not left
+
+
+def test_drawn_slopes_have_the_fisher_information_of_the_prediction(blocked: LayerStream) -> None:
+    """E[g gᵀ] = Jᵀ (diag(p) - p pᵀ) J, with J the logits' derivative by the hidden state."""
+    generator = torch.Generator().manual_seed(1)
+    top = outputs(blocked, 1)[0, :1]
+    p = blocked.logits(top[None])[0].double().softmax(-1)
+    jacobian = torch.autograd.functional.jacobian(lambda x: blocked.logits(x[None, None])[0], top[0]).double()
+    expected = jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
+    n = 40_000
+    many = [head.drawn_slope(blocked, top.expand(1, n // 8, -1), generator).double() for _ in range(8)]
+    found = sum(g.T @ g for g in many) / n
+    assert (found - expected).norm() < 0.03 * expected.norm()
+
+
+def test_labels_are_drawn_with_their_probabilities() -> None:
+    """Over a vocabulary that its runs of entries do not divide."""
+    logits = 2 * torch.randn(1, 83, generator=torch.Generator().manual_seed(0))
+    logits[0, 7] = -torch.inf
+    n = 200_000
+    labels = head.drawn(logits.expand(n, -1), torch.Generator().manual_seed(1))
+    expected = logits[0].double().softmax(0)
+    for drawn in labels.T:
+        share = drawn.bincount(minlength=83) / n
+        assert share[7] == 0
+        assert ((share - expected).abs() < 5 * (expected / n).sqrt() + 1e-6).all()
+    first, second = labels.T
+    both = (first == second).double().mean()
+    assert float(both) == pytest.approx(float(expected.square().sum()), rel=0.05)
 
 
 def test_divergence(blocked: LayerStream) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import ROOT, TEXT
 from latentkv_convert import cli
@@ -240,20 +242,41 @@ def test_no_cache_keeps_nothing(
     assert not (tmp_path / "cache").exists()
 
 
-def test_two_runs_at_once_and_forgotten_ones(tmp_path: Path) -> None:
-    """The second has a folder of its own; what nobody came back for in a week is removed."""
-    store = Store(root=tmp_path)
+def layers() -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    yield 0, {"a": np.ones(2)}
 
-    def layers() -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        yield 0, {"a": np.ones(2)}
 
-    with store.journal("key", 1) as first, store.journal("key", 1) as second:
-        assert first.folder != second.folder
-        store.finish(second, "key", layers())
-        named = store.root.joinpath("key").stat().st_ino
+def test_a_second_run_waits_for_the_first_and_takes_what_it_finds(tmp_path: Path) -> None:
+    store, told = Store(root=tmp_path), threading.Event()
+    found: list[Any] = []
+
+    def second() -> None:
+        with store.journal("key", 1, told.set):
+            found.append(store.load("key", 1))
+
+    with store.journal("key", 1) as first:
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert told.wait(10), "says that it waits"
+        assert not found
         store.finish(first, "key", layers())
-    assert store.root.joinpath("key").stat().st_ino == named, "taken away from under its readers"
+    thread.join(10)
+    assert found[0] is not None
     assert not list(store.root.glob(".partial-*"))
+
+
+def test_a_second_run_goes_on_where_the_first_was_stopped(tmp_path: Path) -> None:
+    store = Store(root=tmp_path)
+    with store.journal("key", 2) as first:
+        first.write(0, {"a": np.ones(2)})
+        first.keep("h1", torch.ones(1, 2, 3))
+    with store.journal("key", 2, lambda: pytest.fail("nobody has it")) as second:
+        assert second.reached == 1
+
+
+def test_forgotten_ones_are_removed(tmp_path: Path) -> None:
+    """What nobody came back for in a week."""
+    store = Store(root=tmp_path)
     with store.journal("left", 1) as left:
         left.write(0, {"a": np.ones(2)})
     (folder,) = store.root.glob(".partial-*")
@@ -263,6 +286,32 @@ def test_two_runs_at_once_and_forgotten_ones(tmp_path: Path) -> None:
     os.utime(folder, (week, week))
     with store.journal("other", 1):
         assert not folder.exists()
+
+
+def test_the_cache_has_a_limit(tmp_path: Path) -> None:
+    """What was not asked for longest goes first; what is in use stays, and what another one writes."""
+
+    def filled(store: Store, key: str, age: int) -> None:
+        store.save(key, 1, iter([(0, {"a": np.zeros(1 << 17)})]))  # 1 MiB
+        at = time.time() - age
+        os.utime(store.root / key, (at, at))
+
+    for at, key in enumerate(("oldest", "old", "new")):
+        filled(Store(root=tmp_path), key, 3600 * (3 - at))
+    earlier = Store(root=tmp_path)
+    assert earlier.load("oldest", 1)
+    assert earlier.tidied() == "", "nothing was added"
+    store = Store(root=tmp_path, limit=5 << 19)  # 2.5 MiB
+    with earlier.journal("unfinished", 2) as journal:
+        journal.write(0, {"a": np.zeros(4)})
+        filled(store, "own", 9999)
+        said = store.tidied()
+    assert said.startswith("1 MiB kept at ")
+    assert "2 MiB of others removed" in said
+    assert "--no-cache" in said
+    left = {path.name for path in store.root.iterdir() if not path.name.startswith(".")}
+    assert left == {"oldest", "own"}, "asked for a moment ago, and the one that is in use"
+    assert list(store.root.glob(".partial-*"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

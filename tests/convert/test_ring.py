@@ -15,7 +15,8 @@ from conftest import Tiny
 from latentkv.cli import main as command
 from latentkv.engine.request import Request, Ticket
 from latentkv.engine.scheduler import Scheduler, Shift
-from latentkv.plan.master import choose
+from latentkv.plan.master import choose, planned
+from latentkv.plan.presets import PRESETS
 from latentkv.sampling.options import SamplingOptions
 from latentkv_convert.rows.sizes import round_up
 
@@ -71,6 +72,19 @@ def test_a_window_no_longer_than_the_exact_one(gemma: Path, tmp_path: Path, more
         {each for side in "kv" for group in layers[at][side]["formats"] for each in group} for at in range(3)
     ]
     assert formats[0] == formats[2] == {"q1"} != formats[1]
+
+
+def test_a_preset_has_no_blocks_beside_a_ring(gemma: Path, tmp_path: Path) -> None:
+    model = run(gemma, tmp_path / "m.gguf", "--method", "none")
+    for name, preset in PRESETS.items():
+        cache = planned(model, {"kv": name})
+        assert (cache["kv_k"], cache["kv_v"]) == (preset.windowed, preset.v)
+        sizes = ringed(model, **({"kv": "", "recent": preset.recent} | cache)).kv_bytes()
+        assert "ring" in {region["name"] for region in sizes["regions"]}
+    with pytest.raises(
+        ValueError, match=r"^\[kv k\] expected a format of single tokens, as layers with a slid"
+    ):
+        ringed(model, **planned(model, {"kv": "c4/q4"}))
 
 
 def ringed(m: Any, **options: Any) -> Any:
@@ -418,3 +432,19 @@ def test_one_sequence_travels_alone(m: Any, regions: dict[str, Any]) -> None:
     other.set_seq_state(0, state)
     got = np.concatenate([other.decode([t], seq=[0]) for t in IDS[at : at + 80]])
     assert distance(got, expected) < EXACT
+
+
+def test_a_sequence_in_parts(m: Any) -> None:
+    """What windows see goes with the last part."""
+    ids = [7 + at % 90 for at in range(400)]
+    s = ringed(m, n_seq_max=2)
+    s.decode(ids, output="none")
+    parts = s.seq_state_parts(0, [0, 100, 300])
+    other = ringed(m, n_seq_max=2)
+    other.set_seq_state(1, parts)
+    wanted = s.decode([9])
+    got = other.decode([9], seq=[1])
+    assert np.linalg.norm(got - wanted) < 1e-5 * np.linalg.norm(wanted)
+    with pytest.raises(ValueError, match=r"^\[state\] expected the rows that each sequence's window"):
+        other.set_seq_state(1, parts[:2])
+    assert other.seq_pos_max(1) == -1

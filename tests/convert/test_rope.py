@@ -142,3 +142,49 @@ def test_unknown_scaling_is_refused() -> None:
         rope.describe(config(rope_type="ntk", factor=2.0), N)
     with pytest.raises(ConvertError, match="expected a factor for rope_type linear"):
         rope.describe(config(rope_type="linear"), N)
+
+
+NESTED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kinds", [None, ["full_attention"] * 3, ["full_attention", "sliding_attention"]])
+def test_rope_by_kind_of_layer_that_is_the_same(field: str, kinds: list[str] | None) -> None:
+    """transformers 5 nests it by kind of layer."""
+    flat = archs.tiny("llama") | {"rope_parameters": NESTED}
+    nested = {"full_attention": dict(NESTED), "sliding_attention": dict(NESTED)}
+    found = archs.tiny("llama") | {field: nested, "layer_types": kinds}
+    assert rope.describe(found, 32) == rope.describe(flat, 32)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "given", "message"),
+    [
+        (
+            "llama",
+            {"full_attention": NESTED, "sliding_attention": {"rope_theta": 1e4}},
+            "the same rope_parameters",
+        ),
+        ("llama", {"full_attention": NESTED, "layer_types": 1}, "expected RoPE parameters"),
+        ("llama", NESTED | {"mrope_section": [8, 12, 12]}, "expected RoPE parameters .*; got mrope_section"),
+        ("llama", NESTED | {"llama_4_scaling_beta": 0.1}, "got llama_4_scaling_beta"),
+        ("llama", [1.0], "expected rope_parameters with names and values"),
+        (
+            "gemma3_text",
+            NESTED,
+            "expected rope_parameters of full_attention and sliding_attention; got factor",
+        ),
+        ("olmo3", NESTED, "expected rope_parameters of full_attention and sliding_attention; got factor"),
+    ],
+)
+def test_rope_parameters_that_are_not_followed(model_type: str, given: Any, message: str) -> None:
+    config = archs.tiny(model_type) | {"rope_parameters": given, "rope_scaling": None}
+    with pytest.raises(ConvertError, match=message):
+        archs.model_spec(config)
+
+
+def test_a_kind_of_layer_without_parameters() -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    given = {"rope_parameters": {"full_attention": NESTED}, "layer_types": kinds}
+    with pytest.raises(ConvertError, match="of every kind of layer; got none of sliding_attention"):
+        rope.describe(archs.tiny("llama") | given, 32)

@@ -30,6 +30,8 @@ class Setting:
     shares: bool = True  # exact windows keep of a shared token what any of its sequences wants
     shifts: bool = False
     cuts: bool = True  # anywhere, not at the end alone
+    refuses: bool = False  # to remove or copy a part, where its rows are gone: nothing has changed then
+    evicts: bool = False  # each layer keeps tokens of its own choice, so cells are not those of the tokens
 
 
 @dataclass
@@ -59,8 +61,9 @@ class Soak:
         return session(self.model, **options, **self.setting.options)
 
     def step(self) -> None:
-        verbs = [self.decode] * 8 + [self.remove] * 3 + [self.restore_all, self.restore_one, self.overfill]
-        verbs += [self.copy] * 2 + [self.keep] if self.setting.shares else []
+        verbs = [self.decode] * 8 + [self.remove] * 3 + [self.restore_all, self.restore_one, self.keep]
+        verbs += [self.overfill] if not self.setting.evicts else []
+        verbs += [self.copy] * 2 if self.setting.shares else []
         verbs += [self.shift] if self.setting.shifts else []
         verb = self.random.choice(verbs)
         verb()
@@ -75,9 +78,11 @@ class Soak:
 
     def check(self) -> None:
         for s, sequence in enumerate(self.sequences):
-            ends = (min(sequence.cells, default=-1), max(sequence.cells, default=-1))
-            assert (self.session.seq_pos_min(s), self.session.seq_pos_max(s)) == ends
-        assert self.session.n_cells_used() == self.n_cells()
+            assert self.session.seq_pos_max(s) == max(sequence.cells, default=-1)
+            if not self.setting.evicts:
+                assert self.session.seq_pos_min(s) == min(sequence.cells, default=-1)
+        if not self.setting.evicts:
+            assert self.session.n_cells_used() == self.n_cells()
         s = self.random.randrange(N_SEQ)
         sequence = self.sequences[s]
         if not sequence.cells or self.n_cells() + 1 > N_CTX // 2:
@@ -96,7 +101,7 @@ class Soak:
                 ids, first = arguments
                 alone.decode(ids, pos=list(range(first, first + len(ids))), output="none")
             elif verb == "rm":
-                assert alone.seq_rm(0, *arguments)
+                assert alone.seq_rm(0, *arguments), f"{arguments} was removed beside other sequences"
             else:
                 alone.seq_add(0, *arguments)
         return alone
@@ -141,7 +146,10 @@ class Soak:
             return
         p0 = self.random.choice(sorted(sequence.cells))
         p1 = p0 + self.random.randint(1, 12) if self.setting.cuts and self.random.random() < 0.5 else -1
-        assert self.session.seq_rm(s, p0, p1)
+        if not self.session.seq_rm(s, p0, p1):
+            assert self.setting.refuses
+            self.done["refused"] += 1
+            return
         sequence.script.append(("rm", (p0, p1)))
         sequence.cells = {p: c for p, c in sequence.cells.items() if p < p0 or 0 <= p1 <= p}
 
@@ -152,7 +160,13 @@ class Soak:
             return
         assert self.session.seq_rm(b, -1, -1)
         p1 = self.random.choice([-1, *sorted(source.cells)[1:]])
-        self.session.seq_cp(a, b, -1, p1)
+        try:
+            self.session.seq_cp(a, b, -1, p1)
+        except ValueError:
+            assert self.setting.refuses
+            self.sequences[b] = Sequence()
+            self.done["refused"] += 1
+            return
         script = list(source.script) + ([("rm", (p1, -1))] if p1 >= 0 else [])
         self.sequences[b] = Sequence(script, {p: c for p, c in source.cells.items() if p1 < 0 or p < p1})
 

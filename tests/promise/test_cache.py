@@ -360,3 +360,59 @@ def test_bad_calls_are_refused_and_leave_the_cache_alone(latent: Any, call: Any,
 def test_unknown_format_is_refused(latent: Any, kv: str) -> None:
     with pytest.raises(ValueError, match=r"^\[kv\] expected one of f16"):
         session(latent, kv=kv)
+
+
+@pytest.mark.parametrize("options", SHARED, ids=str)
+def test_a_sequence_in_parts_is_the_sequence(m: Any, options: dict[str, Any]) -> None:
+    """Also where its beginning is another sequence's, as far as rows have settled."""
+    ids = tokens(m, N)
+
+    def build() -> Any:
+        return session(m, n_seq_max=3, **options)
+
+    s = build()
+    s.decode(ids[:140], seq=[0] * 140, output="none")
+    settled = s.seq_settled(0)
+    assert 140 - 72 <= settled <= 140 - options.get("recent", 0)
+    assert (settled == 140) == ("recent" not in options)
+    whole = s.seq_state_bytes(0)
+    assert s.seq_state_parts(0, [0]) == [whole]
+    parts = s.seq_state_parts(0, [0, 32, 64])
+    assert len(parts) == 3
+    assert sum(map(len, parts)) < 1.2 * len(whole)
+    other = build()
+    other.decode(ids[20:40], seq=[2] * 20, output="none")
+    before = other.seq_state_bytes(2)
+    other.set_seq_state(1, parts)
+    assert (other.seq_pos_min(1), other.seq_pos_max(1)) == (0, 139)
+    assert other.seq_state_bytes(2) == before
+    wanted = s.decode([ids[140]], seq=[0])
+    assert distance(other.decode([ids[140]], seq=[1]), wanted) < EXACT
+    with pytest.raises(ValueError, match=r"^\[state\] expected"):
+        other.set_seq_state(1, [*parts[:2], parts[2][:-1]])
+    assert other.seq_pos_max(1) == -1
+    assert other.seq_state_bytes(2) == before
+
+    twin = build()  # begins with the same 64 tokens
+    twin.decode([*ids[:64], *ids[100:150]], seq=[0] * 114, output="none")
+    end = twin.seq_state_parts(0, [min(64, twin.seq_settled(0))])
+    if twin.seq_settled(0) >= 64 <= settled:
+        mixed = build()
+        mixed.set_seq_state(0, [*parts[:2], *end])
+        assert distance(mixed.decode([9], seq=[0]), twin.decode([9], seq=[0])) < 1e-3
+
+
+def test_cuts_of_a_sequence(m: Any) -> None:
+    s = session(m, kv="f32", evict="h2o", keep_tokens="100", sink=0, recent=0)
+    s.decode(tokens(m, 120), output="none")
+    assert s.seq_settled(0) == 0
+    with pytest.raises(ValueError, match=r"^\[state\] expected at least one part, and under eviction one"):
+        s.seq_state_parts(0, [0, 64])
+    assert s.seq_state_parts(0, [0]) == [s.seq_state_bytes(0)]
+    plain = session(m, kv="f32")
+    plain.decode(tokens(m, 20), output="none")
+    for cuts in ([], [8, 8], [9, 3], [-1]):
+        with pytest.raises(ValueError, match=r"^\[state\] expected"):
+            plain.seq_state_parts(0, cuts)
+    with pytest.raises(ValueError, match=r"^\[state\] expected at least one part"):
+        plain.set_seq_state(0, [])

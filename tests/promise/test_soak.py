@@ -5,30 +5,68 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime import WATERFILL, model
+from runtime import DEMO, WATERFILL, model, session
 from soak import Setting, Soak
 
 SECONDS = float(os.environ.get("LATENTKV_SOAK_SECONDS", "24"))
 SEED = int(os.environ.get("LATENTKV_SOAK_SEED", "0"))
+WINDOW = 48
 PALU = ("--method", "palu", "--keep", "0.5", "--group", "2", "--outtype", "f32")
+PLAIN = ("--method", "none", "--outtype", "f32")
+
+
+def of_master(opened: Any) -> Setting:
+    """Its plan is chosen when the session is opened."""
+    from latentkv.plan.master import planned
+
+    return Setting(planned(opened, {"kv_budget": "20%"}), 0.02, shares=False, cuts=False)
+
+
+def of(options: dict[str, Any], tolerance: float, **what: bool) -> Callable[[Any], Setting]:
+    return lambda _: Setting(options, tolerance, **what)
+
+
+EVICTING = {"kv": "f32", "evict": "h2o", "keep_tokens": "68", "sink": 4, "recent": 0, "prefill": "eager"}
 # Rows of 8 bits and fewer: a sum that lies between two codes may fall on either side.
-CASES = {
-    "rebuilt keys, f32": (PALU, Setting({"kv": "f32"}, 1e-5, shifts=True)),
-    "full rows, q8_0": (("--method", "none", "--outtype", "f32"), Setting({"kv": "q8_0"}, 0.01)),
-    "a plan with windows": (WATERFILL, Setting({}, 0.02, shares=False, cuts=False)),
+CASES: dict[str, tuple[tuple[str, ...], Callable[[Any], Setting]]] = {
+    "rebuilt keys, f32": (PALU, of({"kv": "f32"}, 1e-5, shifts=True)),
+    "full rows, q8_0": (PLAIN, of({"kv": "q8_0"}, 0.01)),
+    "a plan with windows": (WATERFILL, of({}, 0.02, shares=False, cuts=False)),
+    "a master's budget": ((*WATERFILL, "--segment", "32", "--master"), of_master),
+    "a ring": (PLAIN, of({"kv": "f32", "n_ubatch": 32}, 1e-4, cuts=False, refuses=True)),
+    "eviction": (PLAIN, of(EVICTING, 1e-4, shares=False, cuts=False, refuses=True, evicts=True)),
 }
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with a sliding window in every layer."""
+    folder = tmp_path_factory.mktemp("windowed")
+    for path in DEMO.iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").unlink()
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": WINDOW}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
 @pytest.mark.parametrize("case", CASES)
-def test_sequences_stay_what_they_are(case: str, converted: Any) -> None:
-    options, setting = CASES[case]
-    opened = model(converted(*options))
+def test_sequences_stay_what_they_are(case: str, converted: Any, windowed: Path) -> None:
+    options, setting_of = CASES[case]
+    opened = model(converted(*options, source=windowed if case == "a ring" else DEMO))
+    setting = setting_of(opened)
+    is_ring = session(opened, **setting.options).window > 0
+    assert is_ring == (case == "a ring")
     end = time.monotonic() + SECONDS / len(CASES)
     seed, n = SEED, 0
     while seed == SEED or time.monotonic() < end:

@@ -207,7 +207,10 @@ def test_one_way_or_two_the_same_bytes(plain: Any) -> None:
 def test_what_cannot_be_is_refused_and_leaves_nothing(plain: Any, latent: Any, capfd: Any) -> None:
     state = lazy(plain, kv="q8").state_bytes()
     for options, said in (
-        ({"kv": "q4", "n_ctx": 128}, r"^\[state\] expected room for 196 tokens in region middle; raise -c"),
+        (
+            {"kv": "q4", "n_ctx": 128},
+            r"^\[state\] expected room for 196 tokens among the compressed ones; raise -c",
+        ),
         (
             {"kv": "q4", "evict": "h2o", "keep_tokens": "128", "prefill": "eager"},
             r"^\[state\] expected --evict ",

@@ -83,6 +83,9 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
         def is_eog(self, token: int) -> bool:
             return token == END
 
+        def find_token(self, text: str) -> int:
+            return -1
+
     class Session:
         def __init__(self, model: Model, *, n_ctx: int = 0, **options: Any) -> None:
             self.prefill, self.can_rotate = "eager", False

@@ -44,7 +44,8 @@ def test_command_help(run: Any, command: str) -> None:
         (["frobnicate"], "error: [latentkv] expected a command (bench, chat, "),
         (
             ["info"],
-            "error: [latentkv info] expected FILE or -hf USER/REPO; got none; see latentkv info --help",
+            "error: [latentkv info] expected one of FILE, -m FILE and -hf USER/REPO; got none; see "
+            "latentkv info --help",
         ),
         (
             ["info", "a.gguf", "--bogus"],
@@ -151,7 +152,7 @@ def test_info_forecasts_a_gpu_that_is_not_there(run: Any, latent_gguf: Path) -> 
         ),
         (["--kv-sink", "q4"], "[--kv-sink] expected sink tokens, whose format it is; got none"),
         (["--kv-recent", "q4"], "[--kv-recent] expected recent tokens, whose format it is; got none"),
-        (["-ngl", "all"], "[-ngl] expected 0 … 2147483647, or -1 (all), or auto; got all"),
+        (["-ngl", "most"], "[-ngl] expected 0 … 2147483647, or -1 (all), or auto; got most"),
         (["-ts", "3,many"], "[-ts] expected shares of 0 or more, as in 3,1; got 3,many"),
         (["-ts", "1,-1"], "[-ts] expected shares of 0 or more, as in 3,1; got 1,-1"),
         (["-sm", "row"], "[-sm] expected none or layer, as a layer has one device; got row"),

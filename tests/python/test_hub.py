@@ -169,13 +169,19 @@ def test_words_when_there_is_nothing(server: tuple[str, type[Hub]], tmp_path: Pa
     )
 
 
+ONE = "[latentkv info] expected one of FILE, -m FILE and -hf USER/REPO"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "[latentkv info] expected FILE or -hf USER/REPO; got none; see latentkv info --help"),
+        (
+            [],
+            f"{ONE}; got none; see latentkv info --help",
+        ),
         (
             ["x.gguf", "-hf", "a/b"],
-            "[latentkv info] expected FILE or -hf USER/REPO; got both; see latentkv info --help",
+            f"{ONE}; got x.gguf and a/b; see latentkv info --help",
         ),
         (["-hff", "x.gguf"], "[--hf-file] expected -hf beside it; got none"),
         (["-hf", "abc"], "[-hf] expected user/repo or user/repo:quant; got 'abc'"),

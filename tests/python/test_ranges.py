@@ -14,6 +14,9 @@ from latentkv.cli import main
 HUGE = "999999999999"
 
 
+ANSWER = "[-n] expected 1 … 2147483647, or -1 (until the context is full), or -2 (the same)"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -27,12 +30,12 @@ HUGE = "999999999999"
         (["bench", "-d", f"0,{HUGE}"], "[-d] expected 0 … 268435456"),
         (["bench", "-p", HUGE], "[-p] expected 0 … 268435456"),
         (["bench", "-n", "-1"], "[-n] expected 0 … 268435456"),
-        (["bench", "-t", HUGE], "[-t] expected 1 … 512, or 0 (the default)"),
+        (["bench", "-t", HUGE], "[-t] expected 1 … 512, or 0 (the default), or -1 (the default)"),
         (["bench", "-r", "0"], "[-r] expected 1 … 2147483647"),
         (["chat", "-p", "x", "-c", HUGE], "[-c] expected 1 … 268435456, or 0 (as trained), or auto"),
         (["chat", "-p", "x", "-c", "x"], "[-c] expected 1 … 268435456, or 0 (as trained), or auto"),
-        (["chat", "-p", "x", "-n", "0"], "[-n] expected 1 … 2147483647, or -1 (until the context is full)"),
-        (["chat", "-p", "x", "-n", "-5"], "[-n] expected 1 … 2147483647, or -1 (until the context is full)"),
+        (["chat", "-p", "x", "-n", "0"], ANSWER),
+        (["chat", "-p", "x", "-n", "-5"], ANSWER),
         (["chat", "-p", "x", "-b", "0"], "[-b] expected 1 … 2147483647"),
         (["chat", "-p", "x", "--temp", "-1"], "[--temp] expected a finite number of at least 0"),
         (["chat", "-p", "x", "--repeat-last-n", HUGE], "[--repeat-last-n] expected 0 … 16777216"),

@@ -19,10 +19,13 @@ def model(plain_gguf: Path) -> Any:
     return _core.Model(str(plain_gguf), vocab_only=True)
 
 
-def sampler(model: Any, **options: Any) -> Any:
-    from latentkv import _core
+def sampler(model: Any, grammar: str | None = None, **options: Any) -> Any:
+    """Options that begin with grammar_ are LlamaGrammar's."""
+    from latentkv import LlamaGrammar, _core
 
-    return _core.Sampler(model, **({"seed": 1} | options))
+    of_grammar = {key[8:]: options.pop(key) for key in list(options) if key.startswith("grammar_")}
+    matcher = LlamaGrammar(grammar, **of_grammar).matcher(model) if grammar is not None else None
+    return _core.Sampler(model, matcher=matcher, **({"seed": 1} | options))
 
 
 def row(model: Any, *likely: tuple[int, float]) -> np.ndarray:
@@ -179,16 +182,6 @@ def test_a_clone_goes_on_alone(model: Any) -> None:
         ({"dry_penalty_last_n": -5}, "dry_penalty_last_n from 0"),
         ({"dry_allowed_length": -1}, "dry_allowed_length of at least 0; got -1"),
         ({"dynatemp_range": float("nan")}, "dynatemp_range"),
-        ({"grammar": WORDS, "grammar_lazy": True}, "at least one of grammar_triggers"),
-        (
-            {"grammar": WORDS, "grammar_lazy": True, "grammar_triggers": [{"type": "pattern", "value": "("}]},
-            "regular expressions in grammar_triggers",
-        ),
-        (
-            {"grammar": WORDS, "grammar_lazy": True, "grammar_triggers": [{"type": "x", "value": "("}]},
-            "a trigger of type word, pattern",
-        ),
-        ({"grammar": WORDS, "grammar_prefix": "other"}, "a token that the grammar allows"),
     ],
 )
 def test_refusals(model: Any, options: dict[str, Any], message: str) -> None:
@@ -198,6 +191,23 @@ def test_refusals(model: Any, options: dict[str, Any], message: str) -> None:
         sampler(model, **options)
     with pytest.raises(TypeError, match="unexpected keyword argument 'top_kk'"):
         sampler(model, top_kk=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lazy": True}, "at least one trigger for a lazy grammar; got none"),
+        ({"lazy": True, "triggers": [{"type": "pattern", "value": "("}]}, "regular expressions in triggers"),
+        ({"lazy": True, "triggers": [{"type": "x", "value": "("}]}, "triggers of the types word, pattern"),
+        ({"prefix": "other"}, "one that texts can match"),
+        ({"root": "top"}, "a GBNF grammar with the rule 'top'; got the rules root"),
+    ],
+)
+def test_grammars_that_are_refused(model: Any, options: dict[str, Any], message: str) -> None:
+    from latentkv import LatentKVError, LlamaGrammar
+
+    with pytest.raises(LatentKVError, match=rf"^\[grammar\] expected .*{message}"):
+        LlamaGrammar(WORDS, **options).matcher(model)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_the_answer_goes_on_with_the_last_message(scripted: Build, script: Any) 
         ({"response_format": {"type": "json_schema"}}, r"\[response_format\]"),
         (
             {"response_format": {"type": "json_object", "schema": {"type": "no such type"}}},
-            r"\[json_schema\] expected a schema that a grammar can say",
+            r"\[json_schema\] expected type to be one of null, boolean",
         ),
         ({"chat_template_kwargs": {"enable_thinking": 1}}, r"\[chat_template_kwargs\]"),
         ({"reasoning_format": "deep"}, r"\[reasoning_format\] expected none, auto"),
@@ -247,7 +247,7 @@ def test_tools_need_a_template_that_takes_them(scripted: Build) -> None:
         '{"type": "string", "minLength": 5, "maxLength": 2}',
         '{"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 2}}}',
         '{"type": "array", "items": {"oneOf": []}}',
-        '{"a":' * 300 + "1" + "}" * 300,
+        '{"items":' * 300 + "true" + "}" * 300,
         '{"enum": []}',
     ],
 )
@@ -381,3 +381,89 @@ def test_a_required_call_comes_at_once(source: str) -> None:
     assert ("<think>" in root) == (source == THINKING)
     once = called_at_once(rendered.grammar, [WEATHER], once=True).text
     assert ("(tool-call space)+" in text, "(tool-call space)+" in once) == (source == THINKING, False)
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+    return {"type": "function", "function": {"name": "book", "parameters": schema}}
+
+
+UNSAID = tool(code={"type": "string", "pattern": "(?=x)"}, days={"type": "array", "uniqueItems": True})
+
+
+@pytest.mark.parametrize("source", [THINKING, BARE_JSON])
+def test_a_tool_that_is_only_offered_never_fails(source: str) -> None:
+    rendered = ChatTemplate(source, "<s>", "</s>").apply(ASK, tools=[UNSAID])
+    assert "(?=x)" in rendered.text  # the model is shown all of it
+    assert "latentkv" not in rendered.text
+    if source == THINKING:
+        assert rendered.grammar is not None
+        (schema,) = rendered.grammar.schemas.values()
+        assert schema["required"] == ["code", "days"]
+        assert "uniqueItems" not in schema["properties"]["days"]
+
+
+@pytest.mark.parametrize(
+    ("strict", "choice"), [(True, None), (False, "required"), (True, "required"), (True, "auto")]
+)
+def test_a_tool_that_binds_is_obeyed_or_refused(strict: bool, choice: str | None) -> None:
+    asked = {**UNSAID, "function": UNSAID["function"] | {"strict": strict}}
+    template = ChatTemplate(THINKING, "<s>", "</s>")
+    with pytest.raises(
+        LatentKVError, match=r"^\[tools\] expected of 'book' .*/properties/(code/pattern|days)"
+    ):
+        template.apply(ASK, tools=[asked], tool_choice=choice)
+    template.apply(ASK, tools=[asked], tool_choice="none")
+
+
+def test_a_strict_tool_needs_calls_that_are_recognized() -> None:
+    asked = {**WEATHER, "function": WEATHER["function"] | {"strict": True}}
+    with pytest.raises(
+        LatentKVError, match=r"^\[tools\] expected a chat template whose calls begin with a mark"
+    ):
+        ChatTemplate(BARE_JSON, "<s>", "</s>").apply(ASK, tools=[asked])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_arguments_obey_what_llama_cpp_drops(demo_llm: Any, choice: str, seed: int) -> None:
+    asked = tool(
+        phone={"type": "string", "pattern": r"^\d{3}-\d{4}$"},
+        size={"type": "number", "minimum": 5, "maximum": 6},
+        note={"type": "string", "maxLength": 2000},
+    )
+    out = demo_llm.create_chat_completion(
+        ASK,
+        tools=[asked],
+        tool_choice=choice,
+        logits_processor=begins_with(demo_llm, b"<tool_call>\n"),
+        max_tokens=300,
+        temperature=1.0,
+        seed=seed,
+        logit_bias={demo_llm.model.find_token('"'): 8.0},
+    )
+    call = out["choices"][0]["message"]["tool_calls"][0]["function"]
+    arguments = json.loads(call["arguments"])
+    assert re.fullmatch(r"\d{3}-\d{4}", arguments["phone"])
+    assert 5 <= arguments["size"] <= 6
+
+
+def test_an_answer_that_fits_a_schema_may_be_thought_about_first(plain_gguf: Path) -> None:
+    from latentkv import Llama
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 100, "maximum": 120}}}
+    schema |= {"required": ["n"], "additionalProperties": False}
+    with Llama(str(plain_gguf), n_ctx=1024, n_threads=1, chat_template=THINKING) as llama:
+        for lead in (b"<think>\nHm, {1} </b>\n</think>\n\n", b"<think></think>```json\n", b""):
+            out = llama.create_chat_completion(
+                ASK,
+                response_format={"type": "json_object", "schema": schema},
+                logits_processor=begins_with(llama, lead),
+                max_tokens=120,
+                temperature=1.0,
+                seed=5,
+                logit_bias={llama.model.find_token("<"): -50.0} if not lead else None,
+            )
+            message = out["choices"][0]["message"]
+            assert 100 <= json.loads(message["content"])["n"] <= 120
+            assert ("Hm" in message.get("reasoning_content", "")) == (b"Hm" in lead)

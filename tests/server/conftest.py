@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,38 +16,13 @@ for module in ("fastapi", "uvicorn", "httpx", "openai", "prometheus_client"):
 @contextmanager
 def served(model: Path, *options: str) -> Iterator[str]:
     """The address of a server that is up."""
-    import httpx
+    from server_process import started, stopped
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "latentkv",
-        "serve",
-        str(model),
-        "--port",
-        str(port),
-        "-t",
-        "1",
-        *options,
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = started(model, *options)
     try:
-        end = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
-                break
-            except httpx.TransportError:
-                assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                assert time.monotonic() < end, "the server does not come up"
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
+        yield process.address
     finally:
-        process.terminate()
-        _, said = process.communicate(timeout=30)
+        said = stopped(process)
         assert "Traceback" not in said, said
 
 
@@ -65,6 +36,19 @@ def serve() -> Callable[..., Any]:
 def server(converted: Callable[..., Path]) -> Iterator[str]:
     plain = converted("--method", "none", "--outtype", "f32")
     with served(plain, "-c", "2048", "--kv", "f32", "--temp", "0", "--alias", "demo") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def calling(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same model with a template that takes tools."""
+    from latentkv.chat.formats import CHATML_TOOLS
+
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(CHATML_TOOLS)
+    options = ("-c", "4096", "--parallel", "2", "--kv", "f32", "--temp", "0", "--alias", "demo")
+    plain = converted("--method", "none", "--outtype", "f32")
+    with served(plain, *options, "--chat-template-file", str(template)) as address:
         yield address
 
 

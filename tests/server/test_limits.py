@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from latentkv.engine.request import Request, Ticket
-from latentkv.errors import LatentKVError
 from latentkv.generate.answer import Piece
-from latentkv.sampling.grammar import LlamaGrammar, nesting
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server.errors import Refused
 from latentkv.server.guard import hosts_of
@@ -54,14 +52,6 @@ def test_what_no_context_holds_is_refused_before_it_takes_time(
     error = answer.json()["error"]
     assert error["message"].startswith("[context] expected a prompt of at most 2047 tokens; got ")
     assert error["code"] == "context_length_exceeded"
-
-
-def test_how_deep_a_grammar_is() -> None:
-    assert nesting(r'root ::= ("(" ("\"((" | [(\](] # (((') == 2
-    assert nesting('root ::= "a"') == 0
-    LlamaGrammar("root ::= " + "(" * 256 + '"a"' + ")" * 256)
-    with pytest.raises(LatentKVError, match=r"\[grammar\] expected parentheses at most 256 deep; got 257"):
-        LlamaGrammar("root ::= " + "(" * 257 + '"a"' + ")" * 257)
 
 
 @pytest.mark.parametrize("name", ["n", "stream", "echo", "ignore_eos", "cache_prompt", "temperature", "stop"])

@@ -206,7 +206,7 @@ def test_what_was_moved_is_no_beginning_of_others(model: Any) -> None:
     run(two, moved)
     assert slot.shifted_at == len(begin)
     n_kept = len(store)
-    two._park(slot)
+    two.room.park(slot)
     assert len(store) == n_kept
     prompt = begin + end + more + [5]
     alone = run(scheduler(model, 1, 2048), greedy(prompt))

@@ -30,6 +30,27 @@ size_t utf8_length(std::string_view text) {
     return n;
 }
 
+// Whether a terminal obeys the character that `text` begins with: C0 and C1 controls, DEL, separators of lines, and what turns the
+// direction of text (Unicode's Bidi_Control), so that it reads otherwise than it is.
+bool is_control(std::string_view text) {
+    const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+    if (byte(0) < 0x20 || byte(0) == 0x7f) {
+        return true;
+    }
+    if (byte(0) == 0xc2) {
+        return byte(1) < 0xa0;  // U+0080 … U+009F
+    }
+    if (byte(0) == 0xd8) {
+        return byte(1) == 0x9c;  // U+061C
+    }
+    if (byte(0) != 0xe2) {
+        return false;
+    }
+    const unsigned low = byte(2);
+    return (byte(1) == 0x80 && ((low >= 0x8e && low <= 0x8f) || (low >= 0xa8 && low <= 0xae))) ||  // U+200E, U+2028 …
+           (byte(1) == 0x81 && low >= 0xa6 && low <= 0xa9);                                        // U+2066 … U+2069
+}
+
 // The same, and 1 for a byte that begins none.
 size_t character_length(std::string_view text) { return std::max<size_t>(1, utf8_length(text)); }
 
@@ -43,16 +64,18 @@ std::string printable(std::string_view text) {
     std::string out;
     while (!text.empty()) {
         const size_t n = utf8_length(text);
-        const auto byte = static_cast<unsigned char>(text[0]);
-        if (n == 0 || byte < 0x20 || byte == 0x7f) {
+        if (n > 0 && !is_control(text)) {
+            out += text.substr(0, n);
+            text.remove_prefix(n);
+            continue;
+        }
+        for (size_t i = 0; i < std::max<size_t>(1, n); i++) {
+            const auto byte = static_cast<unsigned char>(text[i]);
             out += "\\x";
             out += hex[byte >> 4];
             out += hex[byte & 15];
-            text.remove_prefix(1);
-        } else {
-            out += text.substr(0, n);
-            text.remove_prefix(n);
         }
+        text.remove_prefix(std::max<size_t>(1, n));
     }
     return out;
 }

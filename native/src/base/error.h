@@ -15,7 +15,7 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-// One line of valid UTF-8: control characters, and bytes that are no UTF-8, as \xNN.
+// One line of valid UTF-8: characters that a terminal obeys, and bytes that are no UTF-8, as \xNN.
 std::string printable(std::string_view text);
 
 // Text from a file or a caller as it may appear in a message: printable, its first 80 bytes (or up to 3 fewer, so that no

@@ -25,13 +25,22 @@ LogLevel quieter(ggml_log_level level) {
     }
 }
 
+// They quote what a file says.
+std::string printable_lines(std::string_view text) {
+    std::string out;
+    for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
+        out += printable(text.substr(0, end)) + "\n";
+    }
+    return out + printable(text);
+}
+
 void on_library_message(ggml_log_level level, const char* text, void*) {
     const LogLevel ours = quieter(level);
     continued_level = ours;
     if (ours == LogLevel::error && active_capture != nullptr) {
         active_capture->keep(text);
     } else if (ours <= log_level()) {
-        std::fputs(text, stderr);
+        std::fputs(printable_lines(text).c_str(), stderr);
     }
 }
 
@@ -43,7 +52,7 @@ LogLevel log_level() { return current_level; }
 
 void write_log(LogLevel level, std::string_view line) {
     static constexpr const char* prefixes[] = {"error: ", "warning: ", "", ""};
-    std::fprintf(stderr, "%s%.*s\n", prefixes[static_cast<int>(level)], static_cast<int>(line.size()), line.data());
+    std::fprintf(stderr, "%s%s\n", prefixes[static_cast<int>(level)], printable(line).c_str());
 }
 
 void install_library_logging() {

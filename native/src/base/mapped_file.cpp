@@ -19,7 +19,8 @@ constexpr std::align_val_t heap_alignment{64};
 
 class Descriptor {
 public:
-    explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+    // O_NONBLOCK: a pipe is opened, and refused, without waiting for its writer
+    explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
     ~Descriptor() {
         if (fd_ >= 0) {
             ::close(fd_);

@@ -50,7 +50,7 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
             if (format_in_blocks(format)) {
                 if (whole) {
                     fail("kv_" + region, "expected a format of single tokens, as ", format_name(format_of_rows(format)),
-                         ": blocks of 32 are the middle's; got ", format_name(format));
+                         ": blocks of 32 are for K of compressed tokens; got ", format_name(format));
                 }
                 if (side == std::string_view("v")) {
                     fail("kv v", "expected a format of single tokens for V; choose --kv ", format_name(format), '/',
@@ -140,7 +140,7 @@ void KvCache::check_eviction() const {
     const int least = options_.sink + options_.recent + slot_tile;
     if (options_.evict.keep < least) {
         fail("keep_tokens", "expected at least ", least, " tokens: ", options_.sink, " sinks, ", options_.recent,
-             " recent ones and ", slot_tile, " of the middle; raise --keep-tokens, or lower --sink or --recent; got ",
+             " recent ones and ", slot_tile, " compressed ones; raise --keep-tokens, or lower --sink or --recent; got ",
              options_.evict.keep);
     }
 }

@@ -116,6 +116,7 @@ struct KvBytes {
 class StateWriter;
 class StateReader;
 struct StateHead;
+struct StatePart;
 struct SavedRegion;
 enum class Accept;
 
@@ -230,12 +231,18 @@ public:
     // differs.
     std::vector<uint8_t> save() const;
     std::vector<uint8_t> save_sequence(int seq) const;
+    // In parts: the tokens between each two of these positions, and from the last on. Not under eviction, but for the whole.
+    std::vector<std::vector<uint8_t>> save_sequence(int seq, std::span<const int32_t> cuts) const;
+    // The position before which rows of the sequence stay as they are, whatever follows: parts of it are those of any sequence that
+    // begins with the same tokens. Under eviction 0.
+    int32_t settled(int seq) const;
     // In place of all that is in the cache. What was lost on the way, in words: "" where nothing was. accept: which rows of others
     // are coded anew.
     std::string restore(std::span<const uint8_t> state, Accept accept, const RowTurn& turned = {});
     // Of a state of one sequence, in place of what `seq` has, in any slots that are free. Errors: as above, or no room; the
     // sequence is empty then.
-    std::string restore_sequence(int seq, std::span<const uint8_t> state, Accept accept, const RowTurn& turned = {});
+    std::string restore_sequence(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept,
+                                 const RowTurn& turned = {});
 
 private:
     class Transcoder;
@@ -288,15 +295,23 @@ private:
     [[noreturn]] void refuse_recent(std::span<const SlotRef> claimed, size_t wanted);
 
     uint64_t sequences_of(uint64_t mask) const;  // those of the mask that have tokens
-    static std::vector<int> slots_of(const Region& region, uint64_t mask);
-    static void save(const Region& region, uint64_t mask, std::span<const int> slots, StateWriter& out);
-    std::vector<uint8_t> save(uint64_t mask) const;
+    struct Positions {
+        int32_t first = 0;
+        int32_t end = INT32_MAX;
+        bool have(int32_t pos) const { return pos >= first && pos < end; }
+    };
+    static std::vector<int> slots_of(const Region& region, uint64_t mask, const Positions& positions);
+    // rows: slot 0 of the region's first tensor
+    static void save(const Region& region, const uint8_t* rows, uint64_t mask, const Positions& positions,
+                     std::span<const int> slots, StateWriter& out);
+    std::vector<std::vector<uint8_t>> save(uint64_t mask, std::span<const Positions> parts) const;
+    void save_ring(uint64_t mask, std::span<const Positions> parts, std::span<StateWriter> out) const;
     StateHead read_header(StateReader& in, int to_seq) const;
     std::vector<SavedRegion> read_regions(StateReader& in, uint32_t n_regions) const;
     bool check_accepted(std::span<const SavedRegion> saved, Accept accept, const RowTurn& turned) const;
     bool fits_in_place(std::span<const SavedRegion> saved, int to_seq) const;
-    void restore(Region& region, const SavedRegion& saved, uint64_t sequences, int to_seq);
-    std::string restore_rows(StateReader& in, const StateHead& head, int to_seq, Accept accept, const RowTurn& turned);
+    void restore(Region& region, const SavedRegion& saved, uint64_t sequences, int to_seq, uint8_t* rows);
+    std::string restore_parts(std::span<StatePart> parts, int to_seq, Accept accept, const RowTurn& turned);
     std::vector<const Region*> all_regions() const;  // the ring last
     // Under eviction: what each layer has of the middle, and the masses of recent tokens.
     void save_kept(uint64_t mask, StateWriter& out) const;

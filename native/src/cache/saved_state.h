@@ -130,4 +130,11 @@ private:
     void read_tokens(StateReader& in, uint32_t n_used, size_t row_bytes);
 };
 
+// A state, or one of several that make a sequence.
+struct StatePart {
+    StateReader in;
+    StateHead head;
+    std::vector<SavedRegion> regions;
+};
+
 }  // namespace lkv

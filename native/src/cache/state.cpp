@@ -15,6 +15,9 @@
 // A state replaces the cache, and takes its slots again, holes included; or, where it is of one sequence, that sequence or
 // another, in any slots that are free: whoever saved it, all of a cache or the sequence alone.
 //
+// A sequence may be saved in parts, each a state of the tokens between two positions. The ring goes with the last part; of a
+// block that two parts share each has its own tokens.
+//
 // Where it is asked for, rows of other layouts are coded anew (transcode.h): those of a sequence where they are finer, or all.
 #include <algorithm>
 #include <array>
@@ -102,21 +105,23 @@ void check_tokens(std::span<const SavedRegion> saved, uint64_t sequences) {
 
 }  // namespace
 
-// Slots that the sequences of `mask` hold, with all others of their blocks.
-std::vector<int> KvCache::slots_of(const Region& region, uint64_t mask) {
+// Slots that the sequences of `mask` hold at these positions, with all others of their blocks.
+std::vector<int> KvCache::slots_of(const Region& region, uint64_t mask, const Positions& positions) {
     std::vector<int> slots;
     const int block = region.cells.block();
+    const auto is_wanted = [&](int slot) {
+        return (region.cells.seq(slot) & mask) != 0 && positions.have(region.cells.pos(slot));
+    };
     for (int first = 0; first < region.cells.end(); first += block) {
         bool held = false;
-        for (int slot = first; slot < first + block; slot++) held = held || (region.cells.seq(slot) & mask) != 0;
+        for (int slot = first; slot < first + block; slot++) held = held || is_wanted(slot);
         for (int slot = first; held && slot < first + block; slot++) slots.push_back(slot);
     }
     return slots;
 }
 
-void KvCache::save(const Region& region, uint64_t mask, std::span<const int> slots, StateWriter& out) {
-    std::vector<uint8_t> copy;
-    const uint8_t* const rows = region.storage->load(copy);
+void KvCache::save(const Region& region, const uint8_t* rows, uint64_t mask, const Positions& positions,
+                   std::span<const int> slots, StateWriter& out) {
     put_name(out, region.name);
     out.put(static_cast<uint32_t>(region.layers.size()));
     out.put(static_cast<uint32_t>(slots.size()));
@@ -126,7 +131,7 @@ void KvCache::save(const Region& region, uint64_t mask, std::span<const int> slo
         }
     }
     for (const int slot : slots) {
-        const uint64_t seq = region.cells.seq(slot) & mask;
+        const uint64_t seq = positions.have(region.cells.pos(slot)) ? region.cells.seq(slot) & mask : 0;
         out.put(static_cast<int32_t>(slot));
         out.put(seq != 0 ? region.cells.pos(slot) : -1);
         out.put(seq);
@@ -150,30 +155,44 @@ uint64_t KvCache::sequences_of(uint64_t mask) const {
     return found & mask;
 }
 
-std::vector<uint8_t> KvCache::save(uint64_t mask) const {
-    StateWriter out;
-    out.put(state_magic);
-    out.put(state_version);
-    out.put(sequences_of(mask));
-    out.put(static_cast<uint32_t>(regions_.size() + (ring_ ? 1 : 0)));
-    put_name(out, policy_name());
-    out.put(static_cast<uint32_t>(options_.evict.keep));
+std::vector<std::vector<uint8_t>> KvCache::save(uint64_t mask, std::span<const Positions> parts) const {
+    std::vector<StateWriter> out(parts.size());
+    for (StateWriter& part : out) {
+        part.put(state_magic);
+        part.put(state_version);
+        part.put(sequences_of(mask));
+        part.put(static_cast<uint32_t>(regions_.size() + (ring_ ? 1 : 0)));
+        put_name(part, policy_name());
+        part.put(static_cast<uint32_t>(options_.evict.keep));
+    }
     for (const Region& region : regions_) {
-        save(region, mask, slots_of(region, mask), out);
-    }
-    if (ring_) {
-        std::vector<int> slots = slots_of(*ring_, mask);
-        if (mask !=
-            all_sequences) {  // of one what its next token sees: a ring that others share may have no room for more
-            const std::vector<int32_t> next = next_positions();
-            std::erase_if(slots, [&](int slot) { return !is_seen_again(ring_->cells.pos(slot), mask, next); });
+        std::vector<uint8_t> copy;
+        const uint8_t* const rows = region.storage->load(copy);
+        for (size_t i = 0; i < parts.size(); i++) {
+            save(region, rows, mask, parts[i], slots_of(region, mask, parts[i]), out[i]);
         }
-        save(*ring_, mask, slots, out);
     }
+    if (ring_) save_ring(mask, parts, out);
     if (eviction_) {
-        save_kept(mask, out);
+        save_kept(mask, out.back());
     }
-    return out.take();
+    std::vector<std::vector<uint8_t>> saved;
+    for (StateWriter& part : out) saved.push_back(part.take());
+    return saved;
+}
+
+void KvCache::save_ring(uint64_t mask, std::span<const Positions> parts, std::span<StateWriter> out) const {
+    std::vector<int> slots = slots_of(*ring_, mask, {});
+    if (mask != all_sequences) {  // of one what its next token sees: a ring that others share may have no room for more
+        const std::vector<int32_t> next = next_positions();
+        std::erase_if(slots, [&](int slot) { return !is_seen_again(ring_->cells.pos(slot), mask, next); });
+    }
+    std::vector<uint8_t> copy;
+    const uint8_t* const rows = ring_->storage->load(copy);
+    for (size_t i = 0; i < parts.size(); i++) {
+        const bool is_last = i + 1 == parts.size();
+        save(*ring_, rows, mask, {}, is_last ? std::span<const int>(slots) : std::span<const int>(), out[i]);
+    }
 }
 
 const char* KvCache::policy_name() const { return eviction_ ? eviction_->policy().name : "none"; }
@@ -308,9 +327,32 @@ void KvCache::restore_recent_masses(StateReader& in, int to_seq, std::span<const
     }
 }
 
-std::vector<uint8_t> KvCache::save() const { return save(all_sequences); }
+std::vector<uint8_t> KvCache::save() const { return save(all_sequences, std::array{Positions{}}).front(); }
 
-std::vector<uint8_t> KvCache::save_sequence(int seq) const { return save(uint64_t{1} << seq); }
+std::vector<uint8_t> KvCache::save_sequence(int seq) const { return save_sequence(seq, std::array{0}).front(); }
+
+std::vector<std::vector<uint8_t>> KvCache::save_sequence(int seq, std::span<const int32_t> cuts) const {
+    std::vector<Positions> parts;
+    for (size_t i = 0; i < cuts.size(); i++) {
+        parts.push_back({cuts[i], i + 1 < cuts.size() ? cuts[i + 1] : Positions{}.end});
+        if (parts.back().first < 0 || parts.back().first >= parts.back().end) {
+            fail("state", "expected cuts at rising positions of 0 or more; got ", cuts[i]);
+        }
+    }
+    if (parts.empty() || (eviction_ && (parts.size() > 1 || parts.front().first > 0))) {
+        fail("state", "expected at least one part, and under eviction one alone from position 0; got ", parts.size());
+    }
+    return save(uint64_t{1} << seq, parts);
+}
+
+int32_t KvCache::settled(int seq) const {
+    int32_t end = seq_pos_max(seq) + 1;
+    const int recent = region_index("recent");
+    for (int slot = 0; recent >= 0 && slot < cells(recent).end(); slot++) {
+        if ((cells(recent).seq(slot) & (uint64_t{1} << seq)) != 0) end = std::min(end, cells(recent).pos(slot));
+    }
+    return eviction_ ? 0 : end;
+}
 
 std::vector<const KvCache::Region*> KvCache::all_regions() const {
     std::vector<const Region*> all;
@@ -320,7 +362,7 @@ std::vector<const KvCache::Region*> KvCache::all_regions() const {
 }
 
 // to_seq: the sequence that tokens go to, in slots that are free; -1: to their own, in their own.
-void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequences, int to_seq) {
+void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequences, int to_seq, uint8_t* rows) {
     const size_t n_used = saved.tokens.size();
     const auto block = static_cast<size_t>(region.cells.block());
     if (n_used % block != 0) {
@@ -335,8 +377,6 @@ void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequenc
                  region.cells.n_free());
         }
     }
-    std::vector<uint8_t> copy;
-    uint8_t* const rows = region.storage->load(copy);
     int first = 0;  // slot of the block that is being read
     for (size_t i = 0; i < n_used; i++) {
         // the same slots, holes included: sums over the cache keep their order, so logits are the same bits
@@ -372,7 +412,6 @@ void KvCache::restore(Region& region, const SavedRegion& saved, uint64_t sequenc
             }
         }
     }
-    region.storage->store(copy);
 }
 
 StateHead KvCache::read_header(StateReader& in, int to_seq) const {
@@ -472,22 +511,35 @@ bool KvCache::check_accepted(std::span<const SavedRegion> saved, Accept accept, 
     return coded_anew;
 }
 
-std::string KvCache::restore_rows(StateReader& in, const StateHead& head, int to_seq, Accept accept,
-                                  const RowTurn& turned) {
-    const std::vector<SavedRegion> saved = read_regions(in, head.n_regions);
+std::string KvCache::restore_parts(std::span<StatePart> parts, int to_seq, Accept accept, const RowTurn& turned) {
+    for (StatePart& part : parts) part.regions = read_regions(part.in, part.head.n_regions);
+    if (eviction_ && parts.size() != 1) {
+        fail("state", "expected a sequence in one part, as tokens are evicted; got ", parts.size(), " parts");
+    }
+    StatePart& first = parts.front();
     std::string lost;
-    if (accept == Accept::any && !eviction_ && (turned.sides != 0 || !fits_in_place(saved, to_seq))) {
-        check_tokens(saved, head.sequences);
-        lost = Transcoder(*this, saved, to_seq, turned).run();
+    if (accept == Accept::any && !eviction_ && parts.size() == 1 &&
+        (turned.sides != 0 || !fits_in_place(first.regions, to_seq))) {
+        check_tokens(first.regions, first.head.sequences);
+        lost = Transcoder(*this, first.regions, to_seq, turned).run();
     } else {
-        bool coded_anew = check_accepted(saved, accept, turned);
-        for (size_t r = 0; r < regions_.size(); r++) restore(regions_[r], saved[r], head.sequences, to_seq);
-        if (ring_) restore(*ring_, saved.back(), head.sequences, to_seq);
-        if (eviction_) coded_anew = restore_kept(in, to_seq, accept) || coded_anew;
+        bool coded_anew = false;
+        for (const StatePart& part : parts) {
+            coded_anew = check_accepted(part.regions, accept, turned) || coded_anew;
+        }
+        const auto restore_region = [&](Region& region, size_t r) {
+            std::vector<uint8_t> copy;
+            uint8_t* const rows = region.storage->load(copy);
+            for (const StatePart& part : parts) restore(region, part.regions[r], part.head.sequences, to_seq, rows);
+            region.storage->store(copy);
+        };
+        for (size_t r = 0; r < regions_.size(); r++) restore_region(regions_[r], r);
+        if (ring_) restore_region(*ring_, regions_.size());
+        if (eviction_) coded_anew = restore_kept(first.in, to_seq, accept) || coded_anew;
         if (coded_anew) lost = "rows of finer formats are coded anew";
     }
-    if (!in.done()) {
-        fail("state", "expected the end of the state; got more bytes");
+    for (const StatePart& part : parts) {
+        if (!part.in.done()) fail("state", "expected the end of the state; got more bytes");
     }
     if (n_occupied() > options_.n_ctx) {
         fail("state", "expected at most ", options_.n_ctx, " cells; got ", n_occupied(), "; raise -c / n_ctx");
@@ -502,21 +554,28 @@ std::string KvCache::restore_rows(StateReader& in, const StateHead& head, int to
 std::string KvCache::restore(std::span<const uint8_t> state, Accept accept, const RowTurn& turned) {
     StateReader in(state);
     const StateHead head = read_header(in, -1);
+    std::array<StatePart, 1> parts{StatePart{in, head, {}}};
     clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
-        return restore_rows(in, head, -1, accept, turned);
+        return restore_parts(parts, -1, accept, turned);
     } catch (...) {
         clear();
         throw;
     }
 }
 
-std::string KvCache::restore_sequence(int seq, std::span<const uint8_t> state, Accept accept, const RowTurn& turned) {
-    StateReader in(state);
-    const StateHead head = read_header(in, seq);
+std::string KvCache::restore_sequence(int seq, std::span<const std::span<const uint8_t>> states, Accept accept,
+                                      const RowTurn& turned) {
+    std::vector<StatePart> parts;
+    for (const std::span<const uint8_t> state : states) {
+        StateReader in(state);
+        const StateHead head = read_header(in, seq);
+        parts.push_back({in, head, {}});
+    }
+    if (parts.empty()) fail("state", "expected at least one part; got none");
     release_sequence(seq);
     try {
-        return restore_rows(in, head, seq, accept, turned);
+        return restore_parts(parts, seq, accept, turned);
     } catch (...) {
         release_sequence(seq);
         throw;

@@ -170,7 +170,7 @@ void KvCache::Transcoder::claim_cells() {
     const auto block = static_cast<size_t>(middle.block());
     for (const std::vector<size_t>& tokens : owned) n_middle += (tokens.size() + block - 1) / block * block;
     if (static_cast<int64_t>(n_middle) > middle.n_free()) {
-        fail("state", "expected room for ", n_middle, " tokens in region middle; raise -c / n_ctx; got ",
+        fail("state", "expected room for ", n_middle, " tokens among the compressed ones; raise -c / n_ctx; got ",
              middle.n_free());
     }
     std::vector<Token> in_order;  // those of a block together

@@ -4,8 +4,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "chat/json_schema.h"
+#include "chat-peg-parser.h"
 #include "chat/limits.h"
+#include "chat/reason.h"
 
 namespace lkv {
 namespace {
@@ -58,6 +59,14 @@ common_json delta(const common_chat_msg_diff& diff) {
     return out;
 }
 
+// Of a format without rules all is content, as llama.cpp reads it.
+ChatParser with_rules(ChatParser parser) {
+    if (!parser.params().parser.empty()) return parser;
+    common_chat_parser_params params = parser.params();
+    params.parser = build_chat_peg_parser([](common_chat_peg_builder& p) { return p.content(p.rest()) + p.end(); });
+    return ChatParser(std::move(params));
+}
+
 std::string to_json(const common_chat_msg& message) {
     auto out = message.to_json_oaicompat();
     out["role"] = "assistant";
@@ -76,7 +85,7 @@ std::string ChatParser::parse(std::string_view text, bool is_partial) const {
     return to_json(message);
 }
 
-ChatStream::ChatStream(ChatParser parser) : parser_(std::move(parser)) {
+ChatStream::ChatStream(ChatParser parser) : parser_(with_rules(std::move(parser))), end_(parser_.params()) {
     if (parser_.params().is_continuation) {
         begun_ = message_ = parsed("", true, parser_.params());
     }
@@ -84,6 +93,44 @@ ChatStream::ChatStream(ChatParser parser) : parser_(std::move(parser)) {
 
 std::vector<std::string> ChatStream::push(std::string_view text, bool is_partial) {
     text_ += text;
+    if (is_partial && end_.is_open()) {
+        const std::string_view more = end_.take(text_);
+        if (end_.is_open()) return extended(more);
+    }
+    if (is_partial && !may_parse()) return {};
+    return parsed_anew(is_partial);
+}
+
+bool ChatStream::may_parse() const {
+    constexpr size_t at_once = 1 << 16;  // bytes, over all parses of a short answer
+    constexpr size_t times = 64;         // that a byte of a long one is parsed
+    return n_parsed_ + text_.size() <= at_once + times * text_.size();
+}
+
+std::vector<std::string> ChatStream::extended(std::string_view more) {
+    if (more.empty()) return {};
+    common_chat_msg_diff added;
+    switch (end_.part()) {
+        case OpenText::Part::content:
+            added.content_delta = more;
+            message_.content += more;
+            break;
+        case OpenText::Part::reasoning:
+            added.reasoning_content_delta = more;
+            message_.reasoning_content += more;
+            break;
+        default: {
+            const bool is_value = end_.part() == OpenText::Part::string_argument;
+            added.tool_call_index = message_.tool_calls.size() - 1;
+            added.tool_call_delta.arguments = is_value ? escaped(more) : std::string(more);
+            message_.tool_calls.back().arguments += added.tool_call_delta.arguments;
+        }
+    }
+    return {delta(added).dump_safe()};
+}
+
+std::vector<std::string> ChatStream::parsed_anew(bool is_partial) {
+    n_parsed_ += text_.size();
     common_chat_msg grown = parsed(text_, is_partial, parser_.params());
     std::vector<std::string> deltas;
     if (grown.empty()) return deltas;
@@ -96,6 +143,7 @@ std::vector<std::string> ChatStream::push(std::string_view text, bool is_partial
         fail("chat", "expected an answer that goes on as it began; got ", reason(error));
     }
     message_ = std::move(grown);
+    if (is_partial) end_.find(text_, message_);
     return deltas;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "chat.h"
+#include "chat/open_text.h"
 
 namespace lkv {
 
@@ -24,10 +25,13 @@ private:
     common_chat_parser_params params_;
 };
 
-// The same answer as it grows, and what each piece adds.
+// The same answer as it grows, and what each piece adds. A text that goes on is read as it comes; elsewhere the whole is parsed
+// anew, so rarely that the time stays linear in its length: what an answer adds may come out a little later then.
 class ChatStream {
 public:
     explicit ChatStream(ChatParser parser);
+    ChatStream(const ChatStream&) = delete;  // end_ looks into parser_
+    ChatStream& operator=(const ChatStream&) = delete;
 
     // Appends text. OpenAI's deltas, JSON each: {"content"}, {"reasoning_content"}, {"tool_calls": [{"index", "id", "type",
     // "function": {"name", "arguments"}}]}. An empty text with is_partial false ends the answer: what was held back comes out.
@@ -39,11 +43,17 @@ public:
     bool has_tool_calls() const { return !message_.tool_calls.empty(); }
 
 private:
+    std::vector<std::string> extended(std::string_view more);  // the message's open text by this
+    std::vector<std::string> parsed_anew(bool is_partial);
+    bool may_parse() const;
+
     ChatParser parser_;
     std::string text_;
+    size_t n_parsed_ = 0;    // bytes, over all parses
     common_chat_msg begun_;  // by the prompt
     common_chat_msg message_;
     std::vector<std::string> ids_;  // of tool calls: the template's, else made up once
+    OpenText end_;
 };
 
 }  // namespace lkv

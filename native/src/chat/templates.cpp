@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "chat/json_schema.h"
 #include "chat/limits.h"
+#include "chat/reason.h"
 
 namespace lkv {
 namespace {
@@ -101,9 +101,6 @@ common_chat_templates_inputs inputs_of(const common_json& request, bool parallel
     });
     if (!inputs.json_schema.empty() && !inputs.grammar.empty()) {
         fail("json_schema", "expected either json_schema or grammar; got both");
-    }
-    if (!inputs.json_schema.empty()) {
-        json_schema_to_grammar(inputs.json_schema);  // refuses it here, where its name is known
     }
     add_kwargs(request, inputs);
     add_continuation(request, inputs);

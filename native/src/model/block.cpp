@@ -57,7 +57,7 @@ std::vector<T> per_layer(std::string_view key, std::optional<std::vector<T>> fou
 std::vector<LayerAttention> uniform_layers(const GgufFile& file, const HParams& h, Position position) {
     const std::string dot = h.architecture + ".";
     LayerAttention layer;
-    const uint32_t window = file.find_u32(dot + "attention.sliding_window").value_or(0);
+    const uint32_t window = find_layers_u32(file, dot + "attention.sliding_window", h.n_layer).value_or(0);
     layer.window = static_cast<int>(std::min(window, widest_window));
     if (position == Position::rope) {
         layer.rope_base = read_float(file, dot + "rope.freq_base", 1.0F, largest_base, 10000.0F);

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "model/encode.h"
 #include "model/ffn.h"
 
@@ -568,7 +570,10 @@ GraphConstants make_graph_constants(const HParams& h, const Ropes& ropes, bool r
     if (rotate_v) {
         constants.hadamard_v = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, block_v, block_v);
     }
-    constants.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, memory));
+    constants.buffer.reset(quietly([&] { return ggml_backend_alloc_ctx_tensors_from_buft(ctx, memory); }));
+    if (constants.buffer == nullptr && ggml_get_first_tensor(ctx) != nullptr) {
+        fail("memory", "expected room for the graph's constants; got none in ", ggml_backend_buft_name(memory));
+    }
     const auto set = [](ggml_tensor* t, const std::vector<float>& values) {
         if (t != nullptr) {
             ggml_backend_tensor_set(t, values.data(), 0, values.size() * sizeof(float));

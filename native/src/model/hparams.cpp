@@ -13,14 +13,32 @@ float read_float(const GgufFile& file, const std::string& key, float low, float 
     return found.value_or(absent);
 }
 
+std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer) {
+    const GgufValue* const found = file.find(key);
+    if (n_layer == 0 || found == nullptr || !found->is_array) {
+        return file.find_u32(key);
+    }
+    const std::vector<uint32_t> values = file.get_u32_array(key);
+    if (values.size() != static_cast<size_t>(n_layer)) {
+        fail(key, "expected one number, or ", n_layer, ", one a layer; got ", values.size());
+    }
+    const auto other = std::find_if(values.begin(), values.end(), [&](uint32_t v) { return v != values.front(); });
+    if (other != values.end()) {
+        fail(key, "expected the same number for every layer; got ", values.front(), " and, in layer ",
+             other - values.begin(), ", ", *other);
+    }
+    return values.front();
+}
+
 HParams read_hparams(const GgufFile& file) {
     HParams h;
     h.architecture = file.get_string("general.architecture");
     check_architecture(file, h.architecture);  // before its keys are missed
     const std::string dot = h.architecture + ".";
 
+    const auto of_layers = [&](const std::string& name) { return find_layers_u32(file, dot + name, h.n_layer); };
     const auto need = [&](const std::string& name, int64_t low, int64_t high) {
-        const int64_t value = file.get_u32(dot + name);
+        const int64_t value = of_layers(name) ? *of_layers(name) : file.get_u32(dot + name);
         if (value < low || value > high) {
             fail(dot + name, "expected a value from ", low, " to ", high, "; got ", value);
         }
@@ -31,13 +49,13 @@ HParams read_hparams(const GgufFile& file) {
     h.n_ff = need("feed_forward_length", 1, 1 << 22);
     h.n_head = need("attention.head_count", 1, 4096);
     h.n_ctx_train = need("context_length", 1, 1 << 30);
-    h.n_kv = file.find_u32(dot + "attention.head_count_kv") ? need("attention.head_count_kv", 1, 4096) : h.n_head;
+    h.n_kv = of_layers("attention.head_count_kv") ? need("attention.head_count_kv", 1, 4096) : h.n_head;
     if (h.n_head % h.n_kv != 0) {
         fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", h.n_head, "; got ", h.n_kv);
     }
-    if (const auto key_length = file.find_u32(dot + "attention.key_length")) {
+    if (const auto key_length = of_layers("attention.key_length")) {
         h.head_dim = need("attention.key_length", 1, 4096);
-        if (const auto value_length = file.find_u32(dot + "attention.value_length");
+        if (const auto value_length = of_layers("attention.value_length");
             value_length && *value_length != *key_length) {
             fail(dot + "attention.value_length", "expected the key length ", *key_length, "; got ", *value_length);
         }
@@ -53,7 +71,7 @@ HParams read_hparams(const GgufFile& file) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
         const char* const own = "expert_feed_forward_length";
-        h.n_ff = file.find_u32(dot + own) ? need(own, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
+        h.n_ff = of_layers(own) ? need(own, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
     } else if (const uint32_t n = file.find_u32(dot + "expert_count").value_or(0); n > 0) {
         fail(dot + "expert_count", "expected 0 beside an FFN without experts; got ", n);
     }
@@ -61,7 +79,7 @@ HParams read_hparams(const GgufFile& file) {
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
     h.n_rot = h.head_dim;
-    if (file.find_u32(dot + "rope.dimension_count")) {
+    if (of_layers("rope.dimension_count")) {
         h.n_rot = need("rope.dimension_count", 2, h.head_dim);
     }
     if (h.block.position == Position::rope && h.n_rot % 2 != 0) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "gguf/reader.h"
@@ -35,6 +36,9 @@ struct HParams {
 
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.
 HParams read_hparams(const GgufFile& file);
+
+// A number that files give once, or once for every layer: what all layers have. Errors: Error for layers that differ.
+std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer);
 
 // The float of `key`, or `absent` without one. Errors: Error when it is not a number from `low` to `high`; NaN is none.
 float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent);

@@ -123,6 +123,11 @@ Model::Model(const std::string& path, const ModelOptions& options)
     load_tensors();
 }
 
+Model::~Model() {
+    if (forks_ == forks()) return;
+    for (ggml_backend_buffer_ptr& buffer : gpu_buffers_) static_cast<void>(buffer.release());
+}
+
 uint64_t Model::content_fingerprint() const {
     std::call_once(fingerprint_once_,
                    [this] { fingerprint_ = std::stoull(content_hash(file_).substr(0, 16), nullptr, 16); });
@@ -207,9 +212,10 @@ void Model::place_weights() {
     if (describe_only()) {
         const int named = std::max(static_cast<int>(asked.tensor_split.size()), asked.main_gpu + 1);
         n_gpus = gpu_asked() ? std::max(1, named) : 0;
-    } else {
+    } else if (gpu_asked() || !built_for_gpus()) {
         n_gpus = count_gpus(gpu_absent_);
-        if (!gpu_asked() && gpu_absent_.empty()) gpu_absent_ = "not asked for, see -ngl";
+    } else {
+        gpu_absent_ = "not asked for, see -ngl";
     }
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
     runs_ = place_layers(hparams_.n_layer, asked, n_gpus, free);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/forks.h"
 #include "base/tensor_context.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -92,6 +93,7 @@ class Model {
 public:
     // Errors: Error for a file that cannot be read, is refused (docs/gguf.md), or lacks a tensor; a sidecar of another one.
     Model(const std::string& path, const ModelOptions& options);
+    ~Model();
 
     const std::string& path() const { return path_; }
     const GgufFile& file() const { return file_; }
@@ -164,6 +166,7 @@ private:
     std::vector<LayerRun> runs_ = {{}};
     std::string gpu_absent_;
     std::vector<ggml_backend_buffer_ptr> gpu_buffers_;
+    int forks_ = forks();               // a child cannot free the GPU's memory
     const char* token_rows_ = nullptr;  // token_embd's data in the mapped file
     std::vector<LayerWeights> layers_;
     ggml_tensor* token_embd_ = nullptr;

@@ -54,16 +54,20 @@ struct Scaling {
     std::vector<double> divisors;
 };
 
+// As libllama reads it: without a type it is linear; of both keys of the factor the older one, rope.scale_linear, comes second; 0 means 1.
+double read_factor(const GgufFile& file, const std::string& rope) {
+    const std::string key = rope + (file.has(rope + "scaling.factor") ? "scaling.factor" : "scale_linear");
+    return file.find_f32(key).value_or(0.0F) == 0.0F ? 1.0 : read_float(file, key, 1e-3F, 1e6F, 1.0F);
+}
+
 Scaling read_scaling(const GgufFile& file, const HParams& hparams, int n_ctx) {
     const std::string prefix = hparams.architecture + ".rope.scaling.";
     Scaling s;
-    s.type = file.find_string(prefix + "type").value_or("none");
+    s.type = file.find_string(prefix + "type").value_or("linear");
     if (s.type != "none" && s.type != "linear" && s.type != "yarn" && s.type != "longrope") {
         fail("rope", "expected rope.scaling.type none, linear, yarn or longrope", "; got ", quoted(s.type));
     }
-    // a factor that no scaling uses may be 0
-    const bool by_factor = s.type == "linear" || s.type == "yarn";
-    s.factor = by_factor ? read_float(file, prefix + "factor", 1e-3F, 1e6F, 1.0F) : 1.0;
+    s.factor = s.type == "none" ? 1.0 : read_factor(file, hparams.architecture + ".rope.");
     const std::string orig_key = prefix + "original_context_length";
     s.n_ctx_orig = file.find_u32(orig_key).value_or(static_cast<uint32_t>(hparams.n_ctx_train));
     if (s.n_ctx_orig < 1) {
@@ -99,13 +103,12 @@ Rope make_rope(double base, const Scaling& s, const HParams& hparams, int n_ctx)
         const size_t at = static_cast<size_t>(i);
         const double plain = std::pow(base, -2.0 * i / hparams.n_rot);
         double freq = s.divisors.empty() ? plain : plain / s.divisors[at];
-        if (s.type == "linear") {
-            freq /= s.factor;
-        } else if (s.type == "yarn") {
-            const double keep = yarn_extrapolation(i, hparams.n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow,
-                                                   hparams.block.yarn_truncate);
-            freq = freq / s.factor * (1.0 - keep) + freq * keep;
+        double keep = 0.0;
+        if (s.type == "yarn") {
+            keep = yarn_extrapolation(i, hparams.n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow,
+                                      hparams.block.yarn_truncate);
         }
+        freq = freq / s.factor * (1.0 - keep) + freq * keep;
         rope.freqs[at] = static_cast<float>(freq);
         // ggml divides its own f32 base power; hand it the ratio so that both see the same frequency
         rope.ggml_factors[at] = static_cast<float>(plain / freq);

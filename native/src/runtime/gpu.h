@@ -39,8 +39,11 @@ public:
     virtual ggml_status compute(ggml_cgraph* graph) = 0;
 };
 
-// GPUs that this build can use; none: why, for a message.
+// GPUs that this build can use; none: why, for a message. In a build with CUDA it starts CUDA, after which no child of fork() can.
+// Errors: Error in such a child.
 int count_gpus(std::string& why);
+// Whether count_gpus() looks for any.
+bool built_for_gpus();
 
 struct GpuBytes {
     size_t free;

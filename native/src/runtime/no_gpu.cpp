@@ -14,6 +14,8 @@ int count_gpus(std::string& why) {
     return 0;
 }
 
+bool built_for_gpus() { return false; }
+
 GpuBytes gpu_bytes(int) { refuse(); }
 
 ggml_backend_buffer_type_t gpu_memory(int) { refuse(); }

@@ -8,7 +8,6 @@
 #include <random>
 
 #include "base/error.h"
-#include "base/log.h"
 
 namespace lkv {
 namespace {
@@ -151,13 +150,9 @@ llama_sampler* new_dry(const SamplerOptions& o, const Vocab* vocab) {
 }
 
 // It may end a text wherever it likes: a grammar would have no say, and mirostat takes the place of all samplers.
-llama_sampler* new_infill(const SamplerOptions& o, const Vocab* vocab) {
+llama_sampler* new_infill(const Vocab* vocab) {
     if (vocab == nullptr || llama_vocab_eos(vocab->get()) < 0) {
         fail("sampler", "expected a vocabulary with an end token for the sampler infill; got one without");
-    }
-    if (o.mirostat_mode != 0 || (o.grammar && !o.grammar->empty())) {
-        fail("sampler", "expected no ", o.mirostat_mode != 0 ? "mirostat" : "grammar",
-             " beside the sampler infill; got both");
     }
     return llama_sampler_init_infill(vocab->get());
 }
@@ -207,7 +202,7 @@ SamplerHandle new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed,
             add(llama_sampler_init_xtc(o.xtc_probability, o.xtc_threshold, min_keep, seed));
         }
         if (o.infill) {
-            add(new_infill(o, vocab));
+            add(new_infill(vocab));
         }
         if (greedy) {
             add(llama_sampler_init_greedy());
@@ -219,111 +214,17 @@ SamplerHandle new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed,
     return owner;
 }
 
-std::string escaped(const std::string& word) {
-    std::string out;
-    for (const char c : word) {
-        if (std::string_view(".^$|()*+?[]{}\\").find(c) != std::string_view::npos) {
-            out += '\\';
-        }
-        out += c;
-    }
-    return out;
-}
-
-struct Triggers {
-    std::vector<std::string> patterns;
-    std::vector<llama_token> tokens;
-};
-
-// A word that is one special token is that token: comparing ids is all that its wait costs.
-void add_word(const std::string& word, const Vocab& vocab, Triggers& out) {
-    const std::vector<int32_t> ids = vocab.tokenize(word, false, true);
-    const int special = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED;
-    if (ids.size() == 1 && (llama_vocab_get_attr(vocab.get(), ids[0]) & special) != 0) {
-        out.tokens.push_back(ids[0]);
-    } else {
-        out.patterns.push_back(escaped(word));
-    }
-}
-
-Triggers triggers(const SamplerOptions& options, const Vocab& vocab) {
-    Triggers out;
-    for (const GrammarTrigger& trigger : options.grammar_triggers) {
-        switch (trigger.type) {
-            case GrammarTrigger::Type::word:
-                add_word(trigger.value, vocab, out);
-                break;
-            case GrammarTrigger::Type::pattern:
-                out.patterns.push_back(trigger.value);
-                break;
-            case GrammarTrigger::Type::pattern_full:
-                out.patterns.push_back((trigger.value.starts_with('^') ? "" : "^") + trigger.value +
-                                       (trigger.value.ends_with('$') ? "" : "$"));
-                break;
-            case GrammarTrigger::Type::token:
-                out.tokens.push_back(trigger.token);
-                break;
-        }
-    }
-    if (out.patterns.empty() && out.tokens.empty()) {
-        fail("sampler", "expected at least one of grammar_triggers for grammar_lazy; got none");
-    }
-    return out;
-}
-
-llama_sampler* new_lazy_grammar(const SamplerOptions& options, const Vocab& vocab) {
-    const Triggers starts = triggers(options, vocab);
-    std::vector<const char*> patterns;
-    for (const std::string& pattern : starts.patterns) {
-        patterns.push_back(pattern.c_str());
-    }
-    try {
-        return llama_sampler_init_grammar_lazy_patterns(vocab.get(), options.grammar->c_str(),
-                                                        options.grammar_root.c_str(), patterns.data(), patterns.size(),
-                                                        starts.tokens.data(), starts.tokens.size());
-    } catch (const std::exception& error) {  // std::regex
-        fail("sampler", "expected regular expressions in grammar_triggers; got ", quoted(error.what()));
-    }
-}
-
-llama_sampler* new_grammar(const SamplerOptions& options, const Vocab* vocab) {
-    if (!options.grammar || options.grammar->empty()) return nullptr;
-    if (vocab == nullptr) {
-        fail("sampler", "expected a file with a tokenizer for grammar; got none");
-    }
-    const LibraryErrorCapture capture;
-    llama_sampler* const grammar =
-        options.grammar_lazy
-            ? new_lazy_grammar(options, *vocab)
-            : llama_sampler_init_grammar(vocab->get(), options.grammar->c_str(), options.grammar_root.c_str());
-    if (grammar == nullptr) {
-        fail("sampler", "expected a GBNF grammar with the rule ", quoted(options.grammar_root),
-             "; got one that does not parse", capture.first().empty() ? "" : ": ",
-             capture.first().empty() ? "" : quoted(capture.first()));
-    }
-    return grammar;
-}
-
-// Tokens of the text in front of the answer, without the space that a tokenizer puts before a text.
-std::vector<int32_t> prefix_tokens(const std::string& prefix, const Vocab& vocab) {
-    std::vector<int32_t> tokens = vocab.tokenize(prefix, false, true);
-    if (!tokens.empty() && !prefix.starts_with(' ') && vocab.token_to_piece(tokens[0], true) == " ") {
-        tokens.erase(tokens.begin());
-    }
-    return tokens;
-}
-
 }  // namespace
 
-Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab, const Vocab* vocab)
-    : n_vocab_(n_vocab), seed_(chosen_seed(options.seed)) {
+Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab, const Vocab* vocab,
+                 std::unique_ptr<TokenMatcher> matcher)
+    : n_vocab_(n_vocab), seed_(chosen_seed(options.seed)), matcher_(std::move(matcher)) {
     check(options, n_vocab);
-    grammar_.reset(new_grammar(options, vocab));
     greedy_ = options.temperature <= 0;
-    grammar_first_ = options.mirostat_mode != 0 && options.temperature > 0;
-    if (grammar_ && !options.grammar_lazy && !options.grammar_prefix.empty()) {
-        prefix_ = prefix_tokens(options.grammar_prefix, *vocab);
-        read_prefix();
+    mask_first_ = options.mirostat_mode != 0 && options.temperature > 0;
+    if (options.infill && (matcher_ != nullptr || options.mirostat_mode != 0)) {
+        fail("sampler", "expected no ", matcher_ != nullptr ? "grammar" : "mirostat",
+             " beside the sampler infill; got both");
     }
     chain_ = new_chain(options, n_vocab, seed_, vocab);
     n_top_ = deciding(options, n_vocab, vocab);
@@ -335,6 +236,25 @@ void Sampler::load(std::span<const float> logits) {
         check_logit(logits[token], token);
         candidates_[token] = {token, logits[token], 0.0f};
     }
+    is_sorted_ = false;
+}
+
+void Sampler::load_allowed(std::span<const float> logits) {
+    load(logits);
+    matcher_->restrict(candidates_);
+    if (n_top_ > 0) {
+        keep_top();
+    }
+}
+
+void Sampler::keep_top() {
+    const size_t n = std::min(n_top_, candidates_.size());
+    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(n), candidates_.end(),
+                      [](const llama_token_data& a, const llama_token_data& b) {
+                          return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+                      });
+    candidates_.resize(n);
+    is_sorted_ = true;
 }
 
 void Sampler::load_top(std::span<const float> logits) {
@@ -367,22 +287,13 @@ void Sampler::load_top(std::span<const float> logits) {
             }
         }
     }
-    const size_t n = std::min(n_top_, candidates_.size());
-    std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(n), candidates_.end(),
-                      [](const llama_token_data& a, const llama_token_data& b) {
-                          return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-                      });
-    candidates_.resize(n);
+    keep_top();
 }
 
-int32_t Sampler::choose(bool masked) {
+int32_t Sampler::choose() {
     if (candidates_.empty()) return -1;
-    const bool sorted = candidates_.size() < static_cast<size_t>(n_vocab_);
-    llama_token_data_array row = {candidates_.data(), candidates_.size(), /*selected=*/-1, sorted};
+    llama_token_data_array row = {candidates_.data(), candidates_.size(), /*selected=*/-1, is_sorted_};
     try {
-        if (masked) {
-            llama_sampler_apply(grammar_.get(), &row);
-        }
         llama_sampler_apply(chain_.get(), &row);
     } catch (const std::exception& error) {
         fail("sampler", "expected logits for the tokens of the vocabulary; got ", quoted(error.what()));
@@ -397,19 +308,21 @@ int32_t Sampler::sample(std::span<const float> logits) {
     if (logits.size() != static_cast<size_t>(n_vocab_)) {
         fail("sampler", "expected ", n_vocab_, " logits; got ", logits.size());
     }
-    if (n_top_ > 0) {
+    if (matcher_ && mask_first_) {
+        load_allowed(logits);
+    } else if (n_top_ > 0) {
         load_top(logits);
     } else {
         load(logits);
     }
-    int32_t token = choose(grammar_ && grammar_first_);
-    if (token >= 0 && grammar_ && !grammar_first_ && !grammar_allows(token)) {
-        load(logits);
-        token = choose(/*masked=*/true);
+    int32_t token = choose();
+    if (token >= 0 && matcher_ && !mask_first_ && !matcher_->allows(token)) {
+        load_allowed(logits);
+        token = choose();
     }
     if (token < 0) {
         fail("sampler", "expected at least one possible token; got none after ",
-             grammar_ ? "the grammar and the biases" : "the biases");
+             matcher_ ? "the grammar and the biases" : "the biases");
     }
     allowed_ = drawn_ = token;
     return token;
@@ -431,59 +344,35 @@ std::vector<Sampler::Candidate> Sampler::candidates(size_t n) const {
     return found;
 }
 
-bool Sampler::grammar_allows(int32_t token) const {
-    llama_token_data candidate = {token, 0.0f, 0.0f};
-    llama_token_data_array row = {&candidate, 1, -1, false};
-    llama_sampler_apply(grammar_.get(), &row);
-    return candidate.logit > -std::numeric_limits<float>::infinity();
-}
-
-void Sampler::accept_in_grammar(int32_t token) {
-    // libllama would abort on an end of generation that the grammar does not allow
-    if (token != allowed_ && !grammar_allows(token)) {
-        fail("sampler", "expected a token that the grammar allows; got ", token);
-    }
-    allowed_ = -1;
-    try {
-        llama_sampler_accept(grammar_.get(), token);
-    } catch (const std::exception& error) {  // a trigger in front of text that the grammar does not describe
-        fail("sampler", "expected text that the grammar describes; got ", quoted(error.what()));
-    }
-}
-
-void Sampler::read_prefix() {
-    for (const int32_t token : prefix_) {
-        accept_in_grammar(token);
-    }
-}
-
 void Sampler::accept(int32_t token, bool in_grammar) {
     if (token < 0 || token >= n_vocab_) {
         fail("sampler", "expected a token id from 0 to ", n_vocab_ - 1, "; got ", token);
     }
-    if (grammar_ && in_grammar) {
-        accept_in_grammar(token);
+    if (matcher_ && in_grammar) {
+        if (token != allowed_ && !matcher_->allows(token)) {
+            fail("sampler", "expected a token that the grammar allows; got ", token);
+        }
+        allowed_ = -1;
+        matcher_->accept(token);
     }
     llama_sampler_accept(chain_.get(), token);
 }
 
 void Sampler::reset() {
     allowed_ = -1;
-    if (grammar_) {
-        llama_sampler_reset(grammar_.get());
-        read_prefix();
+    if (matcher_) {
+        matcher_->reset();
     }
     llama_sampler_reset(chain_.get());
 }
 
 Sampler Sampler::clone() const {
     Sampler copy(n_vocab_, seed_);
-    copy.grammar_first_ = grammar_first_;
     copy.greedy_ = greedy_;
-    copy.prefix_ = prefix_;
+    copy.mask_first_ = mask_first_;
     copy.allowed_ = allowed_;
-    if (grammar_) {
-        copy.grammar_.reset(llama_sampler_clone(grammar_.get()));
+    if (matcher_) {
+        copy.matcher_ = matcher_->clone();
     }
     copy.chain_.reset(llama_sampler_clone(chain_.get()));
     copy.n_top_ = n_top_;

@@ -3,8 +3,8 @@
 //   logit bias · penalties · DRY · top-n-sigma · top-k · typical · top-p · min-p · XTC · infill · temperature · draw · grammar
 //   mirostat replaces everything from DRY on but the temperature; temperature <= 0 takes the largest logit instead
 //
-// The grammar sees the drawn token first. One that it refuses is drawn again from the tokens that it allows: a model that keeps
-// to the grammar pays for one token, not for the vocabulary. Mirostat, which learns from what it draws, is masked first.
+// What the answer has to match sees the drawn token first. One that it refuses is drawn again from the tokens that it allows: a
+// model that keeps to it pays for one token, not for the vocabulary. Mirostat, which learns from what it draws, is masked first.
 //
 // Where nothing before top-k changes a logit or asks for all of them, the chain gets the k largest, found in one pass, and not
 // the vocabulary: of 49152 logits 10 us in place of 95.
@@ -13,24 +13,20 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "llama.h"
+#include "runtime/token_matcher.h"
 #include "runtime/vocab.h"
 
 namespace lkv {
 
-// What starts a lazy grammar: a word, or a regular expression from whose first group on (else its match) the text is the
-// grammar's; pattern_full has to match the whole text so far.
-struct GrammarTrigger {
-    enum class Type { word, pattern, pattern_full, token };
-    Type type = Type::word;
-    std::string value;
-    int32_t token = -1;  // of Type::token
+struct FreeSampler {
+    void operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
 };
+using SamplerHandle = std::unique_ptr<llama_sampler, FreeSampler>;
 
 struct SamplerOptions {
     static constexpr uint32_t random_seed = LLAMA_DEFAULT_SEED;  // 0xFFFFFFFF
@@ -61,24 +57,14 @@ struct SamplerOptions {
     bool infill = false;   // ends a filled gap where the text that follows is likely (llama.cpp's sampler of that name)
     uint32_t seed = random_seed;
     std::map<int32_t, float> logit_bias;  // added to the logit; -inf bans the token
-    std::optional<std::string> grammar;   // GBNF
-    std::string grammar_root = "root";
-    bool grammar_lazy = false;  // the grammar waits for one of its triggers, and describes the text from there on
-    std::vector<GrammarTrigger> grammar_triggers;
-    std::string
-        grammar_prefix;  // text in front of the answer that the grammar describes as well: the end of the prompt
 };
-
-struct FreeSampler {
-    void operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
-};
-using SamplerHandle = std::unique_ptr<llama_sampler, FreeSampler>;
 
 class Sampler {
 public:
-    // n_vocab: length of a row of logits. vocab: needed by a grammar only; outlives the sampler.
-    // Errors: Error `[sampler] …` for an option out of range, a grammar that does not parse or has no vocabulary.
-    Sampler(const SamplerOptions& options, int32_t n_vocab, const Vocab* vocab);
+    // n_vocab: length of a row of logits. vocab: needed by DRY only; outlives the sampler. matcher: null where any text will do.
+    // Errors: Error `[sampler] …` for an option out of range.
+    Sampler(const SamplerOptions& options, int32_t n_vocab, const Vocab* vocab,
+            std::unique_ptr<TokenMatcher> matcher = nullptr);
 
     // logits [n_vocab], natural log units. The state of penalties and grammar moves in accept(), not here.
     // Errors: a row of another length, with NaN or +inf, or where no token is possible.
@@ -107,27 +93,25 @@ public:
 private:
     Sampler(int32_t n_vocab, uint32_t seed) : n_vocab_(n_vocab), seed_(seed) {}
 
-    bool grammar_allows(int32_t token) const;
-    void accept_in_grammar(int32_t token);
-    void read_prefix();  // tells a new grammar the text in front of the answer
     void load(std::span<const float> logits);
+    void load_allowed(std::span<const float> logits);
     void load_top(
         std::span<const float> logits);  // the n_top_ largest, largest first; equal ones in the order of their ids
-    // The chain's choice among the candidates, -1 where none is possible.
-    int32_t choose(bool masked);
+    void keep_top();
+    int32_t choose();  // the chain's choice among the candidates, -1 where none is possible
 
     int32_t n_vocab_;
     uint32_t seed_;
-    bool grammar_first_ = false;   // mask, then draw
-    SamplerHandle grammar_;        // null: none
-    std::vector<int32_t> prefix_;  // tokens of SamplerOptions::grammar_prefix
-    int32_t allowed_ = -1;         // a token that the grammar has allowed at its present state
+    bool mask_first_ = false;                // mask, then draw
+    std::unique_ptr<TokenMatcher> matcher_;  // null: anything goes
+    int32_t allowed_ = -1;                   // a token that the matcher has allowed at its present state
     SamplerHandle chain_;
     size_t n_top_ = 0;  // so many of the largest logits are all that the chain looks at; 0: at all
     std::vector<llama_token_data> candidates_;  // at most n_vocab, reused
     size_t n_left_ = 0;                         // of them, behind the chain
     int32_t drawn_ = -1;                        // by the last sample()
     bool greedy_ = false;
+    bool is_sorted_ = false;    // the candidates
     std::vector<float> peaks_;  // of blocks of logits, reused
 };
 

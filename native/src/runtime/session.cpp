@@ -357,8 +357,8 @@ std::string Session::implementation() const {
         const std::string fused = "fused cuda, " + parts_.back().gpu->name();
         return model_->on_one_device() ? fused : fused + "; " + runs_text(model_->runs());
     }
-    return fused_ ? "fused cpu (cuda: " + model_->gpu_absent() + ")"
-                  : "reference, stock ggml ops (fused cpu: not asked for)";
+    if (!fused_) return "reference, stock ggml ops (fused cpu: not asked for)";
+    return model_->gpu_asked() ? "fused cpu (cuda: " + model_->gpu_absent() + ")" : "fused cpu";
 }
 
 void Session::check_seq(int seq) const {
@@ -688,9 +688,28 @@ std::vector<uint8_t> Session::seq_state(int seq) const {
     return signed_state(cache_.save_sequence(seq));
 }
 
-std::string Session::set_seq_state(int seq, std::span<const uint8_t> state, Accept accept) {
+std::vector<std::vector<uint8_t>> Session::seq_state_parts(int seq, std::span<const int32_t> cuts) const {
     check_seq(seq);
-    const auto [rows, turned] = unsigned_state(state);
+    auto parts = cache_.save_sequence(seq, cuts);
+    for (std::vector<uint8_t>& part : parts) part = signed_state(std::move(part));
+    return parts;
+}
+
+int32_t Session::seq_settled(int seq) const {
+    check_seq(seq);
+    return cache_.settled(seq);
+}
+
+std::string Session::set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept) {
+    check_seq(seq);
+    std::vector<std::span<const uint8_t>> rows;
+    RowTurn turned;
+    for (const std::span<const uint8_t> part : parts) {
+        const auto [of_part, turned_part] = unsigned_state(part);
+        rows.push_back(of_part);
+        turned.sides |= turned_part.sides;
+        std::copy_n(turned_part.block, 2, turned.block);
+    }
     return told(cache_.restore_sequence(seq, rows, accept, turned), accept);
 }
 

@@ -101,7 +101,12 @@ public:
     // Both say what was lost: see KvCache::restore
     std::string set_state(std::span<const uint8_t> state, Accept accept = Accept::same);
     std::vector<uint8_t> seq_state(int seq) const;
-    std::string set_seq_state(int seq, std::span<const uint8_t> state, Accept accept = Accept::same);
+    std::vector<std::vector<uint8_t>> seq_state_parts(int seq, std::span<const int32_t> cuts) const;
+    int32_t seq_settled(int seq) const;  // KvCache::settled
+    std::string set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept = Accept::same);
+    std::string set_seq_state(int seq, std::span<const uint8_t> whole, Accept accept = Accept::same) {
+        return set_seq_state(seq, std::span(&whole, 1), accept);
+    }
 
 private:
     struct ThreadpoolDeleter {

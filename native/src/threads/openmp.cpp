@@ -4,9 +4,43 @@
 #include <memory>
 #include <thread>
 
+#include "base/forks.h"
 #include "threads/team.h"
 
 #define LKV_HIDDEN __attribute__((visibility("hidden")))  // what else in the process was built with OpenMP has its own
+
+namespace {
+
+// The team of one thread. In a child of fork() that thread goes on without the others: it leaves them behind and builds a new team.
+class OwnTeam {
+public:
+    OwnTeam() = default;
+    OwnTeam(const OwnTeam&) = delete;
+    OwnTeam& operator=(const OwnTeam&) = delete;
+    ~OwnTeam() { leave_inherited(); }
+
+    lkv::Team& get() {
+        leave_inherited();
+        if (team_ == nullptr) {
+            forks_ = lkv::forks();
+            team_ = std::make_unique<lkv::Team>();
+        }
+        return *team_;
+    }
+
+private:
+    void leave_inherited() {
+        if (team_ != nullptr && forks_ != lkv::forks()) {
+            team_->leave();
+            static_cast<void>(team_.release());  // its threads can be neither joined nor destroyed
+        }
+    }
+
+    std::unique_ptr<lkv::Team> team_;
+    int forks_ = 0;
+};
+
+}  // namespace
 
 extern "C" {
 
@@ -17,9 +51,9 @@ LKV_HIDDEN int omp_get_num_threads();
 LKV_HIDDEN int omp_get_thread_num();
 
 void GOMP_parallel(void (*work)(void*), void* data, unsigned n, unsigned /*flags*/) {
-    static thread_local const auto team = std::make_unique<lkv::Team>();
+    static thread_local OwnTeam team;
     if (n == 0) n = std::max(1U, std::thread::hardware_concurrency());
-    team->run(work, data, static_cast<int>(n));
+    team.get().run(work, data, static_cast<int>(n));
 }
 
 void GOMP_barrier() { lkv::Team::current()->barrier(); }

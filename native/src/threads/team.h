@@ -23,6 +23,9 @@ public:
     // Runs work(data) on up to n threads and returns when all have. How many there are is size(), inside.
     void run(void (*work)(void*), void* data, int n);
 
+    // In a child of fork(), before the team is leaked: closes the files through which its threads were watched.
+    void leave() { queues_.clear(); }
+
     // Of the calling thread, inside of run: its team and its number there. Outside: null and 0.
     static Team* current();
     static int number();

@@ -105,6 +105,8 @@ struct Allocation {
     Mapping mapping;  // its last page is nobody's
     int device;
 };
+constexpr int none_left = -1;
+std::atomic<int> allocations_left = 0;             // 0: as many as are wanted
 std::multimap<const void*, Allocation> allocated;  // by what allocate() returned
 thread_local int current = 0;
 bool is_closed[n_devices] = {};
@@ -267,6 +269,8 @@ bool set_device(int device) {
 }
 
 void* allocate(size_t bytes, int of) {
+    if (allocations_left > 0 && --allocations_left == 0) allocations_left = none_left;
+    if (allocations_left == none_left) return nullptr;
     constexpr size_t align = 16;
     const size_t page = page_bytes();
     const size_t used = (bytes + align - 1) / align * align;
@@ -439,3 +443,5 @@ bool launch(dim3 grid, dim3 threads, dim3 cluster, size_t shared_bytes, const st
 }
 
 }  // namespace emulated
+
+extern "C" void emulated_fail_allocation(int nth) { emulated::allocations_left = nth; }

@@ -29,7 +29,7 @@ int device();
 bool set_device(int device);
 
 // Memory that ends where none is, but for what 16 bytes need: who reads or writes past it stops the program, as a GPU would. Filled with
-// NaN, whatever it is read as. of: a device, or the host
+// NaN, whatever it is read as. of: a device, or the host. Null where emulated_fail_allocation() wants it.
 void* allocate(size_t bytes, int of);
 void free(void* at);
 int device_of(const void* at);  // host: it is nobody's else
@@ -98,3 +98,6 @@ int n_ranks();
 [[noreturn]] void fail(const char* expected);
 
 }  // namespace emulated
+
+// The nth allocation from now on fails, and all after it; 0: none does.
+extern "C" void emulated_fail_allocation(int nth);

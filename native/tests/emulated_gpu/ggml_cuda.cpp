@@ -51,6 +51,7 @@ ggml_backend_buffer_type memory_of(int device) {
     type.iface.alloc_buffer = [](ggml_backend_buffer_type_t t, size_t size) {
         void* const at = emulated::allocate((size + alignment - 1) / alignment * alignment,
                                             static_cast<Memory*>(t->context)->device);
+        if (at == nullptr) return ggml_backend_buffer_t{};
         return ggml_backend_buffer_init(t, buffer_interface(), at, size);
     };
     type.iface.get_alignment = [](ggml_backend_buffer_type_t) { return alignment; };

@@ -112,7 +112,8 @@ std::string refusal(std::span<const uint8_t> input) {
         if (mode == whole) {
             cache->restore(exact, lkv::Accept::same);
         } else {
-            cache->restore_sequence(0, exact, mode == converted ? lkv::Accept::any : lkv::Accept::same);
+            cache->restore_sequence(0, std::array{std::span<const uint8_t>(exact)},
+                                    mode == converted ? lkv::Accept::any : lkv::Accept::same);
         }
     } catch (const lkv::Error& error) {
         refused = error.what();

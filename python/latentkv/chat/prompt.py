@@ -6,9 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from latentkv.chat.template import ChatTemplate, Message, content_text
+from latentkv.chat.memory import AnswerMemory
+from latentkv.chat.messages import Message, plain_messages
+from latentkv.chat.template import ChatTemplate
+from latentkv.chat.tools import Tools, ToolUse
 from latentkv.chat.untagged import UntaggedParser
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
@@ -17,55 +21,11 @@ from latentkv.text import utf8
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
 
-Tools = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """Which tools a call offers, and which of them it wants: auto, none or required."""
-
-    tools: Tools = ()
-    choice: str = "auto"
-    as_function: bool = False  # asked for by functions and function_call, and answered in that shape too
-    is_named: bool = False  # one function, called once
-
-    @staticmethod
-    def of(
-        tools: Tools | None,
-        tool_choice: str | Mapping[str, Any] | None,
-        functions: Tools | None = None,
-        function_call: str | Mapping[str, Any] | None = None,
-    ) -> ToolUse:
-        """From OpenAI's arguments, those that tools replaced among them. A named function is the only one
-        offered, and required."""
-        if functions is not None or function_call is not None:
-            if tools is not None or tool_choice is not None:
-                raise expected("functions", "either functions or tools", "both")
-            return _tool_use(
-                [{"type": "function", "function": dict(function)} for function in functions or ()],
-                function_call,
-                "function_call",
-                as_function=True,
-            )
-        return _tool_use(list(tools or ()), tool_choice, "tool_choice", as_function=False)
-
-
-def _tool_use(tools: list[Mapping[str, Any]], choice: Any, where: str, as_function: bool) -> ToolUse:
-    if isinstance(choice, Mapping):
-        name = choice.get("function", choice).get("name") if where == "tool_choice" else choice.get("name")
-        named = [tool for tool in tools if tool.get("function", {}).get("name") == name]
-        if not named:
-            known = ", ".join(str(tool.get("function", {}).get("name")) for tool in tools) or "none"
-            raise expected(where, f"a function of {known}", repr(name))
-        return ToolUse(named[:1], "required", as_function, is_named=True)
-    if choice not in (None, "auto", "none", "required") or (choice == "required" and not tools):
-        raise expected(where, "None, 'none', 'auto', 'required' with tools, or a function", repr(choice))
-    return ToolUse(tools, choice or "auto", as_function)
-
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """`shown` are special tokens that the parser reads in the answer."""
+    """`shown` are special tokens that the parser reads in the answer. `remember` takes the answer's message,
+    its tokens, and the one by which the model ended it, if one did."""
 
     tokens: list[int]
     grammar: LlamaGrammar | None
@@ -73,6 +33,7 @@ class ChatPrompt:
     stop: list[str]
     parser: ChatParser
     text: str = ""  # of the tokens, without those that the vocabulary adds
+    remember: Callable[[Message, Sequence[int], int | None], None] | None = None
 
 
 def chat_request(
@@ -83,13 +44,14 @@ def chat_request(
     grammar: LlamaGrammar | None = None,
     response_format: Mapping[str, Any] | None = None,
     check_length: Callable[[int], None] | None = None,
+    memory: AnswerMemory | None = None,
     **options: Any,
 ) -> ChatPrompt:
-    """`check_length` may refuse a text of so many bytes before its tokens are found. `options` are those of
+    """`check_length` may refuse a text of so many bytes before its tokens are found. `memory`: of earlier
+    answers, whose tokens are taken as they were written. `options` are those of
     ChatTemplates.apply that the calls hand on: parallel_tool_calls, chat_template_kwargs,
     continue_final_message, reasoning_format."""
     use = use or ToolUse()
-    _check(messages)
     schema = response_schema(response_format)
     offered = use.tools if use.choice != "none" else ()
     if offered and not template.capabilities["supports_tools"]:
@@ -103,15 +65,20 @@ def chat_request(
         raise expected("grammar", "no tools and no response_format beside it", "both")
     if use.is_named and options.get("parallel_tool_calls") is None:
         options["parallel_tool_calls"] = False
-    rendered = template.apply(
-        messages,
-        tools=list(offered) or None,
-        tool_choice=use.choice if offered else None,
-        json_schema=schema,
+    written: dict[str, Any] = {
+        "tools": list(offered) or None,
+        "tool_choice": use.choice if offered else None,
+        "json_schema": schema,
         **options,
-    )
+    }
+    messages = plain_messages(messages)
+    if memory is not None:
+        messages = memory.with_thoughts(messages, _seen(written))
+    rendered = template.apply(messages, **written)
     if rendered.grammar is None and schema is not None:  # the template's own format has no place for it
         grammar = LlamaGrammar.from_json_schema(schema)
+    if rendered.grammar is not None and schema is not None and not rendered.grammar.schemas:
+        raise expected("response_format", "no tools beside it, with this chat template", "both")
     if rendered.grammar is None and offered and use.choice == "required":
         raise expected(
             "tool_choice",
@@ -119,21 +86,48 @@ def chat_request(
             "one whose calls it does not know",
             "pass chat_format='chatml-function-calling'",
         )
-    if rendered.grammar is not None and schema is not None and not offered:
-        rendered.grammar.json_schema = schema
     if rendered.grammar is not None and use.choice == "required":
         grammar = called_at_once(rendered.grammar, offered, once=options.get("parallel_tool_calls") is False)
+    grammar = grammar or rendered.grammar
+    if grammar is not None:
+        grammar.prepare(model)
     text = utf8(rendered.text, "prompt")
     if check_length is not None:
         check_length(len(text))
+    tokens = _tokens(model, template, messages, written, rendered.text, memory)
+    asked = (messages, _seen(written), rendered.text, tokens)
     return ChatPrompt(
-        tokens=list(model.tokenize(text, True, True)),
-        grammar=grammar or rendered.grammar,
+        tokens=tokens,
+        grammar=grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
         parser=_parser(rendered.parser, use, offered, schema, options),
         text=rendered.text,
+        remember=None if memory is None else partial(memory.remember, model, asked),
     )
+
+
+def _tokens(
+    model: Model,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    written: Mapping[str, Any],
+    text: str,
+    memory: AnswerMemory | None,
+) -> list[int]:
+    def render(begun: Sequence[Message]) -> str:
+        return template.apply(begun, **{**written, "add_generation_prompt": False}).text
+
+    if memory is not None and not written.get("continue_final_message"):
+        known = memory.tokens(model, messages, _seen(written), text, render)
+        if known is not None:
+            return known
+    return list(model.tokenize(utf8(text, "prompt"), True, True))
+
+
+def _seen(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a template's options those that a conversation keeps while it goes on."""
+    return {key: value for key, value in written.items() if key in ("tools", "chat_template_kwargs")}
 
 
 def _parser(
@@ -163,6 +157,7 @@ def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> L
         lazy=grammar.lazy,
         triggers=grammar.triggers,
         prefix=grammar.prefix,
+        schemas=grammar.schemas,
         json_schema={"anyOf": [_call_schema(tool["function"]) for tool in tools]},
     )
 
@@ -193,15 +188,6 @@ def response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, A
     if not isinstance(schema, Mapping | None):
         raise expected("response_format", "a schema that is a JSON object", repr(schema))
     return schema or {"type": "object"}
-
-
-def _check(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise expected("messages", "at least one message", "none")
-    for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise expected("messages", 'dicts like {"role": "user", "content": "…"}', repr(message))
-        utf8(content_text(message.get("content")), "prompt")
 
 
 def _special_tokens(model: Model, texts: Sequence[str]) -> frozenset[int]:

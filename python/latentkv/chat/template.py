@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
 from latentkv.chat.formats import BUILT_IN
+from latentkv.chat.holes import Holes
+from latentkv.chat.messages import Message, plain_messages
+from latentkv.chat.tools import is_strict, plain_tools, shown
 from latentkv.errors import LatentKVError, expected
 from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.sampling.schema import checked
+from latentkv.text import utf8
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, Model
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,21 +72,47 @@ class ChatTemplate:
     def apply(self, messages: Sequence[Message], **options: Any) -> RenderedChat:
         """`options` are those of ChatTemplates.apply (_core.pyi): tools, tool_choice, json_schema,
         chat_template_kwargs, …; None leaves one out. Template errors become LatentKVError."""
-        plain = [{**message, "content": _plain(message)} for message in messages]
         if self._dates:
             options["chat_template_kwargs"] = self._dates | dict(options.get("chat_template_kwargs") or {})
-        request = {"messages": plain} | {key: value for key, value in options.items() if value is not None}
+        request = {key: value for key, value in options.items() if value is not None}
+        request["messages"] = plain_messages(messages)
+        tools = plain_tools(request.get("tools") or ())
+        if tools:
+            request["tools"] = [shown(tool) for tool in tools]
+        holes = Holes()
+        schema = request.get("json_schema")
+        if schema is not None:
+            request["json_schema"] = holes.mark(checked(schema))
+        marked = request
+        choice = request.get("tool_choice")
+        if tools and choice != "none":
+            marks = [holes.tool(shown(tool), choice == "required" or is_strict(tool)) for tool in tools]
+            marked = request | {"tools": marks}
         with _one_error():
-            prompt = self._native.apply(_json(request))
+            prompt = self._native.apply(_json(marked))
+            # without a choice the template shows the tools, and llama.cpp makes no grammar of them
+            text = (
+                prompt if marked is request else self._native.apply(_json(request | {"tool_choice": "none"}))
+            )
+        if not prompt["grammar"] and holes.has_strict and choice != "required":
+            raise expected(
+                "tools",
+                "a chat template whose calls begin with a mark, for a strict function",
+                "one whose calls may be any text",
+                "pass strict=False, or tool_choice='required'",
+            )
+        grammar, schemas = holes.filled(prompt["grammar"])
         return RenderedChat(
-            text=prompt["prompt"],
+            text=text["prompt"] if schema is None else holes.shown(text["prompt"], schema),
             grammar=LlamaGrammar(
-                prompt["grammar"],
+                grammar,
                 lazy=prompt["grammar_lazy"],
                 triggers=prompt["grammar_triggers"],
                 prefix=prompt["generation_prompt"] if prompt["grammar_from_generation_prompt"] else "",
+                schemas=schemas,
+                json_schema=schema,
             )
-            if prompt["grammar"]
+            if grammar
             else None,
             special=prompt["preserved_tokens"],
             stop=[*self.stop, *prompt["additional_stops"]],
@@ -107,20 +136,6 @@ def _dated(source: str, now: datetime.datetime) -> tuple[str, dict[str, str]]:
     call = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
     dates = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
     return call.sub(lambda found: json.dumps(now.strftime(found[2])), source), dates
-
-
-def content_text(content: Any) -> str:
-    """A message's content as text; OpenAI's list of parts is joined, anything but text is refused."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
-        raise expected("messages", "content as text or a list of parts", type(content).__name__)
-    kinds = {part.get("type") for part in content}
-    if kinds - {"text"}:
-        raise expected(
-            "messages", "text parts only", f"a part of type {sorted(map(str, kinds - {'text'}))[0]}"
-        )
-    return "".join(part["text"] for part in content)
 
 
 def require_built_in(name: str | None) -> None:
@@ -149,16 +164,13 @@ def template_of(model: Model, name: str | None = None, source: str | None = None
     return ChatTemplate(source, stop=[stop], model=model)
 
 
-def _plain(message: Message) -> str | None:
-    content = message.get("content")
-    return None if content is None and message.get("tool_calls") else content_text(content)
-
-
 def _json(request: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(request, ensure_ascii=False)
+        text = json.dumps(request, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise expected("messages", "values that JSON has", " ".join(str(error).split())) from None
+    utf8(text, "prompt")
+    return text
 
 
 @contextmanager

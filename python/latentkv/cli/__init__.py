@@ -4,12 +4,12 @@ helpers."""
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 import sys
 from collections.abc import Sequence
 
 from latentkv.cli._errors import ABORTED, BAD_INPUT, one_line
+from latentkv.console import streams
 from latentkv.errors import LatentKVError
 
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as the shell reports it
@@ -21,7 +21,9 @@ def commands() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Status 0; 2 for bad input, said in one line; 130 after Ctrl-C."""
+    """Runs one command. Status 0; 2 for bad input, said in one line; 130 after Ctrl-C; 141 where a reader of
+    the output is gone."""
+    streams.prepare()
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -29,14 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ABORTED
     except BrokenPipeError:
-        # Python flushes stdout again at exit: give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.give_up_output()
         return _PIPE_CLOSED
     except Exception as error:
         line = one_line(error)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk, say
+            streams.give_up_output()
         return BAD_INPUT
 
 
@@ -61,7 +66,10 @@ def _usage() -> str:
     lines = [
         "usage: latentkv COMMAND …",
         "",
-        "Runs GGUF models whose KV cache is a quantized low-rank latent.",
+        "Runs GGUF models with a small KV cache.",
+        "",
+        "  latentkv chat -m model.gguf --kv small             any GGUF: a cache of 30 % of f16",
+        "  latentkv convert model.gguf -o smaller.gguf        once: a cache of 14 %",
         "",
     ]
     for name in commands():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from latentkv.console import terminal
+from latentkv.console.printable import printable_lines
 
 
 class Console:
@@ -16,8 +17,9 @@ class Console:
         self.quiet = quiet
 
     def write(self, text: str) -> None:
-        """A part of an answer, at once."""
-        sys.stdout.write(text)
+        """A part of an answer, at once. A terminal gets none of the characters that it would obey; a pipe or
+        a file gets what the model says."""
+        sys.stdout.write(printable_lines(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
@@ -28,4 +30,4 @@ class Console:
         self._say(text, "bold")
 
     def _say(self, text: str, style: str) -> None:
-        self._errors.print(text, style=style, soft_wrap=not terminal.has_width(self._errors))
+        self._errors.print(printable_lines(text), style=style, soft_wrap=not terminal.has_width(self._errors))

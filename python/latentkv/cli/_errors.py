@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from latentkv.console.printable import printable
 from latentkv.errors import LatentKVError
 
 BAD_INPUT = 2
@@ -12,8 +13,13 @@ ABORTED = 130  # 128 + SIGINT
 
 def one_line(error: BaseException) -> str | None:
     """The line to print, or None for a defect of ours, which deserves its traceback."""
+    line = _line(error)
+    return None if line is None else printable(" ".join(line.split()))
+
+
+def _line(error: BaseException) -> str | None:
     if isinstance(error, LatentKVError):
-        return " ".join(str(error).split())
+        return str(error)
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return (

@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from latentkv import hub, ranges
-from latentkv.console.arguments import number, number_or_auto, shares, split_mode, text
+from latentkv.cli import _llama_cpp
+from latentkv.console.arguments import gpu_layers, number, shares, split_mode, text
+from latentkv.console.reading import read_text
 from latentkv.errors import expected
-from latentkv.plan.formats import split_pair
+from latentkv.plan import presets
 
 if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
 
 DEFAULT_CONTEXT = 8192  # tokens of a sequence
+_THREADS = replace(ranges.N_THREADS, special={0: "the default", -1: "the default"})
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """FILE or -hf; read with parse()."""
+    """FILE, -m FILE or -hf; read with parse()."""
     parser.add_argument("model", type=text, nargs="?", metavar="FILE", help="GGUF file")
+    parser.add_argument(
+        "-m", "--model", dest="model_file", type=text, metavar="FILE", help="the same, as llama.cpp has it"
+    )
     parser.add_argument(
         "-hf",
         "--hf-repo",
@@ -32,60 +39,53 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "-hff", "--hf-file", type=text, metavar="NAME", help="file of that repository (* and ? are wild)"
     )
     parser.add_argument(
-        "--latent", type=text, default="", metavar="FILE", help="a sidecar of the model (convert --sidecar)"
+        "--latent", type=text, default="", metavar="FILE", help="what convert --sidecar made of the model"
     )
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a command with a model, whose path is `model` wherever it came from."""
+    """The options of a command with a model, whose path is `model` wherever it came from. Flags of llama.cpp
+    that change nothing are noted in one line."""
+    _llama_cpp.add(parser)
     args = parser.parse_args(argv)
     if args.hf_repo is None and args.hf_file is not None:
         raise expected("--hf-file", "-hf beside it", "none")
-    if (args.model is None) == (args.hf_repo is None):
-        got = "none" if args.model is None else "both"
-        raise expected(parser.prog, "FILE or -hf USER/REPO", got, f"see {parser.prog} --help")
+    named = [each for each in (args.model, args.model_file, args.hf_repo) if each is not None]
+    if len(named) != 1:
+        got = " and ".join(named) or "none"
+        raise expected(
+            parser.prog, "one of FILE, -m FILE and -hf USER/REPO", got, f"see {parser.prog} --help"
+        )
+    args.model = args.model or args.model_file
+    if line := _llama_cpp.noted(args):
+        print(f"note: {line}", file=sys.stderr)
     if args.hf_repo is not None:
         repo, quant = hub.split_name(args.hf_repo)
         args.model = str(hub.fetch(repo, quant, args.hf_file or ""))
     return args
 
 
-def add_cache(parser: argparse.ArgumentParser, kv: bool = True, rotate: bool = True) -> None:
-    """What Session takes, except its sizes; `kv` False where the command has its own --kv, `rotate` False
-    where nothing is stored."""
-    group = parser.add_argument_group("cache")
-    if kv:
+def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bool = True) -> None:
+    """What Session takes, but its sizes. several: --kv is a list; rotate: whether rows are stored."""
+    group = parser.add_argument_group("cache", _caches())
+    more = ",…" if several else ""
+    group.add_argument("--kv", type=text, default="", metavar=f"CACHE{more}", help="one of the above")
+    for side, short in (("k", "-ctk"), ("v", "-ctv")):
         group.add_argument(
-            "--kv",
+            f"--kv-{side}",
+            short,
+            f"--cache-type-{side}",
             type=text,
             default="",
-            metavar="FORMAT",
-            help="row format of K and V, or K/V as in q8/q4 (default: the file's plan, else f16)",
-        )
-        group.add_argument(
-            "--kv-k",
-            "-ctk",
-            "--cache-type-k",
-            type=text,
-            default="",
-            metavar="FORMAT",
-            help="row format of K alone",
-        )
-        group.add_argument(
-            "--kv-v",
-            "-ctv",
-            "--cache-type-v",
-            type=text,
-            default="",
-            metavar="FORMAT",
-            help="row format of V alone",
+            metavar=f"FORMAT{more}",
+            help=f"row format of {side.upper()} alone",
         )
     group.add_argument(
         "--kv-budget",
         default="",
         metavar="SIZE",
-        help="plan a master file for a share of the f16 cache (14%%), bytes at a context (2.5GiB@131072), or "
-        "auto: what is free",
+        help="of a file from convert --master: its cache as a share of the f16 one (14%%), as bytes at a "
+        "context (2.5GiB@131072), or auto: what is free",
     )
     group.add_argument(
         "--sink",
@@ -134,7 +134,7 @@ def add_cache(parser: argparse.ArgumentParser, kv: bool = True, rotate: bool = T
         "--prefill",
         choices=["lazy", "eager"],
         default="",
-        help="a prompt attends to exact K and V, or to the compressed past (default: the file's)",
+        help="a prompt attends to exact K and V (lazy), or to its past as it is cached (default: the file's)",
     )
     if rotate:
         group.add_argument(
@@ -150,7 +150,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-t",
         "--threads",
-        type=number(ranges.N_THREADS),
+        type=number(_THREADS),
         default=0,
         metavar="N",
         help="threads for decoding (default: every physical core)",
@@ -158,13 +158,19 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-tb",
         "--threads-batch",
-        type=number(ranges.N_THREADS),
+        type=number(_THREADS),
         default=0,
         metavar="N",
         help="threads for prefill (default: --threads)",
     )
     add_ubatch(group)
     add_gpu_layers(group)
+    group.add_argument(
+        "--no-mmap",
+        dest="mmap",
+        action="store_false",
+        help="read the weights into memory, do not map the file",
+    )
     group.add_argument(
         "--implementation",
         choices=["fused", "reference"],
@@ -178,11 +184,16 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def placement(args: argparse.Namespace, fit: Fit) -> dict[str, Any]:
+    """_core.Model's keywords of where weights lie, from add_compute() and fitted()."""
+    return {**fit.placement, "use_mmap": args.mmap}
+
+
 def add_gpu_layers(group: Any) -> None:
     group.add_argument(
         "-ngl",
         "--gpu-layers",
-        type=number_or_auto(ranges.N_GPU_LAYERS),
+        type=gpu_layers,
         default="auto",
         metavar="N",
         help="so many of the last layers on GPUs, 99 = all; auto (default): what fits, 0 without a GPU",
@@ -211,6 +222,17 @@ def add_gpu_layers(group: Any) -> None:
         metavar="I",
         help="the GPU that has all layers, beside --split-mode none (default: 0)",
     )
+
+
+def template(args: argparse.Namespace) -> str | None:
+    """What --chat-template-file holds; None without it."""
+    path: str | None = args.chat_template_file
+    if path is None:
+        return None
+    found = read_text(path, "--chat-template-file").rstrip("\n")
+    if not found:
+        raise expected("--chat-template-file", "a Jinja template", f"an empty file {path}")
+    return found
 
 
 def file_context(args: argparse.Namespace) -> int:
@@ -248,15 +270,15 @@ def add_ubatch(group: Any) -> None:
         type=number(ranges.N_UBATCH),
         default=512,
         metavar="N",
-        help="tokens per graph (default: 512)",
+        help="tokens of a prompt that are computed together (default: 512)",
     )
 
 
 def cache_options(args: argparse.Namespace) -> dict[str, Any]:
     """Session's keywords from add_cache() and add_compute()."""
     options: dict[str, Any] = {
-        "n_threads": args.threads,
-        "n_threads_batch": args.threads_batch or args.threads,
+        "n_threads": max(0, args.threads),
+        "n_threads_batch": max(0, args.threads_batch) or max(0, args.threads),
         "kv_rotate": args.kv_rotate,
         "implementation": args.implementation,
         "require_fused": args.require_fused,
@@ -272,71 +294,14 @@ def region_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def format_options(args: argparse.Namespace) -> dict[str, str]:
     """kv, kv_k, kv_v from add_cache()."""
-    if not hasattr(args, "kv_k"):
-        return {}
-    kv, k, v = split_pair(args.kv)
-    return {"kv": kv, "kv_k": args.kv_k or k, "kv_v": args.kv_v or v}
+    return {"kv": args.kv, "kv_k": args.kv_k, "kv_v": args.kv_v}
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """The options of create_chat_completion, llama.cpp's spelling."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "-s",
-        "--seed",
-        type=number(ranges.SEED),
-        default=-1,
-        metavar="N",
-        help="same seed, same text (default: -1, a new one)",
-    )
-    group.add_argument(
-        "--temp",
-        type=number(ranges.RealRange(0.0)),
-        default=0.8,
-        metavar="X",
-        help="temperature; 0 always takes the likeliest token (default: 0.8)",
-    )
-    group.add_argument(
-        "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
-    )
-    group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(default: 0.95, 1 = off)")
-    group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(default: 0.05, 0 = off)")
-    group.add_argument("--typical", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
-    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
-    group.add_argument(
-        "--repeat-last-n",
-        type=number(ranges.PENALTY_LAST_N),
-        default=64,
-        metavar="N",
-        help="tokens that penalties look at (default: 64)",
-    )
-    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
-    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
-    group.add_argument("--mirostat", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)")
-    group.add_argument(
-        "--mirostat-lr", type=float, default=0.1, metavar="X", help="learning rate eta (default: 0.1)"
-    )
-    group.add_argument(
-        "--mirostat-ent", type=float, default=5.0, metavar="X", help="target entropy tau (default: 5)"
-    )
-    group.add_argument("--grammar-file", metavar="GBNF", help="constrain the answer")
-
-
-def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of create_completion and create_chat_completion."""
-    from latentkv.sampling.grammar import LlamaGrammar
-
-    return {
-        "temperature": args.temp,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "typical_p": args.typical,
-        "repeat_penalty": args.repeat_penalty,
-        "frequency_penalty": args.frequency_penalty,
-        "presence_penalty": args.presence_penalty,
-        "mirostat_mode": args.mirostat,
-        "mirostat_eta": args.mirostat_lr,
-        "mirostat_tau": args.mirostat_ent,
-        "grammar": LlamaGrammar.from_file(args.grammar_file) if args.grammar_file else None,
-    }
+def _caches() -> str:
+    """The caches to choose from, a line each."""
+    lines = [
+        "Caches for --kv, with their share of f16's bytes. Without it the file decides, a plain one has f16:"
+    ]
+    lines += [f"  {name:<9} {share:>5}  {about}" for name, share, about in presets.choices()]
+    lines += ["or a row format of both, as q6, or of K and V, as c4/q5: docs/cache.md has them all"]
+    return "\n".join(lines)

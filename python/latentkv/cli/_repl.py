@@ -6,9 +6,17 @@ from latentkv.cli._console import Console
 from latentkv.cli._conversation import Conversation
 from latentkv.cli._errors import ABORTED, one_line
 from latentkv.cli._input import Command, reader
+from latentkv.console.printable import printable
 from latentkv.errors import expected
 from latentkv.quantities import bytes_text
 from latentkv.text import utf8
+
+_REGIONS = {  # as people call them
+    "sink": "first tokens, kept whole",
+    "recent": "latest tokens, kept whole",
+    "middle": "all others",
+    "ring": "sliding windows",
+}
 
 
 class Repl:
@@ -32,7 +40,7 @@ class Repl:
 
     def run(self) -> int:
         model = self._conversation.llama.metadata.get("general.name", self._conversation.llama.model_path)
-        self._console.note(f"{model} | {self._conversation.used()} | /help lists the commands")
+        self._console.note(f"{printable(model)} | {self._conversation.used()} | /help lists the commands")
         interrupted = False
         while self._open:
             try:
@@ -114,9 +122,12 @@ class Repl:
         lines = [
             self._conversation.figures(),
             f"cache {bytes_text(kv['total'])} allocated: K {bytes_text(kv['k'])}, V {bytes_text(kv['v'])}, "
-            f"cells {bytes_text(kv['total'] - kv['k'] - kv['v'])}; "
+            f"positions {bytes_text(kv['total'] - kv['k'] - kv['v'])}; "
             f"{kv['per_token']:.1f} bytes per token ({kv['f16_per_token']:.0f} in f16)",
-            *(f"  {r['name']}: {r['slots']} tokens, {bytes_text(r['k'] + r['v'])}" for r in kv["regions"]),
+            *(
+                f"  {_REGIONS.get(r['name'], r['name'])}: {r['slots']} tokens, {bytes_text(r['k'] + r['v'])}"
+                for r in kv["regions"]
+            ),
             *(f"{what}: {where}" for what, where in llama.session.implementations.items()),
         ]
         self._console.note("\n".join(lines))

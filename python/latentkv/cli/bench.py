@@ -12,15 +12,14 @@ from typing import Any
 from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.cli._table import markdown
-from latentkv.console.arguments import Parser, number, text
+from latentkv.console.arguments import Parser, number
 from latentkv.console.progress import stage
 from latentkv.console.terminal import show, table
 from latentkv.errors import expected
-from latentkv.plan.formats import split_pair
 from latentkv.quantities import bytes_text, count_text
 
 _EPILOG = """examples:
-  latentkv bench model.gguf -d 0,4096,16384 --kv f16,q4
+  latentkv bench model.gguf -d 0,4096,16384 --kv f16,small
   latentkv bench model.gguf -p 0 -n 64 -d 32768 --kv q8/q4 --json
 
 "kv" is what the cache allocated for that row, true bytes; random tokens fill it through prefill."""
@@ -29,9 +28,7 @@ _EPILOG = """examples:
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     depths = numbers(args.depth, "-d")
-    formats = [name.strip() for name in args.kv.split(",")]
-    if len(formats) > 1 and not all(formats):
-        raise expected("--kv", "formats separated by commas", repr(args.kv))
+    formats = caches(args.kv, args.kv_k, args.kv_v)
     if not args.n_prompt + args.n_gen:
         raise expected("-p, -n", "a test with tokens", f"-p {args.n_prompt} -n {args.n_gen}")
     ranges.N_CTX.plain().check("-d, -p, -n", max(depths) + max(args.n_prompt, args.n_gen))
@@ -39,10 +36,10 @@ def main(argv: Sequence[str]) -> int:
     from latentkv.measure.bench import Measurement, measure
     from latentkv.version import version
 
-    first = dict(zip(("kv", "kv_k", "kv_v"), split_pair(formats[0]), strict=True))
+    args.kv, args.kv_k, args.kv_v = formats[0], "", ""
     longest = max(depths) + max(args.n_prompt, args.n_gen)
-    fit = options.fitted(args, longest, options.cache_options(args) | first)
-    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
+    fit = options.fitted(args, longest, options.cache_options(args))
+    model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     session_options = fit.options | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
     n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)
@@ -127,13 +124,6 @@ def _parser() -> argparse.ArgumentParser:
         "-d", "--depth", default="0", metavar="N,…", help="tokens in the cache before the test (default: 0)"
     )
     parser.add_argument(
-        "--kv",
-        type=text,
-        default="",
-        metavar="FORMAT,…",
-        help="row formats, or K/V as in q8/q4 (default: the file's plan, else f16)",
-    )
-    parser.add_argument(
         "-r",
         "--repetitions",
         type=number(ranges.POSITIVE),
@@ -147,9 +137,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", dest="output", action="store_const", const="json", help="the same as -o json"
     )
-    options.add_cache(parser, kv=False)
+    options.add_cache(parser, several=True)
     options.add_compute(parser)
     return parser
+
+
+def caches(kv: str, kv_k: str, kv_v: str) -> list[str]:
+    """What --kv lists, or every pair of what -ctk and -ctv do.
+
+    >>> caches("f16,small", "", ""), caches("", "q8_0,q4_0", "")
+    (['f16', 'small'], ['q8_0/f16', 'q4_0/f16'])
+    """
+    if kv and (kv_k or kv_v):
+        raise expected("--kv", "no -ctk and -ctv beside it", kv)
+    if not (kv_k or kv_v):
+        return _listed("--kv", kv)
+    pairs = itertools.product(_listed("-ctk", kv_k or "f16"), _listed("-ctv", kv_v or "f16"))
+    return [k if k == v else f"{k}/{v}" for k, v in pairs]
+
+
+def _listed(flag: str, names: str) -> list[str]:
+    found = [name.strip() for name in names.split(",")]
+    if len(found) > 1 and not all(found):
+        raise expected(flag, "formats separated by commas", repr(names))
+    return found
 
 
 def numbers(text: str, flag: str) -> list[int]:

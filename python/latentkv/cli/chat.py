@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
+from latentkv.cli._sampling import add_sampling, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto
+from latentkv.console.reading import read_stream, read_text
 from latentkv.errors import expected
 from latentkv.text import utf8
 
 _EPILOG = """examples:
-  latentkv chat model.gguf -c 65536 --kv q4
+  latentkv chat model.gguf -c 65536 --kv small
   latentkv chat model.gguf -p "Name three rivers." -n 64 --temp 0
   latentkv chat model.gguf -sys "Answer in one sentence." < question.txt
 
 The answer goes to standard output, everything else to standard error. In a conversation /help lists
 the commands; Alt-Enter, or a backslash at the end of a line, adds a line; Ctrl-C stops an answer, Ctrl-D (or
 Ctrl-C twice at the prompt) leaves. What was typed is kept in ~/.local/state/latentkv/chat_history."""
+
+
+_COLOR = {"auto": "auto", "always": "always", "never": "never", "on": "always", "off": "never"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
         n_ctx=fit.n_ctx,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ubatch=args.ubatch_size,
-        **fit.placement,
+        **options.placement(args, fit),
         last_n_tokens_size=args.repeat_last_n,
-        chat_template=_read(args.chat_template_file),
+        chat_template=options.template(args),
         **fit.options,
     )
-    console = Console(color=args.color, quiet=args.quiet)
+    console = Console(color=_COLOR[args.color], quiet=args.quiet)
     if llama.n_ctx() > llama.model.n_ctx_train:
         console.warn(
             f"note: the model was trained for {llama.model.n_ctx_train} tokens, -c is {llama.n_ctx()}"
@@ -55,11 +61,12 @@ def main(argv: Sequence[str]) -> int:
     conversation = Conversation(
         llama,
         console,
-        system=_read(args.system_file) or args.system,
-        max_tokens=args.n_predict,
+        system=_read(args.system_file, "-sysf") or args.system,
+        max_tokens=max(-1, args.n_predict),
         stop=args.reverse_prompt,
         seed=args.seed,
-        sampling=options.sampling_options(args),
+        sampling=sampling_options(args),
+        template=args.chat_template_kwargs,
     )
     with llama:
         if prompt is None:
@@ -76,9 +83,9 @@ def _one_shot_prompt(args: argparse.Namespace) -> str | None:
     if args.prompt is not None:
         prompt = args.prompt
     elif args.file is not None:
-        prompt = _read(args.file)
+        prompt = _read(args.file, "-f")
     elif not sys.stdin.isatty():
-        prompt = sys.stdin.buffer.read().decode("utf-8").rstrip("\n")
+        prompt = read_stream(sys.stdin.buffer, "prompt").rstrip("\n")
     else:
         return None
     if not prompt:
@@ -87,8 +94,19 @@ def _one_shot_prompt(args: argparse.Namespace) -> str | None:
     return str(prompt)
 
 
-def _read(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8").rstrip("\n")
+def _object(text: str) -> dict[str, Any]:
+    """An argparse type: a JSON object."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object; got {text}")
+    return found
+
+
+def _read(path: str | None, option: str) -> str | None:
+    return None if path is None else read_text(path, option).rstrip("\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,6 +123,13 @@ def _parser() -> argparse.ArgumentParser:
         "--chat-template-file", metavar="PATH", help="a Jinja template instead of the file's own"
     )
     parser.add_argument(
+        "--chat-template-kwargs",
+        type=_object,
+        default={},
+        metavar="JSON",
+        help="what the template is told beside the messages, as '{\"enable_thinking\": false}'",
+    )
+    parser.add_argument(
         "-c",
         "--ctx-size",
         type=number_or_auto(ranges.N_CTX),
@@ -115,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-n",
         "--n-predict",
-        type=number(ranges.Range(1, special={-1: "until the context is full"})),
+        type=number(ranges.Range(1, special={-1: "until the context is full", -2: "the same"})),
         default=-1,
         metavar="N",
         help="at most N tokens per answer (default: -1, until the context is full)",
@@ -134,13 +159,19 @@ def _parser() -> argparse.ArgumentParser:
         type=number(ranges.N_BATCH),
         default=512,
         metavar="N",
-        help="tokens per call of the runtime (default: 512)",
+        help="tokens of a prompt that are read at once, before Ctrl-C is heard (default: 512)",
     )
     parser.add_argument(
-        "--color", choices=["auto", "always", "never"], default="auto", help="(default: auto)"
+        "--color",
+        nargs="?",
+        choices=list(_COLOR),
+        default="auto",
+        const="always",
+        metavar="WHEN",
+        help="auto (default), always or never",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures after an answer")
     options.add_cache(parser)
     options.add_compute(parser)
-    options.add_sampling(parser)
+    add_sampling(parser)
     return parser

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,15 +10,15 @@ from typing import Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
+from latentkv.cli._info_page import blocks
 from latentkv.console.arguments import Parser, number_or_auto
-from latentkv.console.terminal import Block, show, table
+from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
-from latentkv.plan import factors
-from latentkv.quantities import bytes_text, count_text
+from latentkv.plan import factors, presets
+from latentkv.plan.master import planned
 from latentkv.session.effect import require_regions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
-_PLAIN_FORMATS = ("f16", "q8_0", "q4_0", "q4")
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
 
 
@@ -27,16 +26,18 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
 
-    cache = options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
+    cache = _cache(args)
     fit = options.fitted(args, args.ctx_size, cache)
     args.gpu_layers, args.kv_budget = fit.n_gpu_layers, fit.options["kv_budget"]
     model = _core.Model(args.model, latent_path=args.latent, describe_only=True, **fit.placement)
     n_ctx = fit.n_ctx or model.n_ctx_train
-    warn_of_window(model, args, n_ctx)
+    in_use = planned(model, _cache(args))
+    warn_of_window(model, in_use, n_ctx)
     report = {
         "file": summary(
             model, args.model, args.latent, _core.build_info()["formats"], on_gpu=bool(args.gpu_layers)
-        ),
+        )
+        | {"regions": regions_in_use(model.regions, in_use)},
         "layers": planned_layers(model, args),
         "forecast": forecasts(model, args, n_ctx),
         "budgets": budgets(model, args),
@@ -48,14 +49,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def warn_of_window(model: Any, args: argparse.Namespace, n_ctx: int) -> None:
+def warn_of_window(model: Any, cache: Mapping[str, Any], n_ctx: int) -> None:
     """What a session with these options says, in its words."""
     from latentkv.session.prefix import Window
 
-    sink = model.regions["sink"] if args.sink < 0 else args.sink
+    sink = model.regions["sink"] if cache["sink"] < 0 else cache["sink"]
     length = max(0, n_ctx - sink)
     fitted = Window.of(model.regions, -1, -1).tokens(max(0, n_ctx - model.regions["sink"]))
-    asked = Window.of(model.regions, args.recent, args.recent_ratio).tokens(length)
+    asked = Window.of(model.regions, cache["recent"], cache["recent_ratio"]).tokens(length)
     if asked < fitted:
         print(
             f"warning: [recent] expected at least {fitted} recent tokens, the window this file's plan was "
@@ -93,10 +94,22 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu:
     }
 
 
+def regions_in_use(own: Mapping[str, Any], cache: Mapping[str, Any]) -> dict[str, Any]:
+    """Model.regions with what is asked for instead."""
+    asked = {"sink": cache["sink"], "recent": cache["recent"], "recent_ratio": cache["recent_ratio"]}
+    if asked["recent"] >= 0 or asked["recent_ratio"] >= 0:  # one of them replaces both
+        asked |= {name: max(0, asked[name]) for name in ("recent", "recent_ratio")}
+    formats = {"sink_format": cache["kv_sink"], "recent_format": cache["kv_recent"]}
+    words = formats | {"prefill": cache["prefill"]}
+    return {
+        **own,
+        **{name: value for name, value in asked.items() if value >= 0},
+        **{name: value for name, value in words.items() if value},
+    }
+
+
 def planned_layers(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Model.layers with the formats that --kv-budget chooses; the file's energies are of its own plan."""
-    from latentkv.plan.master import planned
-
     chosen = planned(model, _cache(args))
     layers: list[dict[str, Any]] = model.layers
     for side in ("k", "v"):
@@ -141,30 +154,26 @@ def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str, Any]]:
-    """Bytes for several formats at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
-    from latentkv.plan.master import planned
-
-    chosen = options.format_options(args)
+    """Bytes of several caches at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
+    asked = _cache(args)
     if args.kv_budget:
-        formats = [(args.kv_budget, planned(model, _cache(args)))]
-    elif any(chosen.values()):
-        label = args.kv or f"{args.kv_k or 'f16'}/{args.kv_v or 'f16'}"
-        formats = [(label, chosen)]
+        caches = [(args.kv_budget, asked)]
+    elif args.kv or args.kv_k or args.kv_v:
+        caches = [(args.kv or f"{args.kv_k or 'f16'}/{args.kv_v or 'f16'}", asked)]
     else:
         has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
-        names = _PLAIN_FORMATS if model.is_plain else _LATENT_FORMATS
-        formats = [("plan", {"kv": ""})] * has_plan + [(name, {"kv": name}) for name in names]
+        names = [name for name, _, _ in presets.choices()] if model.is_plain else _LATENT_FORMATS
+        caches = [("the file's", asked)] * has_plan + [(name, asked | {"kv": name}) for name in names]
     # what a layer keeps under eviction may be more than a short context
     shares = (1,) if args.evict not in ("", "none") else (16, 4, 1)
     contexts = sorted({max(1, n_ctx // share) for share in shares})
-    regions = options.region_options(args)
     rows = [
         {
             "kv": label,
             "n_ctx": count,
-            **model.forecast(count, **(regions | wanted), n_ubatch=args.ubatch_size),
+            **model.forecast(count, **planned(model, cache), n_ubatch=args.ubatch_size),
         }
-        for label, wanted in formats
+        for label, cache in caches
         for count in contexts
     ]
     require_regions({region["name"] for row in rows for region in row["regions"]}, vars(args))
@@ -174,211 +183,6 @@ def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str
 def _cache(args: argparse.Namespace) -> dict[str, Any]:
     """The cache's options, as Session and Model.forecast share them."""
     return options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
-
-
-def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
-    file = report["file"]
-    shown: list[Block] = [
-        _facts(file),
-        "",
-        *_layers(report["layers"], file),
-        "",
-        *_memory(report["forecast"], file["gpu"]),
-    ]
-    if file["master"]:
-        shown += ["", *_budgets(report["budgets"])]
-    if n_ctx > model.n_ctx_train:
-        beyond = f"note: the model was trained for {model.n_ctx_train} tokens; {n_ctx} is beyond that"
-        shown += ["", beyond]
-    return shown
-
-
-def _facts(file: dict[str, Any]) -> str:
-    facts = [
-        ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
-        *([("sidecar", file["sidecar"])] if file["sidecar"] else []),
-        (
-            "model",
-            f"{file['name'] or 'no name'}, {file['architecture']}, {count_text(file['n_params'])} parameters",
-        ),
-        (
-            "shape",
-            f"{file['n_layer']} layers, {file['n_embd']} wide, {file['n_head']} query heads and "
-            f"{file['n_head_kv']} KV heads of {file['head_dim']}",
-        ),
-        ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
-        (
-            "chat",
-            "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
-        ),
-        ("cache", _cache_text(file)),
-        *([("factors", _factors(file))] if file["latent"] else []),
-        ("formats", " ".join(file["formats"])),
-        ("regions", _regions(file["regions"])),
-        *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
-    ]
-    return "\n".join(f"{name:<8} {value}" for name, value in facts)
-
-
-def _cache_text(file: dict[str, Any]) -> str:
-    kind = "latent" if file["latent"] else "full K and V"
-    return f"{kind}, a master file: --kv-budget plans it anew" if file["master"] else kind
-
-
-def _factors(file: dict[str, Any]) -> str:
-    """`3.4 MiB, 1.2 MiB more weights than full K and V`"""
-    size, added = bytes_text(file["factor_bytes"]), file["added_weight_bytes"]
-    if added is None:
-        return f"{size}, in place of projections whose size the file does not say"
-    more = f"{bytes_text(abs(added))} {'more' if added >= 0 else 'fewer'}"
-    return f"{size}, {more} weights than full K and V"
-
-
-def _regions(regions: Mapping[str, Any]) -> str:
-    """`sink 4 tokens in f16, recent 10 % of the sequence in q4, eager prefill, by default`."""
-    window = f"{regions['recent']} tokens"
-    if regions["recent_ratio"]:
-        window = f"{100 * regions['recent_ratio']:.4g} % of the sequence" + (
-            f", at least {window}" if regions["recent"] else ""
-        )
-    sink = f"sink {regions['sink']} tokens in {regions['sink_format']}"
-    recent = f"recent {window} in {regions['recent_format']}"
-    return f"{sink}, {recent}, {regions['prefill']} prefill, by default"
-
-
-def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
-    width = file["n_head_kv"] * file["head_dim"]
-    rows = [
-        [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], width))]
-        for i, layer in enumerate(layers)
-    ]
-    # Runs of equal layers become one row.
-    merged = []
-    for body, run in itertools.groupby(rows, key=lambda row: row[1:]):
-        numbers = [row[0] for row in run]
-        merged.append([numbers[0] if len(numbers) == 1 else f"{numbers[0]} … {numbers[-1]}", *body])
-    sides = [f"{side} {name}" for side in ("K", "V") for name in ("path", "ranks", "kept", "energy")]
-    plans = [
-        f"{i} K {_plan(layer['k'])}; V {_plan(layer['v'])}"
-        for i, layer in enumerate(layers)
-        if _planned(layer)
-    ]
-    shown: list[Block] = [table(["layer", *sides], merged)]
-    return [*shown, "", "segments (width:format)", *plans] if plans else shown
-
-
-def _planned(layer: dict[str, Any]) -> bool:
-    """Whether a tensor of the layer has more to say than one segment per group."""
-    tensors = (layer["k"], layer["v"])
-    return any(t["formats"] or any(len(group) > 1 for group in t["segments"]) for t in tensors)
-
-
-def _plan(tensor: dict[str, Any]) -> str:
-    """[[64, 32]] and [["q4", "q2"]] → "64:q4 32:q2"; groups are divided by " | "."""
-    groups = []
-    for i, widths in enumerate(tensor["segments"]):
-        names = tensor["formats"][i] if tensor["formats"] else [""] * len(widths)
-        groups.append(
-            " ".join(f"{w}:{name}" if name else str(w) for w, name in zip(widths, names, strict=True))
-        )
-    return " | ".join(
-        f"{len(list(run))} x ({plan})" if len(groups) > 1 else plan for plan, run in itertools.groupby(groups)
-    )
-
-
-def _tensor(tensor: dict[str, Any], width: int) -> list[str]:
-    ranks, energy = tensor["ranks"], tensor["energy"]
-    full = tensor["path"] == "full"
-    return [
-        tensor["path"],
-        "-" if full else _ranks(ranks),
-        "100 %" if full else f"{100 * _stored(tensor) / width:.1f} %",
-        "-" if energy is None else f"{100 * energy:.2f} %",
-    ]
-
-
-def _stored(tensor: dict[str, Any]) -> int:
-    """Channels of a row whose token is neither sink nor recent."""
-    if tensor["formats"] is None:
-        return sum(tensor["ranks"])
-    groups = zip(tensor["segments"], tensor["formats"], strict=True)
-    return sum(
-        width for widths, names in groups for width, name in zip(widths, names, strict=True) if name != "none"
-    )
-
-
-def _ranks(ranks: list[int]) -> str:
-    """[64, 64, 64] → "3x64"; [96, 64] → "96+64"."""
-    runs = [(rank, len(list(run))) for rank, run in itertools.groupby(ranks)]
-    shown = "+".join(str(rank) if count == 1 else f"{count}x{rank}" for rank, count in runs)
-    return shown if len(shown) <= 18 else f"{len(ranks)} of {min(ranks)}-{max(ranks)}"
-
-
-def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
-    """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
-    from latentkv.plan.fit import device_name, needs
-
-    contexts = sorted({row["n_ctx"] for row in forecast})
-    lazy = any(row["prefill"] for row in forecast)
-    rows = []
-    for kv, group in itertools.groupby(forecast, key=lambda row: row["kv"]):
-        at = {row["n_ctx"]: row for row in group}
-        last = at[contexts[-1]]
-        rows.append(
-            [
-                kv,
-                f"{last['per_token']:.1f}",
-                f"{100 * last['per_token'] / last['f16_per_token']:.1f} %",
-                *(bytes_text(at[count]["total"]) for count in contexts),
-                bytes_text(last["compute"]),
-                *([bytes_text(last["prefill"])] if lazy else []),
-                bytes_text(last["weights"] + last["total"] + last["compute"] + last["prefill"]),
-            ]
-        )
-    head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
-    last = max(forecast, key=lambda row: row["n_ctx"])
-    head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
-    slots = last["layer_slots"]
-    middle = next(region["slots"] for region in last["regions"] if region["name"] == "middle")
-    if middle < last["n_cells"]:
-        head += f"\na layer keeps {middle} of {last['n_cells']} tokens beside its exact ones"
-    if (n_windowed := sum(n < min(contexts[-1], middle) for n in slots)) > 0:
-        head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
-        head += f"bytes/token are of all {contexts[-1]}"
-    if on_gpu:
-        needed = needs(last)
-        told = [
-            f"on {device_name(device, len(needed) - 1)} {need} = {bytes_text(need.total)}"
-            for device, need in needed.items()
-            if need.total
-        ]
-        head += f"\nof {last['kv']} {told[0]}; CUDA's own memory and the kernels' scratch come on top"
-        head += "".join(f"\nand {more}" for more in told[1:])
-    caches = [f"cache at {count}" for count in contexts]
-    columns = ["kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
-    return [head, table(columns, rows)]
-
-
-def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
-    """One row per budget: the whole cache where it is counted, and the expected divergence."""
-    cells = [
-        [
-            row["budget"],
-            f"{row['per_token']:.1f}",
-            f"{bytes_text(row['total'])} at {row['n_ctx']}",
-            row["exact"],
-            "–" if row["kld"] is None else f"{row['kld']:.2g}",
-        ]
-        for row in rows
-    ]
-    head = (
-        "budgets of this master file, exact tokens and bookkeeping included; expected KLD in nats per token"
-    )
-    columns = ["--kv-budget", "bytes/token", "whole cache", "exact tokens"]
-    shown: list[Block] = [head, table([*columns, "expected KLD"], cells)]
-    if rows and (differs := rows[0]["unmeasured"]):
-        shown.append(f"no expected KLD: it was measured with {differs}")
-    return shown
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,12 +13,13 @@ from latentkv import ranges
 from latentkv.cli import _options as options
 from latentkv.console.arguments import Parser, number, text
 from latentkv.console.progress import stage
+from latentkv.console.reading import read_text
 from latentkv.console.terminal import Block, show, table
 from latentkv.errors import expected
 
 _EPILOG = """examples:
   latentkv perplexity model.gguf -f wiki.txt -c 2048
-  latentkv perplexity model.gguf -f wiki.txt --kv q4 --decode --kld-against f16
+  latentkv perplexity model.gguf -f wiki.txt --kv small --decode --kld-against f16
   latentkv perplexity small.gguf -f wiki.txt --kld-against model.gguf:f16 --json"""
 
 
@@ -28,16 +29,16 @@ def main(argv: Sequence[str]) -> int:
     from latentkv.measure.perplexity import Cache, Progress, perplexity
     from latentkv.version import version
 
-    text = Path(args.file).read_text(encoding="utf-8")
+    text = read_text(args.file, "-f")
     cache_options = options.cache_options(args)
     n_ctx = args.ctx_size or min(options.file_context(args), 1024)
     fit = options.fitted(args, n_ctx * max(1, args.parallel), cache_options, max(1, args.parallel))
     cache_options = fit.options
-    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
+    model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     against = None
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
-        other = _core.Model(path, **fit.placement) if path else model
+        other = _core.Model(path, **options.placement(args, fit)) if path else model
         against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": "", "kv_budget": ""})
     with stage(0, "perplexity", "window") as bar:
 
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kld-against",
         type=text,
         metavar="REF",
-        help="compare with another cache on the same tokens: a format (f16, q8_0) or GGUF[:format]",
+        help="compare with another cache on the same tokens: f16 or any other of --kv, or GGUF[:CACHE]",
     )
     parser.add_argument("--depth-buckets", action="store_true", help="also per range of context depth")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")

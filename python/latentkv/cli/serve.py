@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import ranges
 from latentkv.cli import _options as options
+from latentkv.cli._sampling import add_sampling, sampling_options
 from latentkv.console.arguments import Parser, number, number_or_auto, text
+from latentkv.console.printable import printable
+from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
 
 if TYPE_CHECKING:
@@ -28,8 +32,12 @@ One cache of -c tokens serves all requests; each may take as much of it as is fr
 context. Requests for which there is no room wait."""
 
 
+PARALLEL = 4  # answers at once
+
+
 def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
+    args.parallel = PARALLEL if args.parallel < 0 else args.parallel
     try:
         import uvicorn
 
@@ -63,12 +71,16 @@ def main(argv: Sequence[str]) -> int:
         timeout_keep_alive=args.timeout,
         timeout_graceful_shutdown=5,
     )
+    logging.raiseExceptions = False  # a log on a full disk fails no request
+    logging.getLogger("uvicorn.error").addFilter(_is_no_answer_cut_short)
     try:
         server = uvicorn.Server(config)
         server.run()
     except SystemExit:  # what uvicorn makes of a port that is taken
         raise expected("--port", "a free port", f"{args.host}:{args.port}", "choose another") from None
     finally:
+        if (path := _answers(serving)) is not None:
+            serving.memory.save(path)
         serving.engine.close()
     return 0
 
@@ -91,7 +103,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     if n_ctx is None:
         n_ctx = options.file_context(args) * args.parallel
     fit = options.fitted(args, n_ctx, options.cache_options(args), args.parallel)
-    model = _core.Model(args.model, latent_path=args.latent, **fit.placement)
+    model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     n_ctx_seq = model.n_ctx_train or options.DEFAULT_CONTEXT
     cache = planned(model, fit.options)
     sizes: dict[str, Any] = {
@@ -103,27 +115,38 @@ def _serving(args: argparse.Namespace) -> Serving:
     require_effect(session, cache)
     if args.context_shift:
         require_all_tokens("--context-shift", session)
-    sink = args.sink if args.sink >= 0 else model.regions["sink"]
-    template = template_of(model, None, _read(args.chat_template_file))
-    sampling = options.sampling_options(args)
+    sink = cache["sink"] if cache["sink"] >= 0 else model.regions["sink"]
+    template = template_of(model, None, options.template(args))
+    sampling = sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
     scheduler = Scheduler(
         model,
         session,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ctx_seq=n_ctx_seq,
-        window=Window.of(model.regions, args.recent, args.recent_ratio),
+        window=Window.of(model.regions, cache["recent"], cache["recent_ratio"]),
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
-        store=_store(args, model, cache),
+        store=_store(args, model, cache, sink),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
-    return Serving(model, Engine(scheduler), template, name, defaults, told, args.n_predict, str(args.model))
+    serving = Serving(
+        model, Engine(scheduler), template, name, defaults, told, args.n_predict, str(args.model)
+    )
+    if (path := _answers(serving)) is not None:
+        serving.memory.load(path)
+    return serving
 
 
-def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) -> PrefixStore:
+def _answers(serving: Serving) -> Path | None:
+    """The file of answers that come back in prompts, where sequences are kept in files."""
+    store = serving.scheduler.store
+    return None if store is None or store.folder is None else store.folder / "answers.json"
+
+
+def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any], sink: int) -> PrefixStore:
     from latentkv.engine.store import PrefixStore
 
     def of(names: Sequence[str]) -> str:
@@ -137,7 +160,15 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any]) 
         args.cache_dir,
         args.cache_dir_size << 20,
         of(formats),
+        sink,
     )
+
+
+def _is_no_answer_cut_short(record: logging.LogRecord) -> bool:
+    """Whether a line belongs in the log: stopping the server cuts long answers short, which is no defect."""
+    import asyncio
+
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _told(args: argparse.Namespace, serving: Serving) -> str:
@@ -145,7 +176,7 @@ def _told(args: argparse.Namespace, serving: Serving) -> str:
     share = 100 * told["total"] / told["f16_total"]
     host = f"[{args.host}]" if ":" in args.host else args.host
     return (
-        f"{serving.name}: {args.parallel} sequences share {serving.about['n_ctx']} tokens, cache "
+        f"{printable(serving.name)}: {args.parallel} sequences share {serving.about['n_ctx']} tokens, cache "
         f"{told['total'] / 2**20:.1f} MiB ({share:.1f} % of f16), {told['implementation']}\n"
         f"http://{host}:{args.port}"
     )
@@ -154,7 +185,11 @@ def _told(args: argparse.Namespace, serving: Serving) -> str:
 def _keys(args: argparse.Namespace) -> list[str]:
     keys = list(args.api_key or [])
     if args.api_key_file:
-        keys += [line.strip() for line in (_read(args.api_key_file) or "").splitlines() if line.strip()]
+        keys += [
+            line.strip()
+            for line in read_text(args.api_key_file, "--api-key-file").splitlines()
+            if line.strip()
+        ]
         if not keys:
             raise LatentKVError(
                 f"[--api-key-file] expected a key on each line; got none in {args.api_key_file}"
@@ -172,17 +207,13 @@ def _host(argument: str) -> str:
     return name
 
 
-def _read(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8").rstrip("\n")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("latentkv serve", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
     _add_server(parser.add_argument_group("server"))
     options.add_cache(parser)
     options.add_compute(parser)
-    options.add_sampling(parser)
+    add_sampling(parser)
     return parser
 
 
@@ -196,17 +227,17 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "-c",
         "--ctx-size",
-        type=number_or_auto(ranges.N_CTX.plain()),
+        type=number_or_auto(ranges.N_CTX),
         default=None,
         metavar="N",
-        help="tokens of all sequences together, or auto: what fits (default: "
+        help="tokens of all sequences together, 0 = as trained, auto = what fits (default: "
         f"{options.DEFAULT_CONTEXT} for each, or as trained)",
     )
     group.add_argument(
         "-np",
         "--parallel",
-        type=number(ranges.N_SEQ_MAX),
-        default=4,
+        type=number(ranges.Range(1, 64, {-1: "the default"})),
+        default=-1,
         metavar="N",
         help="answers at once (default: 4)",
     )

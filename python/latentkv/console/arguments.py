@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from latentkv.errors import LatentKVError, expected
-from latentkv.ranges import SHARE, Range, RealRange
+from latentkv.ranges import N_GPU_LAYERS, SHARE, Range, RealRange
 from latentkv.text import utf8
 
 # What argparse says of one option, and what is expected and got then.
@@ -27,12 +28,35 @@ _OF_AN_OPTION = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises LatentKVError, where argparse prints its usage and ends the process."""
+    """Raises LatentKVError, where argparse prints its usage and ends the process. Options have one spelling:
+    `-fa` is not `-f a`, nor `-m` the beginning of `-mg`."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(
             prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options
         )
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """The options that a word may be short for: none. allow_abbrev is about long ones alone."""
+        return []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(self._joined(sys.argv[1:] if args is None else args), namespace)
+
+    def _joined(self, words: Sequence[str]) -> list[str]:
+        """`-fa on` to `-fa=on`: an option whose value may be left out takes the next word where it is one of
+        its choices, and no other, which may be a FILE."""
+        joined: list[str] = []
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                return [*joined, word, *rest]
+            action = self._option_string_actions.get(word)
+            if action is not None and action.nargs == "?" and action.choices is not None:
+                word += f"={rest.pop(0) if rest and rest[0] in action.choices else action.const}"
+            joined.append(word)
+        return joined
 
     def error(self, message: str) -> NoReturn:
         named = re.fullmatch(r"argument ([^/:]+)[^:]*: (.*)", message, re.DOTALL)
@@ -68,6 +92,11 @@ def number_or_auto(allowed: Range) -> Callable[[str], int | str]:
             raise argparse.ArgumentTypeError(f"{allowed}, or auto; got {text}") from None
 
     return convert
+
+
+def gpu_layers(text: str) -> int | str:
+    """An argparse type: how many layers go to GPUs; `all`, as llama.cpp has it."""
+    return -1 if text == "all" else number_or_auto(N_GPU_LAYERS)(text)
 
 
 def shares(text: str) -> tuple[float, ...]:

@@ -13,6 +13,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from latentkv.console.printable import printable, printable_lines
+
 Block = str | Table
 
 _WIDEST = 10_000  # columns of a page that nobody sees
@@ -46,14 +48,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, r
     if rule:
         made.add_row(*[Rule(characters="-", style="dim") for _ in header])
     for row in rows:
-        made.add_row(*map(Text, row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
 
 
 def plain(block: Block) -> str:
     """Its lines as a pipe gets them, however long."""
     if isinstance(block, str):
-        return block
+        return printable_lines(block)
     page = Console(file=io.StringIO(), width=_WIDEST, color_system=None, force_terminal=False)
     with page.capture() as drawn:
         page.print(block)

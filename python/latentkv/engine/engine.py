@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._calls: list[Callable[[], None]] = []
         self._open = True
@@ -71,6 +73,8 @@ class Engine:
 
     def close(self) -> None:
         """Ends running answers with an error and waits for the thread."""
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self._open = False
             self._changed.notify()
@@ -85,6 +89,10 @@ class Engine:
         self.close()
 
     def _post(self, call: Callable[[], None]) -> None:
+        if os.getpid() != self._process:
+            raise Closed(
+                "[engine] expected the process that opened it; got a child forked from it, without its thread"
+            )
         with self._changed:
             if not self._open:
                 raise Closed("[engine] expected an open engine; got a closed one")

@@ -57,6 +57,8 @@ class Progress:
     prompt_tokens: int = 0
     completion_tokens: int = 0  # generated, the end token excluded
     timings: Timings = field(default_factory=Timings)
+    tokens: list[int] = field(default_factory=list)  # generated
+    end: int | None = None  # the token by which the model ended the answer
 
 
 class Ticket:

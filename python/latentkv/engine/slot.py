@@ -95,8 +95,10 @@ class Job:
             timings.predicted_n += 1
             timings.predicted_s = now - self._begin
         if is_end and not request.ignore_eos:
+            progress.end = token
             return self._text.end("stop")
         progress.completion_tokens += 1
+        progress.tokens.append(token)
         if token in request.shown:
             piece = self._model.token_to_piece(token, True)
         if self._closing is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
-from latentkv.chat.prompt import ToolUse, chat_request
-from latentkv.chat.template import Message
+from latentkv.chat.messages import Message
+from latentkv.chat.prompt import chat_request
+from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
 from latentkv.generate.answer import Answer, AnswerOptions, Piece
 from latentkv.generate.completion import Counted, framed, usage
@@ -203,6 +204,7 @@ class ChatShape:
         index: int = 0,
         as_function: bool = False,
     ) -> None:
+        self.on_message: Callable[[dict[str, Any]], None] | None = None  # takes the whole one, at its end
         self.head = {"id": f"chatcmpl-{uuid.uuid4()}", "model": model, "created": int(time.time())}
         self._logprobs, self._index = with_logprobs, index
         self._message = MessageStream(parser)
@@ -226,6 +228,8 @@ class ChatShape:
         for delta in deltas:
             yield self._chunk(self._older(json.loads(delta)), None)
         if piece.finish_reason is not None:
+            if self.on_message is not None:
+                self.on_message(self._message.message)
             yield self._chunk({}, self._finish_reason(piece.finish_reason))
 
     def lines(self, piece: Piece) -> list[str]:
@@ -252,6 +256,8 @@ class ChatShape:
         reason = pieces[-1].finish_reason or "stop"
         self._message.push("".join(piece.text for piece in pieces))
         self._message.end(reason)
+        if self.on_message is not None:
+            self.on_message(self._message.message)
         tokens = [token for piece in pieces for token in piece.tokens]
         choice = {
             "index": self._index,

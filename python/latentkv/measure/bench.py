@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from latentkv import _core
-from latentkv.plan.formats import split_pair
 from latentkv.plan.master import planned
 
 SEQ = 0
@@ -60,11 +59,11 @@ def measure(
     """Fills a fresh cache to `depth` through prefill, then times each test from there; a rewind follows each
     run.
 
-    `kv` is a row format or K/V, as in q8/q4; `options` are Session's other keywords, and kv_budget. One
-    warm-up run per test.
+    `kv` is a preset, a row format or K/V, as in q8/q4; `options` are Session's other keywords, and kv_budget.
+    One warm-up run per test.
     """
-    name, (both, k, v) = kv or "file", split_pair(kv)
-    options = planned(model, options | {"kv": both, "kv_k": k, "kv_v": v})
+    name = kv or "file"
+    options = planned(model, options | {"kv": kv})
     session = _core.Session(model, n_ctx=depth + max(prefill, decode, 1), **options)
     tokens = np.random.default_rng(0).integers(0, model.n_vocab, depth + max(prefill, decode)).tolist()
     if depth:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from latentkv.errors import expected
 
-# ggml.h, enum ggml_type: llama.cpp's cache types.
+# ggml.h, enum ggml_type: the cache types that llama.cpp takes.
 GGML_TYPES = {
-    0: "f32",
-    1: "f16",
-    2: "q4_0",
-    3: "q4_1",
-    6: "q5_0",
-    7: "q5_1",
-    8: "q8_0",
-    20: "iq4_nl",
-    30: "bf16",
+    **{0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0"},
+    **{20: "iq4_nl", 30: "bf16"},
 }
+BLOCKS = ("c8", "c4", "c3", "c2")  # K of 32 tokens together
 
 
 def format_name(value: str | int | None, where: str) -> str:
-    """A name or ggml type number to a row-format name; None is "" (the file's own plan, else f16)."""
+    """A name or ggml type number to a name; None is "" (the file's own plan, else f16)."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -38,5 +32,5 @@ def split_pair(text: str) -> tuple[str, str, str]:
     """
     k, slash, v = text.partition("/")
     if slash and not (k and v):
-        raise expected("--kv", "one format, or K/V as in q8/q4", repr(text))
+        raise expected("kv", "one format, or K/V as in q8/q4", repr(text))
     return ("", k, v) if slash else (text, "", "")

@@ -16,6 +16,7 @@ import numpy as np
 from latentkv.errors import expected
 from latentkv.plan import kv_budget
 from latentkv.plan.allocation import Table, allocate_beside, total
+from latentkv.plan.presets import resolved
 from latentkv.session.prefix import Window
 
 if TYPE_CHECKING:
@@ -45,15 +46,17 @@ class Allocation:
 
 
 def planned(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of Session (or Model.forecast) without `kv_budget`, which becomes the plan it asks for.
+    """Keywords of Session (or Model.forecast) without `kv_budget`, which becomes the plan it asks for, and
+    without presets, which become row formats.
 
     Raises:
-        LatentKVError: the file is no master, a row format beside the budget, or a budget that is too small.
+        LatentKVError: the file is no master, a row format beside the budget, a budget that is too small, or a
+            cache that is not known.
     """
     rest = dict(options)
     text = rest.pop("kv_budget", "")
     if not text:
-        return rest
+        return resolved(model, rest)
     if any(rest.get(name) for name in ("kv", "kv_k", "kv_v")):
         raise expected("--kv-budget", "no --kv beside it", f"--kv-budget {text} and a row format")
     regions = {name: rest[name] for name in _REGIONS if name in rest}

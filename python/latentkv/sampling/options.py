@@ -91,11 +91,7 @@ class SamplingOptions:
             infill=self.infill,
             seed=RANDOM_SEED if self.seed == -1 else self.seed,
             logit_bias=dict(self.logit_bias) or None,
-            grammar=self.grammar.text if self.grammar else None,
-            grammar_root=self.grammar.root if self.grammar else "root",
-            grammar_lazy=self.grammar.lazy if self.grammar else False,
-            grammar_triggers=self.grammar.triggers if self.grammar else [],
-            grammar_prefix=self.grammar.prefix if self.grammar else "",
+            matcher=None if self.grammar is None else self.grammar.matcher(model),
         )
 
 

@@ -12,6 +12,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from latentkv.server import chat, completions, errors, metrics, page, refused
 from latentkv.server.guard import Guard
 from latentkv.server.llama_cpp import completion, properties
+from latentkv.server.messages import routes as messages
+from latentkv.server.responses import routes as responses
 from latentkv.server.serving import Serving
 
 MAX_BYTES = 16 << 20  # of a body: some three million tokens of text
@@ -46,8 +48,8 @@ def create_app(
     )
     app.state.serving = serving
     errors.install(app)
-    routers = [chat.router, completions.router, completion.router, properties.router]
-    routers += [metrics.router, refused.router]
+    routers = [chat.router, completions.router, responses.router, messages.router]
+    routers += [completion.router, properties.router, metrics.router, refused.router]
     for router in routers + ([page.router] if with_page else []):
         app.include_router(router)
     app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes, origins=origins, hosts=hosts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -35,8 +36,9 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
         ChatShape(serving.name, prompt.parser, body.rivals() is not None, index, body.use().as_function)
         for index in range(body.n)
     ]
-    for shape in shapes:
+    for shape, answer in zip(shapes, answers, strict=True):
         shape.head = shapes[0].head  # one answer has one id
+        shape.on_message = partial(remember, prompt, answer)
     if body.stream:
         begin = [dumped(shape.first()) for shape in shapes]
         return EventStream(answers, shapes, inbox, begin, lambda: last(shapes, answers, body))
@@ -52,6 +54,21 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
     }
 
 
+@router.post("/v1/chat/completions/input_tokens")
+async def input_tokens(body: ChatBody, serving: Annotated[Serving, Depends(serving_of)]) -> dict[str, Any]:
+    """How many tokens the prompt has, as llama.cpp's server tells."""
+    serving.check_model(body.model)
+    prompt, _ = await run_in_threadpool(asked, body, serving)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+
+
+def remember(prompt: ChatPrompt, answer: Answering, message: dict[str, Any]) -> None:
+    """The tokens of an answer, for the request in which it comes back."""
+    progress = answer.ticket.progress
+    if prompt.remember is not None:
+        prompt.remember(message, progress.tokens, progress.end)
+
+
 def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
     """The prompt, and a request for each of n answers."""
     serving.check_messages(body.messages)
@@ -64,8 +81,9 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
         sampling.grammar,
         body.response_format,
         serving.check_length,
+        serving.memory,
         parallel_tool_calls=body.parallel_tool_calls,
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=body.template_kwargs(),
         continue_final_message=body.continue_final_message or None,
         reasoning_format=body.reasoning_format,
     )

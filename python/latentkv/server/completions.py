@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -50,10 +50,14 @@ async def completions(
 def asked(body: CompletionBody, serving: Serving) -> tuple[list[Request], list[str]]:
     """A request for each of n answers to every prompt, and the text that an echo begins it with."""
     prompts = [serving.tokens(prompt) for prompt in body.prompts()]
+    sampling = [body.sampling(serving.sampling, choice) for choice in range(body.n)]
+    grammar = sampling[0].grammar
+    if grammar is not None:
+        grammar.prepare(serving.model)  # here, not in the step that all share
     requests = [
         Request(
             prompt,
-            body.sampling(serving.sampling, choice),
+            replace(sampling[choice], grammar=grammar),
             max_tokens=body.limit(serving.n_predict),
             stop=body.stops(),
             logprobs=body.logprobs,

@@ -1,4 +1,5 @@
-"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}} and a status."""
+"""Errors as clients read them, and a status: {"error": {"message", "type", "param", "code"}} as OpenAI's, and
+below /v1/messages {"type": "error", "error": {"type", "message"}} as Anthropic's."""
 
 from __future__ import annotations
 
@@ -20,6 +21,14 @@ _TYPES = {
     404: "not_found_error",
     501: "not_supported_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 
 
 class Refused(Exception):
@@ -32,11 +41,26 @@ class Refused(Exception):
 
 def body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": shown(message), "type": kind, "param": param, "code": code}}
 
 
-def response(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
+def anthropic_body(status: int, message: str) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": shown(message)}}
+
+
+def shown(message: str) -> str:
+    """A message may quote half a character, which no UTF-8 has."""
+    return message.encode(errors="backslashreplace").decode()
+
+
+def response(
+    path: str, status: int, message: str, param: str | None = None, code: str | None = None
+) -> JSONResponse:
+    """In the shape of the route."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return JSONResponse(anthropic_body(status, message), status, headers)
     return JSONResponse(body(status, message, param, code), status, headers)
 
 
@@ -60,25 +84,27 @@ def of(error: Exception) -> Refused:
 def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
+        first, path = error.errors()[0], request.url.path
         param = ".".join(str(part) for part in first["loc"][1:]) or None
         if first["type"] == "json_invalid":
-            return response(400, f"expected JSON; got {first.get('ctx', {}).get('error', first['msg'])}")
+            return response(
+                path, 400, f"expected JSON; got {first.get('ctx', {}).get('error', first['msg'])}"
+            )
         if first["type"] == "extra_forbidden":
-            return response(400, f"[{param}] expected a parameter that exists; got {param}", param)
-        return response(400, f"[{param or 'body'}] {first['msg']}", param)
+            return response(path, 400, f"[{param}] expected a parameter that exists; got {param}", param)
+        return response(path, 400, f"[{param or 'body'}] {first['msg']}", param)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return response(error.status_code, str(error.detail))
+        return response(request.url.path, error.status_code, str(error.detail))
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
-        return response(error.status, error.message, error.param, error.code)
+        return response(request.url.path, error.status, error.message, error.param, error.code)
 
     @app.exception_handler(LatentKVError)
     @app.exception_handler(_core.Error)
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> JSONResponse:
         found = of(error)
-        return response(found.status, found.message, found.param, found.code)
+        return response(request.url.path, found.status, found.message, found.param, found.code)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from latentkv.errors import LatentKVError
 from latentkv.generate.answer import Piece
 from latentkv.server import errors
 from latentkv.server.answering import Answering, Inbox, until_gone
@@ -101,8 +102,8 @@ class EventStream(Response):
                 if lines:
                     await self._send(send, lines)
             await self._send(send, [dumped(chunk) for chunk in self._end()])
-        except errors.Refused as error:
-            await self._send(send, self._wire.failed(error))
+        except (errors.Refused, LatentKVError) as error:  # an answer that is no such message, too
+            await self._send(send, self._wire.failed(errors.of(error)))
         await self._send(send, self._wire.last, more=False)
 
     async def _taken(self, send: Send) -> list[tuple[int, Piece | None]]:

@@ -36,23 +36,23 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, path = Headers(scope=scope), scope["path"]
         if not self._is_called_by_name(headers.get("host")):
             got = headers["host"][:255]
             said = f"[host] expected a name of this server; got {got!r}; allow it with --allowed-hosts"
-            await errors.response(403, said)(scope, receive, send)
+            await errors.response(path, 403, said)(scope, receive, send)
             return
         if not self._is_at_home(headers):
             said = f"[origin] expected a page of this server; got {headers['origin']}; allow it with --cors"
-            await errors.response(403, said)(scope, receive, send)
+            await errors.response(path, 403, said)(scope, receive, send)
             return
-        if not self._may(scope["path"], scope["method"], headers):
-            refusal = errors.response(401, "expected a valid API key", code="invalid_api_key")
+        if not self._may(path, scope["method"], headers):
+            refusal = errors.response(path, 401, "expected a valid API key", code="invalid_api_key")
             await refusal(scope, receive, send)
             return
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.max_bytes:
-            await self._too_large()(scope, receive, send)
+            await errors.response(path, 413, self._limit())(scope, receive, send)
             return
         seen = 0
 
@@ -87,12 +87,12 @@ class Guard:
     def _may(self, path: str, method: str, headers: Headers) -> bool:
         if not self.keys or path in OPEN or path.startswith("/page/") or method == "OPTIONS":
             return True
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip().encode("latin-1")
+        given = [
+            headers.get("authorization", "").removeprefix("Bearer ").strip().encode("latin-1"),
+            headers.get("x-api-key", "").strip().encode("latin-1"),  # Anthropic's clients
+        ]
         # every key is compared: how long it takes says nothing
-        return any([hmac.compare_digest(given, key) for key in self.keys])
-
-    def _too_large(self) -> ASGIApp:
-        return errors.response(413, self._limit())
+        return any([hmac.compare_digest(each, key) for key in self.keys for each in given])
 
     def _limit(self) -> str:
         return f"expected a body of at most {self.max_bytes} bytes; got more"

@@ -67,8 +67,18 @@ class Seen(Collector):
                 "Bytes of the cache, as allocated",
                 scheduler.session.kv_bytes()["total"],
             ),
+            *self._store(),
         ):
             yield GaugeMetricFamily(name, what, value=value)
+
+    def _store(self) -> Iterator[tuple[str, str, int]]:
+        store = self.scheduler.store
+        if store is None:
+            return
+        yield "latentkv:store_ram_bytes", "Rows in memory of sequences that left the cache", store.ram_used
+        yield "latentkv:store_disk_bytes", "The same in files", store.disk_used
+        unshared = "Both, if no sequence shared its beginning with another"
+        yield "latentkv:store_unshared_bytes", unshared, store.unshared
 
     def _usage(self) -> float:
         session = self.scheduler.session

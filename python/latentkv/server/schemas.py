@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from latentkv.chat.prompt import ToolUse
+from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
 from latentkv.sampling.order import with_samplers
+from latentkv.server.fields import ChatIgnored, ChatRefused, Ignored
 from latentkv.server.llama_fields import LlamaFields
 from latentkv.text import stop_list
 
@@ -36,9 +39,23 @@ class Body(BaseModel):
     @classmethod
     def _takes_null(cls, name: str) -> bool:
         field = cls.model_fields.get(name)
-        if field is None or field.is_required() or field.annotation is None:
-            return True  # what is unknown or needed is refused with its null
+        if field is None:
+            return name not in _names()
+        if field.is_required() or field.annotation is None:
+            return True  # what is needed is refused with its null, and so is what no route knows
         return type(None) in get_args(field.annotation)
+
+
+@cache
+def _names() -> frozenset[str]:
+    """Of every body. A client may send nulls for all that it knows, whichever route it calls."""
+
+    def below(body: type[Body]) -> Iterator[str]:
+        yield from body.model_fields
+        for each in body.__subclasses__():
+            yield from below(each)
+
+    return frozenset(below(Body))
 
 
 def _limit(name: str, value: int | None, least: int, default: int = -1) -> int:
@@ -52,15 +69,9 @@ class StreamOptions(Body):
     include_obfuscation: bool = False  # would pad chunks; False is all there is
 
 
-class Sampled(LlamaFields, Body):
-    """What both completion calls take: OpenAI's names, and llama.cpp's where OpenAI has none."""
+class Sampling(LlamaFields, Body):
+    """How tokens are chosen: OpenAI's names, and llama.cpp's where OpenAI has none."""
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=64)] = 1
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
     seed: int | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: float | None = None
@@ -87,25 +98,6 @@ class Sampled(LlamaFields, Body):
     logit_bias: dict[str, float] | None = None
     grammar: Gbnf | None = None
     ignore_eos: bool = False
-    # of OpenAI's service, without a meaning here
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-
-    def limit(self, default: int = -1) -> int:
-        """Of tokens; -1: as many as there is room for. default: of the command line."""
-        return _limit("max_tokens", self.max_tokens, 1, default)
-
-    def stops(self) -> list[str]:
-        found = stop_list(self.stop)
-        if any(not each for each in found):
-            raise expected("stop", "strings of at least one character", "''")
-        if len(found) > MAX_STOPS:
-            raise expected("stop", f"at most {MAX_STOPS} strings", len(found))
-        if (longest := max(map(len, found), default=0)) > MAX_STOP_LENGTH:
-            raise expected("stop", f"strings of at most {MAX_STOP_LENGTH} characters", longest)
-        return found
 
     def sampling(self, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
         """choice: each of n has a seed of its own."""
@@ -135,6 +127,31 @@ class Sampled(LlamaFields, Body):
         return RANDOM_SEED if asked in (-1, RANDOM_SEED) else (asked + choice) % RANDOM_SEED
 
 
+class Sampled(Sampling, Ignored):
+    """What both completion calls take."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=64)] = 1
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+
+    def limit(self, default: int = -1) -> int:
+        """Of tokens; -1: as many as there is room for. default: of the command line."""
+        return _limit("max_tokens", self.max_tokens, 1, default)
+
+    def stops(self) -> list[str]:
+        found = stop_list(self.stop)
+        if any(not each for each in found):
+            raise expected("stop", "strings of at least one character", "''")
+        if len(found) > MAX_STOPS:
+            raise expected("stop", f"at most {MAX_STOPS} strings", len(found))
+        if (longest := max(map(len, found), default=0)) > MAX_STOP_LENGTH:
+            raise expected("stop", f"strings of at most {MAX_STOP_LENGTH} characters", longest)
+        return found
+
+
 class CompletionBody(Sampled):
     # each kind ends with its first item of another: the errors of millions take seconds
     prompt: Annotated[
@@ -144,18 +161,14 @@ class CompletionBody(Sampled):
         | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)],
         Field(union_mode="left_to_right"),
     ]
-    max_tokens: int | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     best_of: Literal[1] | None = None
     suffix: None = None
 
     def limit(self, default: int = -1) -> int:
-        """As above; left out, and without one on the command line: 16, as OpenAI's."""
-        asked = self.max_tokens
-        if default != -1 and "max_tokens" not in self.model_fields_set:
-            asked = default
-        return _limit("max_tokens", asked, 0 if self.echo else 1, default)
+        """As above; without one on the command line 16, as OpenAI's."""
+        return _limit("max_tokens", self.max_tokens, 0 if self.echo else 1, 16 if default == -1 else default)
 
     def prompts(self) -> list[str | list[int]]:
         """One or several, as text or tokens."""
@@ -185,7 +198,7 @@ class DetokenizeBody(Body):
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
-class ChatBody(Sampled):
+class ChatBody(Sampled, ChatIgnored, ChatRefused):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -196,6 +209,7 @@ class ChatBody(Sampled):
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     # llama.cpp's server's
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_format: str = "auto"
@@ -211,6 +225,17 @@ class ChatBody(Sampled):
         if self.max_tokens is not None:
             raise expected("max_tokens", "max_tokens or max_completion_tokens", "both")
         return _limit("max_completion_tokens", self.max_completion_tokens, 1, default)
+
+    def template_kwargs(self) -> dict[str, Any] | None:
+        """Variables of the template. As in llama.cpp's server, an effort is the template's to read, and none
+        tells it not to think."""
+        given = self.chat_template_kwargs
+        if self.reasoning_effort is None:
+            return given
+        without = {name: value for name, value in (given or {}).items() if name != "reasoning_effort"}
+        if self.reasoning_effort == "none":
+            return without | {"enable_thinking": False}
+        return without | {"reasoning_effort": self.reasoning_effort}
 
     def rivals(self) -> int | None:
         """Reported per token; None: no log-probabilities."""

@@ -11,7 +11,9 @@ from typing import Any
 from fastapi import Request as HttpRequest
 
 from latentkv import _core
-from latentkv.chat.template import ChatTemplate, content_text
+from latentkv.chat.memory import AnswerMemory
+from latentkv.chat.messages import content_text
+from latentkv.chat.template import ChatTemplate
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
 from latentkv.engine.scheduler import Scheduler
@@ -30,6 +32,7 @@ class Serving:
     sampling: SamplingOptions
     about: dict[str, Any]  # what the page and /props tell of model and cache
     n_predict: int = -1
+    memory: AnswerMemory = field(default_factory=AnswerMemory)
     path: str = ""  # of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -3,7 +3,7 @@ stream that other calls interrupt finds its rows again."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from latentkv.session import prefix
 from latentkv.session.prefix import Window
 from latentkv.session.state import LlamaState
 from latentkv.session.timings import Timings
-from latentkv.session.turns import in_turn
+from latentkv.session.turns import ShuttingDown, Turn, in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -43,8 +43,18 @@ class Evaluator:
     A stream holds the cache from its first step to its last. Who changes the cache in between, another
     stream or a call, sets the stream's rows aside, in memory; its next step brings them back."""
 
-    def __init__(self, session: _core.Session | None, n_batch: int, logits_all: bool, window: Window) -> None:
-        self.lock = threading.RLock()
+    def __init__(
+        self,
+        session: _core.Session | None,
+        n_batch: int,
+        logits_all: bool,
+        window: Window,
+        reopen: Callable[[], _core.Session] | None = None,
+    ) -> None:
+        """reopen: makes an empty session like this one."""
+        self.lock = Turn(self.left_behind)
+        self._reopen = reopen
+        self._lost: object = None  # the stream whose tokens a fork left in the parent
         self.n_batch = n_batch
         self.timings = Timings()  # of the call that had the cache last
         self._holder: object = None  # the stream whose tokens are in the cache
@@ -61,6 +71,8 @@ class Evaluator:
     @property
     def session(self) -> _core.Session:
         """Cache and graph."""
+        if self._session is None and self._reopen is not None:
+            self._session = self._reopen()
         if self._session is None:
             raise absent("Llama", "an open model with weights", "a closed one, or vocab_only=True")
         return self._session
@@ -121,6 +133,12 @@ class Evaluator:
         other stream's tokens stay as well, for a prompt that begins like them."""
         if owner is self._holder:
             return
+        if owner is not None and owner is self._lost:
+            raise expected(
+                "stream",
+                "to go on in the process that began it",
+                "a child that was forked within another call",
+            )
         if self._holder is not None:
             self._set_aside[self._holder] = SetAside(
                 list(self._tokens),
@@ -138,12 +156,21 @@ class Evaluator:
         if found.scores is not None:
             self._keep_scores(0, found.scores)
 
-    @in_turn
     def leave(self, owner: object) -> None:
         """The stream has ended. What it has in the cache stays until others need the room."""
-        self._set_aside.pop(owner, None)
-        if self._holder is owner:
-            self._holder = None
+        with contextlib.suppress(ShuttingDown), self.lock:
+            self._set_aside.pop(owner, None)
+            if self._holder is owner:
+                self._holder = None
+
+    def left_behind(self) -> None:
+        """In a child of fork(): another thread's call was in the middle of changing the session. Starts with
+        an empty one; the tokens of the stream that had the cache are lost."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.leave()
+        self._lost, self._holder = self._holder, None
+        self._tokens, self._logits, self._mark, self._scores = [], None, None, None
 
     def is_held_by(self, owner: object) -> bool:
         return self._holder is owner
@@ -337,7 +364,7 @@ class Evaluator:
     @in_turn
     def forget_session(self) -> None:
         """Frees the cache and what belongs to it."""
-        self._session = None
+        self._session = self._reopen = None
         self._holder = None
         self._set_aside.clear()
         self._logits = self._scores = self._mark = None

@@ -85,15 +85,22 @@ class LlamaState:
         )
 
     @staticmethod
-    def read_tokens(path: str | Path) -> list[int]:
-        """The tokens alone, from the head of a file whose rest is not looked at."""
+    def read_head(path: str | Path) -> dict[str, Any]:
+        """What a file says of itself (input_ids, extra), from its head; its rest is not looked at."""
         with Path(path).open("rb") as file:
             fixed = file.read(_FIXED.size)
             if len(fixed) < _FIXED.size or fixed[:8] != _MAGIC:
                 raise expected("state", "a file written by save_state", path)
             _, length, _ = _FIXED.unpack(fixed)
             try:
-                tokens: list[int] = json.loads(file.read(length))["input_ids"]
-            except (ValueError, KeyError):
+                head: dict[str, Any] = json.loads(file.read(length))
+                head["input_ids"], head["extra"]
+            except (ValueError, KeyError, TypeError):
                 raise expected("state", "a whole header", f"{path}, damaged or cut short") from None
+        return head
+
+    @staticmethod
+    def read_tokens(path: str | Path) -> list[int]:
+        """The tokens alone."""
+        tokens: list[int] = LlamaState.read_head(path)["input_ids"]
         return tokens

@@ -1,9 +1,15 @@
-"""Threads that share a Llama take turns: its session is not thread-safe, and decodes without the GIL."""
+"""Threads that share a Llama take turns: its session is not thread-safe, and decodes without the GIL.
+
+Two things end a turn without its thread: the interpreter, when it shuts down, and a fork, whose child has one
+thread. Neither may leave the others waiting."""
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -11,10 +17,52 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Shared(Protocol):
-    """`lock` is reentrant: callbacks of a call may call on. Whoever holds it may use the session."""
+class ShuttingDown(RuntimeError):
+    """The interpreter ends while a thread that will not run again has its turn."""
 
-    lock: threading.RLock  # type: ignore[valid-type]
+
+class Turn:
+    """A reentrant lock: callbacks of a call may call on. Whoever holds it may use the session.
+
+    left_behind: called in a child of fork() where another thread of the parent had the turn, and was in the
+    middle of changing the session."""
+
+    def __init__(self, left_behind: Callable[[], None]) -> None:
+        self._lock = threading.RLock()
+        self._left_behind = weakref.WeakMethod(left_behind)
+        _turns.add(self)
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=not sys.is_finalizing()):
+            raise ShuttingDown("the interpreter shuts down while another thread generates")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            return
+        self._lock = threading.RLock()
+        if (left_behind := self._left_behind()) is not None:
+            left_behind()
+
+
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for turn in list(_turns):
+        turn.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Shared(Protocol):
+    """What has turns."""
+
+    lock: Turn
 
 
 S = TypeVar("S", bound=Shared)

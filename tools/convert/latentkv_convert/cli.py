@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from latentkv.console.arguments import Parser
+from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
@@ -24,6 +25,10 @@ from .recipe import Finetune, Recipe
 from .write.quantize import FACTOR_TYPES, OUTTYPES
 
 DEFAULT_METHOD = "waterfill"
+_EXAMPLES = """examples:
+  latentkv convert model-Q4_K_M.gguf -o smaller.gguf
+  latentkv convert model-Q4_K_M.gguf -o smaller.gguf --kv-budget 8.5% --calib mine.txt --device cuda
+  latentkv chat smaller.gguf -c 65536"""
 _COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "finetune"}
 _FINETUNE = tuple(field.name for field in dataclasses.fields(Finetune) if field.name != "text")
 
@@ -33,64 +38,30 @@ def build_parser(method: str, prog: str) -> Parser:
     summaries = "\n".join(f"  {name:<10} {methods.module(name).SUMMARY}" for name in methods.names())
     parser = Parser(
         prog,
-        description="Convert a Hugging Face checkpoint or a GGUF to a GGUF whose KV cache is a latent.",
-        epilog=f"methods:\n{summaries}\n\nOptions of another method: {prog} --method NAME --help",
+        description="Convert a GGUF or a Hugging Face checkpoint to a GGUF with a smaller KV cache.",
+        epilog=f"methods:\n{summaries}\n\nOptions of another one: {prog} --method NAME --help\n\n{_EXAMPLES}",
     )
     parser.add_argument(
         "source",
         type=Path,
         nargs="?",
         metavar="SOURCE",
-        help="directory with config.json and weights, or a GGUF (of a split one any part)",
+        help="a GGUF (of a split one any part), or a directory with config.json and weights",
     )
+    parser.add_argument("-m", "--model", type=Path, metavar="SOURCE", help="the same, as llama.cpp has it")
     parser.add_argument(
         "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="instead of SOURCE: a GGUF from huggingface.co"
     )
     parser.add_argument("-hff", "--hf-file", metavar="NAME", help="file of that repository")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
-    parser.add_argument(
-        "--method",
-        default=DEFAULT_METHOD,
-        metavar="NAME",
-        help=f"compression method (default {DEFAULT_METHOD})",
-    )
-    parser.add_argument(
-        "--outtype",
-        choices=OUTTYPES,
-        help="type of the weights (default f16; those of a GGUF stay as they are, byte for byte)",
-    )
-    parser.add_argument(
-        "--factor-type",
-        choices=FACTOR_TYPES,
-        help="of factors that replace a projection (default: the weights' own, q8_0 beside K-quants); others "
-        "are f16, or f32",
-    )
-    parser.add_argument(
-        "--sidecar",
-        action="store_true",
-        help="of a GGUF: write the factors and the plan alone; open both, MODEL.gguf --latent OUT.gguf",
-    )
-    parser.add_argument(
-        "--rotate",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="spread a latent's energy over its channels (Hadamard, fused; default on)",
-    )
-    parser.add_argument(
-        "--center",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="store rows about their mean, where that is a large part of them (default on; nothing is lost)",
-    )
-    parser.add_argument(
-        "--seed", type=limits.natural, default=0, help="seed of sampling and rotation (default 0)"
-    )
-    text = parser.add_argument_group("calibration")
+    methods.module(method).add_arguments(parser.add_argument_group(f"size and quality (--method {method})"))
+    text = parser.add_argument_group("the text that it is fitted to")
     text.add_argument(
         "--calib",
         type=Path,
         metavar="FILE",
-        help="text to calibrate on, UTF-8 (default: prose, code, chats and hidden numbers out of Python)",
+        help="a text like what you will ask about, UTF-8 (default: prose, code, chats and hidden numbers "
+        "out of Python)",
     )
     text.add_argument(
         "--calib-tokens",
@@ -104,19 +75,14 @@ def build_parser(method: str, prog: str) -> Parser:
         type=limits.positive,
         default=2048,
         metavar="N",
-        help="tokens per window (default 2048)",
+        help="tokens that are read together (default 2048)",
     )
     text.add_argument(
         "--fisher-tokens",
         type=limits.positive,
         default=32768,
         metavar="N",
-        help="tokens to take gradients on (default 32768)",
-    )
-    text.add_argument(
-        "--imatrix",
-        action=argparse.BooleanOptionalAction,
-        help="K-quants: weigh errors of columns by what the text multiplies them by (default: with --calib)",
+        help="tokens to learn on which errors matter (default 32768)",
     )
     text.add_argument(
         "--device", type=_device, default="cpu", help="where the model runs: cpu (default) or cuda"
@@ -125,16 +91,62 @@ def build_parser(method: str, prog: str) -> Parser:
         "--no-cache",
         dest="cache",
         action="store_false",
-        help="neither read nor keep calibration results, nor the finished layers of an interrupted run",
+        help="neither read nor keep what was learned from the text, nor the finished layers of an "
+        "interrupted run",
     )
-    _add_finetune(parser.add_argument_group("recovery, for K paths rebuild and absorbed"))
+    _add_weights(parser.add_argument_group("weights"))
+    _add_finetune(parser.add_argument_group("training afterwards, where keys are rebuilt or have no RoPE"))
     other = parser.add_argument_group("other")
+    other.add_argument(
+        "--method",
+        default=DEFAULT_METHOD,
+        metavar="NAME",
+        help=f"how latents are found, see below (default {DEFAULT_METHOD})",
+    )
+    other.add_argument(
+        "--rotate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="spread a latent's energy over its channels (Hadamard, fused; default on)",
+    )
+    other.add_argument(
+        "--center",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="store rows without their mean, where that is a large part of them (default on; lossless)",
+    )
+    other.add_argument(
+        "--seed", type=limits.natural, default=0, help="seed of sampling and rotation (default 0)"
+    )
     other.add_argument(
         "--pre", metavar="NAME", help="tokenizer.ggml.pre, when the tokenizer's split rules are not known"
     )
-    other.add_argument("--no-plot", dest="plot", action="store_false", help="do not draw the rank map")
-    methods.module(method).add_arguments(parser.add_argument_group(f"--method {method}"))
+    other.add_argument("--no-plot", dest="plot", action="store_false", help="draw no picture of the ranks")
     return parser
+
+
+def _add_weights(group: Any) -> None:
+    group.add_argument(
+        "--outtype",
+        choices=OUTTYPES,
+        help="type of the weights (default f16; those of a GGUF stay as they are, byte for byte)",
+    )
+    group.add_argument(
+        "--sidecar",
+        action="store_true",
+        help="of a GGUF: write only what is new, a few percent of it; open MODEL.gguf --latent OUT.gguf",
+    )
+    group.add_argument(
+        "--factor-type",
+        choices=FACTOR_TYPES,
+        help="type of the matrices that replace K's and V's projections (default: the weights' own, q8_0 "
+        "beside K-quants); others are f16, or f32",
+    )
+    group.add_argument(
+        "--imatrix",
+        action=argparse.BooleanOptionalAction,
+        help="K-quants: weigh errors of columns by what the text multiplies them by (default: with --calib)",
+    )
 
 
 def _add_finetune(group: Any) -> None:
@@ -147,7 +159,9 @@ def _add_finetune(group: Any) -> None:
     )
     group.add_argument("--lr", type=_rate, metavar="X", help="peak learning rate (default 2e-4)")
     group.add_argument(
-        "--lora-on", choices=("a", "ab"), help="adapt A alone, or A and the up-projections (default ab)"
+        "--lora-on",
+        choices=("a", "ab"),
+        help="adapt the matrices to the latents alone, or those back as well (default ab)",
     )
 
 
@@ -182,15 +196,18 @@ def _finetune(chosen: dict[str, Any]) -> Finetune | None:
 
 
 def _source(chosen: dict[str, Any]) -> Path:
-    """SOURCE, or what -hf names, whose options it takes out of `chosen`."""
-    source: Path | None = chosen["source"]
+    """SOURCE, or what -m or -hf names, which it takes out of `chosen`."""
+    source, model = chosen["source"], chosen.pop("model")
+    if source is not None and model is not None:
+        raise ConvertError("source", "SOURCE or -m SOURCE", "both")
+    source = model if source is None else source
     repo, file = chosen.pop("hf_repo"), chosen.pop("hf_file")
     if repo is None and file is not None:
         raise ConvertError("--hf-file", "-hf beside it", "none")
     if (source is None) == (repo is None):
         raise ConvertError("source", "SOURCE or -hf USER/REPO", "none" if source is None else "both")
     if source is not None:
-        return source
+        return Path(source)
     from latentkv import hub
 
     return hub.fetch(*hub.split_name(repo), file or "")
@@ -225,6 +242,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         return _failed(str(error), progress)
     except MemoryError:
         return _failed("[memory] expected room for one layer; got none; lower --calib-tokens", progress)
+    except BrokenPipeError:  # of our output: the command's own business
+        raise
     except OSError as error:
         where, why = error.filename or "files", error.strerror or str(error)
         return _failed(f"[files] expected to read and write {where}; got {why}", progress)
@@ -235,7 +254,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
     except KeyboardInterrupt as stopped:
         kept = str(stopped) if isinstance(stopped, Interrupted) else ""
         said = "; ".join(part for part in (str(progress) or "nothing written", kept) if part)
-        print(f"error: [convert] interrupted; {said}", file=sys.stderr)
+        print(printable(f"error: [convert] interrupted; {said}"), file=sys.stderr)
         return stop.status
     show(*report.blocks(), "")
     for path in report.files:
@@ -265,5 +284,6 @@ class _Stop:
 
 def _failed(message: str, progress: Progress) -> int:
     """One line that names what is complete all the same."""
-    print("; ".join(part for part in (f"error: {message}", str(progress)) if part), file=sys.stderr)
+    said = "; ".join(part for part in (f"error: {message}", str(progress)) if part)
+    print(printable(said), file=sys.stderr)
     return 2

@@ -6,6 +6,8 @@ import importlib
 import sys
 from types import ModuleType
 
+from latentkv.console.printable import printable
+
 
 class ConvertError(Exception):
     """Bad input: prints as one line, `[where] expected …; got …`."""
@@ -26,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 def line(where: str, expected: str, got: str, hint: str = "") -> str:
     """The one shape of every message."""
     text = f"[{where}] expected {expected}; got {got}"
-    return " ".join(f"{text}; {hint}".split()) if hint else " ".join(text.split())
+    return printable(" ".join((f"{text}; {hint}" if hint else text).split()))
 
 
 def warn(where: str, expected: str, got: str, hint: str = "") -> None:

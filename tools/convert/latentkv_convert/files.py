@@ -60,11 +60,13 @@ def check(recipe: Recipe) -> None:
 def _check_text(option: str, path: Path) -> None:
     expected = f"a readable text file at {path}"
     try:
-        is_directory = stat.S_ISDIR(path.stat().st_mode)
+        kind = stat.S_IFMT(path.stat().st_mode)
     except OSError as error:
         raise ConvertError(option, expected, error.strerror or str(error)) from None
-    if is_directory or not os.access(path, os.R_OK):
-        raise ConvertError(option, expected, "a directory" if is_directory else "no permission to read it")
+    if kind != stat.S_IFREG:  # it is read more than once
+        raise ConvertError(option, expected, _KINDS.get(kind, "another kind of file").replace("the ", "a "))
+    if not os.access(path, os.R_OK):
+        raise ConvertError(option, expected, "no permission to read it")
 
 
 def _kind(path: Path) -> int | None:

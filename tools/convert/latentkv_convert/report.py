@@ -26,6 +26,7 @@ from .write.gguf_write import replacing
 if TYPE_CHECKING:
     from .recover.lora import Recovery
 
+_OWN = "this file"
 CONTEXT = 32768  # at which whole caches are compared
 
 
@@ -132,37 +133,47 @@ class Report:
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             rows.append(row)
         cells = []
-        for fmt, size in {"f16, full": full, **self.bytes_per_token()}.items():
+        rows_of = self.bytes_per_token()
+        shown = {_OWN: rows_of["plan"]} if self.planned else rows_of
+        for fmt, size in {"full K and V, f16": full, **shown}.items():
             cells.append(
                 [fmt, f"{size:.10g}", f"{100 * size / full:.1f} %", f"{size * CONTEXT / 2**20:.1f} MiB"]
             )
-        kept = f"kept KV dimensions: {100 * self.keep:.2f} %"
+        kept = f"channels of K and V that are kept: {100 * self.keep:.2f} %"
         tail = ["", *self._summary()] if self.planned else []
         found = self.plan.frontier
-        chosen_from = [] if found is None else ["", _numbers(found.header, found.cells())]
+        chosen_from = ["", _numbers(found.header, found.cells())] if found is not None and self._timed else []
         trained = [] if self.recovery is None else [_recovered(self.recovery), ""]
-        means = [f"about their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
+        means = (
+            [f"stored without their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
+        )
         sizes_of = ["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]
         text = [_numbers(header, rows), "", kept, "", *means, *trained, _numbers(sizes_of, cells)]
         return [*text, *chosen_from, *tail]
+
+    @property
+    def _timed(self) -> bool:
+        """Whether a GPU's times are for the reader: one converted, or its times were asked for."""
+        return self.recipe.device != "cpu" or self.recipe.options.get("gpu_times") is not None
 
     def _summary(self) -> list[str]:
         cache = self.cache()
         size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
         share = f"{100 * cache['share_of_f16']:.2f} % of f16"
-        exact = f"sinks and recent tokens in {self.plan.recent_format} included"
-        lines = [f"whole cache, {exact}: {size}, {share}"]
+        whole = f"{self.plan.sink} first and {self.plan.recent} latest tokens in {self.plan.recent_format}"
+        lines = [f"the whole cache, with the {whole}: {size}, {share}"]
         lines.append(
-            f"weights beside it: {self.added_weight_bytes / 2**20:+.1f} MiB, factors less what they replace"
+            f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB for the way to the latents and back"
         )
         if (seen := self.plan.forecast) is not None:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
-            held = f"{seen.n_windows} windows held back"
+            held = f"measured on {seen.n_windows} windows that it was not fitted to"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
         if self.recipe.options.get("quick"):
             lines.append("calibrated with --quick, without gradients of the loss: without it less is lost")
         if self.plan.frontier is not None:
-            lines.append(self.plan.frontier.sentence)
+            heads = f"one latent of {self.plan.frontier.line.name} KV heads"
+            lines.append(self.plan.frontier.sentence if self._timed else heads)
         return lines
 
 

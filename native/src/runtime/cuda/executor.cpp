@@ -509,12 +509,15 @@ ggml_status CudaGpu::compute(ggml_cgraph* graph) {
 }  // namespace
 
 int count_gpus(std::string& why) {
+    cuda::refuse_inherited();
     int n = 0;
     const cudaError_t error = cudaGetDeviceCount(&n);
     if (error != cudaSuccess) n = 0;
     if (n == 0) why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
     return n;
 }
+
+bool built_for_gpus() { return true; }
 
 GpuBytes gpu_bytes(int gpu) {
     GpuBytes bytes{};

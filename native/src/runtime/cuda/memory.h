@@ -45,7 +45,13 @@ private:
 // Pinned host memory, so that copies do not stall the stream.
 class PinnedMemory {
 public:
-    explicit PinnedMemory(size_t bytes) { check(cudaMallocHost(&data_, bytes), "pinned memory"); }
+    explicit PinnedMemory(size_t bytes) {
+        const cudaError_t error = cudaMallocHost(&data_, bytes);
+        if (error != cudaSuccess) {
+            fail("memory", "expected ", bytes >> 10, " KiB of pinned memory; got ", cudaGetErrorString(error),
+                 "; lower -ub / n_ubatch");
+        }
+    }
     PinnedMemory(const PinnedMemory&) = delete;
     PinnedMemory& operator=(const PinnedMemory&) = delete;
     ~PinnedMemory() { cudaFreeHost(data_); }

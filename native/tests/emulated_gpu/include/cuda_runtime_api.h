@@ -47,6 +47,7 @@ inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return
 enum cudaError_t {
     cudaSuccess,
     cudaErrorInvalidValue,
+    cudaErrorMemoryAllocation,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
@@ -67,7 +68,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 template <class T>
 cudaError_t cudaMalloc(T** at, size_t bytes) {
     *at = static_cast<T*>(emulated::allocate(bytes, emulated::device()));
-    return cudaSuccess;
+    return *at == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 inline cudaError_t cudaFree(void* at) {
     emulated::free(at);
@@ -97,7 +98,7 @@ inline cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from
 template <class T>
 cudaError_t cudaMallocHost(T** at, size_t bytes) {
     *at = static_cast<T*>(emulated::allocate(bytes, emulated::host));
-    return cudaSuccess;
+    return *at == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* at) { return cudaFree(at); }
 inline cudaError_t cudaMemset(void* at, int byte, size_t bytes) {

@@ -70,8 +70,8 @@ async def _answer(prompts: list[list[int]], body: NativeBody, http: HttpRequest,
 
 
 def _asked(prompts: Sequence[list[int]], body: NativeBody, serving: Serving) -> list[Request]:
-    reuse = serving.scheduler.reuse
-    body.check_cache(serving.scheduler.shift, 0 if reuse is None else reuse.least)
+    reuse = serving.scheduler.sequences.reuse
+    body.check_cache(serving.scheduler.sequences.shift, 0 if reuse is None else reuse.least)
     return [
         Request(
             prompt,

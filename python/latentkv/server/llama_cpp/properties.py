@@ -121,7 +121,9 @@ async def set_adapters(body: list[dict[str, Any]]) -> dict[str, bool]:
 
 @router.get("/cache")
 def cache(serving: Served) -> dict[str, Any]:
-    """Bytes of the cache as allocated, and how many of its cells hold a token now."""
+    """Bytes of the cache as allocated, how many of its cells hold a token now, and what is kept beside it of
+    sequences that have left: bytes in memory and in files, and what they would be if none shared its
+    beginning with another."""
     return serving.engine.call(_cache)
 
 
@@ -167,7 +169,12 @@ def _slots(scheduler: Scheduler) -> list[dict[str, Any]]:
 
 def _cache(scheduler: Scheduler) -> dict[str, Any]:
     session = scheduler.session
-    return session.kv_bytes() | {"n_ctx": session.n_ctx, "n_used": session.n_cells_used()}
+    shown = session.kv_bytes() | {"n_ctx": session.n_ctx, "n_used": session.n_cells_used()}
+    store = scheduler.store
+    if store is None:
+        return shown
+    kept = {"sequences": len(store), "ram": store.ram_used, "disk": store.disk_used}
+    return shown | {"store": kept | {"unshared": store.unshared}}
 
 
 def _model(serving: Serving) -> dict[str, Any]:

@@ -82,10 +82,10 @@ class NativeShape:
 
     def _is_full(self, count: int) -> bool:
         scheduler = self._serving.scheduler
-        return count >= scheduler.n_ctx_seq + (scheduler.shift is not None)
+        return count >= scheduler.n_ctx_seq + (scheduler.sequences.shift is not None)
 
     def _settings(self, request: Request) -> dict[str, Any]:
-        body, shift = self._body, self._serving.scheduler.shift
+        body, shift = self._body, self._serving.scheduler.sequences.shift
         return settings_of(
             request.sampling,
             self._serving.scheduler.n_ctx_seq,

@@ -1,15 +1,22 @@
-"""GET /: a chat in the browser, and what the cache takes. Files of this folder, served as they are."""
+"""GET /: a chat in the browser, and what the cache takes. Files of this folder, served as they are; those of
+vendor/ are other projects' builds, with their licences beside them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
 from latentkv.server.errors import Refused
 
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
 _ROOT = Path(__file__).parent
 _FILES = {path.relative_to(_ROOT).as_posix(): path for path in _ROOT.rglob("*") if path.suffix in _KINDS}
 # nothing from anywhere else, and no script that is not a file of ours
@@ -25,17 +32,23 @@ router = APIRouter()
 
 
 @router.get("/", include_in_schema=False)
-async def index() -> FileResponse:
-    return _file("index.html")
+async def index(request: Request) -> Response:
+    return _file("index.html", request)
 
 
 @router.get("/page/{name:path}", include_in_schema=False)
-async def part(name: str) -> FileResponse:
-    return _file(name)
+async def part(name: str, request: Request) -> Response:
+    return _file(name, request)
 
 
-def _file(name: str) -> FileResponse:
+def _file(name: str, request: Request) -> Response:
+    """The file, or 304 to a browser that has it already."""
     if name not in _FILES:
-        raise Refused(404, f"[page] expected one of {', '.join(sorted(_FILES))}; got {name}")
+        raise Refused(404, f"[page] expected a file of the page, such as main.js; got {name}")
     path = _FILES[name]
-    return FileResponse(path, media_type=_KINDS[path.suffix], headers=_HEADERS)
+    answer = FileResponse(path, media_type=_KINDS[path.suffix], headers=_HEADERS, stat_result=path.stat())
+    tag = answer.headers["etag"]
+    held = request.headers.get("if-none-match", "").split(",")
+    if tag in (each.strip().removeprefix("W/") for each in held):
+        return Response(status_code=304, headers=_HEADERS | {"ETag": tag})
+    return answer

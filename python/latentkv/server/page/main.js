@@ -3,11 +3,12 @@
 import { showSpeed } from "./panel/activity.js";
 import { answer, blank } from "./chat/answer.js";
 import { buildComposer, showRunning } from "./chat/composer.js";
-import { download, list, titleOf, upload } from "./chat/conversation_list.js";
+import { download, list, searched, titleOf, upload } from "./chat/conversation_list.js";
 import { byId } from "./parts/dom.js";
-import { buildDrawers, closeDrawer } from "./parts/drawers.js";
 import { failed } from "./parts/notice.js";
+import { buildSides, closeDrawer } from "./parts/sides.js";
 import { look, openPanel } from "./panel/panel.js";
+import { buildSearch } from "./chat/searching.js";
 import * as settings from "./panel/settings.js";
 import * as store from "./chat/store.js";
 import * as thread from "./chat/thread.js";
@@ -19,7 +20,11 @@ const running = new Map(); // conversation id → {message, stop: AbortControlle
 let shown;
 
 const onList = {
-  choose: (conversation) => (show(conversation), closeDrawer()),
+  choose(conversation, query) {
+    show(conversation);
+    closeDrawer();
+    thread.mark(query, true);
+  },
   changed: showList,
   removed(conversation) {
     running.get(conversation.id)?.stop.abort();
@@ -29,9 +34,9 @@ const onList = {
 };
 
 const onMessage = {
-  edit(message, text) {
+  edit(message, text, attachments) {
     cut(message);
-    ask(text);
+    ask(text, attachments);
   },
   regenerate(message) {
     cut(message);
@@ -45,9 +50,10 @@ function cut(message) {
   shown.messages.splice(shown.messages.indexOf(message));
 }
 
-function ask(text) {
-  shown.messages.push({ role: "user", content: text });
-  shown.title ||= titled(text);
+function ask(text, attachments) {
+  const files = attachments.length ? { attachments } : {};
+  shown.messages.push({ role: "user", content: text, ...files });
+  shown.title ||= titled(text.trim() || attachments[0].name);
   run(shown);
 }
 
@@ -167,7 +173,13 @@ function build() {
     if (shown.messages.length) keep(shown);
   });
   buildComposer({ send: ask, stop: () => (stop(), byId("question").focus()) });
-  buildDrawers();
+  buildSides();
+  thread.follow();
+  buildSearch({
+    changed: () => (showList(), thread.mark(searched())),
+    left: () => (closeDrawer(), byId("question").focus()),
+  });
+  byId("attachment-close").addEventListener("click", () => byId("attachment").close());
   document.addEventListener("keydown", onEscape);
   addEventListener("pagehide", () => {
     for (const each of running.values()) each.message.finish = "stopped";

@@ -22,7 +22,7 @@ from ..errors import Interrupted
 from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
-from .arithmetic import model_arithmetic
+from .arithmetic import model_arithmetic, multiplies_bf16
 from .journal import Journal
 from .sample import Encoded, Sample, encode, read_text
 from .store import Layers, Store
@@ -57,6 +57,8 @@ def collect(
         )
     if watched is not None:
         stats["activations"] = watched.layers()
+    if line := run.store.tidied():
+        print(line, file=sys.stderr)
     return stats, largest
 
 
@@ -92,7 +94,9 @@ class _Run:
     def stream(self, name: str, sample: Sample, journal: Journal) -> LayerStream:
         from .stream import LayerStream  # imports torch
 
-        return LayerStream(self.source, sample.tokens, self.recipe.device, name, journal)
+        device = self.recipe.device
+        reduced = multiplies_bf16(device)
+        return LayerStream(self.source, sample.tokens, device, name, journal, reduced)
 
     def key(self, name: str, sample: Sample, *settings: object) -> str:
         return self.store.key(self.identity, sample.digest, name, self.module(name).VERSION, *settings)
@@ -125,7 +129,13 @@ class _Run:
         """What `run` yields, saved as `key`; it goes on where a run with these settings was interrupted."""
         n_layer, device = self.source.spec.n_layer, self.recipe.device
         partial = self.store.key(key, device, *settings)
-        with self.store.journal(partial, n_layer) as journal, model_arithmetic():
+        with (
+            self.store.journal(partial, n_layer, _say_waiting) as journal,
+            model_arithmetic(device, multiplies_bf16(device)),
+        ):
+            found = self.store.load(key, n_layer)  # another process may have finished it meanwhile
+            if found is not None:
+                return found
             if journal.done():
                 print(f"resuming: {journal.done()} are done", file=sys.stderr)
             try:
@@ -133,6 +143,11 @@ class _Run:
             except KeyboardInterrupt:
                 journal.settle()
                 raise Interrupted(_kept(journal)) from None
+
+
+def _say_waiting() -> None:
+    said = "another conversion is measuring this model on this text: waiting for what it finds"
+    print(f"{said} (--no-cache: measure it here as well)", file=sys.stderr, flush=True)
 
 
 def _kept(journal: Journal) -> str:

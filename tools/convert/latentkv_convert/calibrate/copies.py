@@ -184,10 +184,11 @@ def _backward(
         for row in range(len(inputs)):
             bottom = inputs[row : row + 1].clone().requires_grad_()
             with TwoCopies(n_kv, sink, recent) as copies:
-                output = stream.run(live, index, bottom)
+                attended = live.attended(bottom, stream.positions)
             key, _ = copies.found()
-            (down,) = torch.autograd.grad(output, bottom, above[row : row + 1], retain_graph=True)
-            below[row] = down[0]
+            past, through = live.fed_slope(bottom, attended, above[row : row + 1])
+            (down,) = torch.autograd.grad(attended, bottom, through, retain_graph=True)
+            below[row] = (down + past)[0]
             slopes = as_projected(taps, key, *copies.slopes())
             for name, meter in meters.items():
                 meter.add(taps[name].values(), slopes[name])

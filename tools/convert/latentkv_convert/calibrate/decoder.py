@@ -6,7 +6,7 @@ hooks the same one in every architecture. Rows of heads are in transformers' ord
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ..source.source import Source
 from .attention import attention
 from .positions import LayerPositions, Positions
 
+FFN_TOKENS = 512
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -65,6 +66,19 @@ class NormedLinear(nn.Linear):
         return y
 
 
+class Bf16Linear(nn.Linear):
+    """Frozen, with products of bf16 numbers that are added up in f32; input and output are f32."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight = nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.linear(x.bfloat16(), self.weight).float()
+        return y if self.bias is None else y + self.bias
+
+
 class Sinks(nn.Module):
     """[n_head] logits that take part in the softmax."""
 
@@ -86,7 +100,8 @@ class Stacked(nn.Module):
 
 
 class Layer(nn.Module):
-    """One block with the weights of a source: [n, T, d] -> [n, T, d]."""
+    """One block with the weights of a source: [n, T, d] -> [n, T, d]. reduced: all projections but those of
+    K and V, whose outputs are measured, multiply in bf16."""
 
     attn_q: nn.Module
     attn_k: nn.Module
@@ -99,7 +114,7 @@ class Layer(nn.Module):
     ffn_up_exps: nn.Module
     ffn_down_exps: nn.Module
 
-    def __init__(self, source: Source, index: int) -> None:
+    def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
         self.spec, self.index = source.spec, index
         roles = {role.target for role in self.spec.layer_tensors}
@@ -113,6 +128,9 @@ class Layer(nn.Module):
             setattr(self, f"attn_{side}", NormedLinear(projection, norm))
         if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
+        for name, module in list(self.named_children()) if reduced else []:
+            if type(module) is nn.Linear and name not in ("attn_k", "attn_v", "ffn_gate_inp"):
+                setattr(self, name, Bf16Linear(module))
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         return self.fed(x, self.attended(x, positions))
@@ -124,8 +142,35 @@ class Layer(nn.Module):
 
     def fed(self, x: Tensor, attended: Tensor) -> Tensor:
         """The block's output, of its input and of what attention made of that."""
+        return torch.cat([self._fed(x[:, part], attended[:, part]) for part in self.parts(x)], dim=1)
+
+    def fed_slope(self, x: Tensor, attended: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of `fed` by x and attended, of `above`, that by its output. What the output itself is,
+        nothing here asks: where it does not go through a norm, its last product is left out."""
+        of_x, of_attended = torch.zeros_like(x), torch.empty_like(attended)
+        skipped = self._optional("post_ffw_norm") is None and isinstance(self.ffn_down, nn.Linear)
+        for part in self.parts(x):
+            below = [each[:, part].detach().requires_grad_() for each in (x, attended)]
+            with torch.enable_grad():
+                output = self._fed(*below, unread=skipped)
+            own, other = torch.autograd.grad(output, below, above[:, part], allow_unused=True)
+            of_attended[:, part] = other
+            if own is not None:
+                of_x[:, part] = own
+        return of_x, of_attended
+
+    def parts(self, x: Tensor) -> Iterator[slice]:
+        """Tokens of x [n, T, d] that go through the FFN together: on a processor as many as leave its states
+        in the cache."""
+        whole = x.device.type != "cpu" or self.spec.block.ffn == "experts"
+        size = x.shape[1] if whole else FFN_TOKENS
+        for begin in range(0, x.shape[1], size):
+            yield slice(begin, begin + size)
+
+    def _fed(self, x: Tensor, attended: Tensor, unread: bool = False) -> Tensor:
         parallel = self.spec.block.parallel
-        fed = self.feed(self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended))
+        normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
+        fed = self.feed(normed, unread)
         return attended + self._branch(fed, "post_ffw_norm")
 
     def attention_input(self, x: Tensor) -> Tensor:
@@ -163,7 +208,8 @@ class Layer(nn.Module):
         norm = self._optional(f"attn_{side}_norm")
         return (heads if norm is None else norm(heads)).transpose(1, 2)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def feed(self, x: Tensor, unread: bool = False) -> Tensor:
+        """unread: zeros, with the gradients that the output has."""
         if self.spec.block.ffn == "experts":
             return self._experts(x.flatten(0, -2)).view_as(x)
         activation = self.spec.block.activation
@@ -174,7 +220,7 @@ class Layer(nn.Module):
             up = _gated(activation, first, up)
         else:
             up = _ACTIVATIONS[activation](up)
-        output: Tensor = self.ffn_down(up)
+        output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
 
     def _experts(self, x: Tensor) -> Tensor:
@@ -206,10 +252,25 @@ class Layer(nn.Module):
         return self._modules.get(name)
 
 
-class Ends(nn.Module):
-    """What is before the first layer and after the last: token ids to hidden states, and those to logits."""
+class _Unread(torch.autograd.Function):
+    """x [..., in] times weight [out, in], of which only the gradient by x is computed."""
 
-    def __init__(self, source: Source) -> None:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.weight = weight
+        return x.new_zeros(()).expand(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        weight: Tensor = ctx.weight
+        return (slopes[0].to(weight.dtype) @ weight).float(), None
+
+
+class Ends(nn.Module):
+    """What is before the first layer and after the last: token ids to hidden states, and those to logits.
+    reduced: logits are products of bf16."""
+
+    def __init__(self, source: Source, reduced: bool = False) -> None:
         super().__init__()
         self.spec: ModelSpec = source.spec
         self.token_embd = nn.Parameter(_tensor(source, "token_embd.weight"), requires_grad=False)
@@ -220,6 +281,8 @@ class Ends(nn.Module):
         self.output = None
         if source.has("output.weight"):
             self.output = nn.Parameter(_tensor(source, "output.weight"), requires_grad=False)
+        head = self.token_embd if self.output is None else self.output
+        self.head = head.bfloat16() if reduced else head
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[n, T] -> [n, T, d]"""
@@ -228,9 +291,15 @@ class Ends(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """[n, T, d] -> [n, T, n_vocab]"""
-        head = self.token_embd if self.output is None else self.output
-        logits = functional.linear(self.output_norm(x), head) * self.spec.block.logit_scale
-        cap = self.spec.block.logit_softcap
+        return self._scaled(functional.linear(self.output_norm(x).to(self.head.dtype), self.head).float())
+
+    def logits_of(self, x: Tensor, entries: Tensor) -> Tensor:
+        """[n, T, k]: those of entries [n, T, k] of the vocabulary."""
+        return self._scaled((self.output_norm(x)[..., None, :] * self.head[entries]).sum(-1))
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        scale, cap = self.spec.block.logit_scale, self.spec.block.logit_softcap
+        logits = logits if scale == 1 else logits * scale
         return cap * torch.tanh(logits / cap) if cap else logits
 
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,10 +12,12 @@ from torch import Tensor
 from .stream import LayerStream
 
 N_LOGITS = 1 << 25  # at a time, 128 MiB in float32
+N_TOKENS = 256  # likewise on a processor, whose cache holds the logits of as many
 
 
 def blocks(stream: LayerStream, n_tokens: int) -> Iterator[slice]:
     size = max(1, N_LOGITS // stream.ends.token_embd.shape[0])
+    size = min(size, N_TOKENS) if stream.device.type == "cpu" else size
     for start in range(0, n_tokens, size):
         yield slice(start, min(start + size, n_tokens))
 
@@ -22,34 +25,58 @@ def blocks(stream: LayerStream, n_tokens: int) -> Iterator[slice]:
 def text_slope(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
     """Gradient [window, d] of the text's mean negative log-likelihood by hidden [1, window, d]."""
     following = stream.tokens[window].to(stream.device)[1:]
-    slope = _slope(stream, hidden[:, :-1], lambda predicted, block: following[block])
+    slopes = []
+    for block in blocks(stream, len(following)):
+        with torch.enable_grad():
+            top = hidden[:, block].detach().requires_grad_()
+            surprise = torch.nn.functional.cross_entropy(
+                stream.logits(top), following[block], reduction="sum"
+            )
+            slopes.append(torch.autograd.grad(surprise, top)[0][0])
+    slope = torch.cat(slopes)
     return torch.cat([slope, torch.zeros_like(slope[:1])]) / len(following)
 
 
 def drawn_slope(stream: LayerStream, hidden: Tensor, generator: torch.Generator) -> Tensor:
-    """Gradient [window, d] by hidden [1, window, d] of the summed negative log-likelihood of labels that are
-    drawn from the prediction itself."""
-
-    return _slope(stream, hidden, lambda predicted, block: drawn(predicted, generator))
+    """Gradient [window, d] by hidden [1, window, d] of the summed log-likelihood ratios of two labels, over
+    the root of 2, which are drawn from the prediction p itself: with e and f their unit vectors,
+    ½ E[(e - f)(e - f)ᵀ] = diag(p) - p pᵀ, as of the negative log-likelihood of one drawn label, and there
+    is no product of all probabilities with the head.
+    """
+    slopes = []
+    for block in blocks(stream, hidden.shape[1]):
+        with torch.no_grad():
+            labels = drawn(stream.logits(hidden[:, block]), generator)
+        with torch.enable_grad():
+            top = hidden[:, block].detach().requires_grad_()
+            first, second = stream.ends.logits_of(top, labels[None])[0].unbind(-1)
+            slopes.append(torch.autograd.grad((first - second).sum() / 2**0.5, top)[0][0])
+    return torch.cat(slopes)
 
 
 def drawn(predicted: Tensor, generator: torch.Generator) -> Tensor:
-    """One label per row of logits, from its own distribution."""
-    return torch.multinomial(predicted.softmax(-1), 1, generator=generator)[:, 0]
+    """[n, 2]: two independent labels per row of logits [n, n_vocab], from its own distribution. First one of
+    some hundred runs of entries is drawn, then one of its entries: sums of as many numbers in f32 lose
+    none."""
+    weights = predicted.softmax(-1)
+    n_vocab = weights.shape[1]
+    size = math.isqrt(n_vocab)
+    whole = n_vocab // size * size
+    sums = [weights[:, :whole].unflatten(1, (-1, size)).sum(-1), weights[:, whole:].sum(-1, keepdim=True)]
+    run = _drawn_from(torch.cat(sums, dim=1).double()[:, None].expand(-1, 2, -1), generator)
+    entries = run[..., None] * size + torch.arange(size, device=run.device)  # [n, 2, size]
+    inside = entries < n_vocab
+    entries.clamp_(max=n_vocab - 1)
+    chosen = weights.gather(1, entries.flatten(1)).view_as(entries).double() * inside
+    return run * size + _drawn_from(chosen, generator)
 
 
-def _slope(stream: LayerStream, hidden: Tensor, labels: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """[n, d], of the summed negative log-likelihood of labels(logits of a block, block)."""
-    slopes = []
-    for block in blocks(stream, hidden.shape[1]):
-        with torch.enable_grad():
-            top = hidden[:, block].detach().requires_grad_()
-            predicted = stream.logits(top)
-            surprise = torch.nn.functional.cross_entropy(
-                predicted, labels(predicted.detach(), block), reduction="sum"
-            )
-            slopes.append(torch.autograd.grad(surprise, top)[0][0])
-    return torch.cat(slopes)
+def _drawn_from(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """[…]: of each row of weights [..., k] one index, with probabilities in proportion to them."""
+    sums = weights.cumsum(-1)
+    at = torch.rand(sums.shape[:-1], generator=generator, device=sums.device, dtype=sums.dtype)
+    found = torch.searchsorted(sums, (at * sums[..., -1])[..., None], right=True)[..., 0]
+    return found.clamp_(max=sums.shape[-1] - 1)
 
 
 @torch.no_grad()

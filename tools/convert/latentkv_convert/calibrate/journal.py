@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _SPARE = 1 << 30  # bytes that are left free where states are kept
+_SAID = _SPARE + (1 << 29)  # from so many on, it is said
 
 
 class Journal:
@@ -90,6 +92,11 @@ class Journal:
             hint = "an interrupted conversion will start again; set XDG_CACHE_HOME to another disk"
             warn("cache", expected, f"{free / 2**30:.1f}", hint)
             self.states = States(None)
+        elif need > _SAID:
+            told = (
+                f"up to {need / 2**30:.1f} GiB at {self.folder} until this is measured, to go on from there"
+            )
+            print(f"keeping {told} after an interruption (--no-cache keeps nothing)", file=sys.stderr)
 
     @property
     def reached(self) -> int:
@@ -112,6 +119,10 @@ class Journal:
             return up
         back = _span(self.returned, self.n_layer)
         return f"{up} forward and {back} backward" if back else f"{up} forward"
+
+    def begun(self) -> bool:
+        """Whether there is anything to go on from."""
+        return bool(self.reached or self.finished())
 
     def n_bytes(self) -> int:
         files = () if self.folder is None else self.folder.rglob("*.npy")

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from latentkv.console.reading import read_text as read_file
+
 from ..errors import ConvertError
 from ..source.source import Source
 
@@ -61,7 +63,7 @@ class Sample:
 
 def read_text(path: Path, option: str = "--calib") -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, option)
     except OSError as error:
         raise ConvertError(option, f"a readable text file at {path}", error.strerror or str(error)) from None
     except UnicodeDecodeError as error:

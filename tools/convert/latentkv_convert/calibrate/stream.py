@@ -33,7 +33,7 @@ class Watcher(Protocol):
 
 class LayerStream:
     """Runs `tokens` [windows, window] through the model of a source, layer by layer, in float32. What its
-    journal says is done is not done again."""
+    journal says is done is not done again. reduced: large products are of bf16 numbers."""
 
     def __init__(
         self,
@@ -42,15 +42,16 @@ class LayerStream:
         device: str,
         label: str,
         journal: Journal | None = None,
+        reduced: bool = False,
     ) -> None:
-        self.source, self.label = source, label
+        self.source, self.label, self.reduced = source, label, reduced
         self.journal = journal or Journal(source.spec.n_layer)
         self.spec: ModelSpec = source.spec
         self.device = _device(device)
         self._reader = ThreadPoolExecutor(1)
         self._ahead: dict[int, Future[Layer]] = {}
         self.tokens = torch.from_numpy(tokens)
-        self.ends = Ends(source).to(self.device)
+        self.ends = Ends(source, reduced).to(self.device)
         self.positions = Positions(self.spec, int(self.tokens.shape[1]), self.device)
         self.watchers: list[Watcher] = []
 
@@ -68,10 +69,10 @@ class LayerStream:
         """A decoder layer with its weights, without gradients, on the device; dropped on exit. after: the
         layer asked for next, whose weights are read while a GPU is at work on this one."""
         read = self._ahead.pop(index, None)
-        live = (Layer(self.source, index) if read is None else read.result()).to(self.device)
+        live = (Layer(self.source, index, self.reduced) if read is None else read.result()).to(self.device)
         if after in range(self.spec.n_layer) and self.device.type != "cpu":
             assert after is not None
-            self._ahead = {after: self._reader.submit(Layer, self.source, after)}
+            self._ahead = {after: self._reader.submit(Layer, self.source, after, self.reduced)}
         for watcher in self.watchers:
             watcher.watch(index, live)
         yield live

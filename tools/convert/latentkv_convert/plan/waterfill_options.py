@@ -38,67 +38,68 @@ def add_arguments(parser: Any) -> None:
         "--prefer",
         choices=tuple(PREFER),
         default="speed",
-        help="speed (default): what loses least and decodes as fast as an f16 cache from 4096 tokens on, "
-        "keys read as stored; size: what loses least, keys with RoPE rebuilt at every read",
+        help="speed (default): decodes about as fast as an f16 cache, keys are read as they are stored; "
+        "size: loses less at equal bytes and is slower, every key is computed from its latent at every read",
     )
     parser.add_argument(
         "--served-context",
         type=limits.tokens(1, limits.SERVED_CONTEXT),
         default=None,
         metavar="N",
-        help="context speed is fitted for (default: the model's) and a share counted at (default 32768)",
+        help="context that it is fitted for (default: the model's), and at which a share of f16 is counted "
+        "(default 32768)",
     )
     parser.add_argument(
         "--sink",
         type=limits.tokens(0, limits.SINK),
         default=4,
         metavar="N",
-        help="first tokens kept exact (default 4)",
+        help="first tokens kept whole (default 4)",
     )
     parser.add_argument(
         "--recent",
         type=limits.tokens(0, limits.RECENT),
         default=128,
         metavar="N",
-        help="latest tokens kept exact (default 128)",
+        help="latest tokens kept whole (default 128)",
     )
     parser.add_argument(
         "--group",
         type=parse_group,
         default=AUTO,
         metavar="N|all",
-        help="KV heads that share a K latent (default: what --prefer asks for, of 1024 channels at most)",
+        help="KV heads whose keys share a latent (default: what --prefer asks for, at most 1024 channels)",
     )
     parser.add_argument(
         "--group-v",
         type=parse_group,
         default=AUTO,
         metavar="N|all",
-        help="KV heads that share a V latent (default: what --prefer asks for, of 1024 channels at most)",
+        help="KV heads whose values share a latent (default: the same)",
     )
     parser.add_argument(
         "--gpu-times",
         type=Path,
         default=None,
         metavar="FILE",
-        help="what decoding costs on a GPU, from bench/attention_times.py (default: an H100's)",
+        help="what decoding costs on your GPU, from bench/attention_times.py (default: on an H100)",
     )
     parser.add_argument(
         "--weight",
         choices=("fisher", "energy"),
         default="fisher",
-        help="what an error costs by its direction (default), or the same in every direction of a tensor",
+        help="fisher (default): errors count by what they do to the answer; energy: all errors count alike",
     )
     parser.add_argument(
         "--balance",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="scale channels by the fourth root of their variance (default)",
+        help="divide channels by the fourth root of their variance before rounding (default on)",
     )
     parser.add_argument(
         "--segment",
         type=int,
         choices=(16, *SEGMENT_WIDTHS),
         default=None,
-        help="channels with one format, scale and minimum (default: what serves each tensor best)",
+        help="channels with one scale, minimum and number of bits (default: what serves each tensor best)",
     )

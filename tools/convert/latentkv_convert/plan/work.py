@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ..ir import F32, F64, Array, Basis, ModelSpec
 from ..source.source import Source
 from ..write.encoding import Encoding
 from .kept import Kept
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _KEEP_BYTES = 2 << 30  # of bases, and of rows; the rest is computed anew when its layer is written
 
@@ -32,6 +35,8 @@ class Work:
     trains: bool = False  # the factors, after the plan
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: Kept[tuple[int, str], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
+    # window -> [scored tokens, d]: the uncompressed model's last output, of plan/forecast.py
+    exact_outputs: dict[bytes, Tensor] = field(default_factory=dict)
     rows: Kept[tuple[Any, ...], Any] = field(default_factory=lambda: Kept(_KEEP_BYTES))  # rows/cached_rows.py
 
     @property

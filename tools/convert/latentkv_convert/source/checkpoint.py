@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from latentkv.console.reading import read_text
+
 from .. import floats
 from ..errors import ConvertError, need
 from ..ir import F32
@@ -16,7 +18,7 @@ from .safetensors_file import SafetensorsFile
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path, path.name))
     except FileNotFoundError:
         raise ConvertError("checkpoint", f"a file {path.name} in {path.parent}", "no such file") from None
     except OSError as error:
@@ -46,9 +48,12 @@ class Checkpoint:
         for stem in ("model.safetensors", "pytorch_model.bin"):
             index = self.directory / f"{stem}.index.json"
             if index.is_file():
-                where = read_json(index).get("weight_map")
+                found = read_json(index)
+                where = found.get("weight_map") if isinstance(found, dict) else None
                 if not isinstance(where, dict) or not where:
                     raise ConvertError(index.name, "a weight_map", "none")
+                if not all(isinstance(file, str) for file in where.values()):
+                    raise ConvertError(index.name, "a weight_map of tensors' and files' names", "others")
                 for file in sorted(set(where.values())):
                     held = self._names(self._shard(file))
                     missing = [name for name, at in where.items() if at == file and name not in held]
@@ -72,7 +77,7 @@ class Checkpoint:
     def _names(self, path: Path) -> set[str]:
         if path.suffix == ".safetensors":
             self._files[path.name] = SafetensorsFile(path)
-            return set(self._files[path.name].entries)
+            return set(self._files[path.name].names())
         return set(self._bin(path.name))
 
     def _bin(self, file: str) -> dict[str, Any]:

@@ -22,12 +22,10 @@ def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
         return plain
     freqs: F64 = plain / _divisors(spec, context)
     scaling = keys.get("rope.scaling.type", "none")
-    if scaling == "linear":
-        return freqs / keys["rope.scaling.factor"]
-    if scaling == "yarn":
-        keep = _extrapolated(keys, base, spec, _original(spec))
-        return freqs / keys["rope.scaling.factor"] * (1 - keep) + freqs * keep
-    return freqs
+    if scaling == "none":
+        return freqs
+    keep = _extrapolated(keys, base, spec, _original(spec)) if scaling == "yarn" else 0.0
+    return freqs / keys.get("rope.scaling.factor", 1.0) * (1 - keep) + freqs * keep
 
 
 def magnitude(spec: ModelSpec, layer: int) -> float:

@@ -26,6 +26,7 @@ _NUMBERS = {
     "rope.scaling.yarn_beta_slow": limits.YARN_BETA,
     "attention.clamp_kqv": limits.CLIP,
 }
+_SCALING_FACTORS = ("rope.scaling.factor", "rope.scale_linear")
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -82,12 +83,7 @@ def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str,
 
 def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:
     """The file's own over those of the config that stands for it."""
-    keys = {**spec.keys, **stock.values}
-    scaling = keys.get("rope.scaling.type", "none")
-    if scaling not in _SCALINGS:
-        raise ConvertError(stock.where, f"rope.scaling.type {', '.join(_SCALINGS)}", str(scaling)[:40])
-    if scaling in ("linear", "yarn"):
-        keys["rope.scaling.factor"] = stock.number("rope.scaling.factor", *limits.ROPE_FACTOR, default=1.0)
+    keys = {**spec.keys, **stock.values} | _scaling(stock)
     for name, bounds in _NUMBERS.items():
         if name in stock.values:
             stock.number(name, *bounds)
@@ -99,6 +95,21 @@ def _keys(stock: Stock, spec: ModelSpec) -> dict[str, Any]:
         if not keys.get(name):
             keys.pop(name, None)  # 0 means none
     return keys
+
+
+def _scaling(stock: Stock) -> dict[str, Any]:
+    """Type and factor of RoPE's scaling as libllama reads them, for readers that want both. Without a type it
+    is linear; of both keys of the factor the older one comes second, and 0 means 1."""
+    kind = stock.values.get("rope.scaling.type", "linear")
+    if kind not in _SCALINGS:
+        raise ConvertError(stock.where, f"rope.scaling.type {', '.join(_SCALINGS)}", str(kind)[:40])
+    name = next((name for name in _SCALING_FACTORS if name in stock.values), None)
+    factor = 0.0
+    if kind != "none" and name is not None and stock.values[name] != 0:
+        factor = stock.number(name, *limits.ROPE_FACTOR)
+    if "rope.scaling.type" not in stock.values and factor in (0.0, 1.0):
+        return {}
+    return {"rope.scaling.type": kind, "rope.scaling.factor": factor or 1.0}
 
 
 def _factors(parts: GgufParts, n_rot: int) -> dict[str, F32]:

@@ -18,6 +18,20 @@ from ..limits import ATTENTION_FACTOR, ROPE_BASE, ROPE_FACTOR, YARN_BETA, number
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")  # "su": first Phi-3 configs
 
+_KNOWN = {
+    *(
+        "rope_theta",
+        "rope_type",
+        "type",
+        "partial_rotary_factor",
+        "factor",
+        "original_max_position_embeddings",
+    ),
+    *("attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
+    *("long_factor", "short_factor", "low_freq_factor", "high_freq_factor"),
+    *("finetuned",),  # which says where the numbers are from
+}
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -40,11 +54,38 @@ class Rope:
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """rope_parameters of transformers 5, or rope_theta and rope_scaling of earlier configs, in one shape."""
-    rope: dict[str, Any] = dict(config.get("rope_scaling") or {})
-    rope.update(config.get("rope_parameters") or {})
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        rope |= _of_every_layer(config, name)
+    if unknown := sorted(set(rope) - _KNOWN):
+        raise ConvertError("config.json", f"RoPE parameters {', '.join(sorted(_KNOWN))}", ", ".join(unknown))
     rope["rope_type"] = rope.get("rope_type", rope.get("type")) or "default"
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     return rope
+
+
+def _of_every_layer(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a field says of RoPE; of one with an entry for every kind of layer what all kinds have.
+
+    Raises:
+        ConvertError: entries that differ, or a kind of layer without one.
+    """
+    given = config.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise ConvertError("config.json", f"{name} with names and values", str(given)[:40])
+    by_kind = {kind: entry for kind, entry in given.items() if isinstance(entry, Mapping)}
+    if not by_kind:
+        return dict(given)
+    kinds = sorted(set(map(str, config.get("layer_types") or by_kind)))
+    if missing := [kind for kind in kinds if kind not in by_kind]:
+        raise ConvertError("config.json", f"{name} of every kind of layer", f"none of {missing[0]}")
+    first, *others = (by_kind[kind] for kind in kinds)
+    if any(other != first for other in others):
+        raise ConvertError(
+            "config.json", f"the same {name} in every layer", f"others in {' and '.join(kinds)}"
+        )
+    flat = {key: value for key, value in given.items() if key not in by_kind}
+    return flat | dict(first)
 
 
 def original_context(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:

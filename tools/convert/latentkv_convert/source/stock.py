@@ -25,10 +25,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attn_logit_softcapping": (0.0,),
     "final_logit_softcapping": (0.0,),
-    "rope.scale_linear": (0.0, 1.0),
     "attention.temperature_length": (0,),
     "attention.temperature_scale": (0.0, 1.0),
 }
+
+# Numbers that files give once, or once for every layer.
+_PER_LAYER = (
+    "feed_forward_length",
+    "expert_feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.sliding_window",
+    "rope.dimension_count",
+)
 
 
 class Stock:
@@ -36,8 +47,25 @@ class Stock:
     layer without `blk.0.`."""
 
     def __init__(self, where: str, values: Mapping[str, Any], roles: Collection[str], n_vocab: int) -> None:
-        self.where, self.values, self.n_vocab = where, values, n_vocab
+        self.where, self.n_vocab = where, n_vocab
+        self.values = {name: self._of_every_layer(values, name) for name in values}
         self._roles = roles
+
+    def _of_every_layer(self, values: Mapping[str, Any], name: str) -> Any:
+        """A value; of one number for every layer the one that all have."""
+        value = values[name]
+        if name not in _PER_LAYER or not isinstance(value, list):
+            return value
+        n_layer = values.get("block_count")
+        if len(value) != n_layer:
+            raise ConvertError(
+                self.where, f"{name} once, or {n_layer} times, for every layer", str(len(value))
+            )
+        for layer, other in enumerate(value):
+            if other != value[0]:
+                got = f"{value[0]} and, in layer {layer}, {other}"
+                raise ConvertError(self.where, f"{name} the same in every layer", got)
+        return value[0]
 
     def check(self, read: Collection[str]) -> None:
         """read: keys that the architecture follows.
@@ -90,3 +118,14 @@ class Stock:
     def window(self) -> int | None:
         """attention.sliding_window, in tokens."""
         return self.whole("attention.sliding_window", 0, (1 << 32) - 1, 0) or None
+
+    def local_layers(self, n_layer: int, usual: int) -> list[bool]:
+        """Which layers have a window: all but every so manieth, or as a list of all layers says."""
+        name = "attention.sliding_window_pattern"
+        pattern = self.values.get(name)
+        if not isinstance(pattern, list):
+            period = self.whole(name, 1, 1 << 16, usual)
+            return [(layer + 1) % period != 0 for layer in range(n_layer)]
+        if len(pattern) != n_layer:
+            raise ConvertError(self.where, f"{n_layer} values of {name}, one a layer", str(len(pattern)))
+        return [bool(local) for local in pattern]

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/forks.h"
 
 namespace lkv::cuda {
 
@@ -16,8 +17,19 @@ inline void check(cudaError_t error, const char* what) {
     }
 }
 
+// Errors: Error in a child of fork(), which has the addresses of CUDA's memory and not the context behind them.
+inline void refuse_inherited() {
+    static const int forks_before = forks();
+    if (forks() != forks_before) {
+        fail("gpu",
+             "expected the process that began to use the GPU; got a child forked from it, where CUDA does not run; ",
+             "start the child anew (multiprocessing: \"spawn\"), or fork before the first model on a GPU");
+    }
+}
+
 // What this thread allocates and launches from now on is the device's. Nothing puts it back: setting a device begins a context on it.
 inline int enter(int device) {
+    refuse_inherited();
     check(cudaSetDevice(device), "a GPU");
     return device;
 }

@@ -2,6 +2,7 @@
 
 import { post } from "../net/api.js";
 import { events } from "../net/sse.js";
+import { inWords } from "./attachments.js";
 
 export const blank = () => ({ role: "assistant", content: "", reasoning: "", tool_calls: [] });
 
@@ -34,7 +35,9 @@ function sent(conversation, message) {
 
 const isEmpty = (message) => message.role === "assistant" && !message.content && !message.tool_calls?.length;
 
-function bare({ role, content, tool_calls }) {
+function bare(message) {
+  const { role, content, tool_calls } = message;
+  if (role === "user") return { role, content: inWords(message) };
   return tool_calls?.length ? { role, content, tool_calls } : { role, content };
 }
 

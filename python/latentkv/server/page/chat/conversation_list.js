@@ -1,23 +1,44 @@
-// The conversations at the left: choose, rename, delete, export, import.
+// The conversations at the left: search, choose, rename, delete, export, import.
 
 import { button, byId, el } from "../parts/dom.js";
 import { failed, notice } from "../parts/notice.js";
+import { found, marked, queryOf } from "./search.js";
 import * as store from "./store.js";
 
 export const titleOf = (conversation) => conversation.title || "New conversation";
 
-/** shown: the open conversation. on: {choose(conversation), removed(conversation), changed()}. */
+/** What is searched for, or undefined. */
+export const searched = () => queryOf(byId("search").value);
+
+/** Those that have what is searched for. shown: the open conversation. on: {choose(conversation, query),
+ * removed(conversation), changed()}. */
 export function list(shown, isBusy, on) {
-  const rows = store.all().map((each) => row(each, each === shown, isBusy(each.id), on));
-  byId("conversations").replaceChildren(...rows);
-  byId("no-conversations").hidden = rows.length > 0;
-  byId("export").disabled = !rows.length;
+  const query = searched();
+  const all = store.all();
+  const hits = all.flatMap((each) => {
+    const hit = query ? found(each, titleOf(each), query) : {};
+    return hit ? [{ conversation: each, passage: hit.passage }] : [];
+  });
+  const row = ({ conversation, passage }) =>
+    entry(conversation, { query, passage, isShown: conversation === shown, isAnswering: isBusy(conversation.id) }, on);
+  byId("conversations").replaceChildren(...hits.map(row));
+  const count = hits.length === 1 ? "1 conversation" : `${hits.length} conversations`;
+  byId("found").textContent = query ? `${count} found` : "";
+  byId("no-conversations").hidden = hits.length > 0;
+  byId("no-conversations").textContent = all.length ? "Nothing found." : "Conversations stay in this browser.";
+  byId("searching").hidden = !all.length;
+  byId("export").disabled = !all.length;
 }
 
-function row(conversation, isShown, isAnswering, on) {
+function entry(conversation, { query, passage, isShown, isAnswering }, on) {
   const title = titleOf(conversation);
-  const open = el("button.title", { type: "button", "aria-current": isShown ? "true" : null, title }, title);
-  open.addEventListener("click", () => on.choose(conversation));
+  const open = el(
+    "button.title",
+    { type: "button", "aria-current": isShown ? "true" : null, title },
+    el("span.name", {}, ...marked(title, query)),
+    passage && el("span.passage", {}, ...marked(passage, query)),
+  );
+  open.addEventListener("click", () => on.choose(conversation, query));
   const item = el("li", {}, open);
   if (isAnswering) item.append(el("span.busy", { role: "img", "aria-label": "answering" }));
   item.append(

@@ -1,28 +1,42 @@
 // One message of a conversation as it is shown, and what can be done with it.
 
+import { showChips } from "./chips.js";
 import { codeBlock } from "../text/code_block.js";
 import { copied } from "../text/copy.js";
 import { button, el } from "../parts/dom.js";
 import { update } from "../text/markdown.js";
 import { integer, rate, tokens } from "../parts/units.js";
 
-/** on: {edit(message, text), regenerate(message)}. Returns {node, update(isAnswering)}. */
+/** on: {edit(message, text, attachments), regenerate(message)}. Returns {node, update(isAnswering)}. */
 export function messageView(message, on) {
   return message.role === "user" ? question(message, on) : answer(message, on);
 }
 
 function question(message, on) {
+  const files = el("ul.chips", { "aria-label": "Attached files" });
   const text = el("div.text");
   const copy = button("Copy", () => copied(message.content, copy));
   const edit = button("Edit", () => editor(node, message, on));
   const foot = el("footer", {}, copy, edit);
-  const node = el("article.question", { "aria-label": "Question" }, text, foot);
-  return { node, update: () => (text.textContent = message.content) };
+  const node = el("article.question", { "aria-label": "Question" }, files, text, foot);
+  function refresh() {
+    showChips(files, message.attachments);
+    text.textContent = message.content;
+    text.hidden = copy.hidden = !message.content;
+  }
+  return { node, update: refresh };
 }
 
 /** The question as a field in its own place. Sending it drops what came after it. */
 function editor(node, message, on) {
   const kept = [...node.childNodes];
+  let { attachments = [] } = message;
+  const files = el("ul.chips", { "aria-label": "Attached files" });
+  const remove = (gone) => {
+    attachments = attachments.filter((each) => each !== gone);
+    showChips(files, attachments, remove);
+    field.focus();
+  };
   const rows = Math.min(12, message.content.split("\n").length + 1);
   const field = el("textarea", { "aria-label": "Question", rows });
   field.value = message.content;
@@ -30,7 +44,7 @@ function editor(node, message, on) {
     node.classList.remove("editing");
     node.replaceChildren(...kept);
   };
-  const send = () => field.value.trim() && on.edit(message, field.value);
+  const send = () => (field.value.trim() || attachments.length) && on.edit(message, field.value, attachments);
   field.addEventListener("keydown", (event) => {
     if (event.isComposing) return;
     if (event.key === "Enter" && !event.shiftKey) {
@@ -43,7 +57,8 @@ function editor(node, message, on) {
   });
   node.classList.add("editing");
   const foot = el("footer", {}, button("Send", send, { kind: "main" }), button("Cancel", cancel));
-  node.replaceChildren(field, foot);
+  showChips(files, attachments, remove);
+  node.replaceChildren(files, field, foot);
   field.focus();
 }
 
@@ -83,7 +98,7 @@ function call({ function: { name, arguments: given } }) {
   } catch {
     // arguments that still come
   }
-  return codeBlock(shown, `call of ${name}`);
+  return codeBlock(shown, "json", `call of ${name}`);
 }
 
 /** "12 tokens · 84.9 tokens/s · 96 of 128 prompt tokens from the cache · stopped" */

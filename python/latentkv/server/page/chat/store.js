@@ -6,7 +6,10 @@ const ROLES = ["user", "assistant"];
 
 const held = new Map(); // id → conversation, the same object for everybody who asks
 
-/** {id, title, created, changed, system, messages: [{role, content, …}]} */
+/**
+ * {id, title, created, changed, system, messages: [{role, content, …}]}
+ * A question may have attachments: [{name, text}].
+ */
 export function create(system) {
   const now = Date.now();
   const conversation = { id: freshId(), title: "", created: now, changed: now, system, messages: [] };
@@ -98,16 +101,26 @@ function checked(value) {
 
 function checkedMessage(message) {
   const { role, content, reasoning = "", tool_calls = [], error, finish, usage, timings } = message ?? {};
+  const { attachments = [] } = message ?? {};
   const isRight =
     ROLES.includes(role) &&
     [content, reasoning].every((each) => typeof each === "string") &&
-    Array.isArray(tool_calls);
+    Array.isArray(tool_calls) &&
+    Array.isArray(attachments);
   if (!isRight) throw new Error("A message of this file lacks a field.");
-  if (role === "user") return { role, content };
+  if (role === "user") {
+    return attachments.length ? { role, content, attachments: attachments.map(checkedFile) } : { role, content };
+  }
   return {
     ...{ role, content, reasoning, tool_calls: tool_calls.map(checkedCall) },
     ...{ error: textOr(error), finish: textOr(finish), usage: numbersOf(usage), timings: numbersOf(timings) },
   };
+}
+
+function checkedFile(file) {
+  const { name, text } = file ?? {};
+  if (typeof name !== "string" || typeof text !== "string") throw new Error("A file in this file lacks a field.");
+  return { name, text };
 }
 
 function checkedCall(call) {

@@ -2,10 +2,22 @@
 
 import { byId } from "../parts/dom.js";
 import { messageView } from "./message.js";
+import { markIn } from "./search.js";
 
 const NEAR = 48; // px from the bottom that count as being there
 
 let views = new Map(); // message → its view
+let isAtBottom = true;
+
+/** Keeps the end in sight when the thread grows or the window gets smaller, unless one has scrolled up. */
+export function follow() {
+  const scroller = byId("scroller");
+  scroller.addEventListener("scroll", () => {
+    isAtBottom = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+  });
+  const observer = new ResizeObserver(() => isAtBottom && toBottom());
+  for (const each of [scroller, byId("thread")]) observer.observe(each);
+}
 
 /** Shows a conversation whole; on: see message.js. */
 export function show(conversation, answering, on) {
@@ -24,19 +36,20 @@ export function show(conversation, answering, on) {
 
 /** After a change of one message, at most once a frame. */
 export function refresh(message, isAnswering) {
-  const view = views.get(message);
-  if (!view) return;
-  const wasAtBottom = isAtBottom();
-  view.update(isAnswering);
-  if (wasAtBottom) toBottom();
+  views.get(message)?.update(isAnswering);
 }
 
-function isAtBottom() {
+/** Marks what is searched for, and goes to the first of it if `goes`. */
+export function mark(query, goes = false) {
+  const first = markIn(byId("thread"), query);
+  if (!first || !goes) return;
   const scroller = byId("scroller");
-  return scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+  const { top } = scroller.getBoundingClientRect();
+  scroller.scrollTop += first.getBoundingClientRect().top - top - scroller.clientHeight / 3;
 }
 
 function toBottom() {
   const scroller = byId("scroller");
   scroller.scrollTop = scroller.scrollHeight;
+  isAtBottom = true;
 }

@@ -25,6 +25,13 @@ export function showCache(cache, props) {
   pair("now", `${bytes(now)}`, `of f16’s ${bytes(tokens * f16_per_token)}`);
   pair("per-token", bytes(per_token), `of f16’s ${bytes(f16_per_token)} (${percent(per_token, f16_per_token)})`);
   byId("held").textContent = `${integer(cache.n_used)} of ${integer(cache.n_ctx)}`;
+  const told = [
+    `${bytes(now)} of ${bytes(cache.total)}`,
+    `${percent(cache.total, f16)} of f16`,
+    `${integer(cache.n_used)} of ${integer(cache.n_ctx)} tokens`,
+  ];
+  byId("cache-line").textContent = told.join(" · ");
+  byId("bytes-line").replaceChildren(...told.map((part, at) => el("span", {}, at ? "· " : "", part, " ")));
   byId("implementation").textContent = props.cache.implementation;
 }
 

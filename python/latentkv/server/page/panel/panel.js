@@ -3,7 +3,9 @@
 import { get } from "../net/api.js";
 import { showSlots } from "./activity.js";
 import { showCache } from "./cache_bytes.js";
+import { unfold } from "./folds.js";
 import { byId } from "../parts/dom.js";
+import { openByDefault } from "../parts/sides.js";
 import { showPlan } from "./plan.js";
 import { bytes, integer, parameters } from "../parts/units.js";
 
@@ -47,6 +49,9 @@ function opened(found) {
   props = found;
   showModel(props);
   showPlan(props);
+  const isLatent = props.plan.some(({ k, v }) => k.path !== "full" || v.path !== "full");
+  unfold(isLatent ? "latent" : "plain");
+  openByDefault(isLatent);
   on.opened(props);
 }
 

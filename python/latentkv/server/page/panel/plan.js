@@ -22,6 +22,7 @@ export function showPlan(props) {
   const height = Math.min(HEIGHTS[1], Math.max(HEIGHTS[0], Math.floor(TALL / props.plan.length)));
   byId("plan").replaceChildren(picture(segments, props.plan.length, full, height));
   const kept = segments.reduce((sum, each) => sum + each.width, 0);
+  byId("plan-line").textContent = `${props.plan.length} layers · ${formatsOf(segments).join(", ")}`;
   byId("legend").replaceChildren(...legend(segments, kept < 2 * full * props.plan.length));
   byId("plan-sum").replaceChildren(
     ...["k", "v"].map((side) => el("p", {}, summary(segments, side, full * props.plan.length))),
@@ -127,14 +128,18 @@ function described({ side, layer, group, groups, at, of, width, format, path, en
 const SHADES = [1, 2, 3, 4, 5, 6, 8, 16];
 const shade = (format) => SHADES.find((bits) => bits >= bitsOf(format)) ?? 16;
 
-function legend(segments, hasGaps) {
+/** Most bits first. */
+function formatsOf(segments) {
   const formats = [...new Set(segments.map((each) => each.format))];
-  formats.sort((a, b) => bitsOf(b) - bitsOf(a) || a.localeCompare(b));
+  return formats.sort((a, b) => bitsOf(b) - bitsOf(a) || a.localeCompare(b));
+}
+
+function legend(segments, hasGaps) {
   const item = (kind, text) => {
     const swatch = svg("rect", { class: kind, width: 10, height: 10 });
     return el("li", {}, svg("svg", { viewBox: "0 0 10 10" }, swatch), text);
   };
-  const items = formats.map((format) => item(`bits-${shade(format)}`, format));
+  const items = formatsOf(segments).map((format) => item(`bits-${shade(format)}`, format));
   return hasGaps ? [...items, item("unused", "not kept")] : items;
 }
 

@@ -14,7 +14,7 @@ export function bytes(count) {
 
 export const integer = (count) => Math.round(count).toLocaleString("en-US");
 
-export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
+export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)}\u00a0%` : "–");
 
 /** Tokens per second; "–" where nothing was computed. */
 export function rate(perSecond) {

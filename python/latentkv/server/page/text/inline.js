@@ -1,6 +1,8 @@
-// Markdown inside a line: code, links, emphasis, strikethrough. Builds nodes; HTML in the text stays text.
+// Markdown inside a line: code, formulas, links, emphasis, strikethrough. Builds nodes; HTML in the text stays text.
 
 import { el } from "../parts/dom.js";
+import { formula } from "./formula.js";
+import { formulaAt } from "./tex.js";
 
 const ESCAPED = /^\\([!-/:-@[-`{-~])/;
 const CODE = /^(`+)(?!`)/;
@@ -11,7 +13,7 @@ const AUTO = /^<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/;
 const BARE = /^https?:\/\/[^\s<>"'`]{1,2000}/;
 const BREAK = /^(?: {2,}|\\)?\n|^<br\s?\/?>/; // tables have no other way to a second line than <br>
 const RUN = /^(\*+|_+|~~)/;
-const PLAIN = /^[^\\`!\[<h\n*_~ ]+|^ +(?!\n| )/;
+const PLAIN = /^[^\\`$!\[<h\n*_~ ]+|^ +(?!\n| )/;
 
 /** Nodes of a text. */
 export function inline(text) {
@@ -33,6 +35,7 @@ function next(text, at) {
   const rest = text.slice(at, at + 4096);
   let match = PLAIN.exec(rest);
   if (match) return [match[0], match[0].length];
+  if ((match = formulaAt(rest, text[at - 1]))) return [formula(match), match.source.length];
   if ((match = ESCAPED.exec(rest))) return [match[1], 2];
   if ((match = CODE.exec(rest))) return code(text, at, match[1]);
   if ((match = BREAK.exec(rest))) return [el("br"), match[0].length];

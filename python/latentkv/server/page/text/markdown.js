@@ -1,9 +1,11 @@
 // Markdown of a model's text, block by block. Every block keeps its source, so that a growing answer
 // only rebuilds its last one. Nodes are built, never parsed: HTML in the text stays text.
 
-import { codeBlock } from "./code_block.js";
+import { codeBlock, grown } from "./code_block.js";
 import { el } from "../parts/dom.js";
+import { formula } from "./formula.js";
 import { inline } from "./inline.js";
+import { blockOf, endOfBlock } from "./tex.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$/;
@@ -21,6 +23,7 @@ export function update(box, text) {
   const shown = (box.blocks ??= []);
   let same = 0;
   while (same < shown.length && same < blocks.length && shown[same] === blocks[same].source) same++;
+  if (blocks[same]?.growing?.(box.childNodes[same])) same++;
   while (box.childNodes.length > same) box.lastChild.remove();
   box.append(...blocks.slice(same).map((block) => block.build()));
   box.blocks = blocks.map((block) => block.source);
@@ -30,7 +33,8 @@ function nodes(lines, depth) {
   return split(lines, depth).map((block) => block.build());
 }
 
-/** [{source, build}]: each takes as many lines as belong to it. */
+/** [{source, build, growing}]: each takes as many lines as belong to it. growing(node), where a block has it, makes
+ * the node of a shorter version show this one and returns whether that worked. */
 function split(lines, depth) {
   const blocks = [];
   for (let at = 0; at < lines.length; ) {
@@ -41,7 +45,8 @@ function split(lines, depth) {
     const kind = kindOf(lines, at, depth);
     const end = kind.end(lines, at, depth);
     const own = lines.slice(at, end);
-    blocks.push({ source: own.join("\n"), build: () => kind.build(own, depth) });
+    const growing = kind.growing && ((node) => kind.growing(node, own));
+    blocks.push({ source: own.join("\n"), build: () => kind.build(own, depth), growing });
     at = end;
   }
   return blocks;
@@ -50,6 +55,7 @@ function split(lines, depth) {
 function kindOf(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line)) return fence;
+  if (endOfBlock(lines, at)) return math;
   if (HEADING.test(line)) return heading;
   if (RULE.test(line)) return rule;
   if (depth < DEEPEST && QUOTE.test(line)) return quote;
@@ -69,12 +75,18 @@ const fence = {
     }
     return lines.length; // of an answer that still comes
   },
-  build(lines) {
-    const mark = FENCE.exec(lines[0]);
-    const last = lines.length > 1 && lines.at(-1).trim().startsWith(mark[1]) ? -1 : undefined;
-    return codeBlock(lines.slice(1, last).join("\n"), mark[2].trim().split(/\s/)[0]);
-  },
+  build: (lines) => codeBlock(...fenced(lines)),
+  growing: (node, lines) => grown(node, ...fenced(lines)),
 };
+
+/** [text, language] */
+function fenced(lines) {
+  const mark = FENCE.exec(lines[0]);
+  const last = lines.length > 1 && lines.at(-1).trim().startsWith(mark[1]) ? -1 : undefined;
+  return [lines.slice(1, last).join("\n"), mark[2].trim().split(/\s/)[0]];
+}
+
+const math = { end: endOfBlock, build: (lines) => el("p", {}, formula(blockOf(lines))) };
 
 const heading = {
   end: (lines, at) => at + 1,
@@ -110,7 +122,7 @@ const list = {
       const isInside = indent > first[1].length + 1;
       if (line.trim() && !isInside) {
         const isNext = item && isOrdered(item) === isOrdered(first) && !RULE.test(line);
-        if (!isNext && (wasBlank || item || startsBlock(line))) return end;
+        if (!isNext && (wasBlank || item || startsBlock(lines, end))) return end;
       }
       wasBlank = !line.trim();
     }
@@ -186,10 +198,11 @@ function cells(line) {
 const paragraph = {
   end(lines, at) {
     do at++;
-    while (at < lines.length && lines[at].trim() && !startsBlock(lines[at]) && !FIRST_ITEM.test(lines[at]));
+    while (at < lines.length && lines[at].trim() && !startsBlock(lines, at) && !FIRST_ITEM.test(lines[at]));
     return at;
   },
   build: (lines) => el("p", {}, ...inline(lines.map((line) => line.trimStart()).join("\n"))),
 };
 
-const startsBlock = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line);
+const STARTS = [FENCE, HEADING, RULE, QUOTE];
+const startsBlock = (lines, at) => STARTS.some((each) => each.test(lines[at])) || endOfBlock(lines, at) > 0;

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latentkv.console.reading import read_text
+
 from ...errors import ConvertError
 from ...ir import LayerPlan, SidePlan
 from . import features
@@ -121,7 +123,7 @@ def load(path: Path | None) -> Times:
     """
     path = DEFAULT if path is None else path
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path, "--gpu-times"))
     except OSError as error:
         raise ConvertError("--gpu-times", f"{_WHAT} at {path}", error.strerror or str(error)) from None
     except ValueError:

@@ -129,6 +129,8 @@ def ropes_by_kind(
 ) -> dict[str, dict[str, Any]]:
     """RoPE by kind of layer: rope_parameters of transformers 5 over these, the fields of earlier configs."""
     given: Mapping[str, Any] = config.get("rope_parameters") or {}
+    if unknown := sorted(set(given) - {FULL, LOCAL}):
+        raise ConvertError("config.json", f"rope_parameters of {FULL} and {LOCAL}", ", ".join(unknown))
     ropes = {
         kind: {**parameters, **(given.get(kind) or {})} for kind, parameters in ((FULL, full), (LOCAL, local))
     }

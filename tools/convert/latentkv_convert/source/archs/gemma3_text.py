@@ -139,13 +139,13 @@ def config_of(stock: Stock) -> dict[str, Any]:
     width = sizes["head_dim"]
     if n_layer == _WIDE_LAYERS:
         width = sizes["hidden_size"] // sizes["num_attention_heads"]
-    period = stock.whole("attention.sliding_window_pattern", 1, 1 << 16, _PERIOD)
+    is_local = stock.local_layers(n_layer, _PERIOD)
     return {
         **sizes,
         "rms_norm_eps": stock.number("attention.layer_norm_rms_epsilon", 0, 1),
         "rope_local_base_freq": stock.number("rope.freq_base_swa", *limits.ROPE_BASE, default=1e4),
         "query_pre_attn_scalar": width,
         "sliding_window": window,
-        "layer_types": layer_types(bool(window) and (layer + 1) % period != 0 for layer in range(n_layer)),
+        "layer_types": layer_types(bool(window) and local for local in is_local),
         "final_logit_softcapping": stock.number("final_logit_softcapping", 0, 1e6, 0.0),
     }

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from ... import limits
-from ...errors import ConvertError
 from ...ir import ModelSpec, TensorRole
 from ..stock import Stock
 from . import LOCAL, layer_types, llama, require
@@ -52,15 +51,7 @@ def config_of(stock: Stock) -> dict[str, Any]:
     if not window:
         return config
     n_layer, base = config["num_hidden_layers"], config["rope_theta"]
-    pattern = stock.values.get("attention.sliding_window_pattern", PERIOD)
-    if isinstance(pattern, list):
-        if len(pattern) != n_layer:
-            expected = f"{n_layer} values of attention.sliding_window_pattern, one a layer"
-            raise ConvertError(stock.where, expected, str(len(pattern)))
-        is_local = [bool(local) for local in pattern]
-    else:
-        period = stock.whole("attention.sliding_window_pattern", 1, 1 << 16, PERIOD)
-        is_local = [(layer + 1) % period != 0 for layer in range(n_layer)]
+    is_local = stock.local_layers(n_layer, PERIOD)
     local_base = stock.number("rope.freq_base_swa", *limits.ROPE_BASE, default=base)
     return {
         **config,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from latentkv.console.reading import read_text
+
 from ...errors import ConvertError
 from ..checkpoint import read_json
 from .files import TokenizerFiles
@@ -91,7 +93,7 @@ def _chat_templates(files: TokenizerFiles) -> dict[str, Any]:
     directory = files.directory
     template: Any = files.settings.get("chat_template")
     if (directory / "chat_template.jinja").is_file():
-        template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+        template = read_text(directory / "chat_template.jinja")
     elif template is None and (directory / "chat_template.json").is_file():
         template = read_json(directory / "chat_template.json").get("chat_template")
     named: dict[str, str] = {}
@@ -100,7 +102,7 @@ def _chat_templates(files: TokenizerFiles) -> dict[str, Any]:
     elif isinstance(template, list):
         named.update({entry["name"]: entry["template"] for entry in template})
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        named[path.stem] = path.read_text(encoding="utf-8")
+        named[path.stem] = read_text(path)
     result: dict[str, Any] = {}
     if "default" in named:
         result["tokenizer.chat_template"] = named.pop("default")

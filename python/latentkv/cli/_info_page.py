@@ -1,0 +1,232 @@
+"""What `latentkv info` shows of its report."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from latentkv.console.printable import printable
+from latentkv.console.terminal import Block, table
+from latentkv.plan import presets
+from latentkv.quantities import bytes_text, count_text
+
+# What the paths of a tensor and the formats of blocks are, where they occur.
+_PATHS = {
+    "rebuild": "K is cached before RoPE, and the key is computed from it at every read",
+    "rotated": "K is cached after RoPE and read as it is stored",
+    "absorbed": "K has no RoPE and is read as it is stored",
+    "latent": "V is cached as a short vector and read as it is stored",
+}
+_BLOCKS = (
+    "c8 … c2: K of 32 tokens together, with a scale and a minimum per channel; the latest tokens wait in f16"
+)
+_PREFILL = {
+    "eager": "eager: a prompt attends to its past as it is cached",
+    "lazy": "lazy: a prompt attends to exact K and V, which are compressed behind it",
+}
+
+
+def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
+    file = report["file"]
+    layers = ["", *_layers(report["layers"], file)] if file["latent"] else []
+    shown: list[Block] = [_facts(file), *layers, "", *_memory(report["forecast"], file["gpu"])]
+    kinds = {name for row in report["forecast"] for name in row["kv"].split("/")}
+    if any(presets.is_in_blocks(name) for name in kinds):
+        shown += ["", _BLOCKS]
+    if file["master"]:
+        shown += ["", *_budgets(report["budgets"])]
+    if n_ctx > model.n_ctx_train:
+        beyond = f"note: the model was trained for {model.n_ctx_train} tokens; {n_ctx} is beyond that"
+        shown += ["", beyond]
+    return shown
+
+
+def _facts(file: dict[str, Any]) -> str:
+    facts = [
+        ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
+        *([("sidecar", file["sidecar"])] if file["sidecar"] else []),
+        (
+            "model",
+            f"{file['name'] or 'no name'}, {file['architecture']}, {count_text(file['n_params'])} parameters",
+        ),
+        (
+            "shape",
+            f"{file['n_layer']} layers, {file['n_embd']} wide, {file['n_head']} query heads and "
+            f"{file['n_head_kv']} KV heads of {file['head_dim']}",
+        ),
+        ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
+        (
+            "chat",
+            "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
+        ),
+        ("cache", _cache_text(file)),
+        *([("matrices", _matrices(file))] if file["latent"] else []),
+        *([("exact", kept)] if (kept := _exact(file["regions"])) else []),
+        ("prefill", _PREFILL[file["regions"]["prefill"]]),
+        *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
+    ]
+    return "\n".join(f"{name:<8} {printable(value)}" for name, value in facts)
+
+
+def _cache_text(file: dict[str, Any]) -> str:
+    kind = "latent" if file["latent"] else "full K and V"
+    return f"{kind}, a master file: --kv-budget plans it anew" if file["master"] else kind
+
+
+def _matrices(file: dict[str, Any]) -> str:
+    """`3.4 MiB to and from the latents, 1.2 MiB more weights than full K and V`"""
+    size, added = f"{bytes_text(file['factor_bytes'])} to and from the latents", file["added_weight_bytes"]
+    if added is None:
+        return f"{size}, in place of projections whose size the file does not say"
+    more = f"{bytes_text(abs(added))} {'more' if added >= 0 else 'fewer'}"
+    return f"{size}, {more} weights than full K and V"
+
+
+def _exact(regions: Mapping[str, Any]) -> str:
+    """`the first 4 tokens in f16, the latest 10 % of the sequence in q4`, or "" where none are."""
+    latest = f"{regions['recent']} tokens" if regions["recent"] else ""
+    if regions["recent_ratio"]:
+        share = f"{100 * regions['recent_ratio']:.4g} % of the sequence"
+        latest = f"{share}, at least {latest}" if latest else share
+    first = f"the first {regions['sink']} tokens in {regions['sink_format']}" if regions["sink"] else ""
+    return ", ".join(
+        filter(None, (first, f"the latest {latest} in {regions['recent_format']}" if latest else ""))
+    )
+
+
+def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
+    width = file["n_head_kv"] * file["head_dim"]
+    rows = [
+        [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], width))]
+        for i, layer in enumerate(layers)
+    ]
+    # Runs of equal layers become one row.
+    merged = []
+    for body, run in itertools.groupby(rows, key=lambda row: row[1:]):
+        numbers = [row[0] for row in run]
+        merged.append([numbers[0] if len(numbers) == 1 else f"{numbers[0]} … {numbers[-1]}", *body])
+    sides = [f"{side} {name}" for side in ("K", "V") for name in ("path", "ranks", "kept", "energy")]
+    plans = [
+        f"{i} K {_plan(layer['k'])}; V {_plan(layer['v'])}"
+        for i, layer in enumerate(layers)
+        if _planned(layer)
+    ]
+    paths = {layer[side]["path"] for layer in layers for side in ("k", "v")}
+    legend = [f"{path}: {meaning}" for path, meaning in _PATHS.items() if path in paths]
+    shown: list[Block] = [table(["layer", *sides], merged), *legend]
+    return [*shown, "", "what a token leaves in a layer (channels:bits)", *plans] if plans else shown
+
+
+def _planned(layer: dict[str, Any]) -> bool:
+    """Whether a tensor of the layer has more to say than one segment per group."""
+    tensors = (layer["k"], layer["v"])
+    return any(t["formats"] or any(len(group) > 1 for group in t["segments"]) for t in tensors)
+
+
+def _plan(tensor: dict[str, Any]) -> str:
+    """[[64, 32]] and [["q4", "q2"]] → "64:q4 32:q2"; groups are divided by " | "."""
+    groups = []
+    for i, widths in enumerate(tensor["segments"]):
+        names = tensor["formats"][i] if tensor["formats"] else [""] * len(widths)
+        groups.append(
+            " ".join(f"{w}:{name}" if name else str(w) for w, name in zip(widths, names, strict=True))
+        )
+    return " | ".join(
+        f"{len(list(run))} x ({plan})" if len(groups) > 1 else plan for plan, run in itertools.groupby(groups)
+    )
+
+
+def _tensor(tensor: dict[str, Any], width: int) -> list[str]:
+    ranks, energy = tensor["ranks"], tensor["energy"]
+    full = tensor["path"] == "full"
+    return [
+        tensor["path"],
+        "-" if full else _ranks(ranks),
+        "100 %" if full else f"{100 * _stored(tensor) / width:.1f} %",
+        "-" if energy is None else f"{100 * energy:.2f} %",
+    ]
+
+
+def _stored(tensor: dict[str, Any]) -> int:
+    """Channels of a row whose token is neither sink nor recent."""
+    if tensor["formats"] is None:
+        return sum(tensor["ranks"])
+    groups = zip(tensor["segments"], tensor["formats"], strict=True)
+    return sum(
+        width for widths, names in groups for width, name in zip(widths, names, strict=True) if name != "none"
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    """[64, 64, 64] → "3x64"; [96, 64] → "96+64"."""
+    runs = [(rank, len(list(run))) for rank, run in itertools.groupby(ranks)]
+    shown = "+".join(str(rank) if count == 1 else f"{count}x{rank}" for rank, count in runs)
+    return shown if len(shown) <= 18 else f"{len(ranks)} of {min(ranks)}-{max(ranks)}"
+
+
+def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
+    """One row per format: bytes per token, the cache at each context, and all of it at the largest."""
+    from latentkv.plan.fit import device_name, needs
+
+    contexts = sorted({row["n_ctx"] for row in forecast})
+    lazy = any(row["prefill"] for row in forecast)
+    rows = []
+    for kv, group in itertools.groupby(forecast, key=lambda row: row["kv"]):
+        at = {row["n_ctx"]: row for row in group}
+        last = at[contexts[-1]]
+        rows.append(
+            [
+                kv,
+                f"{last['per_token']:.1f}",
+                f"{100 * last['per_token'] / (last['f16_per_token'] + last['cell_bytes']):.1f} %",
+                *(bytes_text(at[count]["total"]) for count in contexts),
+                bytes_text(last["compute"]),
+                *([bytes_text(last["prefill"])] if lazy else []),
+                bytes_text(last["weights"] + last["total"] + last["compute"] + last["prefill"]),
+            ]
+        )
+    head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
+    last = max(forecast, key=lambda row: row["n_ctx"])
+    head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
+    slots = last["layer_slots"]
+    middle = next(region["slots"] for region in last["regions"] if region["name"] == "middle")
+    if middle < last["n_cells"]:
+        head += f"\na layer keeps {middle} of {last['n_cells']} tokens beside its exact ones"
+    if (n_windowed := sum(n < min(contexts[-1], middle) for n in slots)) > 0:
+        head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
+        head += f"bytes/token are of all {contexts[-1]}"
+    if on_gpu:
+        needed = needs(last)
+        told = [
+            f"on {device_name(device, len(needed) - 1)} {need} = {bytes_text(need.total)}"
+            for device, need in needed.items()
+            if need.total
+        ]
+        head += f"\nof {last['kv']} {told[0]}; CUDA's own memory and the kernels' scratch come on top"
+        head += "".join(f"\nand {more}" for more in told[1:])
+    caches = [f"cache at {count}" for count in contexts]
+    columns = ["--kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
+    return [head, table(columns, rows)]
+
+
+def _budgets(rows: list[dict[str, Any]]) -> list[Block]:
+    """One row per budget: the whole cache where it is counted, and the expected divergence."""
+    cells = [
+        [
+            row["budget"],
+            f"{row['per_token']:.1f}",
+            f"{bytes_text(row['total'])} at {row['n_ctx']}",
+            row["exact"],
+            "–" if row["kld"] is None else f"{row['kld']:.2g}",
+        ]
+        for row in rows
+    ]
+    head = (
+        "budgets of this master file, exact tokens and bookkeeping included; expected KLD in nats per token"
+    )
+    columns = ["--kv-budget", "bytes/token", "whole cache", "exact tokens"]
+    shown: list[Block] = [head, table([*columns, "expected KLD"], cells)]
+    if rows and (differs := rows[0]["unmeasured"]):
+        shown.append(f"no expected KLD: it was measured with {differs}")
+    return shown

@@ -1,0 +1,98 @@
+"""Options of how tokens are drawn, under llama.cpp's names."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from latentkv import ranges
+from latentkv.console.arguments import number, text
+from latentkv.console.reading import read_text
+from latentkv.errors import expected
+
+if TYPE_CHECKING:
+    from latentkv.sampling.grammar import LlamaGrammar
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The options of create_chat_completion, llama.cpp's spelling."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "-s",
+        "--seed",
+        type=number(ranges.SEED),
+        default=-1,
+        metavar="N",
+        help="same seed, same text (default: -1, a new one)",
+    )
+    group.add_argument(
+        "--temp",
+        type=number(ranges.RealRange(0.0)),
+        default=0.8,
+        metavar="X",
+        help="temperature; 0 always takes the likeliest token (default: 0.8)",
+    )
+    group.add_argument(
+        "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
+    )
+    group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(default: 0.95, 1 = off)")
+    group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(default: 0.05, 0 = off)")
+    group.add_argument("--typical", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
+    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
+    group.add_argument(
+        "--repeat-last-n",
+        type=number(ranges.PENALTY_LAST_N),
+        default=64,
+        metavar="N",
+        help="tokens that penalties look at (default: 64)",
+    )
+    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
+    group.add_argument("--mirostat", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)")
+    group.add_argument(
+        "--mirostat-lr", type=float, default=0.1, metavar="X", help="learning rate eta (default: 0.1)"
+    )
+    group.add_argument(
+        "--mirostat-ent", type=float, default=5.0, metavar="X", help="target entropy tau (default: 5)"
+    )
+    group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer by a grammar")
+    group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
+    group.add_argument(
+        "-j", "--json-schema", type=text, metavar="SCHEMA", help="constrain it to JSON of a schema"
+    )
+    group.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of create_completion and create_chat_completion."""
+    return {
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "typical_p": args.typical,
+        "repeat_penalty": args.repeat_penalty,
+        "frequency_penalty": args.frequency_penalty,
+        "presence_penalty": args.presence_penalty,
+        "mirostat_mode": args.mirostat,
+        "mirostat_eta": args.mirostat_lr,
+        "mirostat_tau": args.mirostat_ent,
+        "grammar": _grammar(args),
+    }
+
+
+def _grammar(args: argparse.Namespace) -> LlamaGrammar | None:
+    from latentkv.sampling.grammar import LlamaGrammar
+
+    names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+    given = [name for name in names if getattr(args, name) is not None]
+    if len(given) > 1:
+        flags = ["--" + name.replace("_", "-") for name in given]
+        raise expected(" and ".join(flags), "one of them", "several")
+    if args.grammar is not None:
+        return LlamaGrammar.from_string(args.grammar)
+    if args.grammar_file is not None:
+        return LlamaGrammar.from_file(args.grammar_file)
+    if args.json_schema_file is not None:
+        return LlamaGrammar.from_json_schema(read_text(args.json_schema_file, "--json-schema-file"))
+    return None if args.json_schema is None else LlamaGrammar.from_json_schema(args.json_schema)

@@ -1,0 +1,93 @@
+"""Which request starts next, in which sequence, and how much of its prompt is there already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from latentkv.engine.request import Ticket
+from latentkv.engine.room import LEAST_PARKED, TILE, Room
+from latentkv.engine.slot import Slot
+
+
+class Admission:
+    """A request is admitted when a sequence is free and the cache has room for its prompt and its answer, in
+    the order they came; what idle sequences hold is kept for prompts that begin alike, and goes, the longest
+    unused first, when there is no other room. So a running answer never meets a full cache."""
+
+    def __init__(self, room: Room) -> None:
+        self.room, self.sequences, self.session = room, room.sequences, room.session
+        self.n_ctx_seq = room.n_ctx_seq
+
+    def is_read_now(self, idle: list[Slot], ticket: Ticket) -> bool:
+        """Whether another request reads what this prompt begins with, more than an idle sequence has of it:
+        choices of one request, clients with one system prompt. It is lent when it is read."""
+        prompt, sequences = ticket.request.prompt, self.sequences
+        if ticket.request.scores_prompt or not ticket.request.reuses:
+            return False
+        most = max(sequences.kept(slot, prompt) for slot in idle)
+        most = max(most, *(sequences.shared(slot, prompt) for slot in sequences.slots))
+        readers = (slot for slot in sequences.slots if slot.job and not slot.has_read)
+        return any(sequences.lendable(slot, prompt) > most + TILE for slot in readers)
+
+    def place(self, idle: list[Slot], ticket: Ticket) -> tuple[Slot, int, int, int] | None:
+        """A sequence for the request, how many of its tokens the prompt goes on from, and how many tokens the
+        answer may have now and in all; None: there is no room."""
+        prompt = ticket.request.prompt
+        slot = self._chosen(idle, prompt)
+        if ticket.request.scores_prompt or not ticket.request.reuses:
+            self.room.park(slot)
+            keep = 0
+        else:
+            keep = self._rewind(slot, prompt)
+        room = self.n_ctx_seq - len(prompt)
+        asked = ticket.request.max_tokens
+        hard = self._hard_limit(asked, room)
+        share = max(1, self.session.n_ctx // len(self.sequences.slots) - len(prompt))
+        limit = min(hard, room, room if asked >= 0 else share)
+        if not self.room.make(slot, len(prompt) - keep + max(0, limit - 1)):
+            if self.sequences.running:
+                return None
+            self.room.park(slot)  # alone, but for broken blocks of what it keeps
+            keep = 0
+        return slot, keep, limit, hard
+
+    def _chosen(self, idle: list[Slot], prompt: Sequence[int]) -> Slot:
+        """The idle sequence that the prompt has most in common with. Where that has much more, another
+        conversation, it lends its beginning to an empty sequence or the longest unused one."""
+        shared = {slot.seq: self.sequences.shared(slot, prompt) for slot in self.sequences.slots}
+
+        def order(slot: Slot) -> tuple[int, bool, bool, bool, int]:
+            keep = self.sequences.plan(slot, prompt)[0]
+            lent = max((count for seq, count in shared.items() if seq != slot.seq), default=0)
+            stays = lent <= keep + TILE  # its own tokens are the prompt's beginning
+            lost = len(slot.tokens) - keep if stays else len(slot.tokens)
+            worth = keep if stays else lent
+            return worth, lost < LEAST_PARKED, stays and keep > 0, not slot.tokens, -slot.used
+
+        return max(idle, key=order)
+
+    def _hard_limit(self, asked: int, room: int) -> int:
+        """Tokens that an answer may have at most."""
+        if self.sequences.shift is not None:
+            return asked if asked >= 0 else sys.maxsize
+        return min(asked, room) if asked >= 0 else room
+
+    def _rewind(self, slot: Slot, prompt: Sequence[int]) -> int:
+        """Leaves in the slot what the prompt can go on from, or takes it from another one, as a token may
+        belong to several sequences. Returns how many tokens that are."""
+        sequences = self.sequences
+        keep, moves = sequences.plan(slot, prompt)
+        other = max(sequences.slots, key=lambda each: sequences.shared(each, prompt))
+        shared = sequences.shared(other, prompt)
+        if self.room.restore(slot, prompt, max(keep, shared) + TILE):
+            return len(slot.tokens)
+        if shared > keep + TILE:
+            self.room.park(slot)
+            sequences.lend(other, slot, shared)
+        elif keep < len(slot.tokens):
+            if len(slot.tokens) - keep >= LEAST_PARKED:
+                self.room.save(slot)
+            if sequences.move(slot, moves):
+                sequences.cut(slot, keep)
+        return len(slot.tokens)

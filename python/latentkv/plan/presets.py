@@ -1,0 +1,164 @@
+"""Caches by what they are for: names that `kv` takes beside row formats, and what they stand for.
+
+A preset stores K in blocks of 32 tokens, a scale and a minimum per channel of a block, as a few channels of K
+are far larger than the others (Qwen2.5's reach hundreds), and one scale per token then rounds the others
+away: q4_0 leaves nothing of that model. Tokens wait among the recent ones until their block is full.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from latentkv.errors import LatentKVError, expected
+from latentkv.plan.formats import BLOCKS, split_pair
+
+if TYPE_CHECKING:
+    from latentkv import _core
+
+# Architectures whose K is known to have such channels: Qwen2.5-Coder-1.5B diverges from f16 by 7.4 nats with
+# q4_0, and by 0.001 with q8_0.
+LARGE_KEYS = ("qwen2",)
+RECENT = 32  # latest tokens kept whole beside blocks, where nobody says: one block
+
+
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Row formats of K and V, and tokens that are kept whole. windowed: K's where layers have a sliding
+    window, and so no blocks. share: of the f16 cache at 32768 tokens; heads of 64 and of 128 channels are
+    within a point."""
+
+    k: str
+    v: str
+    windowed: str
+    share: str
+    about: str
+    sink: int = 4
+    recent: int = 128
+
+    @property
+    def formats(self) -> str:
+        return f"{self.k}/{self.v}"
+
+
+PRESETS = {
+    "balanced": Preset("c8", "q8", "q8", "56 %", "TODO"),
+    "small": Preset("c4", "q4", "q6", "30 %", "TODO"),
+    "smallest": Preset("c2", "q3", "q4", "20 %", "TODO"),
+}
+# What llama.cpp calls the other two that anybody should take.
+STOCK = {
+    "f16": ("100 %", "as the model was trained"),
+    "q8_0": ("53 %", "as in llama.cpp"),
+}
+
+
+def choices() -> list[tuple[str, str, str]]:
+    """(name, share of f16, what it is for), largest first: what help and errors offer."""
+    stock = [(name, *of) for name, of in STOCK.items()]
+    return stock + [(name, p.share, p.about) for name, p in PRESETS.items()]
+
+
+def resolved(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Session's keywords in which kv, kv_k and kv_v name row formats alone: a preset, a pair as "c4/q4" and
+    llama.cpp's types become what they stand for, and blocks get recent tokens to wait among.
+
+    Raises:
+        LatentKVError: an unknown name, a preset of one side, or of a file that has a plan of its own.
+    """
+    found = dict(options)
+    both = found.get("kv") or ""
+    preset = PRESETS.get(both)
+    if preset is not None:
+        _require_alone(both, found)
+        _require_plain(model, both)
+        k = preset.windowed if has_windows(model) else preset.k
+        found |= {"kv": "", "kv_k": k, "kv_v": preset.v}
+        if found.get("sink", -1) < 0:
+            found["sink"] = preset.sink
+        if not _keeps_recent(model, found):
+            found["recent"] = preset.recent
+    elif both:
+        both, k, v = (_known(model, name, "kv") for name in split_pair(both))
+        if both in BLOCKS:  # which are K's alone
+            both, k, v = "", both, f"q{both[1:]}"
+        found |= {"kv": both, "kv_k": found.get("kv_k") or k, "kv_v": found.get("kv_v") or v}
+    for name in ("kv_k", "kv_v"):
+        if name in found:
+            found[name] = _known(model, found[name], name)
+    _doubt(model, found.get("kv_k") or found.get("kv") or "")
+    if found.get("kv_k") in BLOCKS and not _keeps_recent(model, found):
+        found["recent"] = RECENT
+    return found
+
+
+def _doubt(model: _core.Model, k: str) -> None:
+    """Warns once of keys that a scale per token rounds away."""
+    architecture = model.metadata.get("general.architecture")
+    if (
+        architecture not in LARGE_KEYS
+        or not model.is_plain
+        or k in ("", "f32", "f16", "q8", "q8_0", "g8", *BLOCKS)
+    ):
+        return
+    line = (
+        f"warning: [kv] expected K in blocks, as --kv small has it, for {architecture}, whose keys have "
+        f"large biases; got {k}, which leaves little of the model"
+    )
+    if line not in _warned:
+        _warned.add(line)
+        print(line, file=sys.stderr)
+
+
+def is_in_blocks(name: str) -> bool:
+    """Whether a preset or a row format keeps K in blocks of tokens."""
+    return name in BLOCKS or (name in PRESETS and PRESETS[name].k in BLOCKS)
+
+
+def has_windows(model: _core.Model) -> bool:
+    """Whether layers hold a sliding window instead of the context, whatever its length."""
+    return any(region["name"] == "ring" for region in model.forecast(1 << 20)["regions"])
+
+
+def _keeps_recent(model: _core.Model, options: Mapping[str, Any]) -> bool:
+    """Whether it was said how many, be it none: by the caller or by the file."""
+    asked = (options.get("recent", -1), options.get("recent_ratio", -1.0))
+    return max(asked) >= 0 or bool(model.regions["recent"] or model.regions["recent_ratio"])
+
+
+def _known(model: _core.Model, name: str, where: str) -> str:
+    from latentkv import _core
+
+    if name in PRESETS:
+        raise expected(
+            where, f"a row format, as {PRESETS[name].formats.split('/')[0]}", name, f"kv {name} is of K and V"
+        )
+    found = name.lower()
+    if found and found not in _core.build_info()["formats"]:
+        raise unknown(where, name)
+    return found
+
+
+def unknown(where: str, got: str) -> LatentKVError:
+    """Of a cache that nobody knows."""
+    named = ", ".join(name for name, _, _ in choices())
+    return expected(where, f"{named}, or row formats as q4 or c4/q4 (docs/cache.md)", repr(got))
+
+
+def _require_alone(name: str, options: Mapping[str, Any]) -> None:
+    for side in ("kv_k", "kv_v"):
+        if options.get(side):
+            raise expected(
+                "kv", f"no format of K or V beside {name}", f"{side} {options[side]}", "leave one out"
+            )
+
+
+def _require_plain(model: _core.Model, name: str) -> None:
+    if not model.is_plain:
+        got = f"{name} for a file with a latent cache"
+        raise expected("kv", "a row format, as q4", got, "leave it out: the file's own plan is smaller")

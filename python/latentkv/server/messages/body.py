@@ -1,0 +1,121 @@
+"""The body of POST /v1/messages, and the chat call that it stands for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from latentkv.errors import expected
+from latentkv.server.fields import unless_null
+from latentkv.server.messages.blocks import messages_of
+from latentkv.server.schemas import Body, ChatBody, Sampling
+
+
+class Thinking(Body):
+    """budget_tokens is not enforced: max_tokens bounds thoughts and text together."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesIgnored(BaseModel):
+    """What belongs to Anthropic's service and changes no answer. Nothing is taken out of a context."""
+
+    cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None
+    inference_geo: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class MessagesRefused(BaseModel):
+    container: Annotated[Any, unless_null("nothing here runs code")] = None
+    mcp_servers: Annotated[Any, unless_null("nothing here calls other servers")] = None
+
+
+class CountBody(Sampling, MessagesIgnored, MessagesRefused):
+    """What a prompt is made of."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # llama.cpp's server's
+
+    def as_chat(self, **more: Any) -> ChatBody:
+        """The same in a chat call's words. As in Anthropic's interface, an answer goes on with a last message
+        of the assistant."""
+        fields = {name: getattr(self, name) for name in Sampling.model_fields}
+        choice = self.tool_choice
+        config = self.output_config or OutputConfig()
+        return ChatBody(
+            **fields,
+            **more,
+            messages=messages_of(self.messages, self.system),
+            continue_final_message=self.messages[-1].get("role") == "assistant",
+            tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
+            tool_choice=None if choice is None else _tool_choice(choice),
+            parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+            response_format=_response_format(config.format),
+            reasoning_effort=config.effort,
+            chat_template_kwargs=self._template_kwargs(),
+        )
+
+    def _template_kwargs(self) -> dict[str, Any] | None:
+        if self.thinking is None:
+            return self.chat_template_kwargs
+        return {"enable_thinking": self.thinking.type != "disabled"} | (self.chat_template_kwargs or {})
+
+
+class MessagesBody(CountBody):
+    max_tokens: int | None = None  # as llama.cpp's server, which takes a call without
+    stop_sequences: list[str] | None = None
+    stream: bool = False
+
+    def as_chat(self, **more: Any) -> ChatBody:
+        return super().as_chat(max_tokens=self.max_tokens, stop=self.stop_sequences, **more)
+
+    @property
+    def omits_thoughts(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise expected("tools", "tools with an input_schema, which the client runs", repr(tool["type"]))
+    function = {name: tool.get(name) for name in ("name", "description", "strict")}
+    return {"type": "function", "function": function | {"parameters": tool.get("input_schema")}}
+
+
+def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
+
+
+def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
+    if asked is None:
+        return None
+    if asked.get("type") != "json_schema" or not isinstance(asked.get("schema"), dict):
+        raise expected("output_config", "a format of the type json_schema with a schema", repr(asked))
+    return {"type": "json_schema", "json_schema": {"schema": asked["schema"]}}

@@ -1,0 +1,129 @@
+"""The body of POST /v1/responses, and the chat call that it stands for."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from latentkv.errors import expected
+from latentkv.server.fields import Ignored, unless_null
+from latentkv.server.responses.items import messages_of
+from latentkv.server.schemas import Body, ChatBody, Sampling, StreamOptions, Text
+from latentkv.text import utf8
+
+LOGPROBS = "message.output_text.logprobs"
+# what else may be included belongs to items that nothing here writes; thoughts come unencrypted
+_INCLUDED = Literal[
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+_STATELESS = "nothing is stored between requests; send the items themselves"
+
+
+class Reasoning(Body):
+    effort: str | None = None
+    summary: str | None = None  # thoughts come whole
+    generate_summary: str | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None  # the template decides
+    mode: Literal["standard"] | None = None
+
+
+class TextConfig(Body):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # no template reads it
+
+
+class ResponsesIgnored(Ignored):
+    max_tool_calls: int | None = None  # of tools that the service runs
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+
+
+class ResponsesRefused(BaseModel):
+    previous_response_id: Annotated[Any, unless_null(_STATELESS)] = None
+    conversation: Annotated[Any, unless_null(_STATELESS)] = None
+    prompt: Annotated[Any, unless_null("no prompts are stored; send instructions and input")] = None
+    context_management: Annotated[Any, unless_null("nothing is compacted")] = None
+    background_options: Annotated[Any, unless_null("answers come in the response")] = None
+    access_programs: Annotated[Any, unless_null("it is for OpenAI's models")] = None
+    moderation: Annotated[Any, unless_null("nothing is moderated")] = None
+    image: Annotated[Any, unless_null("models here read text")] = None
+
+
+class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
+    input: Text | list[dict[str, Any]]
+    model: str | None = None
+    instructions: Text | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig = Field(default_factory=TextConfig)
+    reasoning: Reasoning = Field(default_factory=Reasoning)
+    include: list[_INCLUDED] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    # llama.cpp's server's
+    stop: str | list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def as_chat(self) -> ChatBody:
+        """The same in a chat call's words. A response repeats much of its request, which has to be UTF-8."""
+        utf8(json.dumps(self.model_dump(exclude={"input"}), ensure_ascii=False), "body")
+        fields = {name: getattr(self, name) for name in Sampling.model_fields}
+        return ChatBody(
+            **fields,
+            messages=messages_of(self.input, self.instructions),
+            max_completion_tokens=self._limit(),
+            stop=self.stop,
+            tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
+            tool_choice=_tool_choice(self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=_response_format(self.text.format),
+            reasoning_effort=self.reasoning.effort,
+            chat_template_kwargs=self.chat_template_kwargs,
+            logprobs=self.with_logprobs or None,
+            top_logprobs=self.top_logprobs,
+        )
+
+    @property
+    def with_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or self.top_logprobs is not None
+
+    def _limit(self) -> int | None:
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise expected("max_output_tokens", "at least 1", self.max_output_tokens)
+        return self.max_output_tokens
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A chat's tools have the function one level down."""
+    if tool.get("type") != "function":
+        raise expected("tools", "tools of the type function, which the client runs", repr(tool.get("type")))
+    return {"type": "function", "function": tool}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "allowed_tools":
+        wanted = choice.get("tools")
+        if isinstance(wanted, list):
+            wanted = [{"function": tool} for tool in wanted]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": wanted}}
+    return choice
+
+
+def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
+    if asked is None or asked.get("type") != "json_schema":
+        return asked
+    return {"type": "json_schema", "json_schema": asked}
