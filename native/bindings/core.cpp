@@ -59,7 +59,9 @@ py::list gpu_memory() {
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
-    static py::exception<lkv::Error> error(module, "Error", PyExc_ValueError);
+    const auto errors = py::module_::import("latentkv.errors");
+    static py::exception<lkv::Error> error(module, "Error", errors.attr("LatentKVError"));
+    static const py::object no_memory = errors.attr("NoMemory");
     py::register_exception_translator([](std::exception_ptr p) {
         try {
             if (p) {
@@ -67,6 +69,10 @@ PYBIND11_MODULE(_core, module) {
             }
         } catch (const lkv::Error& e) {
             py::set_error(error, e.what());
+        } catch (const std::bad_alloc&) {
+            py::set_error(
+                no_memory,
+                "[memory] expected room for what was asked; got none; lower -c / n_ctx or choose a smaller --kv");
         } catch (const std::invalid_argument& e) {  // row layouts and kernel plans
             py::set_error(error, e.what());
         }

@@ -310,6 +310,8 @@ void bind_model(py::module_& module) {
         .def("token_prefix", [](const Model& m) { return m.vocab().fim_prefix(); })
         .def("token_suffix", [](const Model& m) { return m.vocab().fim_suffix(); })
         .def("token_middle", [](const Model& m) { return m.vocab().fim_middle(); })
+        .def("token_repo", [](const Model& m) { return m.vocab().fim_repo(); })
+        .def("token_file", [](const Model& m) { return m.vocab().fim_file(); })
         .def(
             "is_eog", [](const Model& m, int32_t token) { return m.vocab().is_eog(token); }, py::arg("token"))
         .def("add_bos", [](const Model& m) { return m.vocab().add_bos(); })

@@ -51,6 +51,8 @@ SamplerOptions options_of(const py::kwargs& given) {
     field("dry_allowed_length", o.dry_allowed_length);
     field("dry_penalty_last_n", o.dry_penalty_last_n);
     field("dry_sequence_breakers", o.dry_sequence_breakers);
+    field("min_keep", o.min_keep);
+    field("infill", o.infill);
     field("seed", o.seed);
     fields["logit_bias"] = [&o](const py::handle& value) {
         o.logit_bias = value.cast<std::optional<std::map<int32_t, float>>>().value_or(std::map<int32_t, float>{});
@@ -201,6 +203,16 @@ void bind_sampler(py::module_& module) {
         .def(
             "accept", [](PySampler& s, int32_t token, bool in_grammar) { s.sampler.accept(token, in_grammar); },
             py::arg("token"), py::arg("in_grammar") = true)
+        .def(
+            "candidates",
+            [](const PySampler& s, size_t n) {
+                py::list out;
+                for (const Sampler::Candidate& each : s.sampler.candidates(n)) {
+                    out.append(py::make_tuple(each.token, each.probability));
+                }
+                return out;
+            },
+            py::arg("n"))
         .def("reset", [](PySampler& s) { s.sampler.reset(); })
         .def("clone", [](const PySampler& s) { return new PySampler{s.model, s.sampler.clone()}; })
         .def_property_readonly("seed", [](const PySampler& s) { return s.sampler.seed(); });

@@ -84,16 +84,27 @@ int plane_code(const std::vector<uint8_t>& b, int codes_at, int n_bits, int i) {
 
 struct Known {
     Format format;
-    char family;  // 'F' f32, 'f' f16, 'q' scale and minimum, 'g' grid, '8' q8_0, '4' q4_0
+    char
+        family;  // 'F' f32, 'f' f16, 'b' bf16, 'q' scale and minimum, 'g' grid, '8' q8_0, '4' q4_0, '5' q5_0, 'm' q4_1 and q5_1, 'n' iq4_nl
     int n_bits;
 };
 
 constexpr Known known[] = {
-    {Format::f32, 'F', 32}, {Format::f16, 'f', 16}, {Format::q8, 'q', 8},   {Format::q6, 'q', 6}, {Format::q5, 'q', 5},
-    {Format::q4, 'q', 4},   {Format::q3, 'q', 3},   {Format::q2, 'q', 2},   {Format::q1, 'q', 1}, {Format::g8, 'g', 8},
-    {Format::g6, 'g', 6},   {Format::g5, 'g', 5},   {Format::g4, 'g', 4},   {Format::g3, 'g', 3}, {Format::g2, 'g', 2},
-    {Format::g1, 'g', 1},   {Format::q8_0, '8', 8}, {Format::q4_0, '4', 4},
+    {Format::f32, 'F', 32}, {Format::f16, 'f', 16}, {Format::q8, 'q', 8},     {Format::q6, 'q', 6},
+    {Format::q5, 'q', 5},   {Format::q4, 'q', 4},   {Format::q3, 'q', 3},     {Format::q2, 'q', 2},
+    {Format::q1, 'q', 1},   {Format::g8, 'g', 8},   {Format::g6, 'g', 6},     {Format::g5, 'g', 5},
+    {Format::g4, 'g', 4},   {Format::g3, 'g', 3},   {Format::g2, 'g', 2},     {Format::g1, 'g', 1},
+    {Format::q8_0, '8', 8}, {Format::q4_0, '4', 4}, {Format::bf16, 'b', 16},  {Format::q4_1, 'm', 4},
+    {Format::q5_0, '5', 5}, {Format::q5_1, 'm', 5}, {Format::iq4_nl, 'n', 4},
 };
+
+// A code of ggml's blocks of 32, `n` bytes each: nibbles from byte `at` on, fifth bits in the word before them.
+int block_code(const std::vector<uint8_t>& b, int n, int at, bool fifth, int i) {
+    const int code = bits(b, i / 32 * n + at + i % 16, i % 32 / 16 * 4, 4);
+    return fifth ? code | bits(b, i / 32 * n + at - 4 + i % 32 / 8, i % 8, 1) << 4 : code;
+}
+
+constexpr int iq4_nl_levels[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 double slow_value(const Known& f, const std::vector<uint8_t>& b, int i) {
     switch (f.family) {
@@ -101,6 +112,17 @@ double slow_value(const Known& f, const std::vector<uint8_t>& b, int i) {
             return double{std::bit_cast<float>(u16(b, 4 * i) | u16(b, 4 * i + 2) << 16)};
         case 'f':
             return half_value(u16(b, 2 * i));
+        case 'b':
+            return double{std::bit_cast<float>(static_cast<uint32_t>(u16(b, 2 * i)) << 16)};
+        case 'm': {
+            const int n = f.n_bits == 5 ? 24 : 20;
+            return block_code(b, n, n - 16, f.n_bits == 5, i) * half_value(u16(b, i / 32 * n)) +
+                   half_value(u16(b, i / 32 * n + 2));
+        }
+        case '5':
+            return (block_code(b, 22, 6, true, i) - 16) * half_value(u16(b, i / 32 * 22));
+        case 'n':
+            return iq4_nl_levels[block_code(b, 18, 2, false, i)] * half_value(u16(b, i / 32 * 18));
         case 'q':
             return plane_code(b, 4, f.n_bits, i) * half_value(u16(b, 0)) + half_value(u16(b, 2));
         case 'g':
@@ -120,7 +142,14 @@ int slow_bytes(const Known& f, int width) {
             n = 4.0 * width;
             break;
         case 'f':
+        case 'b':
             n = 2.0 * width;
+            break;
+        case 'm':
+            n = width / 32.0 * (f.n_bits == 5 ? 24 : 20);
+            break;
+        case '5':
+            n = width / 32.0 * 22;
             break;
         case 'q':
             n = 4.0 + width * f.n_bits / 8.0;
@@ -194,6 +223,18 @@ void error_bounds() {
                         break;
                     case 'f':
                         bound = std::fabs(peak) / 2048;
+                        break;
+                    case 'b':
+                        bound = std::fabs(peak) / 256;
+                        break;
+                    case 'm':
+                        bound = span(x) / ((1 << f.n_bits) - 1) * 0.5 + (std::fabs(peak) + span(x)) / 2048;
+                        break;
+                    case '5':
+                        bound = std::fabs(peak) / 16 * 1.001 + 1e-6;
+                        break;
+                    case 'n':  // half of the widest gap, and what the fitted scale leaves beyond the ends
+                        bound = std::fabs(peak) * 0.2;
                         break;
                     // Half a step; the step and the minimum are f16, so the span grows by up to |minimum| / 1024.
                     case 'q':
@@ -301,8 +342,9 @@ void edges() {
 }
 
 void names() {
-    const char* order[] = {"none", "f16", "q8", "q6", "q5",   "q4",   "q3",  "q2", "q1", "g8", "g6", "g5",
-                           "g4",   "g3",  "g2", "g1", "q8_0", "q4_0", "f32", "c8", "c4", "c3", "c2"};
+    const char* order[] = {"none", "f16", "q8", "q6",   "q5",   "q4",   "q3",   "q2",    "q1",  "g8",
+                           "g6",   "g5",  "g4", "g3",   "g2",   "g1",   "q8_0", "q4_0",  "f32", "c8",
+                           "c4",   "c3",  "c2", "bf16", "q4_1", "q5_0", "q5_1", "iq4_nl"};
     CHECK(lkv::n_formats == static_cast<int>(std::size(order)));
     for (int i = 0; i < lkv::n_formats; i++) {
         CHECK(lkv::format_name(static_cast<Format>(i)) == std::string(order[i]));
@@ -328,8 +370,13 @@ void names() {
 #ifdef LATENTKV_TEST_GGML
 void bytes_as_ggml() {
     std::mt19937 random(4);
-    for (const auto& [format, type] :
-         {std::pair{Format::q8_0, GGML_TYPE_Q8_0}, {Format::q4_0, GGML_TYPE_Q4_0}, {Format::f16, GGML_TYPE_F16}}) {
+    for (const auto& [format, type] : {std::pair{Format::q8_0, GGML_TYPE_Q8_0},
+                                       {Format::q4_0, GGML_TYPE_Q4_0},
+                                       {Format::f16, GGML_TYPE_F16},
+                                       {Format::bf16, GGML_TYPE_BF16},
+                                       {Format::q4_1, GGML_TYPE_Q4_1},
+                                       {Format::q5_0, GGML_TYPE_Q5_0},
+                                       {Format::q5_1, GGML_TYPE_Q5_1}}) {
         for (int trial = 0; trial < 500; trial++) {
             const std::vector<float> x =
                 gaussian(random, 128, std::exp2(static_cast<float>(trial % 24 - 14)), trial % 3 ? 0.0f : 1.0f);
@@ -340,6 +387,25 @@ void bytes_as_ggml() {
             CHECK(ours == theirs);
         }
     }
+}
+
+// Of iq4_nl the last bit of a scale may differ, and a value between two levels may take the other one.
+void iq4_nl_as_ggml() {
+    std::mt19937 random(5);
+    int equal = 0;
+    for (int trial = 0; trial < 500; trial++) {
+        const std::vector<float> x = gaussian(random, 128, std::exp2(static_cast<float>(trial % 24 - 14)), 0.0f);
+        std::vector<uint8_t> theirs(ggml_row_size(GGML_TYPE_IQ4_NL, 128));
+        ggml_get_type_traits(GGML_TYPE_IQ4_NL)->from_float_ref(x.data(), theirs.data(), 128);
+        std::vector<uint8_t> ours(static_cast<size_t>(lkv::format_bytes(Format::iq4_nl, 128)));
+        lkv::write_segment(Format::iq4_nl, x.data(), 128, ours.data());
+        equal += ours == theirs;
+        std::vector<float> a(128), b(128);
+        lkv::read_segment(Format::iq4_nl, ours.data(), 128, a.data());
+        ggml_get_type_traits(GGML_TYPE_IQ4_NL)->to_float(theirs.data(), b.data(), 128);
+        CHECK(squared_error(x, a) <= 1.001 * squared_error(x, b));
+    }
+    CHECK(equal > 450);
 }
 #endif
 
@@ -353,6 +419,7 @@ int main() {
     names();
 #ifdef LATENTKV_TEST_GGML
     bytes_as_ggml();
+    iq4_nl_as_ggml();
 #endif
     return lkv::test::report("formats");
 }

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-class Error(ValueError):
+from latentkv.errors import LatentKVError
+
+class Error(LatentKVError):
     """Bad input or state: one line, `[where] expected …; got …`."""
 
 __version__: str
@@ -134,6 +136,9 @@ class Model:
         """Fill in the middle: before the text in front of the gap; -1 where the vocabulary has none."""
     def token_suffix(self) -> int: ...
     def token_middle(self) -> int: ...
+    def token_repo(self) -> int:
+        """Before the name of a repository, as token_file() before that of a file; -1 likewise."""
+    def token_file(self) -> int: ...
     def is_eog(self, token: int) -> bool: ...
     def add_bos(self) -> bool: ...
     def find_token(self, text: str) -> int:
@@ -314,11 +319,14 @@ class Sampler:
         dry_allowed_length: int = 2,
         dry_penalty_last_n: int = 0,
         dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*"),
+        min_keep: int = 0,
+        infill: bool = False,
         seed: int = 0xFFFFFFFF,
         logit_bias: Mapping[int, float] | None = None,
         matcher: TokenMatcher | None = None,
     ) -> None:
-        """temperature <= 0 is greedy. The order is llama.cpp's default chain.
+        """temperature <= 0 is greedy. The order is llama.cpp's default chain. min_keep: what typical_p,
+        top_p, min_p and XTC leave at least. infill: llama.cpp's sampler of that name, before temperature.
 
         matcher: what the answer has to match."""
     def sample(self, logits: NDArray[np.float32]) -> int:
@@ -326,6 +334,9 @@ class Sampler:
         those that it allows. Mirostat draws from those at once."""
     def accept(self, token: int, in_grammar: bool = True) -> None:
         """in_grammar False: a prompt token, which penalties see and the matcher does not."""
+    def candidates(self, n: int) -> list[tuple[int, float]]:
+        """The n likeliest tokens that the last sample() drew from, behind all samplers, and their
+        probabilities; likeliest first."""
     def reset(self) -> None:
         """Back to the state after construction, random numbers included."""
     def clone(self) -> Sampler:

@@ -1,5 +1,4 @@
-"""The one exception of the Python layer. Native code and the converter raise their own, in the same one-line
-form."""
+"""The exceptions of this package. `except LatentKVError` catches all of them, those of native code too."""
 
 
 class LatentKVError(ValueError):
@@ -8,11 +7,32 @@ class LatentKVError(ValueError):
     __module__ = "latentkv"
 
 
+class NoMemory(LatentKVError, MemoryError):
+    """The operating system has no memory left."""
+
+    __module__ = "latentkv.errors"
+
+
+class NoAttribute(LatentKVError, AttributeError):
+    """An attribute that an object lacks as it was made: hasattr() is False."""
+
+    __module__ = "latentkv.errors"
+
+
 def expected(where: str, wanted: str, got: object, hint: str = "") -> LatentKVError:
     """Builds the error, so that every message has the same form.
 
     >>> str(expected("max_tokens", "an integer", "'ten'", "use -1 for no limit"))
     "[max_tokens] expected an integer; got 'ten'; use -1 for no limit"
     """
+    return LatentKVError(_line(where, wanted, got, hint))
+
+
+def absent(where: str, wanted: str, got: object, hint: str = "") -> NoAttribute:
+    """The same for a property that has no value: hasattr() is False, and whoever reads it learns why."""
+    return NoAttribute(_line(where, wanted, got, hint))
+
+
+def _line(where: str, wanted: str, got: object, hint: str) -> str:
     message = f"[{where}] expected {wanted}; got {got}"
-    return LatentKVError(f"{message}; {hint}" if hint else message)
+    return f"{message}; {hint}" if hint else message

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentkv.chat.template import ChatTemplate, template_of
-from latentkv.errors import expected
+from latentkv.errors import LatentKVError, NoAttribute, absent, expected
 from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.evaluator import Evaluator
@@ -48,7 +48,7 @@ class OpenModel(Evaluator):
     def model(self) -> _core.Model:
         """Weights and vocabulary."""
         if self._model is None:
-            raise expected("Llama", "an open model", "a closed one")
+            raise absent("Llama", "an open model", "a closed one")
         return self._model
 
     # Vocabulary.
@@ -107,7 +107,10 @@ class OpenModel(Evaluator):
     def chat_template(self) -> ChatTemplate:
         """The template in use; ChatML, with a warning, when the file has none."""
         if self._template is None:
-            self._template = template_of(self.model, *self._template_choice)
+            try:
+                self._template = template_of(self.model, *self._template_choice)
+            except LatentKVError as error:
+                raise NoAttribute(str(error)) from error
         return self._template
 
     def set_seed(self, seed: int) -> None:

@@ -238,7 +238,7 @@ def test_refusals(scripted: Build, call: Callable[[Any], Any], message: str) -> 
         ({"split_mode": 2}, LatentKVError, r"\[split_mode\] expected 0 \(none\) or 1 \(layer\), .*; got 2"),
         ({"tensor_split": [1, -1]}, LatentKVError, r"\[tensor_split\] expected a finite number"),
         ({"no_such": 1}, TypeError, "unexpected keyword argument 'no_such'"),
-        ({"type_k": 14}, LatentKVError, r"\[type_k\] expected a format name or one of the ggml types"),
+        ({"type_k": 99}, LatentKVError, r"\[type_k\] expected a format name or one of the ggml types"),
         (
             {"type_k": 8, "kv_k": "q4"},
             LatentKVError,

@@ -140,11 +140,18 @@ def test_a_wrong_cache_is_one_line_that_names_them(run: Any, plain_gguf: Path) -
     assert done.stderr == f"error: [kv] expected {CHOICES}; got 'tiny'\n"
 
 
-def test_types_that_llama_cpp_alone_has_are_said() -> None:
-    assert formats.stand_ins("q8_0", "", "small") == ""
-    said = formats.stand_ins("q5_0/IQ4_NL", "")
-    assert said.startswith("q5_0 is kept as q5, iq4_nl is kept as q4, codes of as many bits")
-    assert set(formats.LLAMA_CPP) | {"f16", "f32", "q4_0", "q8_0"} == set(formats.GGML_TYPES.values())
+def test_every_cache_type_of_llama_cpp_is_a_row_format(plain_gguf: Path) -> None:
+    from latentkv import Llama, _core
+
+    assert set(formats.GGML_TYPES.values()) <= set(_core.build_info()["formats"])
+    sizes = {}
+    for name in formats.GGML_TYPES.values():
+        with Llama(str(plain_gguf), n_ctx=64, kv=name, n_threads=1) as llm:
+            assert llm("The clerk", max_tokens=2)["usage"]["completion_tokens"] > 0
+            sizes[name] = llm.kv_bytes()["per_token"]
+    order = ["f32", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+    assert sorted(order, key=lambda name: -sizes[name]) == order
+    assert (sizes["bf16"], sizes["iq4_nl"]) == (sizes["f16"], sizes["q4_0"])
 
 
 def test_pages_have_every_preset() -> None:

@@ -8,11 +8,16 @@
 #include <string_view>
 
 #include "cache/formats/affine.h"
+#include "cache/formats/bf16.h"
 #include "cache/formats/channel.h"
 #include "cache/formats/f16.h"
 #include "cache/formats/f32.h"
 #include "cache/formats/grid.h"
+#include "cache/formats/iq4_nl.h"
 #include "cache/formats/q4_0.h"
+#include "cache/formats/q4_1.h"
+#include "cache/formats/q5_0.h"
+#include "cache/formats/q5_1.h"
 #include "cache/formats/q8_0.h"
 
 // X(name, type), after `none`: a token's row stands alone
@@ -43,14 +48,25 @@
     X(c3, ChannelFormat<3>)  \
     X(c2, ChannelFormat<2>)
 
+// The other cache types of llama.cpp, of single rows again. They are there to be compared with: on a GPU one reader, channel by
+// channel, serves them all (ops/cuda/rows/dequant.cuh).
+#define LKV_STOCK_FORMATS(X) \
+    X(bf16, BF16)            \
+    X(q4_1, Q4_1)            \
+    X(q5_0, Q5_0)            \
+    X(q5_1, Q5_1)            \
+    X(iq4_nl, IQ4_NL)
+
+#define LKV_ROW_FORMATS(X) LKV_STORED_FORMATS(X) LKV_STOCK_FORMATS(X)
+
 namespace lkv {
 
 #define X(name, type) name,
-enum class Format : int32_t { none, LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) };
+enum class Format : int32_t { none, LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X) };
 #undef X
 
 #define X(name, type) +1
-constexpr int n_formats = 1 LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X);
+constexpr int n_formats = 1 LKV_ROW_FORMATS(X) LKV_BLOCK_FORMATS(X);
 #undef X
 
 inline const char* format_name(Format format) {
@@ -60,7 +76,7 @@ inline const char* format_name(Format format) {
 #define X(name, type)  \
     case Format::name: \
         return #name;
-            LKV_STORED_FORMATS(X)
+            LKV_ROW_FORMATS(X)
             LKV_BLOCK_FORMATS(X)
 #undef X
     }
@@ -96,7 +112,7 @@ decltype(auto) with_format(Format format, F&& f) {
 #define X(name, type)  \
     case Format::name: \
         return f(type{});
-        LKV_STORED_FORMATS(X)
+        LKV_ROW_FORMATS(X)
 #undef X
         default:
             break;

@@ -11,7 +11,8 @@ namespace lkv {
 namespace {
 
 static_assert(static_cast<size_t>(n_formats) == schema::format_words.size() &&
-                  static_cast<int>(Format::c2) == static_cast<int>(schema::Format::c2),
+                  static_cast<int>(Format::c2) == static_cast<int>(schema::Format::c2) &&
+                  static_cast<int>(Format::iq4_nl) == static_cast<int>(schema::Format::iq4_nl),
               "cache/formats.h lists the schema's formats in the schema's order");
 
 struct TensorKeys {

@@ -12,7 +12,6 @@
 namespace lkv {
 namespace {
 
-constexpr size_t min_keep = 1;
 constexpr int32_t mirostat_m = 100;              // tokens that estimate Zipf's exponent, as in the paper and llama.cpp
 constexpr int32_t max_penalty_last_n = 1 << 24;  // libllama allocates this many ids
 
@@ -51,6 +50,9 @@ void check(const SamplerOptions& o, int32_t n_vocab) {
     }
     if (o.dry_allowed_length < 0) {
         fail("sampler", "expected dry_allowed_length of at least 0; got ", o.dry_allowed_length);
+    }
+    if (o.min_keep < 0) {
+        fail("sampler", "expected min_keep of at least 0; got ", o.min_keep);
     }
     if (o.mirostat_mode < 0 || o.mirostat_mode > 2) {
         fail("sampler", "expected mirostat_mode 0, 1 or 2; got ", o.mirostat_mode);
@@ -147,14 +149,22 @@ llama_sampler* new_dry(const SamplerOptions& o, const Vocab* vocab) {
                                   o.dry_penalty_last_n, breakers.data(), breakers.size());
 }
 
+// It may end a text wherever it likes: a grammar would have no say, and mirostat takes the place of all samplers.
+llama_sampler* new_infill(const Vocab* vocab) {
+    if (vocab == nullptr || llama_vocab_eos(vocab->get()) < 0) {
+        fail("sampler", "expected a vocabulary with an end token for the sampler infill; got one without");
+    }
+    return llama_sampler_init_infill(vocab->get());
+}
+
 // How many of the largest logits decide what the chain picks; 0: any may.
 size_t deciding(const SamplerOptions& o, int32_t n_vocab, const Vocab* vocab) {
     const bool changes = o.repeat_penalty != 1 || o.frequency_penalty != 0 || o.presence_penalty != 0 ||
                          !biases(o, n_vocab, vocab).empty();
-    const bool greedy = o.temperature <= 0;
-    const bool needs_all = !greedy && (o.mirostat_mode != 0 || o.top_n_sigma > 0 || o.top_k <= 0);
+    const bool draws = o.temperature > 0 || o.infill;
+    const bool needs_all = draws && (o.mirostat_mode != 0 || o.top_n_sigma > 0 || o.top_k <= 0);
     if (changes || o.dry_multiplier > 0 || needs_all) return 0;
-    return greedy ? 1 : static_cast<size_t>(std::min(o.top_k, n_vocab));
+    return !draws ? 1 : static_cast<size_t>(std::min(o.top_k, n_vocab));
 }
 
 SamplerHandle new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed, const Vocab* vocab) {
@@ -170,12 +180,14 @@ SamplerHandle new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed,
     if (o.dry_multiplier > 0 && o.dry_penalty_last_n > 0 && !mirostat) {
         add(new_dry(o, vocab));
     }
-    if (o.temperature <= 0) {
+    const bool greedy = o.temperature <= 0;
+    const auto min_keep = static_cast<size_t>(std::max(1, o.min_keep));
+    if (greedy && !o.infill) {
         add(llama_sampler_init_greedy());
-    } else if (o.mirostat_mode == 1) {
+    } else if (!greedy && o.mirostat_mode == 1) {
         add(llama_sampler_init_temp(o.temperature));
         add(llama_sampler_init_mirostat(n_vocab, seed, o.mirostat_tau, o.mirostat_eta, mirostat_m));
-    } else if (o.mirostat_mode == 2) {
+    } else if (!greedy && o.mirostat_mode == 2) {
         add(llama_sampler_init_temp(o.temperature));
         add(llama_sampler_init_mirostat_v2(seed, o.mirostat_tau, o.mirostat_eta));
     } else {
@@ -189,8 +201,15 @@ SamplerHandle new_chain(const SamplerOptions& o, int32_t n_vocab, uint32_t seed,
         if (o.xtc_probability > 0) {
             add(llama_sampler_init_xtc(o.xtc_probability, o.xtc_threshold, min_keep, seed));
         }
-        add(new_temperature(o));
-        add(llama_sampler_init_dist(seed));
+        if (o.infill) {
+            add(new_infill(vocab));
+        }
+        if (greedy) {
+            add(llama_sampler_init_greedy());
+        } else {
+            add(new_temperature(o));
+            add(llama_sampler_init_dist(seed));
+        }
     }
     return owner;
 }
@@ -201,7 +220,12 @@ Sampler::Sampler(const SamplerOptions& options, int32_t n_vocab, const Vocab* vo
                  std::unique_ptr<TokenMatcher> matcher)
     : n_vocab_(n_vocab), seed_(chosen_seed(options.seed)), matcher_(std::move(matcher)) {
     check(options, n_vocab);
+    greedy_ = options.temperature <= 0;
     mask_first_ = options.mirostat_mode != 0 && options.temperature > 0;
+    if (options.infill && (matcher_ != nullptr || options.mirostat_mode != 0)) {
+        fail("sampler", "expected no ", matcher_ != nullptr ? "grammar" : "mirostat",
+             " beside the sampler infill; got both");
+    }
     chain_ = new_chain(options, n_vocab, seed_, vocab);
     n_top_ = deciding(options, n_vocab, vocab);
 }
@@ -274,6 +298,7 @@ int32_t Sampler::choose() {
     } catch (const std::exception& error) {
         fail("sampler", "expected logits for the tokens of the vocabulary; got ", quoted(error.what()));
     }
+    n_left_ = row.size;
     const bool possible = row.selected >= 0 && static_cast<size_t>(row.selected) < row.size &&
                           row.data[row.selected].logit > -std::numeric_limits<float>::infinity();
     return possible ? row.data[row.selected].id : -1;
@@ -299,8 +324,24 @@ int32_t Sampler::sample(std::span<const float> logits) {
         fail("sampler", "expected at least one possible token; got none after ",
              matcher_ ? "the grammar and the biases" : "the biases");
     }
-    allowed_ = token;
+    allowed_ = drawn_ = token;
     return token;
+}
+
+std::vector<Sampler::Candidate> Sampler::candidates(size_t n) const {
+    if (greedy_) {
+        return drawn_ < 0 || n == 0 ? std::vector<Candidate>{} : std::vector<Candidate>{{drawn_, 1.0f}};
+    }
+    std::vector<Candidate> found;
+    for (size_t i = 0; i < n_left_; i++) {
+        if (candidates_[i].p > 0.0f) found.push_back({candidates_[i].id, candidates_[i].p});
+    }
+    const auto end = found.begin() + static_cast<std::ptrdiff_t>(std::min(n, found.size()));
+    std::partial_sort(found.begin(), end, found.end(), [](const Candidate& a, const Candidate& b) {
+        return a.probability > b.probability || (a.probability == b.probability && a.token < b.token);
+    });
+    found.erase(end, found.end());
+    return found;
 }
 
 void Sampler::accept(int32_t token, bool in_grammar) {
@@ -327,6 +368,7 @@ void Sampler::reset() {
 
 Sampler Sampler::clone() const {
     Sampler copy(n_vocab_, seed_);
+    copy.greedy_ = greedy_;
     copy.mask_first_ = mask_first_;
     copy.allowed_ = allowed_;
     if (matcher_) {

@@ -1,6 +1,6 @@
 // Picks a token from one row of logits: libllama's samplers in llama.cpp's default order.
 //
-//   logit bias · penalties · DRY · top-n-sigma · top-k · typical · top-p · min-p · XTC · temperature · draw · grammar
+//   logit bias · penalties · DRY · top-n-sigma · top-k · typical · top-p · min-p · XTC · infill · temperature · draw · grammar
 //   mirostat replaces everything from DRY on but the temperature; temperature <= 0 takes the largest logit instead
 //
 // What the answer has to match sees the drawn token first. One that it refuses is drawn again from the tokens that it allows: a
@@ -53,6 +53,8 @@ struct SamplerOptions {
     int32_t dry_allowed_length = 2;
     int32_t dry_penalty_last_n = 0;  // tokens that DRY looks back on; 0: off
     std::vector<std::string> dry_sequence_breakers = {"\n", ":", "\"", "*"};
+    int32_t min_keep = 0;  // tokens that typical, top-p, min-p and XTC leave at least
+    bool infill = false;   // ends a filled gap where the text that follows is likely (llama.cpp's sampler of that name)
     uint32_t seed = random_seed;
     std::map<int32_t, float> logit_bias;  // added to the logit; -inf bans the token
 };
@@ -67,6 +69,14 @@ public:
     // logits [n_vocab], natural log units. The state of penalties and grammar moves in accept(), not here.
     // Errors: a row of another length, with NaN or +inf, or where no token is possible.
     int32_t sample(std::span<const float> logits);
+
+    // The n likeliest tokens that the last sample() drew from, behind all samplers, likeliest first; those that were not
+    // possible are left out. Greedy: the one, of probability 1.
+    struct Candidate {
+        int32_t token;
+        float probability;
+    };
+    std::vector<Candidate> candidates(size_t n) const;
 
     // Tells penalties and grammar that the token is part of the text. in_grammar: false for the tokens of a prompt,
     // which the grammar does not describe. Errors: a token that the grammar does not allow here.
@@ -98,8 +108,11 @@ private:
     SamplerHandle chain_;
     size_t n_top_ = 0;  // so many of the largest logits are all that the chain looks at; 0: at all
     std::vector<llama_token_data> candidates_;  // at most n_vocab, reused
-    bool is_sorted_ = false;                    // the candidates
-    std::vector<float> peaks_;                  // of blocks of logits, reused
+    size_t n_left_ = 0;                         // of them, behind the chain
+    int32_t drawn_ = -1;                        // by the last sample()
+    bool greedy_ = false;
+    bool is_sorted_ = false;    // the candidates
+    std::vector<float> peaks_;  // of blocks of logits, reused
 };
 
 }  // namespace lkv

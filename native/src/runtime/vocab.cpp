@@ -198,6 +198,8 @@ int32_t Vocab::nl() const { return llama_vocab_nl(vocab_); }
 int32_t Vocab::fim_prefix() const { return llama_vocab_fim_pre(vocab_); }
 int32_t Vocab::fim_suffix() const { return llama_vocab_fim_suf(vocab_); }
 int32_t Vocab::fim_middle() const { return llama_vocab_fim_mid(vocab_); }
+int32_t Vocab::fim_repo() const { return llama_vocab_fim_rep(vocab_); }
+int32_t Vocab::fim_file() const { return llama_vocab_fim_sep(vocab_); }
 bool Vocab::add_bos() const { return llama_vocab_get_add_bos(vocab_); }
 
 bool Vocab::is_eog(int32_t token) const {

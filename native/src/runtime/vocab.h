@@ -52,6 +52,9 @@ public:
     int32_t fim_prefix() const;
     int32_t fim_suffix() const;
     int32_t fim_middle() const;
+    // Before the name of a repository, and of each of its files.
+    int32_t fim_repo() const;
+    int32_t fim_file() const;
 
     const llama_vocab* get() const { return vocab_; }
     const llama_model* model() const { return model_.get(); }  // vocabulary and tokenizer.* keys, no weights

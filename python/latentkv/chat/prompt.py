@@ -13,6 +13,7 @@ from latentkv.chat.memory import AnswerMemory
 from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.template import ChatTemplate
 from latentkv.chat.tools import Tools, ToolUse
+from latentkv.chat.untagged import UntaggedParser
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.text import utf8
@@ -31,6 +32,7 @@ class ChatPrompt:
     shown: frozenset[int]
     stop: list[str]
     parser: ChatParser
+    text: str = ""  # of the tokens, without those that the vocabulary adds
     remember: Callable[[Message, Sequence[int], int | None], None] | None = None
 
 
@@ -99,7 +101,8 @@ def chat_request(
         grammar=grammar,
         shown=_special_tokens(model, rendered.special),
         stop=list(rendered.stop),
-        parser=rendered.parser,
+        parser=_parser(rendered.parser, use, offered, schema, options),
+        text=rendered.text,
         remember=None if memory is None else partial(memory.remember, model, asked),
     )
 
@@ -125,6 +128,20 @@ def _tokens(
 def _seen(written: Mapping[str, Any]) -> dict[str, Any]:
     """Of a template's options those that a conversation keeps while it goes on."""
     return {key: value for key, value in written.items() if key in ("tools", "chat_template_kwargs")}
+
+
+def _parser(
+    native: ChatParser,
+    use: ToolUse,
+    offered: Tools,
+    schema: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> ChatParser:
+    """One that reads calls without tags too, where a model is free to write them."""
+    if use.choice != "auto" or not offered or schema is not None or options.get("continue_final_message"):
+        return native
+    names = [str(tool.get("function", {}).get("name")) for tool in offered]
+    return UntaggedParser(native, names, several=options.get("parallel_tool_calls") is not False)
 
 
 def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> LlamaGrammar:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 from latentkv.console.printable import printable
 from latentkv.errors import LatentKVError
@@ -19,8 +18,7 @@ def one_line(error: BaseException) -> str | None:
 
 
 def _line(error: BaseException) -> str | None:
-    native = sys.modules.get("latentkv._core")
-    if isinstance(error, LatentKVError) or (native is not None and isinstance(error, native.Error)):
+    if isinstance(error, LatentKVError):
         return str(error)
     if isinstance(error, OSError):
         reason = error.strerror or str(error)

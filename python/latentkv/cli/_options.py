@@ -13,7 +13,7 @@ from latentkv.cli import _llama_cpp
 from latentkv.console.arguments import gpu_layers, number, shares, split_mode, text
 from latentkv.console.reading import read_text
 from latentkv.errors import expected
-from latentkv.plan import formats, presets
+from latentkv.plan import presets
 
 if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
@@ -57,9 +57,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
             parser.prog, "one of FILE, -m FILE and -hf USER/REPO", got, f"see {parser.prog} --help"
         )
     args.model = args.model or args.model_file
-    for line in (_llama_cpp.noted(args), formats.stand_ins(args.kv, args.kv_k, args.kv_v)):
-        if line:
-            print(f"note: {line}", file=sys.stderr)
+    if line := _llama_cpp.noted(args):
+        print(f"note: {line}", file=sys.stderr)
     if args.hf_repo is not None:
         repo, quant = hub.split_name(args.hf_repo)
         args.model = str(hub.fetch(repo, quant, args.hf_file or ""))

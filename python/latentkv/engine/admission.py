@@ -23,7 +23,7 @@ class Admission:
         """Whether another request reads what this prompt begins with, more than an idle sequence has of it:
         choices of one request, clients with one system prompt. It is lent when it is read."""
         prompt, sequences = ticket.request.prompt, self.sequences
-        if ticket.request.scores_prompt:
+        if ticket.request.scores_prompt or not ticket.request.reuses:
             return False
         most = max(sequences.kept(slot, prompt) for slot in idle)
         most = max(most, *(sequences.shared(slot, prompt) for slot in sequences.slots))
@@ -35,7 +35,7 @@ class Admission:
         answer may have now and in all; None: there is no room."""
         prompt = ticket.request.prompt
         slot = self._chosen(idle, prompt)
-        if ticket.request.scores_prompt:
+        if ticket.request.scores_prompt or not ticket.request.reuses:
             self.room.park(slot)
             keep = 0
         else:

@@ -18,3 +18,5 @@ class Counters:
     predicted_seconds: float = 0.0
     steps: int = 0
     step_tokens: int = 0
+    step_slots: int = 0
+    longest: int = 0  # tokens of a prompt and its answer

@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from latentkv.engine.lines import LineLimits
 from latentkv.engine.outbox import Deliver, Outbox
 from latentkv.errors import LatentKVError
 from latentkv.generate.answer import Piece
@@ -48,6 +49,11 @@ class Request:
     ignore_eos: bool = False
     scores_prompt: bool = False
     shown: frozenset[int] = frozenset()  # special tokens whose text is part of the answer
+    with_tokens: bool = False  # pieces have their tokens without log-probabilities too
+    behind_samplers: bool = False  # log-probabilities are of what was drawn from, not of the raw logits
+    lines: LineLimits | None = None
+    reuses: bool = True  # goes on from what is cached of its prompt
+    slot: int = -1  # the sequence that it has to be in; -1: any
 
 
 @dataclass

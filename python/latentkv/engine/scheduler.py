@@ -84,6 +84,8 @@ class Scheduler:
         """Raises LatentKVError for a prompt that no cache of this size can answer."""
         if not len(ticket.request.prompt):
             raise expected("prompt", "at least one token", "none")
+        if ticket.request.slot >= len(self.slots):
+            raise expected("id_slot", f"-1 … {len(self.slots) - 1}", ticket.request.slot, "raise --parallel")
         self.check_length(len(ticket.request.prompt))
 
     def check_length(self, count: int) -> None:
@@ -107,6 +109,7 @@ class Scheduler:
             return False
         self.counters.steps += 1
         self.counters.step_tokens += len(batch.tokens)
+        self.counters.step_slots += len(batch.parts)
         try:
             logits = self._decode(batch)
         except Exception as error:
@@ -191,6 +194,16 @@ class Scheduler:
                 batch.add(slot, count)
         return batch
 
+    def erase(self, seq: int) -> int:
+        """Forgets what an idle sequence holds; how many tokens that were. Raises LatentKVError while it
+        answers."""
+        slot = self.slots[seq]
+        if slot.job is not None:
+            raise expected("slot", "an idle one", f"{seq}, which writes an answer")
+        count = len(slot.tokens)
+        self.sequences.forget(slot)
+        return count
+
     def abandon(self, error: Exception) -> None:
         """Ends everything that runs or waits."""
         for slot in self.running:
@@ -218,7 +231,8 @@ class Scheduler:
             idle = [slot for slot in self.slots if slot.job is None]
             if not idle or n_passed > len(self.slots):
                 return
-            if self.admission.is_read_now(idle, ticket):
+            idle = [slot for slot in idle if ticket.request.slot in (-1, slot.seq)]
+            if not idle or self.admission.is_read_now(idle, ticket):
                 n_passed += 1
                 continue
             if not self._start(idle, ticket):
@@ -252,6 +266,7 @@ class Scheduler:
         counters.prompt_seconds += timings.prompt_s
         counters.predicted_tokens += progress.completion_tokens
         counters.predicted_seconds += timings.predicted_s
+        counters.longest = max(counters.longest, progress.prompt_tokens + progress.completion_tokens)
         slot.job = None
         self.sequences.touch(slot)
 

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core
+from latentkv.engine.lines import Lines
 from latentkv.engine.request import Ticket
 from latentkv.generate.answer import AnswerText, Piece
-from latentkv.generate.scores import PromptScores, token_score
+from latentkv.generate.scores import PromptScores, drawn_score, token_score
 from latentkv.sampling.closing import closing_of
+from latentkv.sampling.logprobs import TokenScore
 
 Drawn = tuple[int, bytes, bool] | str  # a token, its bytes, whether it ends an answer; or why there is none
 
@@ -33,6 +35,7 @@ class Job:
         self.sampler = request.sampling.sampler(model)
         self._closing = closing_of(model, request.sampling.grammar)
         self._text = AnswerText(request.stop)
+        self._lines = None if request.lines is None else Lines(request.lines)
         self._prompt = (
             PromptScores(model, request.prompt, request.logprobs or 0, range(model.n_vocab))
             if request.scores_prompt
@@ -100,17 +103,25 @@ class Job:
             piece = self._model.token_to_piece(token, True)
         if self._closing is not None:
             self._closing.push(piece)
-        if request.logprobs is None:
+        if request.logprobs is None and not request.with_tokens:
             shown = self._text.push_bytes(piece)
         else:
-            at = self._text.length
-            score = token_score(self._model, token, at, logits, request.logprobs, request.shown)
-            shown = self._text.push(score)
+            shown = self._text.push(self._score(token, logits))
+        if self._lines is not None and shown.finish_reason is None:
+            kept = self._lines.push(shown.text, timings.predicted_s)
+            if kept is not None:
+                return Piece(shown.text[:kept], shown.tokens, "length")
         if shown.finish_reason is None and progress.completion_tokens >= self.limit:
             end = self._text.end("length")
             shown = Piece(shown.text + end.text, shown.tokens + end.tokens, end.finish_reason)
         self.pending = [token]
         return shown
+
+    def _score(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
+        request, at = self.ticket.request, self._text.length
+        if request.behind_samplers and request.logprobs is not None:
+            return drawn_score(self._model, self.sampler, token, at, request.logprobs, request.shown)
+        return token_score(self._model, token, at, logits, request.logprobs, request.shown)
 
 
 def drawn(jobs: Sequence[Job], logits: NDArray[np.float32], rows: Sequence[int]) -> list[Drawn]:

@@ -193,7 +193,8 @@ def framed(chunk: dict[str, Any], empty: str) -> tuple[str, str]:
 def joined(pieces: Sequence[Piece]) -> Piece:
     """All of an answer as one."""
     tokens = tuple(token for piece in pieces for token in piece.tokens)
-    return Piece("".join(piece.text for piece in pieces), tokens, pieces[-1].finish_reason)
+    text = "".join(piece.text for piece in pieces)
+    return Piece(text, tokens, pieces[-1].finish_reason, pieces[-1].stopping_word)
 
 
 def usage(counted: Counted) -> dict[str, int]:

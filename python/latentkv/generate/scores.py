@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,11 +31,34 @@ def token_score(
     if count is None or logits is None:
         return TokenScore(token, piece, offset)
     logprobs = log_softmax(logits)
-    rivals = [
-        (model.token_to_piece(other, other in shown), float(logprobs[other]))
-        for other in best(logprobs, count)
-    ]
-    return TokenScore(token, piece, offset, float(logprobs[token]), rivals)
+    top = best(logprobs, count)
+    rivals = [(model.token_to_piece(other, other in shown), float(logprobs[other])) for other in top]
+    return TokenScore(token, piece, offset, float(logprobs[token]), rivals, top)
+
+
+def drawn_score(
+    model: _core.Model,
+    sampler: _core.Sampler,
+    token: int,
+    offset: int,
+    count: int,
+    shown: Container[int] = (),
+) -> TokenScore:
+    """The same behind all samplers: of the tokens that it was drawn from, which may be fewer than `count`."""
+    found = sampler.candidates(count)
+    own = dict(found).get(token) or dict(sampler.candidates(model.n_vocab)).get(token, 0.0)
+    return TokenScore(
+        token,
+        model.token_to_piece(token, token in shown),
+        offset,
+        _log(own),
+        [(model.token_to_piece(other, other in shown), _log(p)) for other, p in found],
+        [other for other, _ in found],
+    )
+
+
+def _log(p: float) -> float:
+    return math.log(p) if p > 0 else -math.inf
 
 
 class PromptScores:

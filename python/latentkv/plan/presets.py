@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from latentkv.errors import LatentKVError, expected
-from latentkv.plan.formats import BLOCKS, row_format, split_pair
+from latentkv.plan.formats import BLOCKS, split_pair
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -138,7 +138,7 @@ def _known(model: _core.Model, name: str, where: str) -> str:
         raise expected(
             where, f"a row format, as {PRESETS[name].formats.split('/')[0]}", name, f"kv {name} is of K and V"
         )
-    found = row_format(name)
+    found = name.lower()
     if found and found not in _core.build_info()["formats"]:
         raise unknown(where, name)
     return found

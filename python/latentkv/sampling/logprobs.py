@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,14 @@ from latentkv.errors import expected
 @dataclass(frozen=True)
 class TokenScore:
     """One token of an answer: where its text starts, and how likely it and its rivals were under the raw
-    logits."""
+    logits, or behind all samplers where that was asked for."""
 
     token: int
     piece: bytes
     offset: int  # characters of the answer before it
     logprob: float | None = None  # None: not asked for, or nothing before the token to predict it
     top: list[tuple[bytes, float]] = field(default_factory=list)  # best first
+    top_tokens: Sequence[int] = ()  # their ids
 
 
 def log_softmax(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float64]:

@@ -39,6 +39,8 @@ class SamplingOptions:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    min_keep: int = 0  # tokens that typical_p, top_p, min_p and XTC leave at least
+    infill: bool = False  # llama.cpp's sampler of that name, for gaps that are filled (sampling/order.py)
     seed: int = RANDOM_SEED
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: LlamaGrammar | None = None
@@ -55,6 +57,7 @@ class SamplingOptions:
         ranges.TOP_K.check("top_k", self.top_k)
         ranges.PENALTY_LAST_N.check("penalty_last_n", self.penalty_last_n)
         ranges.PENALTY_LAST_N.check("dry_penalty_last_n", self.dry_penalty_last_n)
+        ranges.TOKENS.check("min_keep", self.min_keep)
         for token in self.logit_bias:
             ranges.TOKEN_ID.check("logit_bias", token)
 
@@ -84,6 +87,8 @@ class SamplingOptions:
             dry_allowed_length=self.dry_allowed_length,
             dry_penalty_last_n=self.dry_penalty_last_n,
             dry_sequence_breakers=list(self.dry_sequence_breakers),
+            min_keep=self.min_keep,
+            infill=self.infill,
             seed=RANDOM_SEED if self.seed == -1 else self.seed,
             logit_bias=dict(self.logit_bias) or None,
             matcher=None if self.grammar is None else self.grammar.matcher(model),
@@ -102,6 +107,7 @@ SERVER_OPTIONS = (
     "dry_allowed_length",
     "dry_penalty_last_n",
     "dry_sequence_breakers",
+    "min_keep",
 )
 
 

@@ -95,6 +95,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
             stop=body.stops() + prompt.stop,
             logprobs=body.rivals(),
             ignore_eos=body.ignore_eos,
+            **body.manner(),
             shown=prompt.shown,
         )
         for choice in range(body.n)

@@ -24,7 +24,6 @@ router = APIRouter(route_class=Route)
 
 
 @router.post("/v1/completions")
-@router.post("/completions", include_in_schema=False)
 async def completions(
     body: CompletionBody, http: HttpRequest, serving: Annotated[Serving, Depends(serving_of)]
 ) -> Any:
@@ -63,6 +62,7 @@ def asked(body: CompletionBody, serving: Serving) -> tuple[list[Request], list[s
             stop=body.stops(),
             logprobs=body.logprobs,
             ignore_eos=body.ignore_eos,
+            **body.manner(),
             scores_prompt=body.echo and body.logprobs is not None,
         )
         for prompt in prompts

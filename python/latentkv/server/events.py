@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from latentkv import _core
 from latentkv.errors import LatentKVError
 from latentkv.generate.answer import Piece
 from latentkv.server import errors
@@ -103,11 +102,7 @@ class EventStream(Response):
                 if lines:
                     await self._send(send, lines)
             await self._send(send, [dumped(chunk) for chunk in self._end()])
-        except (
-            errors.Refused,
-            LatentKVError,
-            _core.Error,
-        ) as error:  # an answer that is no such message, too
+        except (errors.Refused, LatentKVError) as error:  # an answer that is no such message, too
             await self._send(send, self._wire.failed(errors.of(error)))
         await self._send(send, self._wire.last, more=False)
 

@@ -34,14 +34,30 @@ class Seen(Collector):
         for name, what, value in (
             ("llamacpp:requests", "Requests that were given a slot", counters.requests),
             ("llamacpp:prompt_tokens", "Prompt tokens computed", counters.prompt_tokens),
-            ("llamacpp:prompt_cached_tokens", "Prompt tokens found in the cache", counters.cached_tokens),
+            ("llamacpp:prompt_tokens_cached", "Prompt tokens found in the cache", counters.cached_tokens),
             ("llamacpp:prompt_seconds", "Time spent on prompts", counters.prompt_seconds),
             ("llamacpp:tokens_predicted", "Tokens generated", counters.predicted_tokens),
             ("llamacpp:tokens_predicted_seconds", "Time spent on answers", counters.predicted_seconds),
             ("llamacpp:n_decode", "Decode calls", counters.steps),
+            ("llamacpp:n_tokens_max", "Tokens of the longest prompt with its answer", counters.longest),
         ):
             yield CounterMetricFamily(name, what, value=value)
         for name, what, value in (
+            (
+                "llamacpp:prompt_tokens_seconds",
+                "Prompt tokens a second, since the start",
+                _over(counters.prompt_tokens, counters.prompt_seconds),
+            ),
+            (
+                "llamacpp:predicted_tokens_seconds",
+                "Answer tokens a second and answer, since the start",
+                _over(counters.predicted_tokens, counters.predicted_seconds),
+            ),
+            (
+                "llamacpp:n_busy_slots_per_decode",
+                "Requests in a decode call, since the start",
+                _over(counters.step_slots, counters.steps),
+            ),
             ("llamacpp:requests_processing", "Requests in a slot", len(scheduler.running)),
             ("llamacpp:requests_deferred", "Requests that wait", len(scheduler.waiting)),
             ("llamacpp:kv_cache_tokens", "Tokens in the cache", scheduler.session.n_cells_used()),
@@ -67,3 +83,7 @@ class Seen(Collector):
     def _usage(self) -> float:
         session = self.scheduler.session
         return session.n_cells_used() / session.n_ctx
+
+
+def _over(count: float, whole: float) -> float:
+    return count / whole if whole else 0.0

@@ -6,12 +6,26 @@ from fastapi import APIRouter
 
 from latentkv.server.errors import Refused
 
+_EMBEDDINGS = "embeddings: the runtime hands out logits, and keeps no hidden state of a text to pool"
+_RERANK = "rerank: it needs a model with a score head, which no decoder here has"
+_AUDIO = "audio: models here read text"
+_ROUTER = "one model, which the command line names"
+
 REASONS = {
-    "/v1/embeddings": "embeddings: the runtime decodes, it has no pooled states of a text",
-    "/embeddings": "embeddings: the runtime decodes, it has no pooled states of a text",
-    "/v1/rerank": "rerank: it needs a model with a score head, which no decoder here has",
-    "/v1/audio/transcriptions": "audio: models here read text",
+    "/v1/embeddings": _EMBEDDINGS,
+    "/embeddings": _EMBEDDINGS,
+    "/embedding": _EMBEDDINGS,
+    "/v1/rerank": _RERANK,
+    "/v1/reranking": _RERANK,
+    "/rerank": _RERANK,
+    "/reranking": _RERANK,
+    "/v1/audio/transcriptions": _AUDIO,
+    "/audio/transcriptions": _AUDIO,
     "/v1/images/generations": "images: models here write text",
+    "/props": "properties that stay as the command line has them: GET them",
+    "/models/load": _ROUTER,
+    "/models/unload": _ROUTER,
+    "/v1/chat/completions/control": "control: an answer ends when its client goes away",
 }
 
 router = APIRouter()

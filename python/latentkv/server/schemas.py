@@ -13,7 +13,9 @@ from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
+from latentkv.sampling.order import with_samplers
 from latentkv.server.fields import ChatIgnored, ChatRefused, Ignored
+from latentkv.server.llama_fields import LlamaFields
 from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]
@@ -67,7 +69,7 @@ class StreamOptions(Body):
     include_obfuscation: bool = False  # would pad chunks; False is all there is
 
 
-class Sampling(Body):
+class Sampling(LlamaFields, Body):
     """How tokens are chosen: OpenAI's names, and llama.cpp's where OpenAI has none."""
 
     seed: int | None = None
@@ -96,7 +98,6 @@ class Sampling(Body):
     logit_bias: dict[str, float] | None = None
     grammar: Gbnf | None = None
     ignore_eos: bool = False
-    cache_prompt: Literal[True] = True
 
     def sampling(self, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
         """choice: each of n has a seed of its own."""
@@ -118,7 +119,8 @@ class Sampling(Body):
             "seed": self._seed(defaults.seed, choice),
         }
         names |= {name: getattr(self, name) for name in SERVER_OPTIONS}
-        return replace(defaults, **{name: value for name, value in names.items() if value is not None})
+        options = replace(defaults, **{name: value for name, value in names.items() if value is not None})
+        return options if self.samplers is None else with_samplers(options, self.samplers)
 
     def _seed(self, default: int, choice: int) -> int:
         asked = default if self.seed is None else self.seed
@@ -186,7 +188,7 @@ class CompletionBody(Sampled):
 
 
 class TokenizeBody(Body):
-    content: Text
+    content: Text | Annotated[list[int | Text], Field(fail_fast=True)]
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False

@@ -33,6 +33,7 @@ class Serving:
     about: dict[str, Any]  # what the page and /props tell of model and cache
     n_predict: int = -1
     memory: AnswerMemory = field(default_factory=AnswerMemory)
+    path: str = ""  # of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, asked: str | None) -> None:

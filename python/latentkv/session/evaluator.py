@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from latentkv.errors import expected
+from latentkv.errors import absent, expected
 from latentkv.session import prefix
 from latentkv.session.prefix import Window
 from latentkv.session.state import LlamaState
@@ -74,7 +74,7 @@ class Evaluator:
         if self._session is None and self._reopen is not None:
             self._session = self._reopen()
         if self._session is None:
-            raise expected("Llama", "an open model with weights", "a closed one, or vocab_only=True")
+            raise absent("Llama", "an open model with weights", "a closed one, or vocab_only=True")
         return self._session
 
     @property
@@ -102,7 +102,7 @@ class Evaluator:
     def logits(self) -> NDArray[np.float32]:
         """Logits after the last evaluated token, [n_vocab]."""
         if self._logits is None:
-            raise expected(
+            raise absent(
                 "logits", "an evaluated token", "none since the last change of the cache", "call eval()"
             )
         return self._logits
@@ -115,7 +115,7 @@ class Evaluator:
     def scores(self) -> NDArray[np.float32]:
         """Logits of every cached token, [n_tokens, n_vocab]."""
         if self._scores is None:
-            raise expected(
+            raise absent(
                 "scores", "Llama(…, logits_all=True) and an evaluated token", f"logits_all={self._logits_all}"
             )
         return self._scores[: len(self._tokens)]

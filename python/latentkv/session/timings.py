@@ -18,10 +18,13 @@ class Timings:
     def as_dict(self) -> dict[str, float]:
         return {
             "cached_n": self.cached_n,
+            "cache_n": self.cached_n,
             "prompt_n": self.prompt_n,
             "prompt_ms": 1e3 * self.prompt_s,
+            "prompt_per_token_ms": 1e3 * self.prompt_s / self.prompt_n if self.prompt_n else 0.0,
             "prompt_per_second": self.prompt_n / self.prompt_s if self.prompt_s else 0.0,
             "predicted_n": self.predicted_n,
             "predicted_ms": 1e3 * self.predicted_s,
+            "predicted_per_token_ms": 1e3 * self.predicted_s / self.predicted_n if self.predicted_n else 0.0,
             "predicted_per_second": self.predicted_n / self.predicted_s if self.predicted_s else 0.0,
         }

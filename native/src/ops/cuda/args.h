@@ -18,7 +18,8 @@ struct Chunk {
     uint8_t valid;    // channels that exist, 0 … 16; fewer than 16 only in f16 and f32 rows
     uint16_t codes;   // byte of the chunk's codes; in blocks: of its segment
     uint16_t affine;  // byte of its scale; in blocks: channels of its segment
-    uint16_t odd;     // q4_0: the chunk sits in the high nibbles; in blocks: its first channel in the segment
+    uint16_t
+        odd;  // q4_0 and formats as it: the chunk is the second of a block; in blocks of tokens: its first channel in the segment
 };
 
 // The first channel of pair p of a decoded chunk; the second is two further. See dequant.cuh.

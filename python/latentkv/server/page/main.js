@@ -204,5 +204,5 @@ function build() {
 build();
 openPanel({
   busy: () => running.size > 0,
-  opened: (props) => settings.showDefaults(props.default_generation_settings),
+  opened: (props) => settings.showDefaults(props.default_generation_settings.params),
 });

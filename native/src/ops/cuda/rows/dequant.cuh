@@ -11,6 +11,7 @@
 
 #include "cache/formats.h"
 #include "ops/cuda/args.h"
+#include "ops/cuda/rows/value.cuh"
 
 namespace lkv::cuda {
 
@@ -261,15 +262,15 @@ struct WideF16Reader {
     }
 };
 
-// Chunks that end early, and f32 rows: channel by channel.
-template <class F>
-struct SlowReader {
+// Channel by channel. Value: says what channel j of the chunk is.
+template <class Value>
+struct ChannelReader {
     int valid;
-    __device__ SlowReader(const uint8_t*, const Chunk& chunk) : valid(chunk.valid) {}
+    Value value;
+    __device__ ChannelReader(const uint8_t*, const Chunk& chunk) : valid(chunk.valid), value(chunk) {}
     __device__ __half at(const uint8_t* codes, int j) const {
         if (j >= valid) return __ushort_as_half(0);
-        const float x = F::code(codes, j);
-        return __float2half_rn(fminf(fmaxf(x, -half_max), half_max));
+        return __float2half_rn(fminf(fmaxf(value(codes, j), -half_max), half_max));
     }
     __device__ uint32_t pair(const uint8_t* codes, int j) const {
         return bits(__halves2half2(at(codes, j), at(codes, j + 2)));
@@ -284,10 +285,41 @@ struct SlowReader {
     }
 };
 
+// Chunks that end early, and f32 rows.
+template <class F>
+struct CodeValue {
+    __device__ explicit CodeValue(const Chunk&) {}
+    __device__ float operator()(const uint8_t* codes, int j) const { return F::code(codes, j); }
+};
+template <class F>
+using SlowReader = ChannelReader<CodeValue<F>>;
+
 template <>
 struct ChunkReader<F32> : SlowReader<F32> {
     using SlowReader<F32>::SlowReader;
 };
+
+// Of llama.cpp's other cache types. Called: inline, five formats times 16 channels are minutes of compilation, and code that is slow
+// to fetch beside the formats in use. block: of ggml's, the first byte; bf16: of the chunk
+__device__ __noinline__ inline float stock_value(int kind, const uint8_t* block, int channel) {
+    switch (static_cast<Format>(kind)) {
+#define X(name, type)  \
+    case Format::name: \
+        return value_of<type>(block, channel);
+        LKV_STOCK_FORMATS(X)
+#undef X
+        default:
+            return 0.0f;
+    }
+}
+
+struct StockValue {
+    int kind;
+    int first;  // channel of the block
+    __device__ explicit StockValue(const Chunk& chunk) : kind(chunk.kind), first(chunk_width * chunk.odd) {}
+    __device__ float operator()(const uint8_t* block, int j) const { return stock_value(kind, block, first + j); }
+};
+using StockReader = ChannelReader<StockValue>;
 
 // A chunk of a row (Half: one half of it) in registers as it is stored, so that it is loaded long before it is decoded. Kind: one
 // that has a path of its own; of any other nothing is kept. base, offset: of the row; apart, they need one addition a load.
@@ -392,6 +424,11 @@ __device__ inline bool with_chunk(const uint8_t* row, const Chunk& chunk, Use&& 
         return true;
             LKV_STORED_FORMATS(X)
 #undef X
+#define X(name, type) case static_cast<uint8_t>(Format::name):
+            LKV_STOCK_FORMATS(X)
+#undef X
+            use(StockReader(row, chunk));
+            return true;
         default:
             return false;
     }

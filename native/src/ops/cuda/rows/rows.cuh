@@ -5,6 +5,7 @@
 
 #include "cache/formats.h"
 #include "ops/cuda/args.h"
+#include "ops/cuda/rows/value.cuh"
 
 namespace lkv::cuda {
 
@@ -19,20 +20,11 @@ __device__ inline void write_segment_shared(int32_t format, const float* x, int 
     case Format::name:              \
         type::write(x, width, dst); \
         return;
-            LKV_STORED_FORMATS(X)
+            LKV_ROW_FORMATS(X)
 #undef X
         default:
             return;
     }
-}
-
-template <class F>
-__device__ inline float value_of(const uint8_t* src, int i) {
-    const float code = F::code(src, i);
-    if constexpr (!F::quantized) return code;
-    constexpr int block = F::block > 0 ? F::block : 1 << 30;
-    const Affine a = F::affine(src, i / block);
-    return fmaf(code, a.scale, a.offset);
 }
 
 __device__ inline float value_at(int32_t format, const uint8_t* src, int i) {
@@ -42,7 +34,7 @@ __device__ inline float value_at(int32_t format, const uint8_t* src, int i) {
 #define X(name, type)  \
     case Format::name: \
         return value_of<type>(src, i);
-            LKV_STORED_FORMATS(X)
+            LKV_ROW_FORMATS(X)
 #undef X
         default:
             return 0.0f;

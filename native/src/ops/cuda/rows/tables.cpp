@@ -26,6 +26,8 @@ ChunkPlace place(Format format, int i, int width) {
     switch (format) {
         case Format::f16:
             return {32 * i, 0, 0};
+        case Format::bf16:
+            return {32 * i, 0, 0};
         case Format::f32:
             return {64 * i, 0, 0};
         case Format::q8_0:
@@ -39,8 +41,10 @@ ChunkPlace place(Format format, int i, int width) {
         using F = decltype(f);
         if constexpr (requires { typename F::Codes; }) {
             return {F::codes_at + i * F::Codes::chunk_bytes, F::scale_at, 0};
+        } else if constexpr (requires { F::block_bytes; }) {  // of llama.cpp's other types, read block by block
+            return {i / 2 * F::block_bytes, 0, i % 2};
         } else {
-            throw std::invalid_argument("[cuda] expected a format with bit planes; got another");
+            throw std::invalid_argument("[cuda] expected a format with bit planes or blocks; got another");
         }
     });
 }
