@@ -13,6 +13,8 @@ pytest.importorskip("agents", reason="needs openai-agents (pip install '.[test]'
 @pytest.mark.parametrize("interface", ["responses", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_agent_calls_its_tool(calling: str, interface: str, stream: bool) -> None:
+    from openai import AsyncOpenAI
+
     from agents import (
         Agent,
         ModelSettings,
@@ -22,7 +24,6 @@ def test_an_agent_calls_its_tool(calling: str, interface: str, stream: bool) -> 
         function_tool,
         set_tracing_disabled,
     )
-    from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
     called: list[str] = []
