@@ -133,7 +133,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
     serving = Serving(
-        model, Engine(scheduler), template, name, defaults, told, args.n_predict, str(args.model)
+        model, Engine(scheduler), template, name, defaults, told, args.n_predict, path=str(args.model)
     )
     if (path := _answers(serving)) is not None:
         serving.memory.load(path)
