@@ -26,7 +26,7 @@ def native_errors() -> list[Callable[[Path], Any]]:
         lambda path: _core.Session(model(path), kv="q7"),
         lambda path: _core.Session(model(path), n_ctx=16).decode([1] * 17),
         lambda path: _core.Session(model(path), n_ctx=16).seq_rm(99),
-        lambda path: _core.Sampler(model(path), grammar="root ::= ("),
+        lambda path: _core.Sampler(model(path), top_p=-1.0),
         lambda path: _core.ChatTemplates(model(path), "{% if %}"),
         lambda path: LlamaGrammar.from_json_schema({"type": "none such"}),
         lambda path: Llama(str(path), kv="q7"),

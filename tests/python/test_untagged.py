@@ -14,7 +14,7 @@ from latentkv.chat.untagged import begins_call, calls_in
 
 sys.path.insert(0, str(Path(__file__).parent))
 from chat_templates import THINKING
-from test_tools import ASK, CALL, TIME, WEATHER, joined, say, tool, without_ids
+from test_tools import ASK, CALL, TIME, WEATHER, joined, say, without_ids
 
 Build = Callable[..., Any]
 NAMES = frozenset({"weather", "time"})
@@ -108,8 +108,8 @@ def test_when_calls_need_their_tags(scripted: Build, script: Any) -> None:
     say(script, llm, BARE.encode())
     whole, _ = both(llm, tools=[WEATHER], tool_choice="none")
     assert whole["message"]["content"] == BARE
-    say(script, llm, BARE.encode(), tools=[tool("other")])
-    whole, _ = both(llm, tools=[tool("other")])
+    say(script, llm, BARE.encode(), tools=[TIME])
+    whole, _ = both(llm, tools=[TIME])
     assert whole["message"]["content"] == BARE
 
 
