@@ -35,8 +35,7 @@ class JsonClosing:
     """Follows one answer, token by token."""
 
     def __init__(self, model: _core.Model, schema: Mapping[str, Any]) -> None:
-        if model not in _biases:
-            _biases[model] = _bias(model)
+        prepare(model)
         self._bias = _biases[model]
         self._due: dict[
             bytes, list[int]
@@ -76,6 +75,12 @@ class JsonClosing:
         if left > _SLACK + 1.5 * self._n_due + _PER_BRACKET * max(0, self._depth):
             return logits
         return logits + self._bias
+
+
+def prepare(model: _core.Model) -> None:
+    """What all answers of a model share, once."""
+    if model not in _biases:
+        _biases[model] = _bias(model)
 
 
 def closing_of(model: _core.Model, grammar: LlamaGrammar | None) -> JsonClosing | None:

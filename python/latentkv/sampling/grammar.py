@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from latentkv.errors import LatentKVError, expected
-from latentkv.sampling import gbnf, lark
+from latentkv.sampling import closing, gbnf, lark
 from latentkv.sampling.schema import as_grammar, checked
 from latentkv.sampling.triggers import LazyMatcher, Triggers
 from latentkv.text import utf8
@@ -81,6 +81,8 @@ class LlamaGrammar:
     def prepare(self, model: _core.Model) -> None:
         """Reads it for this model's vocabulary, once. Raises LatentKVError for what is no grammar."""
         self._start(model)
+        if self.json_schema is not None:
+            closing.prepare(model)
 
     def matcher(self, model: _core.Model) -> _core.TokenMatcher:
         """What follows one answer."""
