@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from latentkv import _core
-    from latentkv.sampling.grammar import LlamaGrammar
 
 # The first that the grammar allows. A quote before all: in a string only it closes, and elsewhere it opens
 # what can be closed at once. Blanks, which a grammar allows in many places, come last.
@@ -29,6 +28,12 @@ _SLACK = 10  # what a template puts behind, as a fence, and the end
 _UNKNOWN = 24  # characters of a value whose schema is not looked into
 _DEEPEST = 8  # schemas may refer to themselves
 _MOST_ITEMS, _LONGEST = 100, 10_000  # that are counted
+
+
+class OfSchema(Protocol):
+    """A grammar, which knows the schema that its texts fit."""
+
+    json_schema: Mapping[str, Any] | None
 
 
 class JsonClosing:
@@ -83,7 +88,7 @@ def prepare(model: _core.Model) -> None:
         _biases[model] = _bias(model)
 
 
-def closing_of(model: _core.Model, grammar: LlamaGrammar | None) -> JsonClosing | None:
+def closing_of(model: _core.Model, grammar: OfSchema | None) -> JsonClosing | None:
     """None where the answer is not of a JSON schema."""
     if grammar is None or grammar.json_schema is None:
         return None
