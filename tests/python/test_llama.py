@@ -202,7 +202,7 @@ def test_grammar_bias_and_json(latent: Any) -> None:
     token = latent.tokenize(b" seven", add_bos=False)[0]
     biased = latent(PROMPT, max_tokens=1, temperature=0, logit_bias={str(token): 100})["choices"][0]
     assert biased["text"].encode() == latent.model.token_to_piece(token)
-    with pytest.raises(ValueError, match=r"^\[sampler\] expected a GBNF grammar"):
+    with pytest.raises(ValueError, match=r"^\[grammar\] expected a closing quote"):
         latent("x", grammar=LlamaGrammar('root ::= "'))
 
 

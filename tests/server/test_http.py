@@ -96,6 +96,15 @@ BAD: list[tuple[str, bytes, int, str]] = [
     ("/v1/completions", b'{"prompt": "x", "stop": [""]}', 400, "stop"),
     ("/v1/completions", b'{"prompt": [70000]}', 400, "token ids"),
     ("/v1/completions", b'{"prompt": "x", "grammar": "root ::= ("}', 400, "grammar"),
+    ("/v1/completions", b'{"prompt": "x", "grammar": "root ::= \\"a\\"{5,2}"}', 400, "m of at most n"),
+    ("/v1/completions", b'{"prompt": "x", "grammar": "root ::= root"}', 400, "nothing matches"),
+    (
+        "/v1/chat/completions",
+        b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object", '
+        b'"schema": {"properties": {"a": {"uniqueItems": true}}}}}',
+        400,
+        "/properties/a/uniqueItems",
+    ),
     ("/v1/completions", b'{"prompt": "x", "logit_bias": {"a": 1}}', 400, "logit_bias"),
     ("/v1/completions", json.dumps({"prompt": "word " * 5000}).encode(), 400, "at most 2047 tokens"),
     ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "unicode"),

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from latentkv.errors import LatentKVError, expected
-from latentkv.sampling.schema import SchemaError, checked, escaped, loosened
+from latentkv.sampling.schema import checked, loosened
+from latentkv.sampling.schema_part import SchemaError, escaped
 
 _MARK = "latentkv-json-"
 

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,7 @@ def _serving(args: argparse.Namespace) -> Serving:
     from latentkv.engine.scheduler import Scheduler
     from latentkv.engine.shift import Shift, require_all_tokens
     from latentkv.plan.master import planned
+    from latentkv.sampling.grammar import LlamaGrammar
     from latentkv.sampling.options import SamplingOptions
     from latentkv.server.about import about
     from latentkv.server.serving import Serving
@@ -132,6 +134,9 @@ def _serving(args: argparse.Namespace) -> Serving:
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
     told = about(model, session, cache)
+    with suppress(ValueError):  # without llguidance: a grammar is refused when it comes
+        # up to half a second, which later all answers would wait for
+        LlamaGrammar.from_json_schema({"type": "object"}).prepare(model)
     serving = Serving(
         model, Engine(scheduler), template, name, defaults, told, args.n_predict, path=str(args.model)
     )

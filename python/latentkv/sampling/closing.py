@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from latentkv import _core
-    from latentkv.sampling.grammar import LlamaGrammar
 
 # The first that the grammar allows. A quote before all: in a string only it closes, and elsewhere it opens
 # what can be closed at once. Blanks, which a grammar allows in many places, come last.
@@ -31,12 +30,17 @@ _DEEPEST = 8  # schemas may refer to themselves
 _MOST_ITEMS, _LONGEST = 100, 10_000  # that are counted
 
 
+class OfSchema(Protocol):
+    """A grammar, which knows the schema that its texts fit."""
+
+    json_schema: Mapping[str, Any] | None
+
+
 class JsonClosing:
     """Follows one answer, token by token."""
 
     def __init__(self, model: _core.Model, schema: Mapping[str, Any]) -> None:
-        if model not in _biases:
-            _biases[model] = _bias(model)
+        prepare(model)
         self._bias = _biases[model]
         self._due: dict[
             bytes, list[int]
@@ -78,7 +82,13 @@ class JsonClosing:
         return logits + self._bias
 
 
-def closing_of(model: _core.Model, grammar: LlamaGrammar | None) -> JsonClosing | None:
+def prepare(model: _core.Model) -> None:
+    """What all answers of a model share, once."""
+    if model not in _biases:
+        _biases[model] = _bias(model)
+
+
+def closing_of(model: _core.Model, grammar: OfSchema | None) -> JsonClosing | None:
     """None where the answer is not of a JSON schema."""
     if grammar is None or grammar.json_schema is None:
         return None

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
-from latentkv.sampling import gbnf, lark
+from latentkv.sampling import closing, gbnf, lark
 from latentkv.sampling.schema import as_grammar, checked
 from latentkv.sampling.triggers import LazyMatcher, Triggers
 from latentkv.text import utf8
@@ -84,6 +84,8 @@ class LlamaGrammar:
     def prepare(self, model: _core.Model) -> None:
         """Reads it for this model's vocabulary, once. Raises LatentKVError for what is no grammar."""
         self._start(model)
+        if self.json_schema is not None:
+            closing.prepare(model)
 
     def matcher(self, model: _core.Model) -> _core.TokenMatcher:
         """What follows one answer."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from latentkv.errors import expected
+from latentkv.sampling.expression import Expression, character_class
 from latentkv.sampling.gbnf import (
     Characters,
     Group,
@@ -21,13 +22,10 @@ from latentkv.sampling.gbnf import (
     Sequence_,
     Token,
 )
-from latentkv.sampling.pattern import quoted
 
 MOST_SYMBOLS = 65_000  # of a grammar: llguidance counts them in 16 bits
 # nothing is written ahead where only one text may come: of a{1000000} that would take long
 _HEAD = '%llguidance {"no_forcing": true}'
-_LONGEST = 1 << 22  # characters of an expression
-_MOST_NESTED = 100  # rules of one: it is written by recursion
 
 
 def written(
@@ -45,7 +43,7 @@ def written(
     lines = _Writer(rules, holes or {}, token_id, split).lines(root)
     if sum(len(line.split()) for line in lines if "%json" not in line) <= MOST_SYMBOLS:
         return "\n".join(lines)
-    if holes or (expression := _Expression(rules).of(root)) is None:
+    if holes or (expression := Expression(rules).of(root)) is None:
         raise expected("grammar", f"at most {MOST_SYMBOLS} characters and rules in it", "more")
     return f"{_HEAD}\nstart: /{expression}/"
 
@@ -169,7 +167,7 @@ class _Writer:
         if isinstance(node, Token):
             return self._token(node)
         assert isinstance(node, Characters)
-        return f"/{_class(node)}/"
+        return f"/{character_class(node)}/"
 
     def _group(self, group: Group) -> str:
         """A rule of its own: the nesting of parentheses is not handed on."""
@@ -217,50 +215,3 @@ def _states(rules: Rules, first: str) -> dict[str, list[_Step]]:
                 waiting.append(following)
     has_end = any(following is None for steps in found.values() for _, following in steps)
     return found if calls_itself and has_end else {}
-
-
-class _Expression:
-    """Rules as one regular expression, where they do not call themselves."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
-        self._known: dict[str, str | None] = {}  # None: being written
-
-    def of(self, rule: str) -> str | None:
-        """None where there is none, or only a long one."""
-        if rule not in self._known:
-            self._known[rule] = None
-            self._known[rule] = self._choice(self._rules[rule])
-        return self._known[rule]
-
-    def _choice(self, alternatives: Sequence[Sequence_]) -> str | None:
-        sequences = [[self._item(item) for item in sequence] for sequence in alternatives]
-        parts = [part for sequence in sequences for part in sequence]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts) or len(self._known) > _MOST_NESTED or sum(map(len, known)) > _LONGEST:
-            return None
-        return f"(?:{'|'.join(''.join(filter(None, sequence)) for sequence in sequences)})"
-
-    def _item(self, item: Repeated) -> str | None:
-        node = item.node
-        if isinstance(node, Literal):
-            one: str | None = f"(?:{quoted(node.text)})"
-        elif isinstance(node, Reference):
-            one = self.of(node.name)
-        elif isinstance(node, Group):
-            one = self._choice(node.alternatives)
-        else:
-            one = _class(node) if isinstance(node, Characters) else None
-        times = "" if item.most == 1 == item.least else f"{{{item.least},{item.most or ''}}}"
-        return None if one is None else one + times if item.most != 0 else ""
-
-
-def _class(node: Characters) -> str:
-    if not node.ranges:
-        return "(?s:.)"
-    inside = "".join(_code(a) if a == b else f"{_code(a)}-{_code(b)}" for a, b in node.ranges)
-    return f"[{'^' if node.negated else ''}{inside}]"
-
-
-def _code(code: int) -> str:
-    return rf"\u{{{code:x}}}"
