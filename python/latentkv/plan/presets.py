@@ -30,8 +30,8 @@ _warned: set[str] = set()
 @dataclass(frozen=True)
 class Preset:
     """Row formats of K and V, and tokens that are kept whole. windowed: K's where layers have a sliding
-    window, and so no blocks. share: of the f16 cache at 32768 tokens; heads of 64 and of 128 channels are
-    within a point."""
+    window, as they would hold the whole context beside blocks. share: of the f16 cache at 32768 tokens; heads
+    of 64 and of 128 channels are within a point."""
 
     k: str
     v: str
