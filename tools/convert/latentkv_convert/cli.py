@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import signal
 import sys
@@ -24,6 +25,7 @@ from .recipe import Finetune, Recipe
 from .write.quantize import FACTOR_TYPES, OUTTYPES
 
 DEFAULT_METHOD = "waterfill"
+FISHER_TOKENS, QUICK_TOKENS = 32768, 8192
 _COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "finetune"}
 _FINETUNE = tuple(field.name for field in dataclasses.fields(Finetune) if field.name != "text")
 
@@ -109,9 +111,9 @@ def build_parser(method: str, prog: str) -> Parser:
     text.add_argument(
         "--fisher-tokens",
         type=limits.positive,
-        default=32768,
+        default=None,
         metavar="N",
-        help="tokens to take gradients on (default 32768)",
+        help=f"tokens to take gradients on (default {FISHER_TOKENS}; {QUICK_TOKENS} with --quick)",
     )
     text.add_argument(
         "--imatrix",
@@ -125,7 +127,8 @@ def build_parser(method: str, prog: str) -> Parser:
         "--no-cache",
         dest="cache",
         action="store_false",
-        help="neither read nor keep calibration results, nor the finished layers of an interrupted run",
+        help="neither read nor keep what was measured, nor the finished layers of an interrupted run (else "
+        "in ~/.cache/latentkv or $XDG_CACHE_HOME, 8 GiB at most)",
     )
     _add_finetune(parser.add_argument_group("recovery, for K paths rebuild and absorbed"))
     other = parser.add_argument_group("other")
@@ -207,6 +210,8 @@ def parse(argv: Sequence[str], prog: str) -> Recipe:
     chosen = vars(build_parser(method, prog).parse_args(list(argv)))
     chosen["source"] = _source(chosen)
     common = {name: chosen.pop(name) for name in _COMMON}
+    if common["fisher_tokens"] is None:
+        common["fisher_tokens"] = QUICK_TOKENS if chosen.get("quick") else FISHER_TOKENS
     finetune = _finetune(chosen)
     return Recipe(options=chosen, finetune=finetune, **common)
 
@@ -217,6 +222,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
     try:
         recipe = parse(sys.argv[1:] if argv is None else argv, prog)
         progress = Progress(recipe.outputs)
+        # Threads that wait for each other sleep. Else they spin: beside other programs a conversion has taken
+        # four times the processor time. Read when torch is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from .pipeline import convert
 
         with stop:

@@ -160,7 +160,7 @@ class Report:
             held = f"{seen.n_windows} windows held back"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
         if self.recipe.options.get("quick"):
-            lines.append("calibrated with --quick, without gradients of the loss: without it less is lost")
+            lines.append("measured with --quick, on a quarter of the text: without it less is lost")
         if self.plan.frontier is not None:
             lines.append(self.plan.frontier.sentence)
         return lines

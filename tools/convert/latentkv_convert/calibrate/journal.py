@@ -93,7 +93,9 @@ class Journal:
             warn("cache", expected, f"{free / 2**30:.1f}", hint)
             self.states = States(None)
         elif need > _SAID:
-            told = f"up to {need / 2**30:.1f} GiB at {self.folder} until this is measured, to go on from there"
+            told = (
+                f"up to {need / 2**30:.1f} GiB at {self.folder} until this is measured, to go on from there"
+            )
             print(f"keeping {told} after an interruption (--no-cache keeps nothing)", file=sys.stderr)
 
     @property

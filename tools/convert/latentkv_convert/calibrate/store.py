@@ -68,9 +68,7 @@ class Store:
             return self.finish(journal, key, layers)
 
     @contextlib.contextmanager
-    def journal(
-        self, key: str, n_layer: int, waits: Callable[[], None] = lambda: None
-    ) -> Iterator[Journal]:
+    def journal(self, key: str, n_layer: int, waits: Callable[[], None] = lambda: None) -> Iterator[Journal]:
         """What an earlier run has left of `key`. Bad input ends it; whatever else stops the run leaves it
         to the next one. Where another process is at work on it, waits until that one has finished or stopped;
         waits(): is called first.
