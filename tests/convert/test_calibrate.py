@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from latentkv_convert import calibrate
-from latentkv_convert.calibrate import fisher, moments
+from latentkv_convert.calibrate import decoder, fisher, moments
 from latentkv_convert.calibrate.decoder import Layer
 from latentkv_convert.calibrate.sample import Encoded, Sample, encode
 from latentkv_convert.calibrate.store import Store
@@ -154,3 +154,42 @@ def test_store_without_all_layers_is_not_a_hit(tmp_path: Path) -> None:
     found = store.load("key", 2)
     assert found is not None
     assert found[1]["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("variant", [{}, {"model_type": "qwen3"}, {"model_type": "olmo2"}], ids=str)
+def test_products_of_bf16_are_near_those_of_f32(tiny: Tiny, variant: dict[str, Any]) -> None:
+    """Values and gradients of a layer; those of k and v themselves stay f32."""
+    exact = stream(tiny(**variant))
+    reduced = LayerStream(exact.source, exact.tokens.numpy(), "cpu", "test", reduced=True)
+    torch.manual_seed(0)
+    above = torch.randn_like(exact.embed()[:1])
+    found = []
+    for each in (exact, reduced):
+        with each.layer(0) as live:
+            x = each.embed()[:1].requires_grad_()
+            attended = live.attended(x, each.positions)
+            past, through = live.fed_slope(x, attended, above)
+            (below,) = torch.autograd.grad(attended, x, through)
+            rows = live.get_submodule("attn_k")(live.attention_input(x))
+            output = each.run(live, 0, x)
+            found.append([rows, output, below + past, each.logits(output)])
+    for at, (a, b) in enumerate(zip(*found, strict=True)):
+        error = float((a - b).norm() / a.norm())
+        assert error < 0.02, at
+        assert (error > 0) == (at > 0), at
+
+
+def test_slopes_of_a_layer_in_parts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch finds them for the whole layer, with and without a norm behind the FFN."""
+    monkeypatch.setattr(decoder, "FFN_TOKENS", 7)
+    for variant in ({}, {"model_type": "olmo2"}, {"model_type": "falcon"}):
+        live_stream = stream(tiny(**variant, name="-".join(variant.values()) or "llama"))
+        torch.manual_seed(0)
+        x = live_stream.embed()[:1].requires_grad_()
+        above = torch.randn_like(x)
+        with live_stream.layer(0) as live:
+            (expected,) = torch.autograd.grad(live_stream.run(live, 0, x), x, above)
+            attended = live.attended(x, live_stream.positions)
+            past, through = live.fed_slope(x, attended, above)
+            (below,) = torch.autograd.grad(attended, x, through)
+        torch.testing.assert_close(below + past, expected, rtol=1e-3, atol=1e-5)

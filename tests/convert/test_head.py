@@ -40,11 +40,11 @@ def test_slope_of_the_text(blocked: LayerStream) -> None:
 
 def test_slope_of_drawn_labels(blocked: LayerStream, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = outputs(blocked, 1).requires_grad_()
-    labels = torch.randint(blocked.ends.token_embd.shape[0], (hidden.shape[1], 2))
+    labels = torch.randint(blocked.ends.token_embd.shape[0], (hidden.shape[1], 2 * head.PAIRS))
     left = list(labels.split(BLOCK))
     monkeypatch.setattr(head, "drawn", lambda predicted, generator: left.pop(0))
-    one, other = (cross_entropy(blocked.logits(hidden), each, reduction="sum") for each in labels.T)
-    (expected,) = torch.autograd.grad((other - one) / 2**0.5, hidden)
+    sums = [cross_entropy(blocked.logits(hidden), each, reduction="sum") for each in labels.T]
+    (expected,) = torch.autograd.grad((sum(sums[1::2]) - sum(sums[::2])) / (2 * head.PAIRS) ** 0.5, hidden)
     torch.testing.assert_close(head.drawn_slope(blocked, hidden.detach(), torch.Generator()), expected[0])
     assert not left
 
@@ -66,16 +66,16 @@ def test_labels_are_drawn_with_their_probabilities() -> None:
     """Over a vocabulary that its runs of entries do not divide."""
     logits = 2 * torch.randn(1, 83, generator=torch.Generator().manual_seed(0))
     logits[0, 7] = -torch.inf
-    n = 200_000
+    n = 50_000
     labels = head.drawn(logits.expand(n, -1), torch.Generator().manual_seed(1))
     expected = logits[0].double().softmax(0)
     for drawn in labels.T:
         share = drawn.bincount(minlength=83) / n
         assert share[7] == 0
         assert ((share - expected).abs() < 5 * (expected / n).sqrt() + 1e-6).all()
-    first, second = labels.T
+    first, second = labels[:, :2].T
     both = (first == second).double().mean()
-    assert float(both) == pytest.approx(float(expected.square().sum()), rel=0.05)
+    assert float(both) == pytest.approx(float(expected.square().sum()), rel=0.1)
 
 
 def test_divergence(blocked: LayerStream) -> None:

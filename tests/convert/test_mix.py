@@ -79,11 +79,11 @@ def test_a_conversion_without_a_text(
     words += ["--calib-window", "192", "--fisher-tokens", "768", "--recent", "32"]
     assert cli.main(words) == 0
     said = capsys.readouterr().err
-    assert "calibrating on prose, code, chat, numbers at hand; --calib FILE takes" in said
+    assert "measuring on prose, code, chat, numbers at hand; --calib FILE takes" in said
     first = (tmp_path / "out.gguf").read_bytes()
     assert cli.main([*words, "--no-cache"]) == 0
     assert (tmp_path / "out.gguf").read_bytes() == first
     capsys.readouterr()
     assert cli.main([*words, "--calib", str(calib)]) == 0
-    assert "calibrating on" not in capsys.readouterr().err
+    assert "measuring on" not in capsys.readouterr().err
     assert (tmp_path / "out.gguf").read_bytes() != first

@@ -44,7 +44,7 @@ class Runs:
         layer = LayerStream.layer
 
         def counted(stream: LayerStream, index: int, after: int | None = None) -> Any:
-            if stream.label == "check plan":
+            if stream.label == "check":
                 return layer(stream, index, after)
             if len(self.seen) == self.stop:
                 raise KeyboardInterrupt

@@ -53,11 +53,12 @@ RULES = [
                 "source/gguf_vocabulary",
                 "limits",
                 "calibrate/chats",
+                "calibrate/arithmetic",
                 "cli",
             ]
         },
         "the converter needs no runtime but to code, tokenize, hash, flush and render alike, for budgets, "
-        "limits and the terminal",
+        "limits, the processor and the terminal",
     ),
     (
         re.compile(r"\b(checkpoint|gguf)_source\b"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
-from latentkv.console import progress
+from latentkv.console import progress, whole
+from latentkv.console.durations import duration
+from latentkv.console.whole import Whole
 
 
 class Clock:
@@ -70,9 +73,103 @@ def test_a_line_says_the_loss_too() -> None:
 
 
 def test_hours_are_hours() -> None:
-    assert [progress.duration(s) for s in (119, 120, 7199, 9000)] == [
+    assert [duration(s) for s in (119, 120, 7199, 9000)] == [
         "119 s",
         "2.0 min",
         "120.0 min",
         "2.5 h",
     ]
+
+
+STEPS = [("reading", 1.0), ("measuring", 4.0), ("choosing", 1.0), ("choosing", 1.0), ("writing", 3.0)]
+
+
+def quiet(clock: Clock | None = None) -> Whole:
+    return Whole(STEPS, io.StringIO(), clock or Clock())
+
+
+def test_one_line_says_the_stage_and_what_is_left_of_all() -> None:
+    clock = Clock()
+    with quiet(clock) as job:
+        job.begin("reading")
+        assert job.line() == "stage 1 of 4, reading: 0 s"
+        clock.now += 10
+        with progress.stage(8, "measuring", "window") as part:
+            part.update(2)
+            clock.now += 10
+            assert job.line() == "stage 2 of 4, measuring: 20 % of all, 20 s, about 80 s left"
+            part.note("loss 2.3")
+            assert job.line().endswith("about 80 s left, loss 2.3")
+        assert job.share() == pytest.approx(0.5)
+
+
+def test_a_stage_of_two_parts_has_one_number() -> None:
+    with quiet() as job:
+        for _ in range(2):
+            with progress.stage(1, "choosing") as part:
+                part.update(1)
+                assert "stage 3 of 4, choosing" in job.line()
+        job.begin("writing")
+        assert "stage 4 of 4" in job.line()
+
+
+def test_what_was_not_necessary_is_not_counted() -> None:
+    """As of statistics that are in the cache."""
+    with quiet() as job:
+        job.begin("reading")
+        with progress.stage(1, "choosing") as part:
+            part.update(1)
+            assert job.share() == pytest.approx(2 / 6)  # measuring has fallen out of the whole
+
+
+def test_a_stage_that_is_done_once_more_is_more_to_do() -> None:
+    with quiet() as job:
+        for _ in range(2):
+            with progress.stage(4, "measuring") as part:
+                part.update(4)
+        assert job.share() == pytest.approx(8 / 13)
+        assert "stage 2 of 4" in job.line()
+
+
+def test_what_an_earlier_process_has_done_is_not_counted() -> None:
+    with quiet() as job, progress.stage(2, "measuring", of=8) as part:
+        part.update(1)
+        assert job.share() == pytest.approx(0.5 / 6)
+
+
+def test_a_stage_that_nobody_announced_is_one_more() -> None:
+    with quiet() as job, progress.stage(2, "finetune", "step") as part:
+        part.update(1)
+        assert "finetune" in job.line()
+
+
+def test_nothing_is_silent_for_longer_than_its_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no step ends."""
+    monkeypatch.setattr(whole, "LINE", 0.02)
+    out = io.StringIO()
+    with Whole(STEPS, out) as job:
+        job.begin("reading")
+        deadline = time.monotonic() + 5
+        while out.getvalue().count("\n") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = out.getvalue().splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith(("stage 1 of 4, reading: ", "done in ")) for line in lines)
+    assert whole.current is None
+    time.sleep(0.1)
+    assert out.getvalue().splitlines() == lines, "it ends with its job"
+
+
+def test_a_short_job_is_silent_and_one_that_fails_does_not_say_that_it_is_done() -> None:
+    clock, out = Clock(), io.StringIO()
+    with Whole(STEPS, out, clock):
+        clock.now += 9
+    assert out.getvalue() == ""
+    job = Whole(STEPS, out, clock)
+    job.__enter__()
+    clock.now += 99
+    job.__exit__(KeyboardInterrupt)
+    assert out.getvalue() == ""
+    with Whole(STEPS, out, clock):
+        clock.now += 99
+    assert out.getvalue() == "done in 99 s\n"

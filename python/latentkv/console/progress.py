@@ -5,56 +5,28 @@ from __future__ import annotations
 import math
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from latentkv.console import terminal
+from latentkv.console import terminal, whole
+from latentkv.console.durations import duration
+from latentkv.console.stage import Stage
 
 FIRST_LINE = 10.0  # seconds into a stage; shorter ones say nothing
 NEXT_LINE = 30.0
 _REDRAW = 0.1  # seconds; not by a thread of its own, which would disturb what is measured
 
-Self = TypeVar("Self", bound="Stage")
 
-
-def stage(total: int, label: str, unit: str = "layer") -> Stage:
-    """`with stage(960, "calibrate", "window") as progress`: a bar or lines."""
+def stage(total: int, label: str, unit: str = "layer", of: int | None = None) -> Stage:
+    """`with stage(960, "bench", "run") as progress`: a bar or lines. Inside of a `Whole` it is a part of that
+    one's. of: what `total` was before an earlier process has done some."""
+    if whole.current is not None:
+        return whole.current.part(total, label, unit, of)
     screen = terminal.console(sys.stderr)
     return Bar(total, label, unit, screen) if terminal.has_width(screen) else Lines(total, label, unit)
-
-
-class Stage(ABC):
-    """`total` steps of a kind; 0 until they are counted."""
-
-    def __init__(self, total: int, label: str, unit: str) -> None:
-        self.total = total
-        self._label, self._unit, self._done, self._note = label, unit, 0.0, ""
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    @abstractmethod
-    def __exit__(self, failed: object, *_: object) -> None: ...
-
-    def update(self, n: int = 1) -> None:
-        """`n` more steps are done."""
-        self.reach(self._done + n)
-
-    def reach(self, done: float) -> None:
-        """So many of all are done."""
-        self._done = done
-        self._show()
-
-    def note(self, text: str) -> None:
-        """What is said beside the count with the next steps."""
-        self._note = text
-
-    @abstractmethod
-    def _show(self) -> None: ...
 
 
 class Bar(Stage):
@@ -126,9 +98,3 @@ class Lines(Stage):
 
     def _say(self, text: str) -> None:
         print(f"{self._label}: {text}", file=self._out, flush=True)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import signal
 import sys
@@ -29,6 +30,7 @@ _EXAMPLES = """examples:
   latentkv convert model-Q4_K_M.gguf -o smaller.gguf
   latentkv convert model-Q4_K_M.gguf -o smaller.gguf --kv-budget 8.5% --calib mine.txt --device cuda
   latentkv chat smaller.gguf -c 65536"""
+FISHER_TOKENS, QUICK_TOKENS = 32768, 8192
 _COMMON = {field.name for field in dataclasses.fields(Recipe)} - {"options", "finetune"}
 _FINETUNE = tuple(field.name for field in dataclasses.fields(Finetune) if field.name != "text")
 
@@ -80,9 +82,9 @@ def build_parser(method: str, prog: str) -> Parser:
     text.add_argument(
         "--fisher-tokens",
         type=limits.positive,
-        default=32768,
+        default=None,
         metavar="N",
-        help="tokens to learn on which errors matter (default 32768)",
+        help=f"tokens to learn on which errors matter (default {FISHER_TOKENS}; {QUICK_TOKENS} with --quick)",
     )
     text.add_argument(
         "--device", type=_device, default="cpu", help="where the model runs: cpu (default) or cuda"
@@ -92,7 +94,7 @@ def build_parser(method: str, prog: str) -> Parser:
         dest="cache",
         action="store_false",
         help="neither read nor keep what was learned from the text, nor the finished layers of an "
-        "interrupted run",
+        "interrupted run (else in ~/.cache/latentkv or $XDG_CACHE_HOME, 8 GiB at most)",
     )
     _add_weights(parser.add_argument_group("weights"))
     _add_finetune(parser.add_argument_group("training afterwards, where keys are rebuilt or have no RoPE"))
@@ -224,6 +226,8 @@ def parse(argv: Sequence[str], prog: str) -> Recipe:
     chosen = vars(build_parser(method, prog).parse_args(list(argv)))
     chosen["source"] = _source(chosen)
     common = {name: chosen.pop(name) for name in _COMMON}
+    if common["fisher_tokens"] is None:
+        common["fisher_tokens"] = QUICK_TOKENS if chosen.get("quick") else FISHER_TOKENS
     finetune = _finetune(chosen)
     return Recipe(options=chosen, finetune=finetune, **common)
 
@@ -234,6 +238,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
     try:
         recipe = parse(sys.argv[1:] if argv is None else argv, prog)
         progress = Progress(recipe.outputs)
+        # Threads that wait for each other sleep. Else they spin: beside other programs a conversion has taken
+        # four times the processor time. Read when torch is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from .pipeline import convert
 
         with stop:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latentkv.console.progress import stage
+from latentkv.console.whole import Whole
 
-from . import calibrate, files, report
+from . import calibrate, course, files, report
 from .calibrate.arithmetic import host_threads
 from .errors import ConvertError, Interrupted, warn
 from .ir import SIDES, Master, Plan, TensorRole
-from .plan import methods
+from .plan import methods, unmeasured
 from .plan.work import Work
 from .recipe import Recipe
 from .schema import KEYS, VERSION
@@ -58,7 +59,27 @@ def _converted(recipe: Recipe) -> report.Report:
     method = methods.module(recipe.method).create(recipe.options, spec)
     keys = model_keys(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
-    stats, sample = calibrate.collect(method.needs, recipe, source, important)
+    unmeasured.warn_of_budget(recipe, spec)
+    needs = method.needs or (("activations",) if important else ())
+    n_choices = len(getattr(method, "groupings", ("one",)))
+    steps = course.steps(recipe, source, needs, getattr(method, "n_checked", 0), n_choices)
+    with Whole(steps) as whole:
+        whole.begin(course.READ if needs else course.CHOOSE)
+        stats, sample = calibrate.collect(method.needs, recipe, source, important)
+        return _planned(recipe, source, method, keys, base, outtype, stats, sample)
+
+
+def _planned(
+    recipe: Recipe,
+    source: Source,
+    method: Any,
+    keys: dict[str, Any],
+    base: Any,
+    outtype: str,
+    stats: dict[str, Layers],
+    sample: Sample | None,
+) -> report.Report:
+    """What is left to do with statistics, and what is said where that is interrupted."""
     try:
         return _written(recipe, source, method, keys, base, outtype, stats, sample)
     except KeyboardInterrupt:
@@ -93,6 +114,7 @@ def _written(
         recipe.center,
         encoding,
         recipe.finetune is not None,
+        n_checked=getattr(method, "n_checked", 0),
     )
     plan = methods.planned(method, work)
     check_plan(plan, spec)
@@ -109,7 +131,7 @@ def _written(
         keys[KEYS["full_bytes"]] = full
     if base is not None:
         keys, tensors = sidecar.keys(base, keys), sidecar.tensors(source, tensors, encoding)
-    with stage(len(tensors), "write", "tensor") as bar:
+    with stage(len(tensors), course.WRITE, "tensor") as bar:
         size = gguf_write.write(
             recipe.output, spec.gguf_arch, keys, tensors, encoding, lambda tensor: bar.update(1)
         )

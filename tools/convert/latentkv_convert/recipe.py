@@ -36,7 +36,7 @@ class Recipe:
     calib: Path | None = None
     calib_tokens: int = 65536
     calib_window: int = 2048
-    fisher_tokens: int = 32768
+    fisher_tokens: int = 32768  # a quarter with --quick, where none are asked for
     device: str = "cpu"
     cache: bool = True
     pre: str | None = None

@@ -170,7 +170,7 @@ class Report:
             held = f"measured on {seen.n_windows} windows that it was not fitted to"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
         if self.recipe.options.get("quick"):
-            lines.append("calibrated with --quick, without gradients of the loss: without it less is lost")
+            lines.append("measured with --quick, on a quarter of the text: without it less is lost")
         if self.plan.frontier is not None:
             heads = f"one latent of {self.plan.frontier.line.name} KV heads"
             lines.append(self.plan.frontier.sentence if self._timed else heads)

@@ -6,8 +6,6 @@ A module `calibrate/<name>.py` that is a statistic provides
     def sample(recipe) -> (tokens, window)              how much text it reads
     def collect(stream: LayerStream, **settings) -> Iterator    (layer, {array name: array}), in any order
     def settings(recipe) -> {name: value}               optional: what else the numbers depend on
-    def complete(layers) -> layers                      optional: what takes all layers at once
-    STANDS_FOR: str                                     optional: the statistic that it is an estimate of
 """
 
 from __future__ import annotations
@@ -51,10 +49,7 @@ def collect(
         sample = run.sample(name)
         if largest is None or sample.tokens.size > largest.tokens.size:
             largest = sample
-        module, layers = run.module(name), run.statistic(name, sample, watched)
-        stats[getattr(module, "STANDS_FOR", name)] = (
-            module.complete(layers) if hasattr(module, "complete") else layers
-        )
+        stats[name] = run.statistic(name, sample, watched)
     if watched is not None:
         stats["activations"] = watched.layers()
     if line := run.store.tidied():
@@ -69,7 +64,7 @@ def _text(recipe: Recipe, source: Source) -> str:
     from . import chats, mix
 
     own = "--calib FILE takes a text of the kind that will be read"
-    print(f"calibrating on {', '.join(mix.KINDS)} at hand; {own}", file=sys.stderr)
+    print(f"measuring on {', '.join(mix.KINDS)} at hand; {own}", file=sys.stderr)
     return mix.text(chats.renderer(source))
 
 

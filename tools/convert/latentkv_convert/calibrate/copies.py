@@ -1,10 +1,10 @@
 """What errors of the cached copies of k and v cost, in nats: Fisher moments of those copies.
 
-g is the gradient of a window's summed negative log-likelihood with respect to the body copy (two_copies.py)
-of one token's v, its k as projected, or its k as it enters RoPE. With labels sampled from the model's own
-prediction, F = E[g gᵀ] is the Fisher information of that copy, and ½ tr(F · E[e eᵀ]) the expected divergence
-in nats per token that an independent error e causes (second order of KL(p ‖ p_e)). Labels of the text instead
-would measure its gradient noise.
+g is the gradient of a window's summed log-likelihood ratios (head.drawn_slope) with respect to the body copy
+(two_copies.py) of one token's v, its k as projected, or its k as it enters RoPE. With labels sampled from the
+model's own prediction, F = E[g gᵀ] is the Fisher information of that copy, and ½ tr(F · E[e eᵀ]) the expected
+divergence in nats per token that an independent error e causes (second order of KL(p ‖ p_e)). Labels of the
+text instead would measure its gradient noise.
 
 Layer by layer as in fisher.py: hidden states are stored going up, gradients flow down through one recomputed
 layer at a time.
@@ -26,7 +26,7 @@ from .heads import norm_module
 from .stream import LayerStream
 from .two_copies import TwoCopies
 
-VERSION = 5
+VERSION = 6
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
 
 
@@ -63,13 +63,14 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     def slope(row: int, hidden: Tensor) -> Tensor:
         return head.drawn_slope(stream, hidden, generator)
 
-    with stream.bar(back=1, n_windows=len(windows)) as bar:
+    with stream.bar(n_windows=len(windows)) as bar:
         for index, hidden, output in stream.forward(windows, keep=True):
             with torch.no_grad(), stream.layer(index, index + 1) as live:
                 for row in range(len(windows)):
                     output[row] = stream.run(live, index, hidden[row : row + 1])[0]
                     bar.update(1)
-        for index, inputs, above, below in stream.backward(slope):
+    with stream.bar_back(len(windows)) as bar:
+        for index, inputs, above, below in stream.backward(slope, bar):
             yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
 
 

@@ -150,10 +150,10 @@ class Layer(nn.Module):
         of_x, of_attended = torch.zeros_like(x), torch.empty_like(attended)
         skipped = self._optional("post_ffw_norm") is None and isinstance(self.ffn_down, nn.Linear)
         for part in self.parts(x):
-            below = [each[:, part].detach().requires_grad_() for each in (x, attended)]
+            bottom, middle = (each[:, part].detach().requires_grad_() for each in (x, attended))
             with torch.enable_grad():
-                output = self._fed(*below, unread=skipped)
-            own, other = torch.autograd.grad(output, below, above[:, part], allow_unused=True)
+                output = self._fed(bottom, middle, skipped)
+            own, other = torch.autograd.grad(output, (bottom, middle), above[:, part], allow_unused=True)
             of_attended[:, part] = other
             if own is not None:
                 of_x[:, part] = own

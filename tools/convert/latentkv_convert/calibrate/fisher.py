@@ -32,13 +32,14 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     def slope(window: int, hidden: Tensor) -> Tensor:
         return head.text_slope(stream, window, hidden)
 
-    with stream.bar(back=1) as bar:
+    with stream.bar() as bar:
         for index, hidden, output in stream.forward(keep=True):
             with torch.no_grad(), stream.layer(index) as live:
                 for window in range(stream.n_windows):
                     output[window] = stream.run(live, index, hidden[window : window + 1])[0]
                     bar.update(1)
-        for index, inputs, above, below in stream.backward(slope):
+    with stream.bar_back() as bar:
+        for index, inputs, above, below in stream.backward(slope, bar):
             yield index, _backward(stream, index, inputs, above, below, bar)
 
 

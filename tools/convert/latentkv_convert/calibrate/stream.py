@@ -13,14 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from latentkv.console.progress import Stage, stage
+from latentkv.console.progress import stage
+from latentkv.console.stage import Stage
 
+from ..course import MEASURE, WEIGH
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..source.source import Source
 from .decoder import Ends, Layer
 from .journal import Journal
 from .positions import Positions
+
+SLOPE = 4  # layers
 
 
 class Watcher(Protocol):
@@ -103,18 +107,23 @@ class LayerStream:
             hidden = output
 
     def backward(
-        self, slope: Callable[[int, Tensor], Tensor]
+        self, slope: Callable[[int, Tensor], Tensor], bar: Stage
     ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """(layer, its input, the loss's gradient by its output, room for that by its input), each [windows,
         window, d] on the device, of every layer that is left, the last one first, after forward(keep=True).
 
-        slope(window, h): gradient [window, d] by the last layer's output h [1, window, d].
+        slope(window, h): gradient [window, d] by the last layer's output h [1, window, d]. bar: `bar_back`,
+        of which the last layer's part is done here.
         """
         states, at = self.journal.states, self.journal.returned
         if at is None:
             at = self.spec.n_layer
             hidden = states.take(f"h{at}").to(self.device)
-            above = torch.stack([slope(row, hidden[row : row + 1]) for row in range(len(hidden))])
+            slopes = []
+            for row in range(len(hidden)):
+                slopes.append(slope(row, hidden[row : row + 1]))
+                bar.update(SLOPE)
+            above = torch.stack(slopes)
             self.journal.keep(f"g{at}", above)
             states.drop(f"h{at}")
         else:
@@ -151,12 +160,17 @@ class LayerStream:
         """[window, n_vocab] from the last layer's output [1, window, d]."""
         return self.ends.logits(hidden)[0]
 
-    def bar(self, passes: int = 1, back: int = 0, n_windows: int | None = None) -> Stage:
-        """Of what is left: passes up, and back down."""
-        up = self.spec.n_layer - self.journal.reached
-        down = self.spec.n_layer if self.journal.returned is None else self.journal.returned
-        total = (passes * up + back * down) * (n_windows or self.n_windows)
-        return stage(total, f"calibrate {self.label}", "window")
+    def bar(self, passes: int = 1, n_windows: int | None = None) -> Stage:
+        """Of what is left on the way up, in `passes` through every layer."""
+        n, left = n_windows or self.n_windows, self.spec.n_layer - self.journal.reached
+        return stage(passes * left * n, MEASURE, "window", passes * self.spec.n_layer * n)
+
+    def bar_back(self, n_windows: int | None = None) -> Stage:
+        """Of what is left on the way down, for `backward` and what is done with it: a step is a window's
+        gradient by the last layer's output, which takes as long as SLOPE layers, or by a layer's input."""
+        n, at = n_windows or self.n_windows, self.journal.returned
+        left = self.spec.n_layer + SLOPE if at is None else at
+        return stage(left * n, WEIGH, "window", (self.spec.n_layer + SLOPE) * n)
 
 
 def _device(name: str) -> torch.device:

@@ -21,12 +21,13 @@ from latentkv.console.progress import stage
 
 from .. import floats
 from ..calibrate.sample import Sample
+from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
 from ..ir import SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
 from ..write.fuse import center
 from ..write.fuse.finish import finished
-from .work import Work
+from .work import CHECKED, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
     from ..calibrate.decoder import Layer
     from ..calibrate.positions import LayerPositions
 
-CHECKED = 6  # windows: they differ, and one or two of them are no forecast
-# Of them, those that say what exact tokens cost. Rounding alone costs much the same everywhere: all rows of
-# SmolLM2-135M in q8_0 2.3e-4 nats, with a standard error of 2 % over four windows.
+# Of the windows that a plan is checked on, those that say what exact tokens cost. Rounding alone costs much
+# the same everywhere: all rows of SmolLM2-135M in q8_0 2.3e-4 nats, with a standard error of 2 % over four
+# windows.
 PRICED = 1
 
 
 def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
     """Mean divergence KL(uncompressed ‖ plan) over the held-back windows, with its standard error."""
     assert work.sample is not None
-    held = held_back(work.sample)
+    held = held_back(work.sample, work.n_checked)
     if not len(held):
         warn(
             "--fisher-tokens",
@@ -57,26 +58,48 @@ def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
     return Forecast(float(np.mean(per_window)), predicted, error, len(held))
 
 
+def roughly(work: Work, plan: Plan) -> float:
+    """The mean over the first ROUGHLY of these windows, in nats per token. `measured` goes on from there."""
+    assert work.sample is not None
+    held = held_back(work.sample, work.n_checked)
+    windows = (held if len(held) else work.sample.tokens)[:ROUGHLY]
+    return float(np.mean(divergences(work, plan, windows)))
+
+
 def price(work: Work, paths: Mapping[str, str], regions: Plan) -> float:
     """Nats per token that exact tokens cost in the row formats of `regions`, where nothing else is done to
     those that have left the window. paths: of K and V."""
     assert work.sample is not None
     k, v = (SidePlan(paths[side]) for side in SIDES)
     plan = replace(regions, layers=(LayerPlan(k, v),) * work.spec.n_layer)
-    held = held_back(work.sample)
-    return float(np.mean(divergences(work, plan, (held if len(held) else work.sample.tokens)[:PRICED])))
+    held = held_back(work.sample, work.n_checked)
+    windows = (held if len(held) else work.sample.tokens)[:PRICED]
+    return float(np.mean(divergences(work, plan, windows, CHOOSE)))
 
 
-def held_back(sample: Sample) -> NDArray[np.int64]:
-    """[n, window] that no statistic has seen: the sample's own and, up to CHECKED, spare ones of the text."""
+def held_back(sample: Sample, n: int = CHECKED) -> NDArray[np.int64]:
+    """[up to n, window] that no statistic has seen: the sample's own, and spare ones of the text."""
     from ..calibrate import copies
 
     own = sample.tokens[copies.split(len(sample.tokens))[1]]
-    return np.concatenate([own, sample.spare[: max(0, CHECKED - len(own))]])
+    return np.concatenate([own, sample.spare[: max(0, n - len(own))]])[:n]
 
 
-def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[float]:
-    """Mean KL divergence in nats per token of each window, over its second half."""
+def divergences(work: Work, plan: Plan, windows: NDArray[np.int64], label: str = CHECK) -> list[float]:
+    """Mean KL divergence in nats per token of each window, over its second half. label: the stage that this
+    is a part of. The plan that was asked for last is not run on the same window again."""
+    plan = replace(plan, forecast=None)
+    if work.checked.plan != plan:
+        work.checked.plan, work.checked.nats = plan, {}
+    names, known = [window.tobytes() for window in windows], work.checked.nats
+    left = [row for row, name in enumerate(names) if name not in known]
+    if left:
+        found = _run(work, plan, windows[left], label)
+        known |= {names[row]: nats for row, nats in zip(left, found, strict=True)}
+    return [known[name] for name in names]
+
+
+def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list[float]:
     import torch
 
     from ..calibrate import head
@@ -84,9 +107,8 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64]) -> list[floa
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
 
-    spec, known = work.spec, work.exact_outputs
-    label = "check plan"
-    stream = LayerStream(work.source, windows, work.device, label)
+    spec, known = work.spec, work.checked.exact
+    stream = LayerStream(work.source, windows, work.device, "check")
     names = [window.tobytes() for window in windows]
     new = [row for row, name in enumerate(names) if name not in known]
     cached = stream.embed().to(stream.device)

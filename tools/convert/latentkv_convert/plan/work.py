@@ -18,7 +18,17 @@ from .kept import Kept
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHECKED = 6  # windows that a plan is run on: they differ, and one or two of them are a rough forecast
 _KEEP_BYTES = 2 << 30  # of bases, and of rows; the rest is computed anew when its layer is written
+
+
+@dataclass
+class Checked:
+    """What plan/forecast.py knows of windows, which are named by their tokens."""
+
+    exact: dict[bytes, Tensor] = field(default_factory=dict)  # last outputs [scored tokens, d], uncompressed
+    plan: Any = None  # that was run last
+    nats: dict[bytes, float] = field(default_factory=dict)  # a token, of that plan
 
 
 @dataclass
@@ -33,10 +43,10 @@ class Work:
     center: bool = True
     encoding: Encoding | None = None  # of the file's tensors
     trains: bool = False  # the factors, after the plan
+    n_checked: int = CHECKED
     _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
     _kept: Kept[tuple[int, str], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
-    # window -> [scored tokens, d]: the uncompressed model's last output, of plan/forecast.py
-    exact_outputs: dict[bytes, Tensor] = field(default_factory=dict)
+    checked: Checked = field(default_factory=lambda: Checked())
     rows: Kept[tuple[Any, ...], Any] = field(default_factory=lambda: Kept(_KEEP_BYTES))  # rows/cached_rows.py
 
     @property
@@ -90,6 +100,7 @@ class Work:
         if decompose == self.decompose:
             return
         self.decompose = decompose
+        self.checked.plan = None
         self._sigmas.clear()
         self._kept.clear()
 

@@ -22,6 +22,7 @@ from latentkv.console.progress import stage
 
 from ..calibrate.decoder import Decoder
 from ..calibrate.sample import Encoded, encode, read_text
+from ..course import TRAIN
 from ..errors import ConvertError, need
 from ..ir import SIDES, ModelSpec, Plan
 from ..plan.work import Work
@@ -131,7 +132,7 @@ def descend(model: Any, training: Tensor, options: Finetune, rng: np.random.Gene
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, options.steps))
     order: list[int] = []
     model.train()
-    with stage(options.steps, "finetune", "step") as bar:
+    with stage(options.steps, TRAIN, "step") as bar:
         for step in range(options.steps):
             if len(order) < BATCH:
                 order += rng.permutation(len(training)).tolist()

@@ -18,6 +18,7 @@ import numpy as np
 from latentkv.console.progress import stage
 
 from ... import floats
+from ...course import CHOOSE
 from ...errors import ConvertError
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ...rows import cached_rows, exact, sizes
@@ -28,7 +29,7 @@ from ..frontier import Frontier, Line, Point
 from ..linalg import spectrum
 from ..times import features, gpu_file
 from ..waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
-from ..work import Work
+from ..work import CHECKED, Work
 from . import group_size
 
 __all__ = ["SUMMARY", "Waterfill", "add_arguments", "create"]
@@ -40,6 +41,7 @@ SHARE_CONTEXT = 32768  # tokens at which a share of f16 is counted
 GROUP_WIDTH = 1024
 DEPTHS = (4096, 16384, 65536)  # at which files are compared with f16 rows, and the served context past them
 BUDGETS = (0.5, 1.0, 2.0)  # for compressed rows, of the frontier, times the conversion's own
+QUICK_CHECKED = 2  # windows
 FISHER_FLOOR = 1e-6  # of the largest eigenvalue: F^(-1/2) goes into factors stored in f16
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
@@ -123,7 +125,12 @@ class Waterfill:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ("probes",) if self.quick else ("copies",)
+        return ("copies",)
+
+    @property
+    def n_checked(self) -> int:
+        """Windows that the plan is checked on."""
+        return QUICK_CHECKED if self.quick else CHECKED
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -216,8 +223,7 @@ class Waterfill:
         tables, those that another grouping had too."""
         sides = [(side, self.groups[side]) for side in SIDES]
         missing = [key for key in sides if key not in known]
-        label = f"measure formats, groups of {self.groups['k']}"
-        with stage(len(missing) * work.spec.n_layer, label, "side") as bar:
+        with stage(len(missing) * work.spec.n_layer, CHOOSE, "tensor") as bar:
             for layer in range(work.spec.n_layer):
                 for key in missing:
                     known.setdefault(key, []).append(self.tables(work, layer, key[0]))
@@ -323,21 +329,17 @@ class Grouped:
 
     def checked(self, work: Work) -> tuple[Cut, Plan]:
         """The best plan with its forecast. Distortions are nats up to a factor (3.6 for models/demo, 8.5 %),
-        prices of exact tokens are nats: where what was measured asks for another format, that one's plan."""
+        prices of exact tokens are nats: where the first windows ask for another format, that one's plan."""
         cut, plan, choices = self.allocated(self.method.count.budget)
-        seen = self._forecast(work, cut, plan, choices)
-        assert seen.forecast is not None
-        distortion = kv_budget.total(cut.groups, choices, DROP_PENALTY)
-        scale = (seen.forecast.kld - self.method.prices[plan.recent_format]) / max(distortion, 1e-30)
-        scaled = replace(self, method=replace(self.method, scale=max(scale, 0.0)))
-        other_cut, other, choices = scaled.allocated(self.method.count.budget)
-        if other.recent_format == plan.recent_format:
-            return cut, seen
-        return other_cut, self._forecast(work, other_cut, other, choices)
-
-    def _forecast(self, work: Work, cut: Cut, plan: Plan, choices: Sequence[kv_budget.Choice]) -> Plan:
+        if len(self.method.prices) > 1:
+            distortion = kv_budget.total(cut.groups, choices, DROP_PENALTY)
+            nats = forecast.roughly(work, plan) - self.method.prices[plan.recent_format]
+            scaled = replace(self, method=replace(self.method, scale=max(nats, 0.0) / max(distortion, 1e-30)))
+            other = scaled.allocated(self.method.count.budget)
+            if other[1].recent_format != plan.recent_format:
+                cut, plan, choices = other
         predicted = self.method.predicted(cut, plan, choices)
-        return replace(plan, forecast=forecast.measured(work, plan, predicted))
+        return cut, replace(plan, forecast=forecast.measured(work, plan, predicted))
 
     def line(self, work: Work) -> Line:
         """What it is worth at BUDGETS; one below the cheapest plan is left out."""

@@ -1,0 +1,172 @@
+"""How far a job of several stages is, in one line on standard error: which stage it is at, what is behind it
+and what is left of all of it. Stages count by what they are expected to cost."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from latentkv.console import terminal
+from latentkv.console.durations import duration
+from latentkv.console.stage import Stage
+
+LINE = 10.0  # seconds between two lines of a log or a pipe
+_REDRAW = 0.5  # seconds, on a terminal
+_KNOWN = 0.01  # of the whole: what is left is not said before
+
+current: Whole | None = None
+
+
+@dataclass
+class Step:
+    label: str  # what is done in it; neighbours with the same words are one stage
+    cost: float  # in any unit
+    entered: bool = False
+    open: bool = False  # it was announced, and no part of it has begun
+    done: float = 0.0  # share
+
+
+class Whole:
+    """`with Whole([("reading", 1), ("writing", 20)]):` makes every `progress.stage` inside a part of it. A
+    thread of its own says how far it is, also while nothing moves. Stages that are never entered were not
+    necessary, and are not counted once a later one begins."""
+
+    def __init__(
+        self,
+        steps: Sequence[tuple[str, float]],
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steps = [Step(label, cost) for label, cost in steps]
+        self._at = 0
+        self._clock, self._start, self._note = clock, clock(), ""
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        screen = terminal.console(out or sys.stderr)
+        self._drawn = _bar(screen) if terminal.has_width(screen) else None
+        self._out = out or sys.stderr
+        self._task = None if self._drawn is None else self._drawn.add_task("", total=1.0, times="")
+
+    def __enter__(self) -> Whole:
+        global current
+        current = self
+        if self._drawn is not None:
+            self._drawn.start()
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        global current
+        current = None
+        self._ended.set()
+        with self._lock:
+            if self._drawn is not None:
+                self._drawn.stop()
+            elif failed is None and self._spent() >= LINE:
+                print(f"done in {duration(self._spent())}", file=self._out, flush=True)
+
+    def begin(self, label: str) -> None:
+        """A stage that may have no parts that are counted."""
+        with self._lock:
+            self._enter(label).open = True
+
+    def part(self, total: int, label: str, unit: str, of: int | None = None) -> Part:
+        """A stage, or the next part of one; one more of its last part where all have been."""
+        with self._lock:
+            step = self._enter(label)
+            step.open = False
+            step.cost *= total / of if of else 1.0
+        return Part(self, step, total, unit)
+
+    def line(self) -> str:
+        """`stage 2 of 6, reading keys: 38 % of all, 41 s, about 3.1 min left`"""
+        labels = list(dict.fromkeys(step.label for step in self._steps))
+        label = self._steps[self._at].label
+        note = f", {self._note}" if self._note else ""
+        return f"stage {labels.index(label) + 1} of {len(labels)}, {label}: {self._times()}{note}"
+
+    def note(self, text: str) -> None:
+        self._note = text
+
+    def _enter(self, label: str) -> Step:
+        current = self._steps[self._at]
+        if current.label == label and current.open:
+            return current
+        current.done, current.open = 1.0, False
+        left = (i for i, step in enumerate(self._steps) if step.label == label and not step.entered)
+        at = next(left, None)
+        if at is None:
+            same = [i for i, step in enumerate(self._steps) if step.label == label]
+            at = (same[-1] if same else self._at) + 1
+            cost = self._steps[at - 1].cost
+            self._steps.insert(at, Step(label, cost))
+        for step in self._steps[:at]:
+            step.cost = step.cost if step.entered else 0.0
+        self._at = at
+        self._steps[at].entered = True
+        return self._steps[at]
+
+    def _spent(self) -> float:
+        return self._clock() - self._start
+
+    def share(self) -> float:
+        """Of all that is done."""
+        whole = sum(step.cost for step in self._steps)
+        return sum(step.cost * min(step.done, 1.0) for step in self._steps if step.entered) / (whole or 1.0)
+
+    def _times(self) -> str:
+        spent, share = self._spent(), self.share()
+        if share < _KNOWN or spent < 1:
+            return duration(spent)
+        left = spent * (1 - share) / share
+        return f"{100 * share:.0f} % of all, {duration(spent)}, about {duration(left)} left"
+
+    def _beat(self) -> None:
+        while not self._ended.wait(LINE if self._drawn is None else _REDRAW):
+            with self._lock:
+                if not self._ended.is_set():
+                    self.show()
+
+    def show(self) -> None:
+        if self._drawn is None or self._task is None:
+            print(self.line(), file=self._out, flush=True)
+            return
+        where, _, times = self.line().partition(": ")
+        self._drawn.update(self._task, completed=self.share(), description=where, times=times, refresh=True)
+
+
+class Part(Stage):
+    """Steps of one stage of a Whole."""
+
+    def __init__(self, whole: Whole, step: Step, total: int, unit: str) -> None:
+        super().__init__(total, step.label, unit)
+        self._whole, self._step = whole, step
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            self._step.done = 1.0
+            self._whole.note("")
+
+    def note(self, text: str) -> None:
+        self._whole.note(text)
+
+    def _show(self) -> None:
+        self._step.done = self._done / max(self.total, 1)
+
+
+def _bar(screen: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24 if screen.width >= 100 else 8),
+        TextColumn("{task.fields[times]}", markup=False),
+        console=screen,
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,  # it may be a file
+    )

@@ -1,0 +1,118 @@
+"""What a conversion says before and while it computes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import DEMO
+from latentkv.console import whole
+from latentkv_convert import calibrate, cli
+from latentkv_convert.plan import kv_budget, unmeasured
+from latentkv_convert.recipe import Recipe
+from latentkv_convert.source.checkpoint_source import CheckpointSource
+
+Tiny = Callable[..., Path]
+SMALL = ["--calib-window", "192", "--fisher-tokens", "768", "--recent", "32", "--no-plot"]
+STAGES = [
+    "reading the text",
+    "measuring keys and values",
+    "measuring what the answer depends on",
+    "choosing ranks and bits",
+    "checking the choice",
+    "writing",
+]
+
+
+def words(tiny: Tiny, calib: Path, out: Path, budget: str) -> list[str]:
+    return [str(tiny()), "-o", str(out), "--calib", str(calib), "--kv-budget", budget, *SMALL]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said at every step, without waiting for the clock."""
+    seen: list[str] = []
+    show = whole.Part._show
+
+    def said(part: whole.Part) -> None:
+        show(part)
+        seen.append(part._whole.line())
+
+    monkeypatch.setattr(whole.Part, "_show", said)
+    return seen
+
+
+def test_stages_come_in_order_and_the_whole_only_grows(
+    tiny: Tiny, calib: Path, tmp_path: Path, lines: list[str]
+) -> None:
+    assert cli.main(words(tiny, calib, tmp_path / "out.gguf", "40%")) == 0
+    found = [re.match(r"stage (\d) of 6, ([a-z ]+): ", line) for line in lines]
+    assert all(found), lines
+    order = list(dict.fromkeys((int(match[1]), match[2]) for match in found if match))
+    assert order == list(enumerate(STAGES, 1))[1:]
+    shares = [int(match[1]) for line in lines if (match := re.search(r"(\d+) % of all", line))]
+    assert shares == sorted(shares)
+    assert shares[-1] >= 99
+
+
+def test_statistics_of_the_cache_are_not_counted(
+    tiny: Tiny, calib: Path, tmp_path: Path, lines: list[str]
+) -> None:
+    assert cli.main(words(tiny, calib, tmp_path / "out.gguf", "40%")) == 0
+    lines.clear()
+    assert cli.main(words(tiny, calib, tmp_path / "out.gguf", "60%")) == 0
+    assert "stage 4 of 6, choosing ranks and bits" in lines[0]
+
+
+def test_a_budget_that_nobody_measured_is_said_to_be_so_first(
+    tiny: Tiny,
+    calib: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def begun(*_: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(unmeasured, "LEAST", 0.45)  # 2 % of this model's cache are less than its bookkeeping
+    monkeypatch.setattr(calibrate, "encode", begun)
+    command = words(tiny, calib, tmp_path / "out.gguf", "40%")
+    capsys.readouterr()
+    with pytest.raises(Begun):
+        cli.main(command)
+    first = capsys.readouterr().err.splitlines()[0]
+    expected = "45% or more, the least whose quality was ever measured; got 40%; "
+    assert first.startswith(f"warning: [--kv-budget] expected {expected}")
+
+
+@pytest.mark.parametrize(
+    ("budget", "got"),
+    [("2%", "2%"), ("8.4%", "8.4%"), ("8.5%", ""), ("1MiB@4096", "3.1%"), ("8MiB@4096", "")],
+)
+def test_bytes_are_as_much_of_a_share(budget: str, got: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the demo model's f16 cache, 32 MiB at 4096 tokens."""
+    source = CheckpointSource(DEMO)
+    recipe = Recipe(DEMO, Path("out"), "waterfill", {"kv_budget": kv_budget.parse(budget), "recent": 128})
+    unmeasured.warn_of_budget(recipe, source.spec)
+    said = capsys.readouterr().err
+    assert (f"; got {got}; " in said) if got else not said
+
+
+def test_a_method_without_a_budget_is_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    unmeasured.warn_of_budget(Recipe(DEMO, Path("out"), "palu"), CheckpointSource(DEMO).spec)
+    assert not capsys.readouterr().err
+
+
+def test_the_least_measured_share_is_the_least_of_the_published_tables() -> None:
+    found = json.loads(
+        (DEMO.parents[1] / "bench" / "results" / "ladder-smollm2.json").read_text(encoding="utf-8")
+    )
+    shares = [float(x) for x in re.findall(r"(\d+(?:\.\d+)?) ?%", json.dumps(found["rows"]))]
+    assert min(shares) == 100 * unmeasured.LEAST

@@ -1,0 +1,71 @@
+"""The stages of a conversion in the words that people read, and what each is expected to cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .calibrate.arithmetic import multiplies_bf16
+from .recipe import Recipe
+from .source.source import Source
+
+READ = "reading the text"
+MEASURE = "measuring keys and values"
+WEIGH = "measuring what the answer depends on"
+CHOOSE = "choosing ranks and bits"
+CHECK = "checking the choice"
+TRAIN = "training"
+WRITE = "writing"
+
+ROUGHLY = 2  # windows that a plan is checked on first
+
+# Seconds of two cores of an AMD EPYC of 2024. On other machines all of them are longer or shorter together.
+_PRODUCT = {True: 0.7e12, False: 0.35e12}  # operations a second: of bf16, of f32
+_SCORE, _SCORE_BACK = 1e-9, 3.5e-9  # a query and a key of one head, in either direction
+_ENTRY = 2.5e-9  # of the vocabulary, for every token whose next one is drawn
+_BYTES = 3e8  # read or written a second
+
+
+def steps(
+    recipe: Recipe, source: Source, needs: Sequence[str], n_checked: int = 0, n_choices: int = 1
+) -> list[tuple[str, float]]:
+    """In the order in which they come. needs: statistics. n_checked: windows that a plan is checked on, the
+    first of them before the others. n_choices: plans that are compared."""
+    spec, window = source.spec, min(recipe.calib_window, source.spec.n_ctx)
+    reduced = multiplies_bf16(recipe.device)
+    weights = _layer_weights(source) * spec.n_layer
+    scores = spec.n_layer * spec.n_head * window
+    up = 2 * weights / _PRODUCT[reduced] + _SCORE * scores
+    entries = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[reduced] + _ENTRY)
+    back = 2 * 2 * weights / _PRODUCT[reduced] + _SCORE_BACK * scores + entries
+    check = 2 * weights / _PRODUCT[False] + 1.5 * _SCORE * scores
+    read = 1.0 + weights / _BYTES
+    found = [(READ, read)] if needs else []
+    for name in needs:
+        with_gradients = name in ("copies", "fisher")
+        n_tokens = recipe.fisher_tokens if with_gradients else recipe.calib_tokens
+        found.append((MEASURE, n_tokens * up))
+        if with_gradients:
+            found.append((WEIGH, n_tokens * back))
+    choose = 1.0 + 2 * spec.n_layer * (spec.kv_width / 512) ** 2
+    if n_checked:
+        found.append((CHOOSE, 2 * window * check))
+    found += [(CHOOSE, choose)] * n_choices
+    if n_checked:
+        first = min(n_checked, ROUGHLY)
+        found += [(CHECK, 2 * n * window * check) for n in (first, n_checked - first) if n]
+    if recipe.finetune is not None:
+        found.append((TRAIN, recipe.finetune.steps * 2048 * 3 * up))
+    return [*found, (WRITE, 1.0 + weights / _BYTES)]
+
+
+def _layer_weights(source: Source) -> int:
+    """That a token meets in the first layer."""
+    spec = source.spec
+    total = 2 * spec.kv_width * spec.n_embd
+    for role in spec.layer_tensors:
+        n = math.prod(source.shape(role.target, 0))
+        if role.target.partition(".")[0].endswith("_exps"):
+            n = n * int(spec.keys["expert_used_count"]) // int(spec.keys["expert_count"])
+        total += n
+    return total
