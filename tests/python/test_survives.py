@@ -196,17 +196,17 @@ def test_a_full_disk_keeps_the_old_state(small: Path, capfd: pytest.CaptureFixtu
 
 def test_a_store_on_a_full_disk_reads_what_is_there(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = PrefixStore("m", 0, small, 1 << 30)
-    store.put([1, 2], lambda: b"x" * 100)
+    store.put([1, 2], lambda cuts: [b"x" * 100])
     store.close()
     (small / "others").write_bytes(b"")
     with pytest.raises(OSError, match="No space left"):
         (small / "others").write_bytes(bytes(4 << 20))
     again = PrefixStore("m", 0, small, 1 << 30)
-    assert [again.take(key) for key in list(again._entries)] == [b"x" * 100]
-    again.put([3, 4], lambda: bytes(1 << 20))
+    assert [again.take(key) for key in list(again._entries)] == [[b"x" * 100]]
+    again.put([3, 4], lambda cuts: [bytes(1 << 20)])
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("warning: [--cache-dir] expected to write ")
-    assert [again.take(key) for key in list(again._entries)] == [b"x" * 100]
+    assert [again.take(key) for key in list(again._entries)] == [[b"x" * 100]]
     assert not list(small.rglob("*.partial"))
     again.close()
 

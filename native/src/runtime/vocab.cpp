@@ -132,7 +132,7 @@ std::optional<Vocab> Vocab::from(const GgufFile& file) {
     std::unique_ptr<llama_model, Release> model(llama_model_init_from_user(metadata.get(), nullptr, nullptr, params));
     if (!model) {
         const std::string_view why = reason(capture.first());
-        if (why == "std::bad_alloc") throw std::bad_alloc();
+        if (why.ends_with("std::bad_alloc")) throw std::bad_alloc();
         fail("vocab", "expected a tokenizer that libllama loads; got ", quoted(why));
     }
     std::optional<std::string> chat_template;

@@ -1,6 +1,6 @@
 """Agents at a server: conversations with tools that grow side by side, and which tokens are computed twice.
 
-    python bench/agents.py [model.gguf] [--turns 20] [--to 20000] [--cases one,two,…]
+    python bench/agent_sessions.py [model.gguf] [--turns 20] [--to 20000] [--cases one,two,…]
 
 Two agents share a system prompt and tools. In each turn one calls a tool (every fourth: it tells something),
 streamed, and gets a result of 0.2 to 2 times the mean length. A token of a prompt is new where the
@@ -321,7 +321,7 @@ def main() -> int:
             print(json.dumps(rows[-1]), flush=True)
     if args.out:
         note = "Two agents that share system prompt and tools: prompt tokens computed, bytes of the store"
-        command = " ".join(["python", "bench/agents.py", *sys.argv[1:]])
+        command = " ".join(["python", "bench/agent_sessions.py", *sys.argv[1:]])
         record.save(args.out, command=command, columns=COLUMNS, rows=rows, note=note)
     return 0
 
