@@ -19,9 +19,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -206,11 +206,8 @@ def play(address: str, agents: list[Agent], turns: int, case: Case) -> None:
             for agent in agents:
                 agent.turn()
             continue
-        threads = [threading.Thread(target=agent.turn) for agent in agents]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor() as beside:
+            list(beside.map(Agent.turn, agents))
 
 
 def kept(address: str) -> tuple[float, float]:
@@ -230,7 +227,10 @@ def measured(args: argparse.Namespace, case: Case, model: Path) -> dict[str, Any
     rng = random.Random(1)
     shared = [{"role": "system", "content": text(rng, args.shared)}]
     offered = tools(rng)
-    per_turn = int((args.to / args.turns) * 0.55)  # words, of some 1.4 tokens, beside calls
+    # a turn has some 80 tokens beside its result, a word 1.9, the tools 700
+    per_turn = int(((args.to - 1.9 * args.shared - 700) / args.turns - 80) / 1.9)
+    if per_turn < 10:
+        raise SystemExit(f"error: [--to] expected room for {args.turns} turns; got {args.to}")
     agents = [Agent(None, seed, shared, offered, per_turn) for seed in range(2)]
     half = str(args.to * 3 // 2)
     with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile("w", suffix=".jinja") as jinja:

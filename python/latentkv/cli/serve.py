@@ -80,9 +80,7 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit:  # what uvicorn makes of a port that is taken
         raise expected("--port", "a free port", f"{args.host}:{args.port}", "choose another") from None
     finally:
-        if (path := _answers(serving)) is not None:
-            serving.memory.save(path)
-        serving.engine.close()
+        serving.close()
     return 0
 
 
@@ -140,15 +138,8 @@ def _serving(args: argparse.Namespace) -> Serving:
     serving = Serving(
         model, Engine(scheduler), template, name, defaults, told, args.n_predict, path=str(args.model)
     )
-    if (path := _answers(serving)) is not None:
-        serving.memory.load(path)
+    serving.recall()
     return serving
-
-
-def _answers(serving: Serving) -> Path | None:
-    """The file of answers that come back in prompts, where sequences are kept in files."""
-    store = serving.scheduler.store
-    return None if store is None or store.folder is None else store.folder / "answers.json"
 
 
 def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any], sink: int) -> PrefixStore:

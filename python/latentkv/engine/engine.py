@@ -71,6 +71,11 @@ class Engine:
         value: T = result["value"]
         return value
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests. A closed one has left its folder to others."""
+        return self._open
+
     def close(self) -> None:
         """Ends running answers with an error and waits for the thread."""
         if os.getpid() != self._process:

@@ -36,7 +36,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(serving.engine.close)  # a signal may end the process right after
+        await asyncio.to_thread(serving.close)  # a signal may end the process right after
 
     app = FastAPI(
         title="latentkv",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -55,6 +56,22 @@ class Serving:
                 400, f"[prompt] expected token ids below {self.model.n_vocab}; got {outside[0]}", "prompt"
             )
         return list(prompt)
+
+    def recall(self) -> None:
+        """Takes the answers that an earlier server left in the folder of kept sequences."""
+        if (path := self._answers) is not None:
+            self.memory.load(path)
+
+    def close(self) -> None:
+        """Ends the engine, and leaves the answers to the next server."""
+        if (path := self._answers) is not None and self.engine.is_open:
+            self.memory.save(path)
+        self.engine.close()
+
+    @property
+    def _answers(self) -> Path | None:
+        store = self.scheduler.store
+        return None if store is None or store.folder is None else store.folder / "answers.json"
 
     @property
     def scheduler(self) -> Scheduler:
