@@ -40,6 +40,13 @@ def number_bounds(schema: Mapping[str, Any], is_integer: bool, refuse: Refuse) -
         refuse(
             "minimum" if "minimum" in schema else "exclusiveMinimum", f"less than the maximum, {_text(high)}"
         )
+    if low is not None and high is not None and high - low < 1:
+        # between 0 and 0.5 llguidance takes an exclusive 0 for an inclusive one
+        inside = (high - low) / 10**6
+        if low_open and low.denominator == 1:
+            low, low_open = low + inside, False
+        if high_open and high.denominator == 1:
+            high, high_open = high - inside, False
     if low is not None and low > far:
         refuse("minimum", f"at most {float(far):g}")
     if high is not None and high < -far:
