@@ -22,6 +22,7 @@ _PARTIAL = ".partial-"
 _KEPT_DAYS = 7  # an unfinished statistic that nobody came back for
 _ASK_AGAIN = 0.5  # seconds
 LIMIT = 8 << 30  # bytes of all statistics
+SAID = 16 << 20  # from so many on, it is said that they are kept
 
 
 def cache_root() -> Path:
@@ -110,10 +111,12 @@ class Store:
         return found
 
     def tidied(self) -> str:
-        """Removes what is too much. One line about what this conversion has added, or ""."""
+        """Removes what is too much. One line about what this conversion has added, or "" for little."""
         if not self.enabled or not self._added:
             return ""
         size, removed = self._shrunk()
+        if self._added < SAID and not removed:
+            return ""
         gone = f", {removed / 2**20:.0f} MiB of others removed" if removed else ""
         of = f"{size / 2**30:.1f} GiB there, {self.limit / 2**30:.0f} at most"
         added = f"{self._added / 2**20:.0f} MiB kept at {self.root} for other budgets of this model"

@@ -31,8 +31,8 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="read a quarter of the text (8192 tokens) and check the plan on two windows, not six: a third "
-        "of the time, and a plan that loses somewhat more (the report says what to expect)",
+        help="read a quarter of the text (8192 tokens) and check the plan on two windows, not six: less "
+        "time, and a plan that loses somewhat more (the report says what to expect)",
     )
     parser.add_argument(
         "--prefer",
