@@ -320,7 +320,7 @@ def main() -> int:
             rows.append(measured(args, case, args.model or models[case.sliding]))
             print(json.dumps(rows[-1]), flush=True)
     if args.out:
-        note = "Two agents that share system prompt and tools: prompt tokens computed, bytes of the store"
+        note = "Two agents that share system prompt and tools: tokens computed beside new ones, kept bytes"
         command = " ".join(["python", "bench/agents.py", *sys.argv[1:]])
         record.save(args.out, command=command, columns=COLUMNS, rows=rows, note=note)
     return 0
