@@ -320,13 +320,8 @@ def main() -> int:
             rows.append(measured(args, case, args.model or models[case.sliding]))
             print(json.dumps(rows[-1]), flush=True)
     if args.out:
-<<<<<<< HEAD:bench/agent_sessions.py
-        note = "Two agents that share system prompt and tools: prompt tokens computed, bytes of the store"
-        command = " ".join(["python", "bench/agent_sessions.py", *sys.argv[1:]])
-=======
         note = "Two agents that share system prompt and tools: tokens computed beside new ones, kept bytes"
         command = " ".join(["python", "bench/agent_sessions.py", *sys.argv[1:]])
->>>>>>> h_agents:bench/agent_sessions.py
         record.save(args.out, command=command, columns=COLUMNS, rows=rows, note=note)
     return 0
 
