@@ -148,7 +148,7 @@ class Layer(nn.Module):
         """Gradients of `fed` by x and attended, of `above`, that by its output. What the output itself is,
         nothing here asks: where it does not go through a norm, its last product is left out."""
         of_x, of_attended = torch.zeros_like(x), torch.empty_like(attended)
-        skipped = self._optional("post_ffw_norm") is None and isinstance(self.ffn_down, nn.Linear)
+        skipped = self._optional("post_ffw_norm") is None and self.spec.block.ffn != "experts"
         for part in self.parts(x):
             bottom, middle = (each[:, part].detach().requires_grad_() for each in (x, attended))
             with torch.enable_grad():
