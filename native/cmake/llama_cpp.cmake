@@ -59,9 +59,12 @@ if(LATENTKV_OWN_THREADS)
     target_link_libraries(ggml-cpu PRIVATE latentkv_threads)
 endif()
 
-# GCC's _tile_loadconfig says that it reads 8 bytes of the 64 (amxtileintrin.h), so that the stores of the others are dropped as dead and
-# AMX is set up with what lay on the stack: a segmentation fault in the first decode of several tokens with Q4_0 or Q8_0 weights.
-if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND TARGET ggml-cpu)
-    set_source_files_properties(${LATENTKV_LLAMA_CPP_DIR}/ggml/src/ggml-cpu/amx/mmq.cpp
-        TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS "-fno-tree-dse;-fno-dse")
+# Without AMX. ggml configures the tiles of a thread once and takes them as configured ever after; PyTorch's products in bf16 configure them
+# anew and release them. In one process with both, ggml's next product on that thread was an illegal instruction.
+if(TARGET ggml-cpu AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+    include(CheckCXXCompilerFlag)
+    check_cxx_compiler_flag("-mno-amx-tile -mno-amx-int8" LATENTKV_CAN_LEAVE_OUT_AMX)
+    if(LATENTKV_CAN_LEAVE_OUT_AMX)
+        target_compile_options(ggml-cpu PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+    endif()
 endif()
