@@ -14,7 +14,7 @@ from conftest import Tiny
 
 @pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
 def test_products_in_bf16_between_two_decodes(random_checkpoint: Tiny, tmp_path: Path, weights: str) -> None:
-    """Of both on one thread, and of many rows: PyTorch sets up the matrix unit for itself and leaves it so."""
+    """Both run on one thread. PyTorch sets up the matrix unit for itself and leaves it so."""
     directory = random_checkpoint(tmp_path, "llama", hidden_size=256, intermediate_size=512)
     model = run(directory, tmp_path / "m.gguf", "--method", "none", "--outtype", weights)
     ids = token_ids(64)

@@ -46,17 +46,31 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> list[float]:
+    """Of the whole, what is done at every step."""
+    seen: list[float] = []
+    show = whole.Part._show
+
+    def said(part: whole.Part) -> None:
+        show(part)
+        seen.append(part._whole.share())
+
+    monkeypatch.setattr(whole.Part, "_show", said)
+    return seen
+
+
 def test_stages_come_in_order_and_the_whole_only_grows(
-    tiny: Tiny, calib: Path, tmp_path: Path, lines: list[str]
+    tiny: Tiny, calib: Path, tmp_path: Path, lines: list[str], shares: list[float]
 ) -> None:
     assert cli.main(words(tiny, calib, tmp_path / "out.gguf", "40%")) == 0
     found = [re.match(r"stage (\d) of 6, ([a-z ]+): ", line) for line in lines]
     assert all(found), lines
     order = list(dict.fromkeys((int(match[1]), match[2]) for match in found if match))
     assert order == list(enumerate(STAGES, 1))[1:]
-    shares = [int(match[1]) for line in lines if (match := re.search(r"(\d+) % of all", line))]
     assert shares == sorted(shares)
-    assert shares[-1] >= 99
+    assert shares[0] < 0.1
+    assert shares[-1] >= 0.99
 
 
 def test_statistics_of_the_cache_are_not_counted(

@@ -80,7 +80,7 @@ def test_the_best_budget_that_fits(master: str, free: Any, share: float, n_seq_m
     assert found.n_ctx == 8192
     takes = forecast(master, 8192, found.options, n_seq_max=n_seq_max)
     # of several sequences exact tokens change their format at once: 2.9 % were left where f16 did not fit
-    assert room - (0.01 if n_seq_max == 1 else 0.04) * f16 <= takes <= room
+    assert room - (0.015 if n_seq_max == 1 else 0.04) * f16 <= takes <= room
     assert found.options["kv_budget"] in found.said
 
 

@@ -31,8 +31,7 @@ def child(work):
 
 def ends(code: str, path: Path) -> None:
     """A process of its own does this, says nothing and exits with 0."""
-    # from 3.12 on Python warns of every fork beside other threads
-    quiet = "ignore:.*use of fork:DeprecationWarning"
+    quiet = "ignore::DeprecationWarning"  # from 3.12 on Python warns of every fork beside other threads
     command = [sys.executable, "-W", quiet, "-c", _BEGIN + textwrap.dedent(code), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stdout, done.stderr)

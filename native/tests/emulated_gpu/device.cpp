@@ -260,6 +260,11 @@ void fail(const char* expected) {
     std::abort();
 }
 
+int& last_error() {
+    thread_local int error = 0;
+    return error;
+}
+
 int device() { return current; }
 
 bool set_device(int device) {

@@ -97,6 +97,9 @@ int n_ranks();
 // Stops the program: a kernel did what a GPU would fail at.
 [[noreturn]] void fail(const char* expected);
 
+// What failed last on this thread, a cudaError_t.
+int& last_error();
+
 }  // namespace emulated
 
 // The nth allocation from now on fails, and all after it; 0: none does.

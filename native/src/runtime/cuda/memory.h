@@ -48,7 +48,7 @@ public:
     explicit PinnedMemory(size_t bytes) {
         const cudaError_t error = cudaMallocHost(&data_, bytes);
         if (error != cudaSuccess) {
-            fail("memory", "expected ", bytes >> 10, " KiB of pinned memory; got ", cudaGetErrorString(error),
+            fail("memory", "expected ", bytes >> 10, " KiB of pinned memory; got ", allocation_error(error),
                  "; lower -ub / n_ubatch");
         }
     }

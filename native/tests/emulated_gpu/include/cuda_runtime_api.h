@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "device.h"
 
@@ -61,14 +62,19 @@ struct EmulatedStream {
 using cudaStream_t = EmulatedStream*;  // null: the current device's
 inline int emulated_device_of(cudaStream_t stream) { return stream == nullptr ? emulated::device() : stream->device; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulated GPU"; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+// What failed last, until it is asked for: of allocations, after which a program goes on.
+inline cudaError_t cudaGetLastError() { return static_cast<cudaError_t>(std::exchange(emulated::last_error(), 0)); }
+inline cudaError_t emulated_failure(cudaError_t error) {
+    emulated::last_error() = error;
+    return error;
+}
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
 template <class T>
 cudaError_t cudaMalloc(T** at, size_t bytes) {
     *at = static_cast<T*>(emulated::allocate(bytes, emulated::device()));
-    return *at == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+    return *at == nullptr ? emulated_failure(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 inline cudaError_t cudaFree(void* at) {
     emulated::free(at);
@@ -98,7 +104,7 @@ inline cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from
 template <class T>
 cudaError_t cudaMallocHost(T** at, size_t bytes) {
     *at = static_cast<T*>(emulated::allocate(bytes, emulated::host));
-    return *at == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+    return *at == nullptr ? emulated_failure(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* at) { return cudaFree(at); }
 inline cudaError_t cudaMemset(void* at, int byte, size_t bytes) {

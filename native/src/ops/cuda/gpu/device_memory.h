@@ -27,6 +27,13 @@ inline void refuse_inherited() {
     }
 }
 
+// Why an allocation failed. The runtime keeps the error for whoever asks for the last one next, which would be a kernel's launch in a
+// session that is fine.
+inline const char* allocation_error(cudaError_t error) {
+    cudaGetLastError();
+    return cudaGetErrorString(error);
+}
+
 // What this thread allocates and launches from now on is the device's. Nothing puts it back: setting a device begins a context on it.
 inline int enter(int device) {
     refuse_inherited();
@@ -44,7 +51,7 @@ public:
     explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
         const cudaError_t error = cudaMalloc(&data_, bytes == 0 ? 16 : bytes);
         if (error != cudaSuccess) {
-            fail("memory", "expected ", bytes >> 20, " MiB on the GPU; got ", cudaGetErrorString(error),
+            fail("memory", "expected ", bytes >> 20, " MiB on the GPU; got ", allocation_error(error),
                  "; lower -c / n_ctx or choose a smaller --kv");
         }
     }
