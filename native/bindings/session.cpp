@@ -23,7 +23,7 @@ struct PySession {
     bool left = false;  // see leave()
     int forks = lkv::forks();
 
-    // Of a session on a GPU only the process that opened it can free what is there.
+    // Only the process that opened a session on a GPU can free what it has there.
     bool is_inherited_from_gpu() const { return forks != lkv::forks() && session.model().on_gpu(); }
 };
 

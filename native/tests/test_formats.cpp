@@ -389,7 +389,7 @@ void bytes_as_ggml() {
     }
 }
 
-// Of iq4_nl the last bit of a scale may differ, and a value between two levels may take the other one.
+// In iq4_nl the last bit of a scale may differ, and a value between two levels may take the other one.
 void iq4_nl_as_ggml() {
     std::mt19937 random(5);
     int equal = 0;

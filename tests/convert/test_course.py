@@ -48,7 +48,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> list[float]:
-    """Of the whole, what is done at every step."""
+    """The share of the whole that is done at every step."""
     seen: list[float] = []
     show = whole.Part._show
 

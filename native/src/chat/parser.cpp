@@ -59,7 +59,7 @@ common_json delta(const common_chat_msg_diff& diff) {
     return out;
 }
 
-// Of a format without rules all is content, as llama.cpp reads it.
+// A format without rules is all content, as llama.cpp reads it.
 ChatParser with_rules(ChatParser parser) {
     if (!parser.params().parser.empty()) return parser;
     common_chat_parser_params params = parser.params();

@@ -182,7 +182,7 @@ def _text(model: Model, tokens: Sequence[int]) -> str:
 
 
 def _keys(messages: Sequence[Message], options: Mapping[str, Any]) -> Iterator[str]:
-    """Of each beginning of a conversation. Thoughts are left out, and what says nothing."""
+    """The key of each beginning of a conversation. Thoughts are left out, and what says nothing."""
     digest = hashlib.sha256(_dumped({key: value for key, value in options.items() if value is not None}))
     for message in messages:
         digest.update(_dumped(_plain(message)))

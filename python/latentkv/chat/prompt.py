@@ -126,7 +126,7 @@ def _tokens(
 
 
 def _seen(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a template's options those that a conversation keeps while it goes on."""
+    """Those of a template's options that a conversation keeps while it goes on."""
     return {key: value for key, value in written.items() if key in ("tools", "chat_template_kwargs")}
 
 

@@ -116,7 +116,7 @@ class Whole:
         return self._clock() - self._start
 
     def share(self) -> float:
-        """Of all that is done."""
+        """The share of the whole that is done."""
         whole = sum(step.cost for step in self._steps)
         return sum(step.cost * min(step.done, 1.0) for step in self._steps if step.entered) / (whole or 1.0)
 

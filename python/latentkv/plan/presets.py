@@ -145,7 +145,7 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
 
 def unknown(where: str, got: str) -> LatentKVError:
-    """Of a cache that nobody knows."""
+    """A warning about a cache that nobody has measured."""
     named = ", ".join(name for name, _, _ in choices())
     return expected(where, f"{named}, or row formats as q4 or c4/q4 (docs/cache.md)", repr(got))
 

@@ -129,7 +129,7 @@ class _Vocabulary:
 
 
 def n_tokens(model: _core.Model) -> int:
-    """Of the vocabulary, also of a model that was opened for it alone."""
+    """How many tokens the vocabulary has, also where a model was opened for it alone."""
     if model.n_vocab:
         return model.n_vocab
     listed = model.metadata.get("tokenizer.ggml.tokens", 0)

@@ -48,7 +48,7 @@ class Body(BaseModel):
 
 @cache
 def _names() -> frozenset[str]:
-    """Of every body. A client may send nulls for all that it knows, whichever route it calls."""
+    """Fields that every body may have. A client may send nulls for all that it knows, on any route."""
 
     def below(body: type[Body]) -> Iterator[str]:
         yield from body.model_fields
@@ -138,7 +138,7 @@ class Sampled(Sampling, Ignored):
     stop: str | list[str] | None = None
 
     def limit(self, default: int = -1) -> int:
-        """Of tokens; -1: as many as there is room for. default: of the command line."""
+        """The most tokens of an answer; -1: as many as there is room for. default: the command line's."""
         return _limit("max_tokens", self.max_tokens, 1, default)
 
     def stops(self) -> list[str]:

@@ -61,7 +61,7 @@ LKV_HD inline float block_inverse(float scale) {
 }
 
 #if !defined(__CUDACC__)
-// Of one half of a block, chunk 0 or 1: codes as integers.
+// The codes of one half of a block (chunk 0 or 1) as integers.
 LKV_INLINE void load_nibbles(const uint8_t* codes, int chunk, i32x8& lo, i32x8& hi) {
     const int shift = chunk * 4;
     lo = load8_u8(codes) >> shift & 15;

@@ -63,7 +63,8 @@ class NativeBody(Sampled):
         return found
 
     def limit(self, default: int = -1) -> int:
-        """Of tokens; 0: the prompt is read and nothing written; -1: as many as there is room for."""
+        """The most tokens of an answer; 0: the prompt is read and nothing written; -1: as many as there is
+        room for."""
         asked = (self.n_predict, self.max_tokens, self.max_completion_tokens)
         return next((each for each in asked if each is not None), default)
 

@@ -25,7 +25,7 @@ class NativeShape:
         self._has_new_line = False
 
     def lines(self, piece: Piece) -> list[str]:
-        """Of a stream. The last one is without text, which stands in those before."""
+        """The chunks of a stream. The last one has no text: that stands in those before it."""
         self._has_new_line = self._has_new_line or "\n" in piece.text
         chunks = [self._chunk(piece)] if piece.text or piece.tokens else []
         if piece.finish_reason is not None:
@@ -107,8 +107,8 @@ class NativeShape:
 
 
 def probability(score: TokenScore, behind_samplers: bool) -> dict[str, Any]:
-    """Of a token and its rivals: logarithms of probabilities by the raw logits, or probabilities by what was
-    drawn from."""
+    """A token and its rivals with their log-probabilities by the raw logits, or with their probabilities in
+    what was drawn from."""
 
     def entry(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
         named = {"id": token, "token": show(piece), "bytes": list(piece)}

@@ -161,12 +161,12 @@ class LayerStream:
         return self.ends.logits(hidden)[0]
 
     def bar(self, passes: int = 1, n_windows: int | None = None) -> Stage:
-        """Of what is left on the way up, in `passes` through every layer."""
+        """Progress over what is left on the way up, in `passes` through every layer."""
         n, left = n_windows or self.n_windows, self.spec.n_layer - self.journal.reached
         return stage(passes * left * n, MEASURE, "window", passes * self.spec.n_layer * n)
 
     def bar_back(self, n_windows: int | None = None) -> Stage:
-        """Of what is left on the way down, for `backward` and what is done with it: a step is a window's
+        """Progress over what is left on the way down, for `backward` and its callers: a step is a window's
         gradient by the last layer's output, which takes as long as SLOPE layers, or by a layer's input."""
         n, at = n_windows or self.n_windows, self.journal.returned
         left = self.spec.n_layer + SLOPE if at is None else at

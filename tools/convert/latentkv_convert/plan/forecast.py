@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ..calibrate.decoder import Layer
     from ..calibrate.positions import LayerPositions
 
-# Of the windows that a plan is checked on, those that say what exact tokens cost. Rounding alone costs much
-# the same everywhere: all rows of SmolLM2-135M in q8_0 2.3e-4 nats, with a standard error of 2 % over four
+# How many of the windows that a plan is checked on say what exact tokens cost. Rounding alone costs much the
+# same everywhere: all rows of SmolLM2-135M in q8_0 2.3e-4 nats, with a standard error of 2 % over four
 # windows.
 PRICED = 1
 

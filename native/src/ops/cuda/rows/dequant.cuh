@@ -299,7 +299,7 @@ struct ChunkReader<F32> : SlowReader<F32> {
     using SlowReader<F32>::SlowReader;
 };
 
-// Of llama.cpp's other cache types. Called: inline, five formats times 16 channels are minutes of compilation, and code that is slow
+// Reads llama.cpp's other cache types. It is called: inline, five formats times 16 channels are minutes of compilation, and code that is slow
 // to fetch beside the formats in use. block: of ggml's, the first byte; bf16: of the chunk
 __device__ __noinline__ inline float stock_value(int kind, const uint8_t* block, int channel) {
     switch (static_cast<Format>(kind)) {
