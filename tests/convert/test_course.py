@@ -69,7 +69,7 @@ def test_stages_come_in_order_and_the_whole_only_grows(
     order = list(dict.fromkeys((int(match[1]), match[2]) for match in found if match))
     assert order == list(enumerate(STAGES, 1))[1:]
     assert shares == sorted(shares)
-    assert shares[0] < 0.1
+    assert shares[0] < 0.5
     assert shares[-1] >= 0.99
 
 

@@ -118,7 +118,7 @@ def test_exact_tokens_leave_the_projections_in_the_file(
 
 @pytest.mark.parametrize("prefer", ["size", "speed"])
 def test_what_a_plan_drops_is_in_no_factor(prefer: str, tiny: Tiny, room: Path) -> None:
-    found, described = written(tiny(), room, words(room, "--prefer", prefer))
+    found, described = written(tiny(), room, words(room, "--prefer", prefer, "--kv-budget", "16%"))
     for side in "kv":
         ranks, counts = (described[f"latentkv.{side}.{name}"] for name in ("ranks", "segment_counts"))
         ends = np.cumsum(counts)[:-1]
