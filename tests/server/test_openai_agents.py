@@ -14,8 +14,6 @@ STOPS = [".", " the", " of", " and", " to"]  # a small model goes on for ever; n
 @pytest.mark.parametrize("interface", ["responses", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_agent_calls_its_tool(calling: str, interface: str, stream: bool) -> None:
-    from openai import AsyncOpenAI
-
     from agents import (
         Agent,
         ModelSettings,
@@ -25,6 +23,7 @@ def test_an_agent_calls_its_tool(calling: str, interface: str, stream: bool) -> 
         function_tool,
         set_tracing_disabled,
     )
+    from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
     called: list[str] = []
