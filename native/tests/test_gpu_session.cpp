@@ -21,7 +21,7 @@
 #include "gguf_bytes.h"
 #include "runtime/session.h"
 
-// Of the emulated GPU (emulated_gpu/device.h).
+// The emulated GPU has it (emulated_gpu/device.h), a real one does not.
 extern "C" [[gnu::weak]] void emulated_fail_allocation(int nth);
 
 namespace {

@@ -71,9 +71,8 @@ def chat_request(
         "json_schema": schema,
         **options,
     }
-    messages = plain_messages(messages)
     if memory is not None:
-        messages = memory.with_thoughts(messages, _seen(written))
+        messages = memory.with_thoughts(plain_messages(messages), _seen(written))
     rendered = template.apply(messages, **written)
     if rendered.grammar is None and schema is not None:  # the template's own format has no place for it
         grammar = LlamaGrammar.from_json_schema(schema)
@@ -94,7 +93,9 @@ def chat_request(
     text = utf8(rendered.text, "prompt")
     if check_length is not None:
         check_length(len(text))
-    tokens = _tokens(model, template, messages, written, rendered.text, memory)
+    tokens = _known(model, template, messages, written, rendered.text, memory)
+    if tokens is None:
+        tokens = list(model.tokenize(text, True, True))
     asked = (messages, _seen(written), rendered.text, tokens)
     return ChatPrompt(
         tokens=tokens,
@@ -107,22 +108,22 @@ def chat_request(
     )
 
 
-def _tokens(
+def _known(
     model: Model,
     template: ChatTemplate,
     messages: Sequence[Message],
     written: Mapping[str, Any],
     text: str,
     memory: AnswerMemory | None,
-) -> list[int]:
+) -> list[int] | None:
+    """The tokens of the text, where it goes on from an answer that is remembered."""
+    if memory is None or written.get("continue_final_message"):
+        return None
+
     def render(begun: Sequence[Message]) -> str:
         return template.apply(begun, **{**written, "add_generation_prompt": False}).text
 
-    if memory is not None and not written.get("continue_final_message"):
-        known = memory.tokens(model, messages, _seen(written), text, render)
-        if known is not None:
-            return known
-    return list(model.tokenize(utf8(text, "prompt"), True, True))
+    return memory.tokens(model, messages, _seen(written), text, render)
 
 
 def _seen(written: Mapping[str, Any]) -> dict[str, Any]:

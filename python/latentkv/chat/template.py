@@ -7,8 +7,7 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from latentkv.chat.formats import BUILT_IN
 from latentkv.chat.holes import Holes
 from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.tools import is_strict, plain_tools, shown
-from latentkv.errors import LatentKVError, expected
+from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.schema import checked
 from latentkv.text import utf8
@@ -57,8 +56,7 @@ class ChatTemplate:
         if now is not None:
             source, self._dates = _dated(source, now())
         self.stop = list(stop)
-        with _one_error():
-            self._native = _core.ChatTemplates(model, source, bos_token=bos_token, eos_token=eos_token)
+        self._native = _core.ChatTemplates(model, source, bos_token=bos_token, eos_token=eos_token)
 
     @property
     def source(self) -> str:
@@ -88,12 +86,9 @@ class ChatTemplate:
         if tools and choice != "none":
             marks = [holes.tool(shown(tool), choice == "required" or is_strict(tool)) for tool in tools]
             marked = request | {"tools": marks}
-        with _one_error():
-            prompt = self._native.apply(_json(marked))
-            # without a choice the template shows the tools, and llama.cpp makes no grammar of them
-            text = (
-                prompt if marked is request else self._native.apply(_json(request | {"tool_choice": "none"}))
-            )
+        prompt = self._native.apply(_json(marked))
+        # without a choice the template shows the tools, and llama.cpp makes no grammar of them
+        text = prompt if marked is request else self._native.apply(_json(request | {"tool_choice": "none"}))
         if not prompt["grammar"] and holes.has_strict and choice != "required":
             raise expected(
                 "tools",
@@ -171,11 +166,3 @@ def _json(request: Mapping[str, Any]) -> str:
         raise expected("messages", "values that JSON has", " ".join(str(error).split())) from None
     utf8(text, "prompt")
     return text
-
-
-@contextmanager
-def _one_error() -> Iterator[None]:
-    try:
-        yield
-    except _core.Error as error:
-        raise LatentKVError(str(error)) from None

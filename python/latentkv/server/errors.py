@@ -10,7 +10,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from latentkv import _core
 from latentkv.engine.engine import Closed
 from latentkv.engine.request import StepError
 from latentkv.errors import LatentKVError
@@ -72,7 +71,7 @@ def of(error: Exception) -> Refused:
         return Refused(503, str(error))
     if isinstance(error, StepError) and not error.is_asked_for:
         return Refused(500, str(error))
-    if isinstance(error, LatentKVError | _core.Error):
+    if isinstance(error, LatentKVError):
         message = str(error)
         if message.startswith("[memory]"):
             return Refused(500, message)
@@ -103,7 +102,6 @@ def install(app: FastAPI) -> None:
         return response(request.url.path, error.status, error.message, error.param, error.code)
 
     @app.exception_handler(LatentKVError)
-    @app.exception_handler(_core.Error)
     @app.exception_handler(Exception)
     async def other(request: Request, error: Exception) -> JSONResponse:
         found = of(error)
