@@ -12,15 +12,11 @@ sliding windows in its layers: what is counted does not depend on what a model s
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import random
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +24,7 @@ from typing import Any
 
 import record
 from record import Column
+from serving import started
 
 sys.path.insert(0, str(record.ROOT / "python"))
 from latentkv.chat.formats import CHATML_TOOLS
@@ -168,29 +165,6 @@ def joined(stream: Any) -> tuple[dict[str, Any], Any]:
     return message, usage
 
 
-@contextlib.contextmanager
-def server(command: list[str], model: Path, options: list[str]) -> Iterator[str]:
-    import httpx
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([*command, "serve", str(model), "--port", str(port), *options])
-    try:
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/health")
-                break
-            except httpx.TransportError:
-                if process.poll() is not None:
-                    raise SystemExit("error: the server did not start") from None
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def play(address: str, agents: list[Agent], turns: int, case: Case) -> None:
     from openai import OpenAI
 
@@ -241,7 +215,7 @@ def measured(args: argparse.Namespace, case: Case, model: Path) -> dict[str, Any
             options += ["-c", str(args.to * 4)]
         options += ["-t", str(args.threads), "--chat-template-file", jinja.name]
         for part in range(2 if case.restarts else 1):
-            with server(args.command, model, options) as address:
+            with started(args.command, str(model), options) as (address, _):
                 play(address, agents, args.turns // (2 if case.restarts else 1), case)
                 used, whole = kept(address)
                 if part == 0:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,14 @@ TEXT = "The clerk of the town wrote numbers into a book, and the book went to th
 
 
 @contextmanager
-def server(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Address and process of a server that is up."""
+def started(command: list[str], model: str, options: list[str]) -> Iterator[tuple[str, int]]:
+    """Address and process of a server that is up. command: how latentkv is called."""
     import httpx
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ["--port", str(port), "-np", str(args.parallel), "-c", str(args.ctx_size), "--temp", "0"]
-    options += ["-t", str(args.threads), "-ngl", str(args.gpu_layers)] + (
-        ["--kv", args.kv] if args.kv else []
-    )
-    options += ["--sink", "0", "--recent", "0"] if args.no_windows else []
-    process = subprocess.Popen([sys.executable, "-m", "latentkv", "serve", args.model, *options])
+    process = subprocess.Popen([*command, "serve", model, "--port", str(port), *options])
     try:
         while True:
             try:
@@ -78,6 +73,15 @@ def server(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
     finally:
         process.terminate()
         process.wait()
+
+
+def server(args: argparse.Namespace) -> AbstractContextManager[tuple[str, int]]:
+    """The server that the arguments ask for."""
+    options = ["-np", str(args.parallel), "-c", str(args.ctx_size), "--temp", "0"]
+    options += ["-t", str(args.threads), "-ngl", str(args.gpu_layers)]
+    options += ["--kv", args.kv] if args.kv else []
+    options += ["--sink", "0", "--recent", "0"] if args.no_windows else []
+    return started([sys.executable, "-m", "latentkv"], args.model, options)
 
 
 def resident(pid: int) -> float:
