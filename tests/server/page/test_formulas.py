@@ -57,7 +57,7 @@ def test_formulas_are_set_and_copied_as_what_they_were(page: Any) -> None:
     expect(answer.locator(".katex")).to_have_count(2)
     expect(answer.locator(".katex-display")).to_have_count(1)
     expect(answer.locator("mfrac")).to_have_count(1)
-    assert page.evaluate("document.fonts.check('16px KaTeX_Main')")
+    page.wait_for_function("document.fonts.check('16px KaTeX_Main')")
     assert answer.locator("annotation").all_text_contents() == ["\\frac{1}{2}", "x^2"]
 
 
