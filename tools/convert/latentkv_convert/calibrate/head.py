@@ -13,7 +13,7 @@ from .stream import LayerStream
 
 N_LOGITS = 1 << 25  # at a time, 128 MiB in float32
 PAIRS = 8
-N_TOKENS = 256  # likewise on a processor, whose cache holds the logits of as many
+N_TOKENS = 64  # likewise on a processor, whose cache holds the logits of as many
 
 
 def blocks(stream: LayerStream, n_tokens: int) -> Iterator[slice]:

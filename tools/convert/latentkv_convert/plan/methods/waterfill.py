@@ -18,6 +18,7 @@ import numpy as np
 from latentkv.console.progress import stage
 
 from ... import floats
+from ...calibrate import crew
 from ...course import CHOOSE
 from ...errors import ConvertError
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
@@ -223,11 +224,16 @@ class Waterfill:
         tables, those that another grouping had too."""
         sides = [(side, self.groups[side]) for side in SIDES]
         missing = [key for key in sides if key not in known]
+        known |= {key: [] for key in missing}
+
+        def step(layer: int) -> list[list[kv_budget.Group]]:
+            return [self.tables(work, layer, side) for side, _ in missing]
+
         with stage(len(missing) * work.spec.n_layer, CHOOSE, "tensor") as bar:
-            for layer in range(work.spec.n_layer):
-                for key in missing:
-                    known.setdefault(key, []).append(self.tables(work, layer, key[0]))
-                    bar.update(1)
+            for found in crew.each(step, work.spec.n_layer, work.device):
+                for key, tables in zip(missing, found, strict=True):
+                    known[key].append(tables)
+                bar.update(len(missing))
         return [group for layer in range(work.spec.n_layer) for key in sides for group in known[key][layer]]
 
     def allocated(self, groups: Sequence[kv_budget.Group], budget: int) -> tuple[str, list[kv_budget.Choice]]:
