@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..calibrate.sample import Sample
-from ..ir import F32, F64, Array, Basis, ModelSpec
-from ..source.source import Source
-from ..write.encoding import Encoding
+from .calibrate.sample import Sample
+from .ir import F32, F64, Array, Basis, ModelSpec
 from .kept import Kept
+from .source.source import Source
+from .weights.encoding import Encoding
 
 if TYPE_CHECKING:
     from torch import Tensor

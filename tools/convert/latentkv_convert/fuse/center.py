@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import F32, F64, Basis
-from ...plan.work import Work
+from ..ir import F32, F64, Basis
+from ..work import Work
 
 LEAST = 0.25  # |mu|² over E|x|²: f16 rows within 2 % of the uncentred ones, a seventh of the divergence at q4
 LEAST_WITH_ROPE = 0.95  # of rebuilt keys

@@ -6,21 +6,20 @@ Every layer reads the original hidden states, so errors do not accumulate (Eigen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import floats
+from ..calibrate.decoder import NormedLinear, linear
+from ..calibrate.sensitivity import relative
+from ..calibrate.stream import LayerStream
 from ..errors import ConvertError
+from ..fuse import center
 from ..ir import F32, F64, SIDES
-from ..write.fuse import center
-from .decoder import NormedLinear, linear
-from .stream import LayerStream
-
-if TYPE_CHECKING:
-    from ..plan.work import Work
+from ..work import Work
 
 Ranks = Mapping[str, Sequence[int]]  # side -> rank per group
 
@@ -54,16 +53,6 @@ def measure(
                 errors.append(row)
             hidden = exact
     return errors
-
-
-def relative(out: Tensor, exact: Tensor, *, per_token: bool) -> float:
-    """||out - exact|| / ||exact|| over everything, or the root of the mean over tokens of its square.
-
-    A few tokens of enormous norm (the first of a window, mostly) hide all others in the first form.
-    """
-    wrong, whole = (out - exact).double().square().sum(-1), exact.double().square().sum(-1)
-    share = (wrong / whole).mean() if per_token else wrong.sum() / whole.sum()
-    return float(share.sqrt())
 
 
 def product(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32:

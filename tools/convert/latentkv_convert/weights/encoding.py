@@ -12,8 +12,8 @@ from ..errors import need, warn
 from ..ir import F32, READS, Array, ModelSpec
 from ..source.source import Stored
 from . import quantize
-from .gguf_write import OutTensor, unread
 from .mixes import BASE, Mix
+from .out_tensor import OutTensor, unread
 
 _LEAST = 1e-6  # of the mean importance: a channel that the text never used is still a channel
 

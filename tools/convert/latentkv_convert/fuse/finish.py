@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import SIDES, Basis, SidePlan
-from ...plan.work import Work
+from ..ir import SIDES, Basis, SidePlan
+from ..work import Work
 from . import rotation
 
 

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from ...ir import F64, Basis
+from ..ir import F64, Basis
 
 
 def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Basis:
