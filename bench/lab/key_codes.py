@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from latentkv_convert.calibrate.sample import encode
 from latentkv_convert.calibrate.stream import LayerStream
+from latentkv_convert.fuse.rotation import spread
 from latentkv_convert.rows.quantizer import stored
 from latentkv_convert.rows.sizes import segment_bytes
 from latentkv_convert.source.gguf_source import GgufSource
-from latentkv_convert.write.fuse.rotation import spread
 
 F64 = NDArray[np.float64]
 OUTLIERS = 0.01

@@ -26,7 +26,7 @@ from answering import answers, decoded
 from command import latentkv
 from inputs import hide, real_models
 from latentkv_convert.calibrate import chats, mix
-from latentkv_convert.source.source import open_source
+from latentkv_convert.source.open_source import open_source
 from record import RESULTS, Column
 
 QUICK = "all, --quick"

@@ -7,10 +7,10 @@
 #include "base/log.h"
 #include "bindings.h"
 #include "cache/formats.h"
+#include "devices/gpus.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
-#include "runtime/gpu.h"
 
 namespace py = pybind11;
 

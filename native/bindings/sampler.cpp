@@ -1,4 +1,4 @@
-#include "runtime/sampler.h"
+#include "tokens/sampler.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>

@@ -41,7 +41,7 @@ def room(tmp_path: Path) -> Path:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor is centred, whatever its mean."""
-    from latentkv_convert.write.fuse import center
+    from latentkv_convert.fuse import center
 
     monkeypatch.setattr(center, "LEAST", 0.0)
     monkeypatch.setattr(center, "LEAST_WITH_ROPE", 0.0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from latentkv_convert.fuse import rotation
 from latentkv_convert.ir import F64, Basis
 from latentkv_convert.plan.linalg import eigenbasis, tied, untied
 from latentkv_convert.plan.methods.zack import block_diagonal, normalised
 from latentkv_convert.rows import served
 from latentkv_convert.source import archs
 from latentkv_convert.source.frequencies import frequencies
-from latentkv_convert.write.fuse import rotation
 
 RNG = np.random.default_rng(11)
 

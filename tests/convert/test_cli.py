@@ -20,9 +20,9 @@ from conftest import ROOT, TEXT, tensors
 from latentkv_convert import cli, report
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import archs
+from latentkv_convert.weights.encoding import Encoding
+from latentkv_convert.weights.mixes import Mix
 from latentkv_convert.write import gguf_write
-from latentkv_convert.write.encoding import Encoding
-from latentkv_convert.write.mixes import Mix
 
 Tiny = Callable[..., Path]
 SCRIPT = ROOT / "tools" / "convert" / "convert_lowrank.py"

@@ -16,14 +16,14 @@ from test_matrix import planned
 from conftest import keys, tensors
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.fuse.finish import finished
 from latentkv_convert.ir import FULL, SIDES, LayerPlan, Plan, SidePlan
 from latentkv_convert.pipeline import convert
 from latentkv_convert.recover import lora
 from latentkv_convert.rows import sizes
 from latentkv_convert.source import archs
+from latentkv_convert.weights.encoding import Encoding
 from latentkv_convert.write import paths
-from latentkv_convert.write.encoding import Encoding
-from latentkv_convert.write.fuse.finish import finished
 
 Tiny = Callable[..., Path]
 Tensors = dict[str, np.ndarray]

@@ -19,9 +19,9 @@ from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import main, parse
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.gguf_source import GgufSource
-from latentkv_convert.write.encoding import Encoding
-from latentkv_convert.write.gguf_write import OutTensor
-from latentkv_convert.write.mixes import BASE, Mix
+from latentkv_convert.weights.encoding import Encoding
+from latentkv_convert.weights.mixes import BASE, Mix
+from latentkv_convert.weights.out_tensor import OutTensor
 
 NONE = ["--method", "none"]
 # Of llama-quantize, for 32 layers of the llama architecture with 8 KV heads for 32 query heads

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from latentkv_convert.fuse import rotation
 from latentkv_convert.plan.linalg import balanced, eigenbasis
 from latentkv_convert.source.rope_rows import paired_rows
-from latentkv_convert.write.fuse import rotation
 
 
 def correlated(rng: np.random.Generator, rows: int, d: int) -> np.ndarray:

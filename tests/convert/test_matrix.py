@@ -20,9 +20,9 @@ from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import SIDES, Plan
 from latentkv_convert.plan import methods
-from latentkv_convert.plan.work import Work
 from latentkv_convert.source.checkpoint_source import CheckpointSource
-from latentkv_convert.write.encoding import Encoding
+from latentkv_convert.weights.encoding import Encoding
+from latentkv_convert.work import Work
 
 N = 120  # tokens: longer than every sliding window below
 

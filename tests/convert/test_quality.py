@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from latentkv_convert import calibrate
 from latentkv_convert.calibrate.sample import encode, read_text
 from latentkv_convert.plan import methods
-from latentkv_convert.plan.work import Work
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.source.checkpoint_source import CheckpointSource
+from latentkv_convert.work import Work
 
 
 @pytest.fixture(scope="module")

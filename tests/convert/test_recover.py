@@ -19,8 +19,8 @@ from latentkv.errors import LatentKVError
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.plan.work import Work
 from latentkv_convert.recover import factored, lora
+from latentkv_convert.work import Work
 
 PALU = ["palu", "--allocate", "uniform"]
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentkv_convert import cli
+from latentkv_convert import cli, frontier
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.frontier import Frontier, Line, Point
 from latentkv_convert.ir import LayerPlan, ModelSpec
-from latentkv_convert.plan import frontier
-from latentkv_convert.plan.frontier import Frontier, Line, Point
 from latentkv_convert.plan.methods import waterfill
 from latentkv_convert.plan.times import features, gpu_file
 from latentkv_convert.plan.times.fit import fit, nnls

@@ -21,11 +21,11 @@ from latentkv_convert import calibrate
 from latentkv_convert.ir import Plan
 from latentkv_convert.plan import forecast, kv_budget, methods
 from latentkv_convert.plan.methods import waterfill
-from latentkv_convert.plan.work import Work
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import cached_rows, quantizer, served, sizes
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint_source import CheckpointSource
+from latentkv_convert.work import Work
 from latentkv_convert.write.check import check_plan
 
 Tiny = Callable[..., Path]

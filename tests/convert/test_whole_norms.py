@@ -14,10 +14,10 @@ from gguf_files import rewritten
 from test_matrix import arguments, planned
 
 from conftest import Tiny, keys, tensors
-from latentkv_convert.calibrate import block_error
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.ir import SIDES
+from latentkv_convert.plan import block_error
 from latentkv_convert.source.gguf_source import GgufSource
 
 TEXT = ["--calib-window", "128", "--calib-tokens", "1024"]

@@ -23,12 +23,12 @@ RULES = [
     (
         re.compile(r'"(llama|qwen2|qwen3|phi3|falcon|opt|mpt)"'),
         ["native/src"],
-        {"native/src/runtime/vocab.cpp"},
+        {"native/src/tokens/vocab.cpp"},
         "architecture is data",
     ),
     (
         re.compile(r'#include [<"]ggml'),
-        ["native/src/ops/cpu", "native/src/ops/cuda"],
+        ["native/src/ops"],
         set(),
         "kernels know no ggml",
     ),
@@ -45,7 +45,7 @@ RULES = [
             f"tools/convert/latentkv_convert/{name}.py"
             for name in [
                 "native",
-                "write/quantize",
+                "weights/quantize",
                 "write/sidecar",
                 "write/gguf_write",
                 "plan/kv_budget",
@@ -53,7 +53,7 @@ RULES = [
                 "source/gguf_vocabulary",
                 "limits",
                 "calibrate/chats",
-                "calibrate/arithmetic",
+                "arithmetic",
                 "cli",
             ]
         },

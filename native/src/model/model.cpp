@@ -9,11 +9,12 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "devices/gpus.h"
 #include "ggml-alloc.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
 #include "model/sidecar.h"
-#include "runtime/gpu.h"
+#include "ops/latent_attn.h"
 
 namespace lkv {
 namespace {

@@ -9,13 +9,13 @@
 
 #include "base/forks.h"
 #include "base/tensor_context.h"
+#include "cache/spec/cache_spec.h"
+#include "decoder/hparams.h"
+#include "devices/layer_runs.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "gguf/reader.h"
-#include "model/cache_spec.h"
-#include "model/hparams.h"
-#include "model/layer_runs.h"
-#include "runtime/vocab.h"
+#include "tokens/vocab.h"
 
 namespace lkv {
 

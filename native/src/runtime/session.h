@@ -10,11 +10,11 @@
 
 #include "cache/kv_cache.h"
 #include "cache/saved_state.h"
+#include "decoder/rope.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
-#include "model/graph.h"
+#include "graph/graph.h"
 #include "model/model.h"
-#include "model/rope.h"
 #include "runtime/part.h"
 #include "runtime/row_encoder.h"
 

@@ -15,8 +15,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "files/gguf_bytes.h"
 #include "gguf/content_hash.h"
-#include "gguf_bytes.h"
 #include "gguf_schema.h"
 #include "model/model.h"
 #include "runtime/session.h"
@@ -205,7 +205,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #include <cstdio>
 
-#include "mutate_gguf.h"
+#include "fuzz/mutate_gguf.h"
 
 namespace {
 

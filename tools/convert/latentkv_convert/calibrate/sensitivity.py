@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..ir import SIDES, Array
 from ..recipe import Recipe
-from .block_error import relative
 from .decoder import Layer, Watch
 from .stream import LayerStream
 
@@ -53,6 +52,16 @@ def _errors(
         changed = stream.run(live, index, before, disturbed(live, side, window))
         found[side] = relative(changed, after, per_token=True) ** 2
     return found
+
+
+def relative(out: Tensor, exact: Tensor, *, per_token: bool) -> float:
+    """||out - exact|| / ||exact|| over everything, or the root of the mean over tokens of its square.
+
+    A few tokens of enormous norm (the first of a window, mostly) hide all others in the first form.
+    """
+    wrong, whole = (out - exact).double().square().sum(-1), exact.double().square().sum(-1)
+    share = (wrong / whole).mean() if per_token else wrong.sum() / whole.sum()
+    return float(share.sqrt())
 
 
 def disturbed(live: Layer, side: str, seed: int) -> Watch:

@@ -17,20 +17,20 @@ import numpy as np
 
 from latentkv.console.progress import stage
 
-from ... import floats
+from ... import floats, frontier
 from ...calibrate import crew
 from ...course import CHOOSE
 from ...errors import ConvertError
+from ...frontier import Frontier, Line, Point
+from ...fuse.finish import finished
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ...rows import cached_rows, exact, sizes
 from ...schema import RANK_PAD
-from ...write.fuse.finish import finished
-from .. import forecast, frontier, kv_budget, latent_plan, master, segments
-from ..frontier import Frontier, Line, Point
+from ...work import CHECKED, Work
+from .. import forecast, kv_budget, latent_plan, master, segments
 from ..linalg import spectrum
 from ..times import features, gpu_file
 from ..waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
-from ..work import CHECKED, Work
 from . import group_size
 
 __all__ = ["SUMMARY", "Waterfill", "add_arguments", "create"]
