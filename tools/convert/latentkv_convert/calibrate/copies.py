@@ -28,6 +28,9 @@ from .two_copies import TwoCopies
 
 VERSION = 7
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
+# A token's |g|² counts up to so many times the mean of its window. A few tokens that every query reads have a
+# thousand times as much, and each is one random direction: without a limit F is noise of them.
+LIMIT = 30.0
 
 
 def sample(recipe: Recipe) -> tuple[int, int]:
@@ -99,7 +102,7 @@ class Meter:
     def sums(self, values: Tensor, slopes: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Of one window, both [window, w]: sums over the tokens past the sinks, the rows of these tokens, and
         their |g|² per KV head."""
-        values, slopes = values[self.sink :].double(), slopes[self.sink :].double()
+        values, slopes = values[self.sink :].double(), limited(slopes[self.sink :].double())
         energy = slopes.square().unflatten(1, (self.n_kv, -1)).sum(2)
         heavy = values * energy.sum(1, keepdim=True)
         sums = {
@@ -133,6 +136,13 @@ class Meter:
             "energy": (torch.cat(self.energies) / per_head).float(),
         }
         return {f"{name}_{key}": array.cpu().numpy() for key, array in arrays.items()}
+
+
+def limited(slopes: Tensor) -> Tensor:
+    """slopes [tokens, w] with no row of more than LIMIT times the mean square."""
+    energy = slopes.square().sum(1, keepdim=True)
+    tiny = torch.finfo(slopes.dtype).tiny
+    return slopes * (LIMIT * energy.mean() / energy.clamp_min(tiny)).clamp_max(1).sqrt()
 
 
 Found = dict[str, tuple[dict[str, Tensor], Tensor, Tensor]]
