@@ -40,6 +40,7 @@ def test_steps_run_at_the_same_time_and_come_in_order(cores: Callable[[int], Non
 def test_few_steps_share_the_cores(cores: Callable[[int], None]) -> None:
     cores(4)
     assert list(crew.each(lambda at: torch.get_num_threads(), 2)) == [2, 2]
+    assert list(crew.each(lambda at: torch.get_num_threads(), 6)) == [1, 1, 1, 1, 2, 2]
     assert list(crew.each(lambda at: torch.get_num_threads(), 1)) == [4]
     assert list(crew.each(lambda at: threading.current_thread(), 2, "cuda")) == 2 * [threading.main_thread()]
 

@@ -22,19 +22,17 @@ def each(step: Callable[[int], T], n: int, device: str = "cpu") -> Iterator[T]:
     n_threads = min(cores, n) if device == "cpu" else 1
     graded = torch.is_grad_enabled()
 
-    def begin() -> None:
-        torch.set_num_threads(cores // n_threads)
-        torch.set_flush_denormal(True)
-
     def run(at: int) -> T:
         _task.at = at
+        together = min(n_threads, n - at // n_threads * n_threads)  # fewer in the last round
+        torch.set_num_threads(cores // together)
         with torch.set_grad_enabled(graded):
             return step(at)
 
     if n_threads < 2:
         yield from map(run, range(n))
         return
-    with ThreadPoolExecutor(n_threads, initializer=begin) as threads:
+    with ThreadPoolExecutor(n_threads, initializer=torch.set_flush_denormal, initargs=(True,)) as threads:
         found = [threads.submit(run, at) for at in range(n)]
         try:
             for future in found:
