@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+MOST = 8  # threads; each holds what torch makes of its window
 T = TypeVar("T")
 _task = threading.local()
 
@@ -19,7 +20,7 @@ def each(step: Callable[[int], T], n: int, device: str = "cpu") -> Iterator[T]:
     import torch
 
     cores = torch.get_num_threads()
-    n_threads = min(cores, n) if device == "cpu" else 1
+    n_threads = min(cores, n, MOST) if device == "cpu" else 1
     graded = torch.is_grad_enabled()
 
     def run(at: int) -> T:
