@@ -46,22 +46,14 @@ class Journal:
         return self.folder / "layers"
 
     def write(self, layer: int, arrays: Mapping[str, Array], kind: str = "layers") -> None:
-        """A finished layer's arrays. kind: of the statistic, or of what watches its pass."""
+        """A finished layer's arrays, which are not to be written to from here on. kind: of the statistic, or
+        of what watches its pass. Files are written in the order of calls, as those of `keep` are."""
         if self.folder is None:
             self._memory[kind][layer] = arrays
             return
         partial, target = self.folder / f".{kind}-{layer}", self.folder / kind / str(layer)
         with writing(self.folder.parent):
-            for path in (partial, target):
-                shutil.rmtree(path, ignore_errors=True)
-            partial.mkdir(parents=True)
-            target.parent.mkdir(exist_ok=True)
-            for name, array in arrays.items():
-                with (partial / f"{name}.npy").open("wb") as file:
-                    np.save(file, array)
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(partial, target)
+            self.states.then(lambda: _write(arrays, partial, target))
 
     def keep(self, state: str, x: Tensor) -> None:
         """x is not to be written to from here on."""
@@ -157,6 +149,20 @@ class Journal:
             return inputs >= set(range(self.returned)) and finished >= set(range(self.returned, self.n_layer))
         above = inputs - {self.reached}
         return finished >= set(range(self.reached)) or above == set(range(self.reached))
+
+
+def _write(arrays: Mapping[str, Array], partial: Path, target: Path) -> None:
+    """A folder of files, which gets its name when they are whole."""
+    for path in (partial, target):
+        shutil.rmtree(path, ignore_errors=True)
+    partial.mkdir(parents=True)
+    target.parent.mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        with (partial / f"{name}.npy").open("wb") as file:
+            np.save(file, array)
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(partial, target)
 
 
 @contextlib.contextmanager

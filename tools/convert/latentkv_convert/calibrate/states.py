@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class States:
         self._files: dict[str, Path] = {}
         self._writer = ThreadPoolExecutor(1)  # in order, so that what is dropped has its successor
         self._pending: deque[Future[None]] = deque()
+        self._written: dict[str, Future[None]] = {}
         if folder is not None:
             folder.mkdir(exist_ok=True)
             self._files = {match[1]: path for path in folder.iterdir() if (match := _whole(path))}
@@ -52,22 +54,35 @@ class States:
             held = sum(each.nbytes for each in self._memory.values())
             self._memory[name] = x if held + x.nbytes <= _IN_MEMORY else _spilled(x)
             return
-        self.settle(leave=1)
         array = x.numpy()
         path = self._files[name] = self.folder / f"{name}.{_digest(array)}.npy"
-        self._pending.append(self._writer.submit(_write, path, array))
+        self._written[name] = self.then(lambda: _write(path, array))
 
     def take(self, name: str) -> Tensor:
         """On the CPU."""
         if name in self._memory:
             return self._memory[name]
-        self.settle()
+        if name in self._written:
+            self._written[name].result()
         return torch.from_numpy(np.load(self._files[name], mmap_mode="c"))
 
     def drop(self, name: str) -> None:
         self._memory.pop(name, None)
         if name in self._files:
-            self._pending.append(self._writer.submit(self._files.pop(name).unlink, True))
+            path = self._files.pop(name)
+            self._written.pop(name, None)
+            self._pending.append(self._writer.submit(path.unlink, missing_ok=True))
+
+    def then(self, write: Callable[[], None]) -> Future[None]:
+        """After everything that was kept and dropped so far, and behind the caller's back.
+
+        Raises:
+            OSError: an earlier file could not be written.
+        """
+        self.settle(leave=2)
+        written = self._writer.submit(write)
+        self._pending.append(written)
+        return written
 
     def settle(self, leave: int = 0) -> None:
         """Waits for all but `leave` files."""
