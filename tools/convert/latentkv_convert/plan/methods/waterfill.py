@@ -187,12 +187,12 @@ class Waterfill:
     def _points(self, work: Work, terms: Terms, candidate: Candidate) -> tuple[Point, ...]:
         """What a candidate is worth at BUDGETS; one below the cheapest plan is left out."""
         own = allotment.best(candidate, self.shape, terms, terms.count.budget)
-        budgets = [(share, terms.multiple(share, own.exact)) for share in BUDGETS]
         least = kv_budget.least(candidate.tables) + min(terms.count.exact.values())
         points = []
-        for share, budget in budgets:
+        for share in BUDGETS:
+            budget = terms.multiple(share, own.exact)
             if budget >= least:
-                bought = allotment.best(candidate, self.shape, terms, budget)
+                bought = own if share == 1 else allotment.best(candidate, self.shape, terms, budget)
                 points.append(self._point(work, terms, share, bought))
         return tuple(points)
 
