@@ -30,7 +30,7 @@ VERSION = 7
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
 # A token's |g|² counts up to so many times the mean of its window. A few tokens that every query reads have a
 # thousand times as much, and each is one random direction: without a limit F is noise of them.
-LIMIT = 30.0
+LIMIT = 20.0
 
 
 def sample(recipe: Recipe) -> tuple[int, int]:
