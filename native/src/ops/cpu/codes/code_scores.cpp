@@ -1,4 +1,4 @@
-#include "ops/cpu/code_scores.h"
+#include "ops/cpu/codes/code_scores.h"
 
 #include <algorithm>
 #include <numeric>

@@ -14,7 +14,7 @@
 #include <span>
 
 #include "cache/row.h"
-#include "ops/cpu/codes.h"
+#include "ops/cpu/codes/codes.h"
 #include "ops/cpu/direct.h"
 
 namespace lkv {

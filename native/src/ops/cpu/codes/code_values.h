@@ -4,7 +4,7 @@
 //   Σ_t p_t x_t = step · Σ_t n_t·code_t + Σ_t p_t·minimum_t          n_t = round(p_t · scale_t / step), 16 bits, t over a tile
 #pragma once
 
-#include "ops/cpu/codes.h"
+#include "ops/cpu/codes/codes.h"
 #include "ops/cpu/direct.h"
 
 namespace lkv {

@@ -1,4 +1,4 @@
-#include "ops/cpu/code_values.h"
+#include "ops/cpu/codes/code_values.h"
 
 #include "base/wide.h"
 
