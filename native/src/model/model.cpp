@@ -221,7 +221,7 @@ void Model::place_weights() {
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
     runs_ = place_layers(hparams_.n_layer, asked, n_gpus, free);
     if (!describe_only()) repack_weights();
-    // see Builder::expands_keys
+    // see AttentionBranch::expands_keys
     for (int il = n_host_layers(); il < hparams_.n_layer; il++) {
         LayerWeights& l = layers_[static_cast<size_t>(il)];
         if (l.attn_q_e == nullptr || hparams_.head_dim > most_expanded_head) continue;
