@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ TREES = {
     "python/latentkv/": {"python/latentkv": "", CONVERTER: "latentkv_convert/"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+MOST = 20  # source files of a folder at one level
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 
 Imports = dict[str, set[str]]  # file -> files of the same tree that it needs
@@ -135,6 +137,12 @@ def test_dependencies_point_down(tree: str) -> None:
     needs = imports(ROOT, tree)
     assert len(needs) > 50
     assert not faults(needs, order(PAGE.read_text(encoding="utf-8"), tree))
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_folder_is_a_heap(tree: str) -> None:
+    folders = Counter(folder(name) for name, _, _ in files(ROOT, tree))
+    assert not {name: n for name, n in folders.items() if n > MOST}
 
 
 def test_what_files_need_is_found() -> None:
