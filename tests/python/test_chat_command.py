@@ -154,7 +154,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     assert "(stopped)" in terminal.read_until(b"\n" + PROMPT)
     assert "context" in terminal.turn("/stats")
     terminal.interrupt()
-    assert "Ctrl-C again or Ctrl-D leaves" in terminal.read_until(b"\n" + PROMPT)
+    assert "press Ctrl-C again or Ctrl-D to exit" in terminal.read_until(b"\n" + PROMPT)
     terminal.interrupt()
     assert terminal.status() == 130
 

@@ -47,14 +47,14 @@ class Preset:
 
 
 PRESETS = {
-    "balanced": Preset("c4", "q6", "q8", "36 %", "about as close as q8_0, in two thirds of its bytes"),
-    "small": Preset("c4", "q4", "q6", "30 %", "nearly as close, in the bytes of q4_0: take this one first"),
-    "smallest": Preset("c2", "q3", "q4", "21 %", "closer than q4_0, and worse than what convert makes"),
+    "balanced": Preset("c4", "q6", "q8", "36 %", "about as little loss as q8_0, in two thirds of its bytes"),
+    "small": Preset("c4", "q4", "q6", "30 %", "slightly more loss, in the bytes of q4_0: start here"),
+    "smallest": Preset("c2", "q3", "q4", "21 %", "less loss than q4_0, more than a converted file"),
 }
 # What llama.cpp calls the other two that anybody should take.
 STOCK = {
-    "f16": ("100 %", "loses nothing"),
-    "q8_0": ("53 %", "as in llama.cpp, loses little"),
+    "f16": ("100 %", "no loss"),
+    "q8_0": ("53 %", "as in llama.cpp: very little loss"),
 }
 
 
@@ -145,7 +145,7 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
 
 def unknown(where: str, got: str) -> LatentKVError:
-    """A warning about a cache that nobody has measured."""
+    """The error for a cache type that does not exist."""
     named = ", ".join(name for name, _, _ in choices())
     return expected(where, f"{named}, or row formats as q4 or c4/q4 (docs/cache.md)", repr(got))
 
