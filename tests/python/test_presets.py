@@ -108,7 +108,7 @@ def test_info_offers_every_preset(run: Any, plain_gguf: Path) -> None:
     ] == NAMES
     said = run("info", plain_gguf, "--kv", "c4").stdout
     assert "the latest 32 tokens in f16" in said
-    assert "c8 … c2: K of 32 tokens together" in said
+    assert "c8 … c2: blocks of 32 tokens of K" in said
 
 
 @pytest.mark.parametrize(
