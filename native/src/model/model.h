@@ -33,14 +33,14 @@ struct LayerWeights {
     ggml_tensor* attn_v_bias = nullptr;
     ggml_tensor* attn_qkv = nullptr;  // [n_embd, n_head·head_dim + 2w], instead of the three
     ggml_tensor* attn_qkv_bias = nullptr;
-    ggml_tensor* attn_q_norm = nullptr;  // [head_dim], for each head
+    ggml_tensor* attn_q_norm = nullptr;  // [head_dim], of every head
     ggml_tensor* attn_k_norm = nullptr;
-    ggml_tensor* attn_q_norm_whole = nullptr;  // [n_head·head_dim], whole norm, instead
+    ggml_tensor* attn_q_norm_whole = nullptr;  // [n_head·head_dim], of all heads together, instead
     ggml_tensor* attn_k_norm_whole = nullptr;  // [w]
-    ggml_tensor* attn_sinks = nullptr;         // [n_head], sink logits
+    ggml_tensor* attn_sinks = nullptr;         // [n_head], logits that take part in the softmax
     ggml_tensor* attn_output = nullptr;        // [n_head·head_dim, n_embd]
     ggml_tensor* attn_output_bias = nullptr;
-    ggml_tensor* attn_post_norm = nullptr;  // [n_embd], norm of the branch's output
+    ggml_tensor* attn_post_norm = nullptr;  // [n_embd], of what the branch adds
 
     ggml_tensor* attn_k_a = nullptr;  // [n_embd, Σ rank_k]
     ggml_tensor* attn_k_a_bias = nullptr;
@@ -58,7 +58,7 @@ struct LayerWeights {
     ggml_tensor* ffn_norm_bias = nullptr;
     ggml_tensor* ffn_gate_inp = nullptr;  // [n_embd, n_expert], the router of experts
     ggml_tensor* ffn_gate_inp_bias = nullptr;
-    // [n_embd, n_ff], with experts [n_embd, n_ff, n_expert]; absent in a gated FFN: ffn_up holds [gate | up]
+    // [n_embd, n_ff], of experts [n_embd, n_ff, n_expert]; absent and gated: ffn_up holds [gate | up]
     ggml_tensor* ffn_gate = nullptr;
     ggml_tensor* ffn_gate_bias = nullptr;
     ggml_tensor* ffn_up = nullptr;
@@ -85,7 +85,7 @@ struct ModelOptions {
     bool use_mmap = true;
     bool vocab_only = false;
     GpuOptions gpu = {};
-    // for sizes and forecasts only: weights stay in the file, no session runs, and GPUs need not exist
+    // sizes and forecasts alone, of GPUs that need not be there: weights stay in the file, no session runs
     bool describe_only = false;
 };
 
@@ -102,18 +102,18 @@ public:
     const Vocab& vocab() const;  // Error when the file has no tokenizer
     bool has_vocab() const { return vocab_.has_value(); }
 
-    // Which device runs which layers, in a session or in a forecast. The output is with the last layers.
+    // Where layers run, those of a session, or those that are forecast; the output is with the last ones.
     const std::vector<LayerRun>& runs() const { return runs_; }
     bool on_one_device() const { return runs_.size() == 1; }
     bool on_gpu() const { return runs_.back().on_gpu(); }
-    // The number of first layers that run on the CPU; all of them without a GPU.
+    // The first layers, whose graphs are the CPU's: all without a GPU.
     int n_host_layers() const { return runs_.front().on_gpu() ? 0 : runs_.front().end_layer; }
-    // The memory of a run's weights and graphs; none in a forecast.
+    // Where a run's weights and graphs are. A forecast's are nowhere.
     ggml_backend_buffer_type_t memory(const LayerRun& run) const;
-    const std::string& gpu_absent() const { return gpu_absent_; }  // why no GPU is used
+    const std::string& gpu_absent() const { return gpu_absent_; }  // why there is none
     bool gpu_asked() const { return options_.gpu.n_gpu_layers != 0; }
     bool describe_only() const { return options_.describe_only; }
-    // Warns once per model that a GPU was requested and the CPU is used.
+    // Once for a model: that a GPU was asked for and the CPU runs it.
     void warn_if_gpu_absent() const;
 
     // Rows of the token table, on the host. out: [tokens.size(), n_embd]
@@ -127,14 +127,14 @@ public:
     ggml_tensor* output_bias() const { return output_bias_; }
     const std::vector<LayerWeights>& layers() const { return layers_; }
 
-    // Hash of the weights (gguf/content_hash.h), a sidecar's included; computed on first use.
+    // Of what the weights say (gguf/content_hash.h), a sidecar's too; computed when it is first asked for.
     uint64_t content_fingerprint() const;
 
     size_t size_bytes() const { return size_bytes_; }
-    // Bytes of weights on the device that uses them, for every run. A GPU has no token table, unless it is the output too; the CPU also has
-    // the factors by channel.
+    // Weights where they are computed with, of every run. A GPU has no token table, unless it is the output too; the CPU has its factors
+    // by channel beside the weights.
     std::vector<size_t> resident_bytes() const;
-    size_t factor_bytes() const { return factor_bytes_; }  // A, B, E and their biases
+    size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
     int64_t n_params() const { return n_params_; }
 
 private:
@@ -143,7 +143,7 @@ private:
 
     void load_tensors();
     void place_weights();
-    // The run that a weight belongs to; null: only the host uses it, to look up tokens.
+    // Whose weight it is; null: the host's alone, which looks tokens up.
     const LayerRun* run_of(const ggml_tensor* weight) const;
     ggml_tensor* optional_tensor(const std::string& name, std::initializer_list<int64_t> ne);
     ggml_tensor* tensor(const std::string& name, std::initializer_list<int64_t> ne);
@@ -160,7 +160,7 @@ private:
     HParams hparams_;
     CacheSpec cache_spec_;
     std::optional<Vocab> vocab_;
-    std::vector<ggml_backend_buffer_ptr> mapped_buffers_;  // one per span of the file
+    std::vector<ggml_backend_buffer_ptr> mapped_buffers_;  // one for every span of the file
     TensorContext context_;
     std::vector<ggml_backend_buffer_ptr> repacked_;
     std::vector<LayerRun> runs_ = {{}};

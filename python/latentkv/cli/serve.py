@@ -328,8 +328,8 @@ def _add_server(group: Any) -> None:
         type=number(ranges.TOKENS),
         default=0,
         metavar="N",
-        help="first tokens that a shift keeps (default: 0)",
+        help="first tokens that a shift leaves (default: 0)",
     )
-    group.add_argument("--no-page", dest="page", action="store_false", help="no chat page at /")
+    group.add_argument("--no-page", dest="page", action="store_false", help="no page at /")
     group.add_argument("--chat-template-file", metavar="FILE", help="Jinja template (default: the file's)")
     group.add_argument("-v", "--verbose", action="store_true", help="log a line for each request")

@@ -100,7 +100,7 @@ class Sampling(LlamaFields, Body):
     ignore_eos: bool = False
 
     def sampling(self, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
-        """choice: the index of the answer; each of n answers has its own seed."""
+        """choice: each of n has a seed of its own."""
         names: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,

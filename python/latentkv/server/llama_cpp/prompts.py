@@ -1,4 +1,4 @@
-"""Prompts in the forms of llama.cpp's server: text, token ids, both mixed, or several of these."""
+"""Prompts as llama.cpp's server takes them: text, token ids, both mixed, or several of these."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SHAPES = "a text, token ids, a list that mixes both, or a list of prompts"
 
 
 def prompts_of(given: Any) -> list[Any]:
-    """The prompts, each a text or a list of token ids and texts. A list of texts alone is several prompts; a
-    list that contains a token id is one prompt."""
+    """Each a text or a list of token ids and texts. A list of texts alone is several prompts, one in which a
+    token id stands is one."""
     if isinstance(given, str | dict):
         return [_one(given)]
     if not isinstance(given, list) or not given:
@@ -26,8 +26,8 @@ def prompts_of(given: Any) -> list[Any]:
 
 
 def mixed_tokens(serving: Serving, given: str | Sequence[Any], special: bool, start: bool) -> list[int]:
-    """special: texts of special tokens become these tokens. start: a text at the beginning gets the
-    vocabulary's start token."""
+    """special: the text of special tokens is read as them. start: a text at the beginning gets what the
+    vocabulary puts before one."""
     parts = [given] if isinstance(given, str) else list(given)
     serving.check_length(sum(len(part) for part in parts if isinstance(part, str)))
     tokens: list[int] = []
