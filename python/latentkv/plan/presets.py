@@ -98,7 +98,7 @@ def resolved(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _doubt(model: _core.Model, k: str) -> None:
-    """Warns once of keys that a scale per token rounds away."""
+    """Warns once if a scale per token would round away most of K."""
     architecture = model.metadata.get("general.architecture")
     if (
         architecture not in LARGE_KEYS
@@ -107,8 +107,8 @@ def _doubt(model: _core.Model, k: str) -> None:
     ):
         return
     line = (
-        f"warning: [kv] expected K in blocks, as --kv small has it, for {architecture}, whose keys have "
-        f"large biases; got {k}, which leaves little of the model"
+        f"warning: [kv] expected --kv small, or q8_0, for {architecture}, whose keys have large biases; got "
+        f"{k}, which destroys most of the model's answers"
     )
     if line not in _warned:
         _warned.add(line)
@@ -136,7 +136,10 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
     if name in PRESETS:
         raise expected(
-            where, f"a row format, as {PRESETS[name].formats.split('/')[0]}", name, f"kv {name} is of K and V"
+            where,
+            f"a row format, as {PRESETS[name].formats.split('/')[0]}",
+            name,
+            f"kv {name} is for K and V together",
         )
     found = name.lower()
     if found and found not in _core.build_info()["formats"]:
