@@ -157,4 +157,4 @@ def test_the_report_says_what_is_centred(tiny: Tiny, room: Path, capsys: pytest.
     assert main([str(directory), "-o", str(room / "out.gguf"), "--no-plot", *options]) == 0
     layers = json.loads((room / "out.report.json").read_text())["layers"]
     assert all(layer["k"]["centred"] for layer in layers)
-    assert "stored without their mean: K of layer 0 1" in capsys.readouterr().out
+    assert "stored about their mean: K of layer 0 1" in capsys.readouterr().out

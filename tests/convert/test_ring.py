@@ -357,12 +357,13 @@ def test_commands_count_and_rewind(gemma: Path, tmp_path: Path, capsys: pytest.C
     path = str(plain(gemma, tmp_path / "plain.gguf"))
     assert command(["info", path, "-c", str(N_CTX), "-ub", str(UBATCH)]) == 0
     shown = capsys.readouterr().out
-    assert f"2 of 3 layers see a window and hold {SLOTS} tokens; bytes/token are of all {N_CTX}" in shown
+    assert f"2 of 3 layers have a sliding window and hold {SLOTS} tokens; " in shown
+    assert f"bytes/token is the average over {N_CTX}" in shown
     rows, cells = N_CTX * 256 + 2 * SLOTS * 256, 12 * N_CTX  # f16 without a ring has its cells too
     share = (rows + cells + 12 * SLOTS) / (rows + cells)
     assert f"{100 * share:.1f} %" in shown
     assert command(["info", path, "-c", "64"]) == 0
-    assert "see a window" not in capsys.readouterr().out
+    assert "have a sliding window" not in capsys.readouterr().out
     # a prompt too long for the bench to take back: the depth is filled anew
     assert (
         command(["bench", path, "-p", "400", "-n", "4", "-d", "300", "-r", "2", "-ub", "32", "--json"]) == 0

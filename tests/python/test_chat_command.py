@@ -127,7 +127,7 @@ def test_conversation(terminal: Terminal, tmp_path: Path) -> None:
     assert "cached" not in first
     assert "context" in first
     assert re.search(r", \d\d+ cached\)", terminal.turn("And a dog?"))
-    assert "unknown command /nope; there are /reset " in terminal.turn("/nope")
+    assert "unknown command /nope; the commands are /reset " in terminal.turn("/nope")
     assert "/save FILE" in terminal.turn("/help")
     assert "bytes per token" in terminal.turn("/stats")
     assert "saved 4 messages" in terminal.turn(f"/save {tmp_path}/talk.lkv")
@@ -154,7 +154,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None
     assert "(stopped)" in terminal.read_until(b"\n" + PROMPT)
     assert "context" in terminal.turn("/stats")
     terminal.interrupt()
-    assert "Ctrl-C again or Ctrl-D leaves" in terminal.read_until(b"\n" + PROMPT)
+    assert "press Ctrl-C again or Ctrl-D to exit" in terminal.read_until(b"\n" + PROMPT)
     terminal.interrupt()
     assert terminal.status() == 130
 

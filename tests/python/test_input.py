@@ -99,7 +99,7 @@ def test_a_history_that_cannot_be_kept_is_said(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert isinstance(_input.history(Console()), InMemoryHistory)
     said = capsys.readouterr().err
-    assert said.startswith("note: the history ends with this run: ")
+    assert said.startswith("note: input history is not saved: ")
     assert said.endswith("chat_history: not a directory\n")
 
 

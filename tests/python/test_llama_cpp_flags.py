@@ -57,14 +57,12 @@ def test_each_row_does_what_it_says(command: str, flag: Flag, name: str, capsys:
     out, err = capsys.readouterr()
     assert out == ""
     if flag.verdict == "refused":
-        assert err.startswith(
-            f"error: [{name}] expected an option that latentkv has; got one of llama.cpp's; "
-        )
+        assert err.startswith(f"error: [{name}] expected an option of latentkv; got one of llama.cpp; ")
         assert err.endswith(f"; {flag.words}\n")
         assert err.count("\n") == 1
         return
     note, error = err.splitlines()
-    assert note.startswith(f"note: nothing to do for {name} (")
+    assert note.startswith(f"note: no effect: {name} (")
     assert error.startswith("error: [")
     assert "none.gguf" in error
     if flag.at:
@@ -155,4 +153,4 @@ def test_what_means_nothing_is_noted_once_and_in_one_line(capsys: Capture) -> No
     assert start("chat", "--jinja", "-fa", "on", "--jinja") == 2
     note = capsys.readouterr().err.splitlines()[0]
     told = "--jinja (templates are always read as Jinja), -fa (attention is always fused)"
-    assert note == f"note: nothing to do for {told}"
+    assert note == f"note: no effect: {told}"

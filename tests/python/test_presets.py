@@ -69,8 +69,14 @@ def test_names_become_row_formats(plain: Any, options: dict[str, Any], cache: di
         ({"kv": "smal"}, rf"[kv] expected {CHOICES}; got 'smal'"),
         ({"kv_v": "none"}, rf"[kv_v] expected {CHOICES}; got 'none'"),
         ({"kv": "q4/"}, "[kv] expected one format, or K/V as in q8/q4; got 'q4/'"),
-        ({"kv_k": "small"}, "[kv_k] expected a row format, as c4; got small; kv small is of K and V"),
-        ({"kv": "small/q4"}, "[kv] expected a row format, as c4; got small; kv small is of K and V"),
+        (
+            {"kv_k": "small"},
+            "[kv_k] expected a row format, as c4; got small; kv small is for K and V together",
+        ),
+        (
+            {"kv": "small/q4"},
+            "[kv] expected a row format, as c4; got small; kv small is for K and V together",
+        ),
         (
             {"kv": "small", "kv_v": "q8"},
             "[kv] expected no format of K or V beside small; got kv_v q8; leave one out",
@@ -108,7 +114,7 @@ def test_info_offers_every_preset(run: Any, plain_gguf: Path) -> None:
     ] == NAMES
     said = run("info", plain_gguf, "--kv", "c4").stdout
     assert "the latest 32 tokens in f16" in said
-    assert "c8 … c2: K of 32 tokens together" in said
+    assert "c8 … c2: blocks of 32 tokens of K" in said
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ using schema::Norm;
 using schema::Position;
 using schema::RopePairing;
 
-// In what a layer's attention may differ from another's.
+// Attention settings that differ between layers.
 struct LayerAttention {
     int window = 0;           // sliding window in tokens, 0 = none
-    float rope_base = 0.0F;   // 0: queries and keys are not turned
+    float rope_base = 0.0F;   // 0: the layer has no RoPE
     bool rope_scaled = true;  // with the file's scaling and divisors
 };
 
@@ -42,10 +42,10 @@ struct BlockDescription {
     std::vector<LayerAttention> layers;  // [n_layer]
 };
 
-// Error where the file says nothing of its block and has an architecture whose files are not known.
+// Errors: Error for a file without latentkv.block.* keys whose architecture has no stock description.
 void check_architecture(const GgufFile& file, const std::string& architecture);
 
-// sizes: of the decoder; its block is not read.
+// sizes: the decoder's sizes; their block is not read.
 // Errors: Error for an unknown architecture or word, a number out of range, or an array that is not one value a layer.
 BlockDescription read_block(const GgufFile& file, const HParams& sizes);
 

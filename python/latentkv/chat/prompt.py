@@ -1,5 +1,5 @@
-"""From the arguments of a chat call to what the model is given: tokens, grammar, and how its answer is
-read."""
+"""Turns the arguments of a chat call into the model's input: tokens, a grammar, and the parser of the
+answer."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _known(
     text: str,
     memory: AnswerMemory | None,
 ) -> list[int] | None:
-    """The tokens of the text, where it goes on from an answer that is remembered."""
+    """The tokens of the text if it continues a remembered answer."""
     if memory is None or written.get("continue_final_message"):
         return None
 
@@ -127,7 +127,7 @@ def _known(
 
 
 def _seen(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a template's options that a conversation keeps while it goes on."""
+    """The template options that stay the same while a conversation goes on."""
     return {key: value for key, value in written.items() if key in ("tools", "chat_template_kwargs")}
 
 
@@ -138,7 +138,7 @@ def _parser(
     schema: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> ChatParser:
-    """One that reads calls without tags too, where a model is free to write them."""
+    """The parser of the answer. It also reads calls without tags, if the model is free to write them."""
     if use.choice != "auto" or not offered or schema is not None or options.get("continue_final_message"):
         return native
     names = [str(tool.get("function", {}).get("name")) for tool in offered]
@@ -164,7 +164,7 @@ def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> L
 
 
 def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A call as most templates write it."""
+    """The schema of a call as most templates write it."""
     properties = {"name": {"const": function.get("name")}, "arguments": function.get("parameters")}
     return {"type": "object", "properties": properties, "required": list(properties)}
 

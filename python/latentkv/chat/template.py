@@ -121,7 +121,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The text alone."""
+        """The rendered text only."""
         return self.apply(messages, add_generation_prompt=add_generation_prompt, tools=tools).text
 
 

@@ -23,14 +23,14 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         type=number(ranges.SEED),
         default=-1,
         metavar="N",
-        help="same seed, same text (default: -1, a new one)",
+        help="the same seed gives the same text (default: -1, random)",
     )
     group.add_argument(
         "--temp",
         type=number(ranges.RealRange(0.0)),
         default=0.8,
         metavar="X",
-        help="temperature; 0 always takes the likeliest token (default: 0.8)",
+        help="temperature; 0 always takes the most likely token (default: 0.8)",
     )
     group.add_argument(
         "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
@@ -55,10 +55,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mirostat-ent", type=float, default=5.0, metavar="X", help="target entropy tau (default: 5)"
     )
-    group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer by a grammar")
+    group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer to this grammar")
     group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
     group.add_argument(
-        "-j", "--json-schema", type=text, metavar="SCHEMA", help="constrain it to JSON of a schema"
+        "-j", "--json-schema", type=text, metavar="SCHEMA", help="constrain the answer to JSON of this schema"
     )
     group.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
 

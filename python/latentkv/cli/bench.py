@@ -1,4 +1,4 @@
-"""Measure prefill and decode speed at several depths and cache formats."""
+"""Measure prefill and decode speed by depth and cache format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EPILOG = """examples:
   latentkv bench model.gguf -d 0,4096,16384 --kv f16,small
   latentkv bench model.gguf -p 0 -n 64 -d 32768 --kv q8/q4 --json
 
-"kv" is what the cache allocated for that row, true bytes; random tokens fill it through prefill."""
+"kv" is the number of bytes that the cache allocated for that row. Random tokens fill it by prefill."""
 
 
 def main(argv: Sequence[str]) -> int:

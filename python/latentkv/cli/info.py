@@ -1,4 +1,4 @@
-"""Show what a file holds, what its cache costs per token, and how much memory a context takes."""
+"""Show what is in a file, and how much memory its cache and a context take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Score a text: perplexity, and the divergence from another cache in the same process."""
+"""Measure perplexity on a text, and the divergence from another cache."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "--chunks", type=number(ranges.POSITIVE), metavar="N", help="at most N windows (default: all)"
     )
     parser.add_argument(
-        "--decode", action="store_true", help="token by token through the cache, as in generation"
+        "--decode", action="store_true", help="token by token through the cache, as when generating"
     )
     parser.add_argument(
         "--parallel",
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="REF",
         help="compare with another cache on the same tokens: f16 or any other of --kv, or GGUF[:CACHE]",
     )
-    parser.add_argument("--depth-buckets", action="store_true", help="also per range of context depth")
+    parser.add_argument("--depth-buckets", action="store_true", help="also show results by context depth")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser)
     options.add_compute(parser)

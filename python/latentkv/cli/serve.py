@@ -1,4 +1,4 @@
-"""Serve a model over HTTP: OpenAI's interface, llama.cpp's, and a page to chat on."""
+"""Serve a model over HTTP: OpenAI's, Anthropic's and llama.cpp's interfaces, and a chat page."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _EPILOG = """examples:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Name three rivers."}]}'
 
-One cache of -c tokens serves all requests; each may take as much of it as is free, up to the trained
-context. Requests for which there is no room wait."""
+One cache of -c tokens serves all requests. Each may use what is free, up to the trained context. Requests
+wait until there is room."""
 
 
 PARALLEL = 4  # answers at once
@@ -235,7 +235,7 @@ def _add_server(group: Any) -> None:
         type=number(ranges.Range(1, 64, {-1: "the default"})),
         default=-1,
         metavar="N",
-        help="answers at once (default: 4)",
+        help="answers at the same time (default: 4)",
     )
     group.add_argument(
         "-b",
@@ -243,7 +243,7 @@ def _add_server(group: Any) -> None:
         type=number(ranges.N_BATCH),
         default=2048,
         metavar="N",
-        help="prompt tokens a step (default: 2048)",
+        help="prompt tokens per step (default: 2048)",
     )
     group.add_argument(
         "-n",
@@ -251,25 +251,29 @@ def _add_server(group: Any) -> None:
         type=number(ranges.Range(1, special={-1: "as many as there is room for"})),
         default=-1,
         metavar="N",
-        help="tokens of an answer whose request does not say (default: -1, as many as there is room for)",
+        help="most tokens of an answer if the request does not say (default: -1, as many as fit)",
     )
     group.add_argument(
-        "-a", "--alias", type=text, default="", metavar="NAME", help="the model's name in the interface"
+        "-a", "--alias", type=text, default="", metavar="NAME", help="name of the model in the API"
     )
     group.add_argument(
-        "--api-key", action="append", type=text, metavar="KEY", help="ask for this key; may be repeated"
+        "--api-key", action="append", type=text, metavar="KEY", help="require this key; may be repeated"
     )
     group.add_argument("--api-key-file", metavar="FILE", help="the same, a key on each line")
     group.add_argument(
-        "--cors", action="append", type=text, metavar="ORIGIN", help="let pages of this origin call (*: all)"
+        "--cors",
+        action="append",
+        type=text,
+        metavar="ORIGIN",
+        help="allow pages of this origin to call (*: all)",
     )
     group.add_argument(
         "--allowed-hosts",
         action="append",
         type=_host,
         metavar="NAME",
-        help="answer requests that call the server by this name too, without a port (*: any; default: any, "
-        "or this machine's names where --host is one)",
+        help="also answer requests that use this host name, without a port (*: any; default: any, or only "
+        "this machine's names if --host is one of them)",
     )
     group.add_argument(
         "--max-body",
@@ -290,33 +294,34 @@ def _add_server(group: Any) -> None:
         type=number(ranges.TOKENS),
         default=0,
         metavar="N",
-        help="move cached chunks of at least N tokens to where a prompt has them (default: 0, none; files "
-        "with --prefer size)",
+        help="move cached chunks of at least N tokens to where a prompt has them (default: 0 = off; needs a "
+        "file converted with --prefer size)",
     )
     group.add_argument(
         "--cache-ram",
         type=number(ranges.Range(0, 1 << 20)),
         default=1024,
         metavar="MIB",
-        help="memory for sequences that lost their place in the cache (default: 1024, 0 = none)",
+        help="memory for sequences that are dropped from the cache (default: 1024, 0 = none)",
     )
     group.add_argument(
         "--cache-dir",
         type=text,
         metavar="FOLDER",
-        help="where they go when memory is full or the server stops, to be found again (default: nowhere)",
+        help="folder for them when memory is full or the server stops (default: none)",
     )
     group.add_argument(
         "--cache-dir-size",
         type=number(ranges.Range(1, 1 << 24)),
         default=10240,
         metavar="MIB",
-        help="how much of them it holds (default: 10240)",
+        help="size limit of that folder (default: 10240)",
     )
     group.add_argument(
         "--context-shift",
         action="store_true",
-        help="an answer at the end of its context forgets half of it and goes on (files with --prefer size)",
+        help="at the end of its context, an answer drops half of it and continues (needs a file converted "
+        "with --prefer size)",
     )
     group.add_argument(
         "--keep",
@@ -326,5 +331,5 @@ def _add_server(group: Any) -> None:
         help="first tokens that a shift leaves (default: 0)",
     )
     group.add_argument("--no-page", dest="page", action="store_false", help="no page at /")
-    group.add_argument("--chat-template-file", metavar="FILE", help="Jinja (default: the file's)")
-    group.add_argument("-v", "--verbose", action="store_true", help="a line for each request")
+    group.add_argument("--chat-template-file", metavar="FILE", help="Jinja template (default: the file's)")
+    group.add_argument("-v", "--verbose", action="store_true", help="log a line for each request")

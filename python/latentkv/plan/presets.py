@@ -47,14 +47,14 @@ class Preset:
 
 
 PRESETS = {
-    "balanced": Preset("c4", "q6", "q8", "36 %", "about as close as q8_0, in two thirds of its bytes"),
-    "small": Preset("c4", "q4", "q6", "30 %", "nearly as close, in the bytes of q4_0: take this one first"),
-    "smallest": Preset("c2", "q3", "q4", "21 %", "closer than q4_0, and worse than what convert makes"),
+    "balanced": Preset("c4", "q6", "q8", "36 %", "about as little loss as q8_0, in two thirds of its bytes"),
+    "small": Preset("c4", "q4", "q6", "30 %", "slightly more loss, in the bytes of q4_0: start here"),
+    "smallest": Preset("c2", "q3", "q4", "21 %", "less loss than q4_0, more than a converted file"),
 }
 # What llama.cpp calls the other two that anybody should take.
 STOCK = {
-    "f16": ("100 %", "loses nothing"),
-    "q8_0": ("53 %", "as in llama.cpp, loses little"),
+    "f16": ("100 %", "no loss"),
+    "q8_0": ("53 %", "as in llama.cpp: very little loss"),
 }
 
 
@@ -98,7 +98,7 @@ def resolved(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _doubt(model: _core.Model, k: str) -> None:
-    """Warns once of keys that a scale per token rounds away."""
+    """Warns once if a scale per token would round away most of K."""
     architecture = model.metadata.get("general.architecture")
     if (
         architecture not in LARGE_KEYS
@@ -107,8 +107,8 @@ def _doubt(model: _core.Model, k: str) -> None:
     ):
         return
     line = (
-        f"warning: [kv] expected K in blocks, as --kv small has it, for {architecture}, whose keys have "
-        f"large biases; got {k}, which leaves little of the model"
+        f"warning: [kv] expected --kv small, or q8_0, for {architecture}, whose keys have large biases; got "
+        f"{k}, which destroys most of the model's answers"
     )
     if line not in _warned:
         _warned.add(line)
@@ -136,7 +136,10 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
     if name in PRESETS:
         raise expected(
-            where, f"a row format, as {PRESETS[name].formats.split('/')[0]}", name, f"kv {name} is of K and V"
+            where,
+            f"a row format, as {PRESETS[name].formats.split('/')[0]}",
+            name,
+            f"kv {name} is for K and V together",
         )
     found = name.lower()
     if found and found not in _core.build_info()["formats"]:
@@ -145,7 +148,7 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
 
 def unknown(where: str, got: str) -> LatentKVError:
-    """A warning about a cache that nobody has measured."""
+    """The error for a cache type that does not exist."""
     named = ", ".join(name for name, _, _ in choices())
     return expected(where, f"{named}, or row formats as q4 or c4/q4 (docs/cache.md)", repr(got))
 

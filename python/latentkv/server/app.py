@@ -1,4 +1,4 @@
-"""The routes put together."""
+"""Builds the application from its routes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def create_app(
     max_bytes: int = MAX_BYTES,
     with_page: bool = True,
 ) -> FastAPI:
-    """api_keys: one of them is asked of every request but /health and the page. origins: of other pages that
-    may call ("*": all). hosts: names that requests may call the server by ("*": any). When the app ends, so
-    does the engine."""
+    """api_keys: every request except /health and the page must bring one of them. origins: other pages that
+    may call ("*": all). hosts: names under which requests may reach the server ("*": any). When the app ends,
+    the engine ends."""
     from latentkv.version import version
 
     @contextlib.asynccontextmanager

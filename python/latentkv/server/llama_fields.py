@@ -1,4 +1,4 @@
-"""Parameters that llama.cpp's server adds to those of OpenAI, of every route that writes an answer."""
+"""Parameters that llama.cpp's server adds to OpenAI's, for every route that writes an answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LlamaFields(BaseModel):
     adaptive_decay: float | None = None  # of a target that is off
 
     def manner(self) -> dict[str, Any]:
-        """Keywords of engine.request.Request: where and for how long an answer is written."""
+        """Keywords of engine.request.Request: where an answer is written, and for how long."""
         limits = LineLimits(max(0, self.t_max_predict_ms) / 1e3, self.n_indent)
         return {
             "reuses": self.cache_prompt,

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's and llama.cpp's that do not exist here, and why."""
+"""Routes of OpenAI and llama.cpp that do not exist here, and the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of requests. A field that nobody reads is refused by name, not ignored; wrong types are too."""
+"""Bodies of requests. Unknown fields and wrong types are refused by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, given: Any) -> Any:
-        """As in OpenAI's interface, where null means the default."""
+        """Drops fields that are null: as in OpenAI's interface they take the default."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None or cls._takes_null(name)}
@@ -48,7 +48,7 @@ class Body(BaseModel):
 
 @cache
 def _names() -> frozenset[str]:
-    """Fields that every body may have. A client may send nulls for all that it knows, on any route."""
+    """Fields that every body may have. A client may send null for any field it knows, on any route."""
 
     def below(body: type[Body]) -> Iterator[str]:
         yield from body.model_fields
@@ -70,7 +70,7 @@ class StreamOptions(Body):
 
 
 class Sampling(LlamaFields, Body):
-    """How tokens are chosen: OpenAI's names, and llama.cpp's where OpenAI has none."""
+    """Sampling options, with OpenAI's names, or llama.cpp's if OpenAI has none."""
 
     seed: int | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
@@ -128,7 +128,7 @@ class Sampling(LlamaFields, Body):
 
 
 class Sampled(Sampling, Ignored):
-    """What both completion calls take."""
+    """Fields that both completion calls take."""
 
     model: str | None = None
     stream: bool = False
@@ -138,7 +138,7 @@ class Sampled(Sampling, Ignored):
     stop: str | list[str] | None = None
 
     def limit(self, default: int = -1) -> int:
-        """The most tokens of an answer; -1: as many as there is room for. default: the command line's."""
+        """The most tokens of an answer; -1: as many as fit. default: the command line's."""
         return _limit("max_tokens", self.max_tokens, 1, default)
 
     def stops(self) -> list[str]:
@@ -167,11 +167,11 @@ class CompletionBody(Sampled):
     suffix: None = None
 
     def limit(self, default: int = -1) -> int:
-        """As above; without one on the command line 16, as OpenAI's."""
+        """The same, but 16 if the command line does not say, as in OpenAI's interface."""
         return _limit("max_tokens", self.max_tokens, 0 if self.echo else 1, 16 if default == -1 else default)
 
     def prompts(self) -> list[str | list[int]]:
-        """One or several, as text or tokens."""
+        """One or several prompts, as text or tokens."""
         found = self._prompts()
         if len(found) * self.n > MAX_ANSWERS:
             raise expected("prompt", f"at most {MAX_ANSWERS} answers, prompts times n", len(found) * self.n)
@@ -216,7 +216,7 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
     continue_final_message: bool | str = False
 
     def use(self) -> ToolUse:
-        """Of tools."""
+        """The tools that the call offers, and which of them it wants."""
         return ToolUse.of(self.tools, self.tool_choice, self.functions, self.function_call)
 
     def limit(self, default: int = -1) -> int:
@@ -227,8 +227,8 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
         return _limit("max_completion_tokens", self.max_completion_tokens, 1, default)
 
     def template_kwargs(self) -> dict[str, Any] | None:
-        """Variables of the template. As in llama.cpp's server, an effort is the template's to read, and none
-        tells it not to think."""
+        """Variables of the template. As in llama.cpp's server, the template interprets the effort, and none
+        disables thinking."""
         given = self.chat_template_kwargs
         if self.reasoning_effort is None:
             return given
@@ -238,5 +238,5 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
         return without | {"reasoning_effort": self.reasoning_effort}
 
     def rivals(self) -> int | None:
-        """Reported per token; None: no log-probabilities."""
+        """The number of alternatives that are reported per token; None: no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs or self.top_logprobs else None

@@ -48,7 +48,7 @@ def infill_prompt(serving: Serving, body: InfillBody) -> list[int]:
 
 
 def require_marks(model: _core.Model) -> None:
-    """Raises Refused where the vocabulary has no tokens to fill in the middle."""
+    """Raises Refused if the vocabulary has no infill tokens."""
     marks = {"prefix": model.token_prefix(), "suffix": model.token_suffix(), "middle": model.token_middle()}
     absent = ", ".join(name for name, token in marks.items() if token < 0)
     if absent:

@@ -1,4 +1,4 @@
-"""`generation_settings`: how an answer was drawn, in llama.cpp's names."""
+"""`generation_settings`: how an answer was sampled, in llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOWEST = -3.4028234663852886e38  # of f32, for what JSON lacks
 
 
 def number(x: float) -> float:
-    """A number that JSON has."""
+    """The number in a form that JSON allows."""
     return x if math.isfinite(x) else _LOWEST
 
 
@@ -24,7 +24,7 @@ def settings_of(
     stop: Sequence[str] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """more: in place of what a body leaves out. n_ctx: tokens that a sequence may have."""
+    """more: values that replace what a body leaves out. n_ctx: the most tokens of a sequence."""
     grammar = options.grammar
     return {
         "n_ctx": n_ctx,
