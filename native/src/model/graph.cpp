@@ -417,9 +417,10 @@ ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* po
     return ggml_add(ctx_, x, scaled(branch, h_.block.residual_scale));
 }
 
-// Hidden states to logits.
+// Hidden states to what is wanted of them.
 ggml_tensor* Builder::output(ggml_tensor* x) {
     x = norm(x, model_.output_norm(), model_.output_norm_bias());
+    if (shape_.result == Result::states) return x;
     x = scaled(linear(x, model_.output(), model_.output_bias()), h_.block.logit_scale);
     const float cap = h_.block.logit_softcap;
     return cap == 0.0F ? x : ggml_scale(ctx_, ggml_tanh(ctx_, ggml_scale(ctx_, x, 1.0F / cap)), cap);
@@ -514,9 +515,9 @@ void Builder::build() {
         ggml_build_forward_expand(graph_.nodes, x);
         return;
     }
-    graph_.logits = output(x);
-    ggml_set_output(graph_.logits);
-    ggml_build_forward_expand(graph_.nodes, graph_.logits);
+    graph_.result = output(x);
+    ggml_set_output(graph_.result);
+    ggml_build_forward_expand(graph_.nodes, graph_.result);
 }
 
 // Orthonormal symmetric Hadamard matrix (Sylvester): H[i][j] = (−1)^popcount(i & j) / sqrt(n).
