@@ -20,7 +20,6 @@ from latentkv.generate.chat import create_chat_completion, create_chat_completio
 from latentkv.generate.completion import create_completion
 from latentkv.generate.embedding import create_embedding, embed
 from latentkv.generate.loop import generate, sample
-from latentkv.generate.pooling import pooling_name
 from latentkv.open_model import OpenModel
 from latentkv.plan.fit import Asked, Fit, fit
 from latentkv.plan.formats import format_name
@@ -30,6 +29,7 @@ from latentkv.sampling.logprobs import log_softmax
 from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.effect import require_effect
+from latentkv.session.pooling import pooling_name
 from latentkv.session.prefix import Window
 from latentkv.session.turns import ShuttingDown, in_turn
 from latentkv.text import utf8

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv.chat.template import ChatTemplate, template_of
 from latentkv.errors import LatentKVError, NoAttribute, absent, expected
-from latentkv.generate.pooling import POOLINGS, chosen
 from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.evaluator import Evaluator
+from latentkv.session.pooling import POOLINGS, chosen
 from latentkv.session.prefix import Window, common
 from latentkv.session.prompt_cache import BaseLlamaCache
 from latentkv.session.state import LlamaState

@@ -11,7 +11,7 @@ import pytest
 
 from latentkv import Llama
 from latentkv.errors import LatentKVError
-from latentkv.generate import pooling
+from latentkv.session import pooling
 
 TEXTS = ["The clerk of the town wrote numbers into a book.", "A bridge leads over the river."]
 

@@ -17,7 +17,7 @@ from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.console.printable import printable
 from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
-from latentkv.generate.pooling import NORMS, POOLINGS
+from latentkv.session.pooling import NORMS, POOLINGS
 
 if TYPE_CHECKING:
     from latentkv import _core

@@ -13,10 +13,10 @@ from latentkv import _core
 from latentkv.engine.lines import Lines
 from latentkv.engine.request import Ticket
 from latentkv.generate.answer import AnswerText, Piece
-from latentkv.generate.pool import Pool
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
+from latentkv.session.pool import Pool
 
 Drawn = tuple[int, bytes, bool] | str  # a token, its bytes, whether it ends an answer; or why there is none
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv.errors import expected
-from latentkv.generate.pool import Pool, as_lists, normalized
-from latentkv.generate.pooling import POOLINGS
+from latentkv.session.pool import Pool, as_lists, normalized
+from latentkv.session.pooling import POOLINGS
 from latentkv.text import utf8
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from starlette.concurrency import run_in_threadpool
 
 from latentkv.engine.request import Progress, Request
 from latentkv.errors import expected
-from latentkv.generate.pool import normalized
-from latentkv.generate.pooling import NORMS, chosen
 from latentkv.server.answering import Answering, Inbox, unless_gone
 from latentkv.server.body import Route
 from latentkv.server.fields import Ignored
 from latentkv.server.llama_cpp.prompts import mixed_tokens, prompts_of
 from latentkv.server.schemas import Body
 from latentkv.server.serving import Serving, serving_of
+from latentkv.session.pool import normalized
+from latentkv.session.pooling import NORMS, chosen
 
 MAX_INPUTS = 2048  # as OpenAI's
 

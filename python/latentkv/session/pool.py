@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
-from latentkv.generate.pooling import NORMS, POOLINGS
+from latentkv.session.pooling import NORMS, POOLINGS
 
 _INT16 = 32760.0  # the largest number of a vector by norm 0
 
