@@ -97,7 +97,7 @@ class ChatTemplate:
             native = borrowed.caller()
         text = self._native.apply(_json(seen))
         prompt = text if marked is request else native.apply(_json(marked))
-        if holes.has_strict and not prompt["grammar"]:
+        if holes.has_strict and not prompt["grammar"] and choice != "required":
             prompt = _binding(native, marked, prompt, text)
         grammar, schemas = holes.filled(prompt["grammar"])
         return RenderedChat(
@@ -113,7 +113,7 @@ class ChatTemplate:
             if grammar
             else None,
             special=prompt["preserved_tokens"],
-            stop=[*self.stop, *text["additional_stops"]],
+            stop=list(dict.fromkeys([*self.stop, *text["additional_stops"], *prompt["additional_stops"]])),
             parser=prompt["parser"],
         )
 

@@ -1,8 +1,8 @@
 """Which tokens go through the model next: those of all answers that are being written, and pieces of the
 prompts that wait to be read.
 
-One step is one decode call. Every answer gets its token in every step; prompts share what room is left in it,
-all alike. Nothing here knows threads: `Engine` calls step() on one.
+One step is one decode call, and one more for texts to embed, whose results are of another kind. Every answer
+gets its token in every step; prompts share what room is left in it, all alike. Nothing here knows threads: `Engine` calls step() on one.
 """
 
 from __future__ import annotations
@@ -188,8 +188,9 @@ class Scheduler:
             batch.add(fresh[0], self.session.n_ctx)
             return batch
         answering = [slot for slot in self.running if slot.has_read]
-        for slot in [] if embeds else answering:
-            batch.add(slot, 1)
+        if not embeds:
+            for slot in answering:
+                batch.add(slot, 1)
         room = MIXED_CHUNK if answering else self.n_batch
         together = max(1, min(len(reading), room // LEAST_CHUNK))
         scored = MIXED_CHUNK  # tokens of a step, of all prompts: the logits of each are a row of n_vocab
