@@ -2,7 +2,8 @@
 prompts that wait to be read.
 
 One step is one decode call, and one more for texts to embed, whose results are of another kind. Every answer
-gets its token in every step; prompts share what room is left in it, all alike. Nothing here knows threads: `Engine` calls step() on one.
+gets its token in every step; prompts share what room is left in it, all alike. Nothing here knows threads:
+`Engine` calls step() on one.
 """
 
 from __future__ import annotations
