@@ -59,7 +59,7 @@ std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
 py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                           const std::optional<std::vector<int32_t>>& pos,
                           const std::optional<std::vector<int32_t>>& seq, const py::object& output,
-                          const py::object& take, int n_ahead) {
+                          const py::object& take, int n_ahead, bool states) {
     const size_t n = tokens.size();
     std::vector<int32_t> sequences = seq.value_or(std::vector<int32_t>(n, 0));
     if (sequences.size() != n || (pos && pos->size() != n)) {
@@ -78,18 +78,19 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
         }
     }
     const std::vector<uint8_t> mask = output_mask(output, n);
-    const auto n_vocab = static_cast<py::ssize_t>(self.session.model().hparams().n_vocab);
+    const lkv::HParams& h = self.session.model().hparams();
+    const auto width = static_cast<py::ssize_t>(states ? h.n_embd : h.n_vocab);
     const bool in_parts = !take.is_none();
     const auto n_outputs = static_cast<py::ssize_t>(std::accumulate(mask.begin(), mask.end(), size_t{0}));
-    py::array_t<float> logits({in_parts ? 0 : n_outputs, n_vocab});
-    py::object part = py::none();  // logits of the ubatch that runs
-    float* data = logits.mutable_data();
+    py::array_t<float> result({in_parts ? 0 : n_outputs, width});
+    py::object part = py::none();  // the result of the ubatch that runs
+    float* data = result.mutable_data();
     const auto room = [&](size_t n_rows) {
         if (!in_parts || n_rows == 0) {
-            return std::exchange(data, data + n_rows * static_cast<size_t>(n_vocab));
+            return std::exchange(data, data + n_rows * static_cast<size_t>(width));
         }
         const Locked locked;
-        py::array_t<float> rows({static_cast<py::ssize_t>(n_rows), n_vocab});
+        py::array_t<float> rows({static_cast<py::ssize_t>(n_rows), width});
         part = rows;
         return rows.mutable_data();
     };
@@ -109,9 +110,10 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                 throw py::error_already_set();
             }
         };
-        self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead);
+        self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead,
+                            states ? lkv::Result::states : lkv::Result::logits);
     }
-    return logits;
+    return result;
 }
 
 lkv::Accept parse_accept(const std::string& word) {
@@ -188,7 +190,7 @@ void bind_session(py::module_& module) {
                                })
         .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(),
              py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none(),
-             py::arg("n_ahead") = 0)
+             py::arg("n_ahead") = 0, py::arg("states") = false)
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         // In a child of fork(): the parent's other thread was in the middle of a call, so that not even freeing it is safe.
         .def("leave", [](PySession& s) { s.left = true; })

@@ -220,12 +220,14 @@ class Session:
         output: str | Sequence[bool] = "last",
         take: Callable[[NDArray[np.float32]], object] | None = None,
         n_ahead: int = 0,
+        states: bool = False,
     ) -> NDArray[np.float32]:
         """Runs tokens through model and cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
 
         pos None: continue each sequence; seq None: sequence 0.
         output "last" (of the batch), "all", "none" or one bool per token.
         take: is called with the logits [n, n_vocab] of each ubatch that has some, in place of returning them.
+        states: hidden states behind the last norm, [n_outputs, n_embd], in place of logits.
         n_ahead: so many of the last tokens, of one sequence, are guesses that seq_rm may take back: no token
         leaves the recent window on their account.
         Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""

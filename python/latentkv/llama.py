@@ -18,6 +18,7 @@ from latentkv.chat.template import require_built_in
 from latentkv.errors import expected
 from latentkv.generate.chat import create_chat_completion, create_chat_completion_openai_v1
 from latentkv.generate.completion import create_completion
+from latentkv.generate.embedding import create_embedding, embed
 from latentkv.generate.loop import generate, sample
 from latentkv.open_model import OpenModel
 from latentkv.plan.fit import Asked, Fit, fit
@@ -28,6 +29,7 @@ from latentkv.sampling.logprobs import log_softmax
 from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.effect import require_effect
+from latentkv.session.pooling import pooling_name
 from latentkv.session.prefix import Window
 from latentkv.session.turns import ShuttingDown, in_turn
 from latentkv.text import utf8
@@ -59,9 +61,11 @@ class Llama(OpenModel):
     starts the cache attend to exact K and V, "eager" to the compressed past ("" = the file's default);
     `require_fused` turns a slower implementation into an error. `chat_format` names a built-in template,
     `chat_template` is one (Jinja); without them the file's own is used. `draft_model` guesses tokens ahead
-    (LlamaPromptLookupDecoding), which are verified together; `spm_infill` puts the suffix of an infill
-    first. Pickling keeps the arguments, not the cache. Arguments of llama-cpp-python that have no meaning
-    here are accepted at their neutral value and refused, with the reason, at any other.
+    (LlamaPromptLookupDecoding), which are verified together; `pooling_type` says how embed()
+    makes one vector of a text: "mean", "cls" (the first token's), "last", "none" (each token keeps its
+    own), or llama.cpp's number for one of these (-1 = the file's, else none). `spm_infill` puts the suffix
+    of an infill first. Pickling keeps the arguments, not the cache. Arguments of llama-cpp-python that have
+    no meaning here are accepted at their neutral value and refused, with the reason, at any other.
 
     The cache is reused: a prompt that begins like the tokens already cached computes only the rest. Threads
     may share an object: their calls take turns, whole calls unless they stream. A stream goes on whatever
@@ -92,6 +96,7 @@ class Llama(OpenModel):
         chat_format: str | None = None,
         chat_template: str | None = None,
         draft_model: DraftModel | None = None,
+        pooling_type: int | str = -1,
         spm_infill: bool = False,
         type_k: int | str | None = None,
         type_v: int | str | None = None,
@@ -185,6 +190,7 @@ class Llama(OpenModel):
         super().__init__(model, session, n_batch, logits_all, window, reopen)
         self.set_seed(seed)
         self._template_choice = (chat_format, chat_template)
+        self._pooling = None if pooling_type == -1 else pooling_name("pooling_type", pooling_type)
 
     @classmethod
     def from_pretrained(
@@ -210,6 +216,8 @@ class Llama(OpenModel):
     __call__ = create_completion
     create_chat_completion = create_chat_completion
     create_chat_completion_openai_v1 = create_chat_completion_openai_v1
+    embed = embed
+    create_embedding = create_embedding
 
     @in_turn
     def close(self) -> None:
@@ -235,14 +243,6 @@ class Llama(OpenModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
-
-    # What llama-cpp-python has and this runtime does not.
-
-    def embed(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
-        raise expected("embed", "a call that generates text", "embed()", "this runtime computes logits only")
-
-    create_embedding = embed
 
     @staticmethod
     def logits_to_logprobs(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float64]:

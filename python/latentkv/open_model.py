@@ -11,6 +11,7 @@ from latentkv.errors import LatentKVError, NoAttribute, absent, expected
 from latentkv.sampling.options import RANDOM_SEED
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.evaluator import Evaluator
+from latentkv.session.pooling import POOLINGS, chosen
 from latentkv.session.prefix import Window, common
 from latentkv.session.prompt_cache import BaseLlamaCache
 from latentkv.session.state import LlamaState
@@ -41,6 +42,7 @@ class OpenModel(Evaluator):
         self._seed = RANDOM_SEED
         self._template: ChatTemplate | None = None
         self._template_choice: tuple[str | None, str | None] = (None, None)  # a built-in one's name, a source
+        self._pooling: str | None = None  # None: the file's
         self.cache: BaseLlamaCache | None = None
         super().__init__(session, n_batch, logits_all, window, reopen)
 
@@ -112,6 +114,10 @@ class OpenModel(Evaluator):
             except LatentKVError as error:
                 raise NoAttribute(str(error)) from error
         return self._template
+
+    def pooling_type(self) -> int:
+        """How embed() makes one vector of a text: llama.cpp's number, an index of POOLINGS."""
+        return POOLINGS.index(chosen(self._pooling, self.model.metadata))
 
     def set_seed(self, seed: int) -> None:
         """The seed of calls that bring none; -1 draws one each time."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from both import N, distance, expected_logits, run, session, step_by_step, token_ids
+from both import N, distance, expected_logits, expected_states, run, session, step_by_step, token_ids
 from transformers import AutoModelForCausalLM
 
 from conftest import Tiny, keys, tensors
@@ -144,6 +144,8 @@ def test_logits_equal_transformers(
     assert distance(got, expected) < near
     assert distance(session(plain, implementation="reference").decode(ids, output="all"), expected) < near
     assert distance(step_by_step(plain, ids, N - 20), expected[N - 21 :]) < near
+    states = session(plain).decode(ids, output="all", states=True)
+    assert distance(states, expected_states(checkpoint, ids)) < near
 
     if (config.get("attn_config") or {}).get("clip_qkv"):
         return  # test_clipped_qkv_has_no_latent

@@ -85,6 +85,21 @@ def test_bad_arguments(run: Any, args: list[str], message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["-m", "a.gguf"], "got '-m'; write latentkv chat -m …, or serve in place of chat"),
+        (["a.gguf"], "got 'a.gguf'; write latentkv chat a.gguf …, or serve in place of chat"),
+        (["llama-server"], "got 'llama-server'; write latentkv serve"),
+        (["llama-perplexity"], "got 'llama-perplexity'; write latentkv perplexity"),
+        (["convrt"], "got 'convrt'; write latentkv convert"),
+        (["frobnicate"], "got 'frobnicate'"),
+    ],
+)
+def test_a_command_that_was_meant_is_named(run: Any, args: list[str], hint: str) -> None:
+    assert run(*args).stderr.rstrip().endswith(hint)
+
+
 @pytest.mark.parametrize("command", ["info", "bench", "chat"])
 def test_missing_and_broken_files(run: Any, plain_gguf: Path, tmp_path: Path, command: str) -> None:
     broken = tmp_path / "broken.gguf"

@@ -18,7 +18,6 @@ NAMES = json.loads((Path(__file__).parent / "llama_cpp_names.json").read_text(en
 # alone are in compat.py, with what to do instead.
 MISSING = {
     "Llama.ctx": "a pointer for llama.cpp's C functions; there is no llama_context here",
-    "Llama.pooling_type": "embeddings do not exist here",
     "Llama.from_pretrained.additional_files": "the parts of a model are found by the name of one",
     "Llama.from_pretrained.local_dir_use_symlinks": "huggingface_hub has no such option any more",
     "LlamaState.__init__.scores": "only the last row of logits is kept: `logits`",
@@ -27,12 +26,6 @@ MISSING = {
     "LlamaState.__init__.llama_state_size": "a property",
     "LlamaGrammar.__init__._grammar": "the text is the first argument",
     "LlamaPromptLookupDecoding.find_candidate_pred_tokens": "how it works inside; call the object",
-}
-
-# Here, to say in one line that it is not.
-REFUSED = {
-    "Llama.embed": "embeddings do not exist here",
-    "Llama.create_embedding": "embeddings do not exist here",
 }
 
 MEMBERS = [(kind, name) for kind, found in NAMES["classes"].items() for name in found]
@@ -52,7 +45,6 @@ def test_every_name_is_here_or_has_a_reason(kind: str, name: str) -> None:
         assert ours is None, "it is here: take it off the list"
         return
     assert ours is not None
-    assert (ours.__doc__ == "Refused.") == (f"{kind}.{name}" in REFUSED)
     if not callable(ours) or isinstance(ours, property):
         return
     for argument in NAMES["classes"][kind][name]:

@@ -111,7 +111,8 @@ BAD: list[tuple[str, bytes, int, str]] = [
     ("/v1/chat/completions", b'{"messages": []}', 400, "messages"),
     ("/v1/chat/completions", b'{"messages": [{"content": "no role"}]}', 400, "messages"),
     ("/v1/chat/completions", b'{"messages": "hi"}', 400, "messages"),
-    ("/v1/embeddings", b'{"input": "x"}', 501, "embeddings"),
+    ("/v1/embeddings", b'{"input": ""}', 400, "at least one token"),
+    ("/v1/rerank", b'{"query": "x"}', 501, "score head"),
     ("/v1/nothing", b"{}", 404, "Not Found"),
     ("/tokenize", b'{"content": 5}', 400, "content"),
     ("/detokenize", b'{"tokens": [-1]}', 400, "token ids"),
@@ -270,14 +271,30 @@ CALLING = r"""
 
 
 def test_a_chat_that_fits_a_schema(openai: Any) -> None:
-    from openai import BadRequestError
-
     ask: list[Any] = [{"role": "user", "content": "Weather?"}]
     schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
     out = openai.chat.completions.create(model="", messages=ask, response_format=schema, max_tokens=100)
     assert json.loads(out.choices[0].message.content)["city"] in ("Rome", "Oslo")
-    with pytest.raises(BadRequestError, match=r"\[tools\] expected a chat template that takes tools"):
-        openai.chat.completions.create(model="", messages=ask, tools=[WEATHER])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_strict_tool_and_a_template_without_tools(openai: Any, stream: bool) -> None:
+    strict: Any = {**WEATHER, "function": WEATHER["function"] | {"strict": True}}
+    named = {"type": "function", "function": {"name": WEATHER["function"]["name"]}}
+    ask: list[Any] = [{"role": "user", "content": "Weather?"}]
+    for choice in ("required", named):
+        options: Any = {"messages": ask, "tools": [strict], "tool_choice": choice, "max_tokens": 100}
+        if not stream:
+            out = openai.chat.completions.create(model="", **options)
+            (call,) = out.choices[0].message.tool_calls
+            arguments = call.function.arguments
+        else:
+            chunks = list(openai.chat.completions.create(model="", stream=True, **options))
+            parts = [part for each in chunks for part in each.choices[0].delta.tool_calls or []]
+            arguments = "".join(part.function.arguments or "" for part in parts)
+        assert json.loads(arguments)["city"] in ("Rome", "Oslo")
+    free = openai.chat.completions.create(model="", messages=ask, tools=[strict], max_tokens=8)
+    assert free.choices[0].message.content
 
 
 def test_calls_of_tools(converted: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_what_is_refused(http: Any, body: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/embedding", "/embeddings", "/v1/embeddings", "/rerank", "/reranking", "/v1/rerank"),
+        *("/rerank", "/reranking", "/v1/rerank"),
         *("/props", "/models/load", "/v1/audio/transcriptions"),
     ],
 )

@@ -13,7 +13,11 @@ STOPS = [".", " the", " of", " and", " to"]  # a small model goes on for ever; n
 
 @pytest.mark.parametrize("interface", ["responses", "chat"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_calls_its_tool(calling: str, interface: str, stream: bool) -> None:
+@pytest.mark.parametrize("where", ["calling", "server"])  # a template that takes tools, and one that does not
+def test_an_agent_calls_its_tool(
+    where: str, interface: str, stream: bool, request: pytest.FixtureRequest
+) -> None:
+    address = request.getfixturevalue(where)
     from agents import (
         Agent,
         ModelSettings,
@@ -35,7 +39,7 @@ def test_an_agent_calls_its_tool(calling: str, interface: str, stream: bool) -> 
         return "Noon."
 
     async def run() -> Any:
-        async with AsyncOpenAI(base_url=f"{calling}/v1", api_key="none", max_retries=0) as client:
+        async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
             kinds = {"responses": OpenAIResponsesModel, "chat": OpenAIChatCompletionsModel}
             settings = ModelSettings(tool_choice="now", parallel_tool_calls=False, extra_body={"stop": STOPS})
             agent: Any = Agent(

@@ -136,9 +136,10 @@ ggml_tensor* Builder::layer(AttentionBranch& attention, ggml_tensor* x, int il) 
     return added(x, fed(ffn_input, weights), weights.ffn_post_norm);
 }
 
-// Hidden states to logits.
+// Hidden states to logits, or to the states behind the last norm.
 ggml_tensor* Builder::output(ggml_tensor* x) const {
     x = ops_.norm(x, model_.output_norm(), model_.output_norm_bias());
+    if (shape_.result == Result::states) return x;
     x = ops_.scaled(ops_.linear(x, model_.output(), model_.output_bias()), h_.block.logit_scale);
     const float cap = h_.block.logit_softcap;
     return cap == 0.0F ? x : ggml_scale(ctx_, ggml_tanh(ctx_, ggml_scale(ctx_, x, 1.0F / cap)), cap);
@@ -156,7 +157,7 @@ void Builder::build() {
         x = layer(attention, x, il);
         if (x == nullptr) return;
     }
-    ggml_tensor*& result = ends ? graph_.logits : graph_.hidden_out;
+    ggml_tensor*& result = ends ? graph_.result : graph_.hidden_out;
     result = ends ? output(x) : x;
     ggml_set_output(result);
     ggml_build_forward_expand(graph_.nodes, result);

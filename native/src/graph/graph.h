@@ -26,7 +26,7 @@ struct Graph {
     ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
     ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
     ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
-    ggml_tensor* logits = nullptr;      // f32 [n_vocab, n_outputs], null when n_outputs = 0
+    ggml_tensor* result = nullptr;      // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
     ReferenceInputs ring_reference;         // of layers whose rows of the middle are in the ring
     std::vector<ReferenceInputs> evicting;  // of every layer where some evict, each with slots of its own
@@ -44,9 +44,13 @@ struct ExactRows {
 // Tokens of the largest batch whose K, V and Q a GPU computes side by side, and whose graph it records.
 constexpr int small_batch = 8;
 
+// What a graph computes of the tokens that are wanted: logits, or the hidden states behind the last norm, of which those are made.
+enum class Result { logits, states };
+
 struct GraphShape {
     int n_tokens = 1;
     int n_outputs = 1;
+    Result result = Result::logits;
     int n_threads = 1;
     bool fused = true;
     bool on_gpu = false;

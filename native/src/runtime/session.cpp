@@ -403,8 +403,8 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 }
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                     std::span<const uint8_t> output, const LogitsRoom& room,
-                     const std::function<void()>& between_ubatches, int n_ahead) {
+                     std::span<const uint8_t> output, const ResultRoom& room,
+                     const std::function<void()>& between_ubatches, int n_ahead, Result result) {
     check_batch(tokens, pos, seq);
     const int n_sure = static_cast<int>(tokens.size()) - n_ahead;
     if (n_ahead < 0 || n_sure < 0) {
@@ -418,13 +418,13 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         fail("decode", "expected guesses of one sequence alone; got several sequences");
     }
     if (prefill_ == Prefill::lazy && starts_sequences(seq)) {
-        prefill_lazily({tokens, pos, seq, output, room, between_ubatches});
+        prefill_lazily({tokens, pos, seq, output, room, between_ubatches, result});
         return;
     }
     for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
         n = next_ubatch(seq.subspan(first));
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids,
+        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, result,
                    room(out_ids.size()));
         cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
         if (between_ubatches) {
@@ -508,21 +508,23 @@ void Session::prepare_graphs(const GraphShape& all) {
 }
 
 void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                         std::span<const int32_t> out_ids, float* logits) {
+                         std::span<const int32_t> out_ids, Result result, float* rows) {
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.own_rows =
         cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
     batch_.slots = batch_.own_rows ? cache_.claim_settled(pos, seq) : cache_.claim(pos, seq);
     try {
-        prepare_graphs(graph_shape(tokens.size(), out_ids.size(), cache_));
+        GraphShape shape = graph_shape(tokens.size(), out_ids.size(), cache_);
+        shape.result = result;
+        prepare_graphs(shape);
         const Part* before = nullptr;
         for (Part& part : parts_) {
             if (before != nullptr) before->hand_to(part);
             compute(part, tokens, pos, out_ids, cache_, batch_);
             before = &part;
         }
-        for (const Part& part : parts_) part.get_result(part.graph->logits, logits);
+        for (const Part& part : parts_) part.get_result(part.graph->result, rows);
     } catch (...) {
         for (const Part& part : parts_) part.abandon();
         for (const SlotRef& to : batch_.slots) {

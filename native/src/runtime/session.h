@@ -78,11 +78,11 @@ public:
                 std::span<const uint8_t> output, float* logits, const std::function<void()>& between_ubatches = {});
     // The same without room for all logits: where those of a ubatch go is asked before it is computed. room(n): [n, n_vocab]
     // n_ahead: so many of the last tokens, of one sequence, are guesses, which seq_rm may take back: no token leaves the
-    // recent window on their account.
-    using LogitsRoom = std::function<float*(size_t n)>;
+    // recent window on their account. result: rows are logits, or states [n, n_embd].
+    using ResultRoom = std::function<float*(size_t n)>;
     void decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                std::span<const uint8_t> output, const LogitsRoom& room,
-                const std::function<void()>& between_ubatches = {}, int n_ahead = 0);
+                std::span<const uint8_t> output, const ResultRoom& room,
+                const std::function<void()>& between_ubatches = {}, int n_ahead = 0, Result result = Result::logits);
 
     void clear() { cache_.clear(); }
     // Of a sequence that goes on, layers with a window must have the rows that its next token sees (KvCache::ring): where they are
@@ -117,15 +117,16 @@ private:
     [[noreturn]] void refuse_gone(const char* verb, const std::string& got) const;
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                    std::span<const int32_t> out_ids, float* logits);
+                    std::span<const int32_t> out_ids, Result result, float* rows);
     // What decode() was called with.
     struct LazyPrompt {
         std::span<const int32_t> tokens;
         std::span<const int32_t> pos;
         std::span<const int32_t> seq;
         std::span<const uint8_t> output;
-        const LogitsRoom& room;
+        const ResultRoom& room;
         const std::function<void()>& between_ubatches;
+        Result result;
     };
     void prefill_lazily(const LazyPrompt& prompt);
     // hidden: [n_tokens, n_embd], states before the layer and then behind it
@@ -133,7 +134,7 @@ private:
                        const StagedKeys& staged, std::span<float> hidden);
     bool starts_sequences(std::span<const int32_t> seq) const;
     size_t next_ubatch(std::span<const int32_t> seq) const;
-    static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that want logits
+    static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that are wanted
     void attach_parts(bool kv_rotate);
     GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;  // of all layers, on the CPU
     void prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact = nullptr);

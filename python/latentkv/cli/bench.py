@@ -89,7 +89,7 @@ def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[s
     return [
         [
             name,
-            row.kv or args.kv_budget or "file",
+            row.kv or args.kv_budget or ("f16" if model.is_plain else "file"),
             row.name,
             bytes_text(model.size_bytes),
             count_text(model.n_params),

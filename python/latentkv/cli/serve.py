@@ -17,6 +17,7 @@ from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.console.printable import printable
 from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
+from latentkv.session.pooling import NORMS, POOLINGS
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -136,7 +137,16 @@ def _serving(args: argparse.Namespace) -> Serving:
         # up to half a second, which later all answers would wait for
         LlamaGrammar.from_json_schema({"type": "object"}).prepare(model)
     serving = Serving(
-        model, Engine(scheduler), template, name, defaults, told, args.n_predict, path=str(args.model)
+        model,
+        Engine(scheduler),
+        template,
+        name,
+        defaults,
+        told,
+        args.n_predict,
+        args.pooling,
+        args.embd_normalize,
+        path=str(args.model),
     )
     serving.recall()
     return serving
@@ -329,6 +339,20 @@ def _add_server(group: Any) -> None:
         default=0,
         metavar="N",
         help="first tokens that a shift leaves (default: 0)",
+    )
+    group.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        help="how the vectors of a text's tokens become an embedding (default: the file's, else none, and "
+        "mean at /v1/embeddings)",
+    )
+    group.add_argument(
+        "--embd-normalize",
+        type=number(NORMS),
+        default=2,
+        metavar="N",
+        help="the norm that embeddings are divided by: 2 = Euclidean, 1 = sum of magnitudes, p = any other, "
+        "0 = the largest number becomes 32760, -1 = none (default: 2)",
     )
     group.add_argument("--no-page", dest="page", action="store_false", help="no page at /")
     group.add_argument("--chat-template-file", metavar="FILE", help="Jinja template (default: the file's)")

@@ -16,6 +16,7 @@ from latentkv.generate.answer import AnswerText, Piece
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
+from latentkv.session.pool import Pool
 
 Drawn = tuple[int, bytes, bool] | str  # a token, its bytes, whether it ends an answer; or why there is none
 
@@ -41,6 +42,7 @@ class Job:
             if request.scores_prompt
             else None
         )
+        self._pool = None if request.pooling is None else Pool(request.pooling, len(request.prompt))
         self._begin = time.perf_counter()
         timings = ticket.progress.timings
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
@@ -52,6 +54,25 @@ class Job:
         """Whether it wants logits of every token that it reads now."""
         return self._prompt is not None and not self.has_read
 
+    @property
+    def embeds(self) -> bool:
+        return self._pool is not None
+
+    def wanted(self, count: int) -> list[bool]:
+        """Of the next `count` tokens of the prompt, whose results it wants."""
+        if self._pool is not None:
+            return self._pool.wanted(len(self.ticket.request.prompt) - len(self.pending), count)
+        if self.scores:
+            return [True] * count
+        return [False] * (count - 1) + [count == len(self.pending)]
+
+    def take(self, rows: NDArray[np.float32]) -> None:
+        """Takes what it wanted of the next tokens of its prompt, where it is not the last of them alone."""
+        if self._pool is not None:
+            self._pool.add(rows)
+        else:
+            self.score(rows)
+
     def score(self, logits: NDArray[np.float32]) -> None:
         """Takes the logits [n, n_vocab] of the next n tokens of a prompt that is scored; those behind its end
         are left."""
@@ -62,6 +83,8 @@ class Job:
         """Takes the logits [n, n_vocab] of n prompt tokens; the scored prompt after the last of them."""
         if self.has_read:
             return None
+        if self._pool is not None:
+            return self._embedded(self._pool, logits)
         if self._prompt is None:
             is_all = self.limit == 0 and not self.pending
             return Piece("", (), "length") if is_all else None
@@ -70,6 +93,15 @@ class Job:
             return None
         text = self._prompt.text
         return Piece(text, self._prompt.before(len(text)), "length" if self.limit == 0 else None)
+
+    def _embedded(self, pool: Pool, states: NDArray[np.float32]) -> Piece | None:
+        pool.add(states)
+        if self.pending:
+            return None
+        progress = self.ticket.progress
+        progress.embedding = pool.result()
+        progress.timings.prompt_s = time.perf_counter() - self._begin
+        return Piece("", (), "stop")
 
     def may_be(self, logits: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """The logits [n_vocab] to draw from in place of these: where the answer has to be closed."""
@@ -151,6 +183,10 @@ class Slot:
     def has_read(self) -> bool:
         """Whether its job has read its prompt."""
         return self.job is not None and self.job.has_read
+
+    @property
+    def embeds(self) -> bool:
+        return self.job is not None and self.job.embeds
 
     @property
     def reserved(self) -> int:

@@ -33,6 +33,8 @@ class Serving:
     sampling: SamplingOptions
     about: dict[str, Any]  # what the page and /props tell of model and cache
     n_predict: int = -1
+    pooling: str | None = None  # of embeddings; None: the file's
+    embd_normalize: int = 2
     memory: AnswerMemory = field(default_factory=AnswerMemory)
     path: str = ""  # of the model's file
     created: int = field(default_factory=lambda: int(time.time()))

@@ -243,6 +243,25 @@ class Evaluator:
             self._decode(tokens[start : start + size], "all", take=each)
         self._logits = last[0]
 
+    @in_turn
+    def compute_states(
+        self,
+        tokens: Sequence[int],
+        output: Sequence[bool],
+        take: Callable[[NDArray[np.float32]], object],
+    ) -> None:
+        """Runs `tokens` through an empty cache, which is empty again afterwards. Hands on the hidden states
+        behind the last norm of those with a flag in `output`, in order, in pieces [n, n_embd]."""
+        self.reset()
+        self.require_room(len(tokens))
+        size = self._batch_size(len(tokens), self.n_batch)
+        try:
+            for start in range(0, len(tokens), size):
+                end = start + size
+                self._decode(tokens[start:end], output[start:end], take=take, states=True)
+        finally:
+            self.reset()
+
     def _keep_scores(self, before: int, rows: NDArray[np.float32]) -> None:
         if self._scores is None:
             self._scores = np.empty((self.session.n_ctx, rows.shape[1]), np.float32)
@@ -256,14 +275,16 @@ class Evaluator:
     def _decode(
         self,
         batch: Sequence[int],
-        output: str,
+        output: str | Sequence[bool],
         n_ahead: int = 0,
-        take: Callable[[NDArray[np.float32]], None] | None = None,
+        take: Callable[[NDArray[np.float32]], object] | None = None,
+        states: bool = False,
     ) -> NDArray[np.float32]:
         self._logits = None
         self._tokens += [int(token) for token in batch]
         try:
-            return self.session.decode(self._tokens[-len(batch) :], output=output, n_ahead=n_ahead, take=take)
+            new = self._tokens[-len(batch) :]
+            return self.session.decode(new, output=output, n_ahead=n_ahead, take=take, states=states)
         finally:
             # The cache knows how far an interrupted or failed batch came.
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
