@@ -81,7 +81,7 @@ def save(
 
 
 def finished(path: Path, command: str, restart: bool) -> list[dict[str, Any]]:
-    """The rows that an earlier run of the same command has written. Exits when `path` is of another command."""
+    """The rows that an earlier run of the same command has written; exits when another command wrote them."""
     if restart or not path.exists():
         return []
     old = json.loads(path.read_text(encoding="utf-8"))

@@ -38,8 +38,6 @@ DEFAULTS: dict[str, Any] = {
     "group": None,
     "group_v": None,
     "segment": None,
-    "weight": "fisher",
-    "balance": True,
     "master": False,
     "quick": False,
     "gpu_times": None,
@@ -256,24 +254,6 @@ def test_a_weighted_basis_loses_the_least_weighted_error(share: float, width: in
         assert ours < 0.9 * loss(axes, axes.T)
     latent = basis.down.T @ moment @ basis.down
     assert np.allclose(latent, np.diag(basis.sigma), atol=1e-6 * basis.sigma[0])  # var^(1/2) after balancing
-    plain = waterfill.weighted(moment, fisher, "test", balance=False)
-    latent = plain.down.T @ moment @ plain.down
-    assert np.allclose(latent, np.diag(np.square(basis.sigma)), atol=1e-6 * basis.sigma[0] ** 2)
-
-
-def test_what_an_error_costs_may_be_one_number(
-    tiny: Tiny, calib: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    work, method = prepared(tiny(), calib, 128, weight="energy", group_v=1)
-    found, kept = method.cached(work, 0, "v"), cached_rows.of(work, 0, "v", "latent", None)
-    assert np.trace(found.fisher) == pytest.approx(np.trace(kept.fisher))
-    assert np.array_equal(found.fisher, found.fisher[0, 0] * np.eye(len(found.fisher)))
-    bases = method.decompose(work, 0, "v")
-    assert len(bases) == work.spec.n_kv
-    axes = np.linalg.eigh(found.moment[: work.spec.head_dim, : work.spec.head_dim])[1][:, ::-1]
-    directions = bases[0].down / np.linalg.norm(bases[0].down, axis=0)
-    assert np.allclose(np.abs(np.sum(axes[:, :8] * directions[:, :8], axis=0)), 1, atol=1e-3)
 
 
 def test_rows_turned_one_by_one_have_the_moment_in_closed_form() -> None:
