@@ -76,6 +76,16 @@ def test_a_page_may_show_a_part_of_a_result(tmp_path: Path) -> None:
             tables.render(PAGE.replace("small -->", f"small {wrong} -->"), root)
 
 
+def test_a_result_is_found_in_any_folder_and_once(tmp_path: Path) -> None:
+    results = write_repository(tmp_path) / "bench" / "results"
+    (results / "speed").mkdir()
+    (results / "small.json").rename(results / "speed" / "small.json")
+    assert "(bench/results/speed/small.json)" in tables.render(PAGE, tmp_path)
+    write_repository(tmp_path)
+    with pytest.raises(tables.StaleError, match=r"expected one small.json below bench/results; got 2$"):
+        tables.render(PAGE, tmp_path)
+
+
 def test_a_changed_number_makes_the_page_stale(tmp_path: Path) -> None:
     page = tables.render(PAGE, write_repository(tmp_path))
     path = tmp_path / "bench" / "results" / "small.json"
