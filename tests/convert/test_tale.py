@@ -326,6 +326,7 @@ def test_a_file_with_blocks_where_none_can_be_is_refused(checkpoint: Any, room: 
         (b"q3", b"c3", r"^\[latentkv\.v\.segment_formats\] expected formats of single tokens for V; got c3"),
         (b"q4", b"c4", r"^\[latentkv\.regions\.recent_format\] expected a row format that stores single"),
         (b"c3", b"c7", r"^\[latentkv\.k\.segment_formats\] expected a known row format"),
+        (b"c3", b"g3", r"^\[latentkv\.k\.segment_formats\] expected a known row format"),
         (
             np.float32(0.1).tobytes(),
             np.float32(0).tobytes(),
