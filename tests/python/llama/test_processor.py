@@ -61,7 +61,7 @@ def test_features_are_those_of_proc(tmp_path: Path) -> None:
 
 
 def test_levels_are_those_that_the_build_makes() -> None:
-    cmake = (Path(__file__).parents[2] / "native" / "levels.cmake").read_text(encoding="utf-8")
+    cmake = (Path(__file__).parents[3] / "native" / "levels.cmake").read_text(encoding="utf-8")
     lists = [names.split() for names in re.findall(r"set\(level_names (.+)\)", cmake)]
     assert ["native", *(name for names in lists for name in reversed(names))] == list(processor.NEEDS)
 

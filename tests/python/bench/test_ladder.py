@@ -19,7 +19,7 @@ from ladder import climb, options, rungs
 from ladder.rungs import Rung, Shape
 from ladder.workers import run_all
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMOLLM2 = Shape(n_layer=30, n_kv=3, head_dim=64, n_head=9)
 
 

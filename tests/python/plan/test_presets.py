@@ -12,7 +12,7 @@ from latentkv import LatentKVError, Llama, _core
 from latentkv.plan import formats, presets
 from latentkv.plan.presets import PRESETS, resolved
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = [name for name, _, _ in presets.choices()]
 CHOICES = f"{', '.join(NAMES)}, or row formats as q4 or c4/q4 (docs/cache.md)"
 

@@ -9,7 +9,7 @@ import pytest
 
 import tables
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".cmake", ".txt"}
 
 # (what must not be said, where, files that may say it, why)

@@ -12,7 +12,7 @@ import pytest
 
 from latentkv.cli.perplexity import split_reference
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = ROOT / "models/demo/sample-val.txt"
 N_CTX = 128
 

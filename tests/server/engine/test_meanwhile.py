@@ -18,7 +18,7 @@ from latentkv.sampling.options import SamplingOptions
 from latentkv.server.app import create_app
 from latentkv.server.serving import Serving
 
-TEXT = (Path(__file__).parents[2] / "models" / "demo" / "sample-calib.txt").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "models" / "demo" / "sample-calib.txt").read_text(encoding="utf-8")
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 

@@ -11,7 +11,7 @@ import pytest
 import record
 import tables
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")})
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 # `native/src/…/x.h`, `bench/x.py`: a path from the root with a suffix, in backticks; NAME.py is a placeholder

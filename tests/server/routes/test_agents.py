@@ -24,7 +24,7 @@ from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import SamplingOptions
 from latentkv.session.prefix import Window
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "chat"))
 from chat_templates import THINKING
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

@@ -19,7 +19,7 @@ from latentkv.engine.request import Progress
 from latentkv.generate.answer import Piece
 from latentkv.server.blocks import Blocks
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "chat"))
 from chat_templates import THINKING
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

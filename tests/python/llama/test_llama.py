@@ -256,7 +256,7 @@ def test_model_errors(tmp_path: Path, plain_gguf: Path) -> None:
 
 
 def test_a_rewind_renews_the_exact_tokens(latent_gguf: Path) -> None:
-    text = (Path(__file__).resolve().parents[2] / "models/demo/sample-val.txt").read_bytes()
+    text = (Path(__file__).resolve().parents[3] / "models/demo/sample-val.txt").read_bytes()
     with build(latent_gguf, n_ctx=512, kv="q2", recent=64) as llama:
         tokens, others = llama.tokenize(text[:600]), llama.tokenize(text[2000:2600])
         llama.eval(tokens)

@@ -238,7 +238,7 @@ def test_convert_without_its_dependencies(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from latentkv.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     args = [
         "convert",
         root / "models/demo",
