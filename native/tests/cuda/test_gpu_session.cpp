@@ -354,7 +354,7 @@ Combination combination(std::mt19937& random, const Shape& shape) {
     o.sink = one_of(random, std::vector{-1, 0, 0, 1, 5});
     o.recent = one_of(random, std::vector{-1, 0, 0, 1, 20});
     if (random() % 4 == 0) o.recent_ratio = one_of(random, std::vector{0.0, 0.3, 1.0});
-    const std::vector<std::string> formats = {"", "", "f16", "q8", "q6", "q4", "q2", "g4", "q8_0", "q4_0"};
+    const std::vector<std::string> formats = {"", "", "f16", "q8", "q6", "q4", "q2", "q5", "q8_0", "q4_0"};
     if (random() % 2 == 0) {
         o.k_plan = plan(random, shape, shape.k_path);
         o.v_plan = plan(random, shape, shape.v_path);

@@ -100,11 +100,7 @@ def resolved(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
 def _doubt(model: _core.Model, k: str) -> None:
     """Warns once if a scale per token would round away most of K."""
     architecture = model.metadata.get("general.architecture")
-    if (
-        architecture not in LARGE_KEYS
-        or not model.is_plain
-        or k in ("", "f32", "f16", "q8", "q8_0", "g8", *BLOCKS)
-    ):
+    if architecture not in LARGE_KEYS or not model.is_plain or k in ("", "f32", "f16", "q8", "q8_0", *BLOCKS):
         return
     line = (
         f"warning: [kv] expected --kv small, or q8_0, for {architecture}, whose keys have large biases; got "
