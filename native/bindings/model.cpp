@@ -168,6 +168,9 @@ py::dict forecast(const Model& model, int n_ctx, const py::kwargs& given) {
         runs.append(run);
     }
     out["runs"] = runs;
+    out["sink"] = plan.cache.sink;
+    out["recent"] = plan.cache.recent;
+    out["recent_ratio"] = plan.cache.recent_ratio;
     out["warnings"] = plan.warnings;
     return out;
 }
