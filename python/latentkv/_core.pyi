@@ -131,24 +131,10 @@ class Session:
     """One KV cache and compute graph on a model. Not thread-safe; release of the GIL during decode()."""
 
     def __init__(self, model: Model, **options: Any) -> None:
-        """options: those of plan.options.SessionOptions, but kv_budget and the presets of kv.
-
-        kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
-        What the file's plan drops stays dropped. k_plan/v_plan: a row format for every segment, layers and
-        groups in the file's order, in place of the file's plan. kv_sink/kv_recent: the same as kv for the
-        exact tokens of sink and recent ("" = the file's, else f16, and never coarser than kv).
-        kv_rotate: Hadamard-rotate q, k, v of `full` tensors with a quantized format, as llama.cpp does.
-        sink/recent: tokens that are kept exact; recent_ratio: recent tokens as a share of the sequence
-        behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the
-        file's window).
-        evict, keep_tokens: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps so many tokens
-        of a sequence, a number or a share of its context ("50%"), sinks and recent tokens among them. seq_rm
-        then takes whole sequences only, and seq_cp and seq_add are refused.
-        prefill: "lazy": a decode() call in which every sequence starts attends to exact K and V, layer by
-        layer, and its rows are compressed when they are written; "eager": tokens see the compressed past
-        ("" = the file's default). Refused where exact K and V are not in the file.
-        implementation: "fused" or "reference" (stock ggml ops). require_fused: refused where attention would
-        not run fused on the device that the model was asked to run on."""
+        """options: those of plan.options.SessionOptions, but kv_budget and the presets of kv. TypeError for
+        another name or a value of another type; Error for one out of its range, for options that exclude each
+        other, and, with require_fused, where attention would not run fused on the device that the model was
+        asked to run on."""
     @property
     def n_ctx(self) -> int: ...
     @property

@@ -139,7 +139,7 @@ def _serving(args: argparse.Namespace) -> Serving:
 
 def _store(args: argparse.Namespace, model: _core.Model, cache: SessionOptions, sink: int) -> PrefixStore:
     from latentkv.engine.store import PrefixStore
-    from latentkv.plan.options import Placement, RowFormats
+    from latentkv.plan.options import CachePolicy, RowFormats
 
     def of(kind: type) -> str:
         """The options of a kind. A plan is among them where there is one."""
@@ -148,7 +148,7 @@ def _store(args: argparse.Namespace, model: _core.Model, cache: SessionOptions, 
         return repr({name: value for name, value in sorted((found | plans).items()) if value != []})
 
     return PrefixStore(
-        f"{model.fingerprint} {of(Placement)}",
+        f"{model.fingerprint} {of(CachePolicy)}",
         args.cache_ram << 20,
         args.cache_dir,
         args.cache_dir_size << 20,

@@ -15,29 +15,42 @@ from latentkv.plan.kv_budget import KvBudget
 @dataclass(frozen=True)
 class RowFormats:
     """Row formats by name, "" = the file's plan, else f16. `kv` is for K and V, and `plan.presets` says what
-    other names become; `kv_k` and `kv_v` override it on one side. `k_plan` and `v_plan` name a format for
-    every segment, layers and groups in the file's order; what the file's plan drops stays dropped."""
+    other names become; `kv_k` and `kv_v` override it on one side. What the file's plan drops stays dropped.
+    `k_plan` and `v_plan` name a format for every segment, layers and groups in the file's order, in place of
+    the file's plan. `kv_sink` and `kv_recent` are those of exact tokens, "" = the file's, else f16, and never
+    coarser than `kv`."""
 
     kv: str = ""
     kv_k: str = ""
     kv_v: str = ""
     k_plan: Sequence[str] = ()
     v_plan: Sequence[str] = ()
-    kv_sink: str = ""  # of the exact tokens
+    kv_sink: str = ""
     kv_recent: str = ""
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Which tokens are exact, compressed or evicted, and when. -1 and "" = as the file asks."""
+class CachePolicy:
+    """Which tokens a cache keeps exact, compresses or evicts, and when. -1 and "" = as the file asks.
 
-    sink: int = -1  # first tokens that stay exact
-    recent: int = -1  # latest tokens that stay exact; this or recent_ratio replaces the file's window
-    recent_ratio: float = -1.0  # the same as a share of the sequence behind its sinks
-    evict: str = ""  # a policy by which each layer evicts tokens
-    keep_tokens: str = ""  # tokens that it keeps of a sequence: a number, or "50%" of the context
-    prefill: str = ""  # "lazy": a prompt attends to exact K and V; "eager": to its past as it is cached
-    kv_rotate: bool = True  # Hadamard for quantized rows of full K and V
+    sink, recent: first and latest tokens that are kept exact; recent_ratio: the latest as a share of the
+    sequence behind its sinks, which grows with it. recent or recent_ratio replaces the file's window.
+    evict: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps `keep_tokens` of a sequence, a
+    number or a share of its context ("50%"), sinks and recent tokens among them. Sequences then go as a whole
+    only, and neither share tokens nor move.
+    prefill: "lazy": a prompt whose sequences all start with it attends to exact K and V, layer by layer, and
+    its rows are compressed when they are written; "eager": tokens see the compressed past. "lazy" is refused
+    where exact K and V are not in the file.
+    kv_rotate: a Hadamard rotation of q, k, v where full K or V are quantized row by row, as in llama.cpp.
+    """
+
+    sink: int = -1
+    recent: int = -1
+    recent_ratio: float = -1.0
+    evict: str = ""
+    keep_tokens: str = ""
+    prefill: str = ""
+    kv_rotate: bool = True
 
     @property
     def evicts(self) -> bool:
@@ -45,7 +58,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class SessionOptions(Placement, RowFormats):
+class SessionOptions(CachePolicy, RowFormats):
     """Session and Model.forecast take them as keywords, `**options`: those that differ from their defaults.
     `kv_budget` is not among native code's: plan.master makes a plan of it."""
 
