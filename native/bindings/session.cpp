@@ -127,51 +127,18 @@ lkv::Accept parse_accept(const std::string& word) {
 
 void bind_session(py::module_& module) {
     py::class_<PySession, std::unique_ptr<PySession, FreeOwn>>(module, "Session")
-        .def(
-            py::init([](const std::shared_ptr<lkv::Model>& model, int n_ctx, int n_ubatch, int n_seq_max, int n_threads,
-                        int n_threads_batch, const std::string& kv, const std::string& kv_k, const std::string& kv_v,
-                        const std::vector<std::string>& k_plan, const std::vector<std::string>& v_plan,
-                        const std::string& kv_sink, const std::string& kv_recent, bool kv_rotate, int sink, int recent,
-                        double recent_ratio, const std::string& evict, const std::string& keep_tokens,
-                        const std::string& prefill, const std::string& implementation, bool require_fused) {
-                lkv::SessionOptions options;
-                options.n_ctx = n_ctx;
-                options.n_ubatch = n_ubatch;
-                options.n_seq_max = n_seq_max;
-                options.n_threads = n_threads;
-                options.n_threads_batch = n_threads_batch;
-                options.kv = kv;
-                options.kv_k = kv_k;
-                options.kv_v = kv_v;
-                options.k_plan = k_plan;
-                options.v_plan = v_plan;
-                options.kv_sink = kv_sink;
-                options.kv_recent = kv_recent;
-                options.kv_rotate = kv_rotate;
-                options.sink = sink;
-                options.recent = recent;
-                options.recent_ratio = recent_ratio;
-                options.evict = evict;
-                options.keep_tokens = keep_tokens;
-                options.prefill = prefill;
-                if (implementation != "fused" && implementation != "reference") {
-                    lkv::fail("implementation", "expected fused or reference; got ", lkv::quoted(implementation));
-                }
-                options.fused = implementation == "fused";
-                options.require_fused = require_fused;
-                return std::unique_ptr<PySession, FreeOwn>(new PySession{Session(model, options)});
-            }),
-            py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,
-            py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("kv") = "", py::arg("kv_k") = "",
-            py::arg("kv_v") = "", py::arg("k_plan") = std::vector<std::string>(),
-            py::arg("v_plan") = std::vector<std::string>(), py::arg("kv_sink") = "", py::arg("kv_recent") = "",
-            py::arg("kv_rotate") = true, py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0,
-            py::arg("evict") = "", py::arg("keep_tokens") = "", py::arg("prefill") = "",
-            py::arg("implementation") = "fused", py::arg("require_fused") = false)
+        .def(py::init([](const std::shared_ptr<lkv::Model>& model, const py::kwargs& options) {
+                 return std::unique_ptr<PySession, FreeOwn>(
+                     new PySession{Session(model, session_options("Session", options))});
+             }),
+             py::arg("model"))
         .def_property_readonly("n_ctx", [](const PySession& s) { return s.session.options().n_ctx; })
         .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
         .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
         .def_property_readonly("window", [](const PySession& s) { return s.session.cache().ring_window(); })
+        .def(
+            "n_recent", [](const PySession& s, int length) { return s.session.options().window(length); },
+            py::arg("length"))
         .def_property_readonly("can_rotate", [](const PySession& s) { return s.session.can_rotate(); })
         .def_property_readonly(
             "prefill",

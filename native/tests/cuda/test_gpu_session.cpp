@@ -383,7 +383,7 @@ bool in_blocks(size_t shape, const std::string& prefill) {
 // Of the layers with a window.
 int ring_slots(const File& file, const lkv::SessionOptions& options) {
     const lkv::Model model(file.path(), {});
-    const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
+    const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::resolve(model, options).cache, false);
     return cache.has_ring() ? cache.ring().capacity() : 0;
 }
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from latentkv.engine.lines import LineLimits
 from latentkv.engine.outbox import Deliver, Outbox
 from latentkv.errors import LatentKVError
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.sampling.options import SamplingOptions
 from latentkv.session.timings import Timings
 

@@ -30,8 +30,7 @@ from latentkv.engine.shift import Shift
 from latentkv.engine.slot import Job, Slot, drawn
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError, expected
-from latentkv.generate.answer import Piece
-from latentkv.session.prefix import Window
+from latentkv.generate.writer import Piece
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -50,7 +49,6 @@ class Scheduler:
         *,
         n_batch: int = 2048,
         n_ctx_seq: int | None = None,
-        window: Window | None = None,
         last_n_tokens: int = 64,
         shift: Shift | None = None,
         store: PrefixStore | None = None,
@@ -68,7 +66,7 @@ class Scheduler:
         self.counters = Counters()
         self.outbox = Outbox()
         self.store = store
-        self.sequences = Sequences(session, window or Window(), shift, reuse)
+        self.sequences = Sequences(session, shift, reuse)
         self.room = Room(self.sequences, store, self.n_ctx_seq, self.counters)
         self.admission = Admission(self.room)
         self._is_lazy = session.prefill == "lazy"

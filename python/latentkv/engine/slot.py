@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from latentkv import _core
 from latentkv.engine.lines import Lines
 from latentkv.engine.request import Ticket
-from latentkv.generate.answer import AnswerText, Piece
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
+from latentkv.generate.writer import AnswerWriter, Piece
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
 from latentkv.session.pool import Pool
@@ -35,7 +35,10 @@ class Job:
         self._model = model
         self.sampler = request.sampling.sampler(model)
         self._closing = closing_of(model, request.sampling.grammar)
-        self._text = AnswerText(request.stop)
+        is_scored = request.logprobs is not None or request.with_tokens
+        self._writer = AnswerWriter(
+            request.stop, self._score if is_scored else None, self._closing, request.ignore_eos
+        )
         self._lines = None if request.lines is None else Lines(request.lines)
         self._prompt = (
             PromptScores(model, request.prompt, request.logprobs or 0, range(model.n_vocab))
@@ -126,31 +129,26 @@ class Job:
         else:
             timings.predicted_n += 1
             timings.predicted_s = now - self._begin
-        if is_end and not request.ignore_eos:
-            progress.end = token
-            return self._text.end("stop")
-        progress.completion_tokens += 1
-        progress.tokens.append(token)
         if token in request.shown:
             piece = self._model.token_to_piece(token, True)
-        if self._closing is not None:
-            self._closing.push(piece)
-        if request.logprobs is None and not request.with_tokens:
-            shown = self._text.push_bytes(piece)
-        else:
-            shown = self._text.push(self._score(token, logits))
+        shown = self._writer.write(token, piece, is_end, logits)
+        if self._writer.completion_tokens == progress.completion_tokens:  # it was not written
+            progress.end = token
+            return shown
+        progress.completion_tokens += 1
+        progress.tokens.append(token)
         if self._lines is not None and shown.finish_reason is None:
             kept = self._lines.push(shown.text, timings.predicted_s)
             if kept is not None:
                 return Piece(shown.text[:kept], shown.tokens, "length")
         if shown.finish_reason is None and progress.completion_tokens >= self.limit:
-            end = self._text.end("length")
+            end = self._writer.end("length")
             shown = Piece(shown.text + end.text, shown.tokens + end.tokens, end.finish_reason)
         self.pending = [token]
         return shown
 
-    def _score(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
-        request, at = self.ticket.request, self._text.length
+    def _score(self, token: int, at: int, logits: NDArray[np.float32] | None) -> TokenScore:
+        request = self.ticket.request
         if request.behind_samplers and request.logprobs is not None:
             return drawn_score(self._model, self.sampler, token, at, request.logprobs, request.shown)
         return token_score(self._model, token, at, logits, request.logprobs, request.shown)

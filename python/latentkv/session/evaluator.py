@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from latentkv.errors import absent, expected
 from latentkv.session import prefix
-from latentkv.session.prefix import Window
 from latentkv.session.state import LlamaState
 from latentkv.session.timings import Timings
 from latentkv.session.turns import ShuttingDown, Turn, in_turn
@@ -48,7 +47,6 @@ class Evaluator:
         session: _core.Session | None,
         n_batch: int,
         logits_all: bool,
-        window: Window,
         reopen: Callable[[], _core.Session] | None = None,
     ) -> None:
         """reopen: makes an empty session like this one."""
@@ -61,7 +59,6 @@ class Evaluator:
         self._set_aside: dict[object, SetAside] = {}  # of streams that others interrupted
         self._session = session
         self._logits_all = logits_all
-        self._window = window
         self._tokens: list[int] = []
         self._logits: NDArray[np.float32] | None = None  # of the last evaluated token, [n_vocab]
         # How many tokens the last prompt had, and the logits at its end.
@@ -305,11 +302,11 @@ class Evaluator:
         if common == len(tokens) == len(self._tokens) and self.has_logits:
             return common
         mark = self._mark
-        if mark is not None and common == len(tokens) == mark[0] and not self._window.tokens(common):
+        if mark is not None and common == len(tokens) == mark[0] and not self.session.n_recent(common):
             if self._rewind(common):
                 self._logits = mark[1]
             return len(self._tokens)
-        self._rewind(prefix.kept(self._tokens, tokens, self._window, self.session.rewinds))
+        self._rewind(prefix.kept(self._tokens, tokens, self.session.n_recent, self.session.rewinds))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:

@@ -121,13 +121,13 @@ def test_guesses_save_calls(latent_gguf: Path) -> None:
     for guessing in (False, True):
         guess = LlamaPromptLookupDecoding(num_pred_tokens=8) if guessing else None
         with build(latent_gguf, draft_model=guess) as llm:
-            decode, count = llm._decode, [0]
+            decode, count = llm.evaluator._decode, [0]
 
             def counted(*args: Any, decode: Any = decode, count: list[int] = count, **options: Any) -> Any:
                 count[0] += 1
                 return decode(*args, **options)
 
-            llm._decode = counted
+            llm.evaluator._decode = counted
             # every second line of the text again: the model is made to quote
             quote = iter(llm.tokenize(PROMPT.encode(), add_bos=False) * 2)
 
@@ -175,8 +175,10 @@ def test_guesses_push_no_exact_token_out(latent_gguf: Path) -> None:
         regions = [{r["name"]: r["used"] for r in each.kv_bytes()["regions"]} for each in (plain, llm)]
         assert regions[0] == regions[1]
         assert regions[0]["middle"] > 60
-        decode = llm._decode
-        llm._decode = lambda batch, output, n_ahead=0: decode(batch, output)  # guesses that count as tokens
+        decode = llm.evaluator._decode
+        llm.evaluator._decode = lambda batch, output, n_ahead=0: decode(
+            batch, output
+        )  # guesses that count as tokens
         llm.reset()
         worn = said(llm, 120)[1]
         assert max(abs(a - b) for a, b in zip(worn, logprobs, strict=True)) > 0.06
@@ -185,13 +187,13 @@ def test_guesses_push_no_exact_token_out(latent_gguf: Path) -> None:
 def test_right_guesses_with_an_exact_window(latent_gguf: Path) -> None:
     """What is quoted needs fewer calls, in a file with exact tokens too, and no token is lost on the way."""
     with build(latent_gguf, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=8), **WINDOW) as llm:
-        decode, count = llm._decode, [0]
+        decode, count = llm.evaluator._decode, [0]
 
         def counted(*args: Any, **options: Any) -> Any:
             count[0] += 1
             return decode(*args, **options)
 
-        llm._decode = counted
+        llm.evaluator._decode = counted
         quote = iter(llm.tokenize(PROMPT.encode(), add_bos=False) * 9)
 
         def say(ids: np.ndarray, logits: np.ndarray) -> np.ndarray:

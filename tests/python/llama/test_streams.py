@@ -99,8 +99,8 @@ def test_a_stream_that_is_over_leaves_nothing_behind(llm: Any) -> None:
     next(first), next(second)
     list(second)
     first.close()  # type: ignore[attr-defined]
-    assert not llm._set_aside
-    assert llm.is_held_by(None)
+    assert not llm.evaluator._set_aside
+    assert llm.evaluator.is_held_by(None)
     third = streamed(llm, PROMPTS[2])
     next(third)
     assert llm.eval_tokens[: len(llm.tokenize(PROMPTS[2].encode()))] == llm.tokenize(PROMPTS[2].encode())
@@ -147,8 +147,8 @@ def test_rows_are_in_memory_only_while_they_wait(latent_gguf: Path) -> None:
             next(generator)
         scores, ids = llama.scores.copy(), llama.eval_tokens
         llama("A cache is", max_tokens=3)
-        assert len(llama._set_aside) == 1
+        assert len(llama.evaluator._set_aside) == 1
         next(generator)
-        assert not llama._set_aside
+        assert not llama.evaluator._set_aside
         assert llama.eval_tokens[:-1] == ids
         assert np.array_equal(llama.scores[:-1], scores)

@@ -34,7 +34,7 @@ def free(monkeypatch: pytest.MonkeyPatch, master: str) -> Any:
 def chosen(path: str, n_ctx: int | str, options: dict[str, Any], **asked: Any) -> Any:
     from latentkv.plan.fit import Asked, fit
 
-    return fit(path, "", Asked(0, n_ctx, **asked), options)
+    return fit(path, "", Asked(0, n_ctx), options | asked)
 
 
 def forecast(path: str, n_ctx: int, options: dict[str, Any], **sizes: Any) -> int:
@@ -43,7 +43,7 @@ def forecast(path: str, n_ctx: int, options: dict[str, Any], **sizes: Any) -> in
     from latentkv.plan.master import planned
 
     model = _core.Model(path, describe_only=True)
-    return needs(model.forecast(n_ctx, **planned(model, options), **sizes))[None].total
+    return needs(model.forecast(n_ctx, **planned(model, {**options, **sizes})))[None].total
 
 
 @pytest.mark.parametrize("kv", ["f16", "q4"])
@@ -81,14 +81,14 @@ def test_the_best_budget_that_fits(master: str, free: Any, share: float, n_seq_m
     takes = forecast(master, 8192, found.options, n_seq_max=n_seq_max)
     # of several sequences exact tokens change their format at once: 2.9 % were left where f16 did not fit
     assert room - (0.015 if n_seq_max == 1 else 0.04) * f16 <= takes <= room
-    assert found.options["kv_budget"] in found.said
+    assert str(found.options.kv_budget) in found.said
 
 
 def test_a_budget_has_a_floor_and_then_the_context_is_cut(master: str, free: Any) -> None:
     room = forecast(master, 2048, {"kv_budget": "8.5%"})
     free(room)
     found = chosen(master, "auto", {"kv_budget": "auto"})
-    assert found.options["kv_budget"] == "8.5%"
+    assert str(found.options.kv_budget) == "8.5%"
     assert 1024 < found.n_ctx <= 2048
     assert forecast(master, found.n_ctx, found.options) <= room
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected .* for 4096 tokens .*; lower -c$"):
@@ -130,7 +130,7 @@ def test_what_is_forecast_is_allocated(master: str, options: dict[str, Any]) -> 
         llama.eval(list(range(1, 1200)))
         sizes = {"n_seq_max": options.get("n_seq_max", 1), "n_ubatch": options.get("n_ubatch", 512)}
         rows = planned(llama.model, {"kv": options.get("kv", ""), "recent": options.get("recent", -1)})
-        if budget := llama.fit.options["kv_budget"]:
+        if budget := llama.fit.options.kv_budget:
             rows = planned(llama.model, {"kv_budget": budget})
         told = llama.model.forecast(llama.n_ctx(), **rows, **sizes)
         allocated = llama.session.kv_bytes()["total"] + llama.session.compute_bytes() + told["weights"]
@@ -143,6 +143,7 @@ def test_what_is_forecast_is_allocated(master: str, options: dict[str, Any]) -> 
 def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_ctx: int | str) -> None:
     from latentkv import _core
     from latentkv.plan import fit
+    from latentkv.plan.options import SessionOptions
 
     def takes(layers: int, options: Any = {"kv": "f16"}) -> Any:  # noqa: B006
         model = _core.Model(master, n_gpu_layers=layers, describe_only=True)
@@ -175,7 +176,7 @@ def test_layers_that_fit_on_the_gpu(master: str, free: Any, monkeypatch: Any, n_
         assert found.n_gpu_layers == 0
         assert "not on the GPU: [evict]" in found.said
     monkeypatch.setattr(fit, "free_on_gpus", list)
-    assert fit.fit(master, "", fit.Asked("auto", 512), {}) == fit.Fit(0, 512, {})
+    assert fit.fit(master, "", fit.Asked("auto", 512), {}) == fit.Fit(0, 512, SessionOptions())
 
 
 def test_layers_that_fit_on_two_gpus(master: str, free: Any, monkeypatch: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from latentkv import LatentKVError, Llama, _core
 from latentkv.plan import formats, presets
+from latentkv.plan.options import SessionOptions
 from latentkv.plan.presets import PRESETS, resolved
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,10 +32,10 @@ def latent(latent_gguf: Path) -> Any:
 def test_a_preset_is_formats_and_exact_tokens(plain: Any, name: str) -> None:
     preset = PRESETS[name]
     cache = {"kv": "", "kv_k": preset.k, "kv_v": preset.v, "sink": preset.sink, "recent": preset.recent}
-    assert resolved(plain, {"kv": name}) == cache
+    assert resolved(plain, {"kv": name}) == SessionOptions.of(cache)
     asked = resolved(plain, {"kv": name, "sink": 0, "recent": 64})
-    assert asked == cache | {"sink": 0, "recent": 64}
-    assert "recent" not in resolved(plain, {"kv": name, "recent_ratio": 0.1})
+    assert asked == SessionOptions.of(cache | {"sink": 0, "recent": 64})
+    assert resolved(plain, {"kv": name, "recent_ratio": 0.1}).recent == -1
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -59,7 +60,7 @@ def test_a_preset_takes_the_share_that_it_says(plain: Any, name: str) -> None:
     ],
 )
 def test_names_become_row_formats(plain: Any, options: dict[str, Any], cache: dict[str, Any]) -> None:
-    assert resolved(plain, options) == cache
+    assert resolved(plain, options) == SessionOptions.of(cache)
 
 
 @pytest.mark.parametrize(

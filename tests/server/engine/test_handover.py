@@ -13,7 +13,7 @@ from asking import GREEDY, scheduler
 from latentkv.engine.engine import Engine
 from latentkv.engine.outbox import Item, Outbox
 from latentkv.engine.request import Request, Ticket
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server.answering import Answering, Inbox, wholes
 
 

@@ -15,7 +15,7 @@ from latentkv.engine.request import Request, Ticket
 from latentkv.engine.reuse import Move, Reuse
 from latentkv.errors import LatentKVError
 from latentkv.sampling.logprobs import log_softmax
-from latentkv.session.prefix import Window, common
+from latentkv.session.prefix import common
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def test_what_may_not_move_stays() -> None:
     assert Reuse(2).moves(cached, [1, 2, 6, 7, 9], 2, lent=5) == [Move(5, 2, 2)]
     assert Reuse(2, sink=3).moves(cached, prompt, 2) == []
     assert Reuse(5).moves(cached, prompt, 2) == []
-    assert Reuse(2).kept([Move(4, 2, 4)], 8, Window(3)) == 6  # to its end: all are as exact as they were
-    assert Reuse(2).kept([Move(4, 2, 3)], 8, Window(3)) == 2
+    assert Reuse(2).kept([Move(4, 2, 4)], 8, lambda _: 3) == 6  # to its end: all are as exact as they were
+    assert Reuse(2).kept([Move(4, 2, 3)], 8, lambda _: 3) == 2
 
 
 def parts(model: Any) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -97,8 +97,7 @@ CACHES = pytest.mark.parametrize(
 @CACHES
 def test_a_conversation_that_lost_its_middle(model: Any, cache: dict[str, Any]) -> None:
     begin, middle, end, more = parts(model)
-    window = Window(cache.get("recent", 0))
-    one = scheduler(model, 1, cache=cache, window=window, reuse=Reuse(64, cache.get("sink", 0)))
+    one = scheduler(model, 1, cache=cache, reuse=Reuse(64, cache.get("sink", 0)))
     first = greedy(begin + middle + end)
     run(one, first)
     said = one.slots[0].tokens[len(begin + middle + end) :]
@@ -127,7 +126,7 @@ def test_a_conversation_that_lost_its_middle(model: Any, cache: dict[str, Any]) 
     assert one.counters.cached_tokens == kept
     assert one.slots[0].tokens[: len(prompt)] == prompt
     assert one.session.seq_pos_max(0) + 1 == one.session.n_cells_used() == len(one.slots[0].tokens)
-    without = scheduler(model, 1, cache=cache, window=window)
+    without = scheduler(model, 1, cache=cache)
     run(without, greedy(begin + middle + end))
     computed = greedy(prompt)
     run(without, computed)
@@ -157,8 +156,7 @@ def test_moved_rows_are_near_those_of_a_fresh_prompt(model: Any) -> None:
 @CACHES
 def test_again_and_in_several_chunks(model: Any, cache: dict[str, Any]) -> None:
     """Every turn loses a piece at another place; what was moved once is moved again."""
-    window = Window(cache.get("recent", 0))
-    one = scheduler(model, 1, cache=cache, window=window, reuse=Reuse(16, cache.get("sink", 0)))
+    one = scheduler(model, 1, cache=cache, reuse=Reuse(16, cache.get("sink", 0)))
     text = model.tokenize(TEXT[1000:5000].encode())[:700]
     n_cached = 0
     for _ in range(4):
@@ -171,7 +169,7 @@ def test_again_and_in_several_chunks(model: Any, cache: dict[str, Any]) -> None:
         text = slot.tokens[:50] + slot.tokens[90:200] + slot.tokens[260:] + [7, 8, 9]
     assert n_cached > 3 * 200
     assert slot.shifted_at == 50
-    fresh = scheduler(model, 1, cache=cache, window=window)
+    fresh = scheduler(model, 1, cache=cache)
     assert len(run(fresh, greedy(text))[0])
 
 

@@ -19,7 +19,7 @@ from latentkv.errors import LatentKVError
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
-from latentkv.session.prefix import Window, common, kept
+from latentkv.session.prefix import common, kept
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def model(converted: Callable[..., Path]) -> Any:
 def test_beside_others_and_alone(model: Any, cache: dict[str, Any]) -> None:
     prompts = [TEXT[at : at + 30 + at // 10] for at in range(1000, 9000, 1000)]
     alone = [run(scheduler(model, 1, cache=cache), asked(model, prompt))[0] for prompt in prompts]
-    together = scheduler(model, 3, cache=cache, window=Window(cache.get("recent", 0)))
+    together = scheduler(model, 3, cache=cache)
     assert run(together, *(asked(model, prompt) for prompt in prompts)) == alone
     assert len(set(alone)) > 5
     assert not together.running
@@ -174,17 +174,22 @@ def test_an_engine_answers_threads_and_closes(model: Any) -> None:
         engine.submit(asked(model, "x").request)
 
 
+def recent(count: int) -> Callable[[int], int]:
+    """Session.n_recent of a cache with `count` exact recent tokens."""
+    return lambda length: count
+
+
 def test_how_much_of_a_cache_a_prompt_keeps() -> None:
     cached = list(range(100))
     assert common(cached, [*range(40), 7]) == 40
     assert common(cached, cached) == 100
     assert common([], cached) == 0
-    assert kept(cached, [*cached, 5], Window(32), rewinds=True) == 100  # goes on
-    assert kept(cached, [*range(60), 7], Window(), rewinds=True) == 60
-    assert kept(cached, [*range(60), 7], Window(32), rewinds=True) == 28  # as many again were compressed
-    assert kept(cached, [*range(60), 7], Window(128), rewinds=True) == 60  # nothing was
-    assert kept(cached, [*range(60), 7], Window(), rewinds=False) == 0
-    assert kept(cached, cached[:50], Window(), rewinds=True) == 49  # the last gives logits
+    assert kept(cached, [*cached, 5], recent(32), rewinds=True) == 100  # goes on
+    assert kept(cached, [*range(60), 7], recent(0), rewinds=True) == 60
+    assert kept(cached, [*range(60), 7], recent(32), rewinds=True) == 28  # as many again were compressed
+    assert kept(cached, [*range(60), 7], recent(128), rewinds=True) == 60  # nothing was
+    assert kept(cached, [*range(60), 7], recent(0), rewinds=False) == 0
+    assert kept(cached, cached[:50], recent(0), rewinds=True) == 49  # the last gives logits
 
 
 def test_an_answer_goes_on_past_its_context(converted: Callable[..., Path], model: Any) -> None:
@@ -215,7 +220,7 @@ def test_an_answer_goes_on_past_its_context(converted: Callable[..., Path], mode
 )
 def test_a_sequence_that_lost_its_place_comes_back(model: Any, cache: dict[str, Any], tmp_path: Path) -> None:
     def one(store: PrefixStore | None) -> Scheduler:
-        return scheduler(model, 1, cache=cache, window=Window(cache.get("recent", 0)), store=store)
+        return scheduler(model, 1, cache=cache, store=store)
 
     first, other = TEXT[1000:1800], TEXT[5000:5900]
     more = first + TEXT[1800:1830]
@@ -388,8 +393,7 @@ def test_a_prompt_without_an_answer(model: Any) -> None:
 
 @pytest.mark.parametrize("cache", [{}, {"sink": 4, "recent": 32}], ids=["no window", "window"])
 def test_choices_that_come_together_read_their_prompt_once(model: Any, cache: dict[str, Any]) -> None:
-    window = Window(cache.get("recent", 0))
-    four = scheduler(model, 4, 2048, cache=cache, window=window)
+    four = scheduler(model, 4, 2048, cache=cache)
     prompt = TEXT[1000:2200]
     tickets = [asked(model, prompt) for _ in range(3)] + [asked(model, "Cache")]
     for ticket in tickets:
@@ -397,17 +401,17 @@ def test_choices_that_come_together_read_their_prompt_once(model: Any, cache: di
     four.step()
     assert [ticket.progress.slot >= 0 for ticket in tickets] == [True, False, False, True]
     run(four)
-    alone = run(scheduler(model, 1, 2048, cache=cache, window=window), asked(model, prompt))[0]
+    alone = run(scheduler(model, 1, 2048, cache=cache), asked(model, prompt))[0]
     texts = ["".join(piece.text for piece in ticket) for ticket in tickets]
     assert texts[:3] == [alone] * 3
     for ticket in tickets[1:3]:
-        assert ticket.progress.timings.prompt_n <= 1 + window.recent
+        assert ticket.progress.timings.prompt_n <= 1 + cache.get("recent", 0)
 
 
 def test_broken_blocks_count_as_taken(model: Any) -> None:
     """A rewind leaves holes in blocks of 32 slots that only a whole block can take again."""
     cache = {"kv": "", "kv_k": "c4", "kv_v": "q4", "recent": 32}
-    one = scheduler(model, 1, 512, window=Window(32), cache=cache)
+    one = scheduler(model, 1, 512, cache=cache)
     text = model.tokenize(TEXT[1000:2000].encode())
     for cut in (200, 150, 110, 75):
         ticket = Ticket(Request([*text[:cut], 7], GREEDY, ignore_eos=True))

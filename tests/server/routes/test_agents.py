@@ -22,7 +22,6 @@ from latentkv.engine.store import PrefixStore
 from latentkv.generate.chat import ChatShape
 from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.options import SamplingOptions
-from latentkv.session.prefix import Window
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "chat"))
 from chat_templates import THINKING
@@ -99,12 +98,12 @@ CACHES = [
 @pytest.mark.parametrize("template", [CHATML_TOOLS, THINKING], ids=["chatml", "thinking"])
 def test_what_was_computed_is_not_computed_again(model: Any, cache: dict[str, Any], template: str) -> None:
     """Where templates put other blanks into calls, and tokens are not those of the text alone."""
-    served = scheduler(model, 1, 4096, cache=cache, window=Window(cache.get("recent", 0)))
+    served = scheduler(model, 1, 4096, cache=cache)
     agent = Agent(served, AnswerMemory(), template, "Read all.")
     plays(agent, 10)
     assert agent.computed <= 1.02 * agent.new
     forgetful = Agent(
-        scheduler(model, 1, 4096, cache=cache, window=Window(cache.get("recent", 0))),
+        scheduler(model, 1, 4096, cache=cache),
         None,
         template,
         "Read all.",

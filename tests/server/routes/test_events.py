@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server import events
 from latentkv.server.answering import Inbox
 from latentkv.server.errors import Refused

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from latentkv.engine.request import Request, Ticket
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server.errors import Refused
 from latentkv.server.guard import hosts_of

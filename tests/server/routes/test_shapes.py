@@ -16,7 +16,7 @@ import pytest
 
 from latentkv.chat.template import ChatTemplate
 from latentkv.engine.request import Progress
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server.blocks import Blocks
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "chat"))

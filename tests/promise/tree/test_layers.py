@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "ARCHITECTURE.md"
 CONVERTER = "tools/convert/latentkv_convert"
 # what the page calls a tree: the folders that are read, and what their files' names begin with in its table
