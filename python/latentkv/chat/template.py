@@ -97,8 +97,8 @@ class ChatTemplate:
             native = borrowed.caller()
         text = self._native.apply(_json(seen))
         prompt = text if marked is request else native.apply(_json(marked))
-        if holes.has_strict and not prompt["grammar"] and choice != "required":
-            prompt = _binding(native, marked, prompt, text)
+        if marked is not request and not prompt["grammar"] and choice != "required":
+            prompt = _bare(native, marked, prompt, text, holes.has_strict)
         grammar, schemas = holes.filled(prompt["grammar"])
         return RenderedChat(
             text=text["prompt"] if schema is None else holes.shown(text["prompt"], schema),
@@ -133,26 +133,29 @@ class ChatTemplate:
         return self.apply(messages, add_generation_prompt=add_generation_prompt, tools=tools).text
 
 
-def _binding(
-    native: _core.ChatTemplates, marked: Mapping[str, Any], prompt: Mapping[str, Any], text: Mapping[str, Any]
+def _bare(
+    native: _core.ChatTemplates,
+    marked: Mapping[str, Any],
+    prompt: dict[str, Any],
+    text: Mapping[str, Any],
+    is_strict: bool,
 ) -> dict[str, Any]:
-    """An answer whose calls obey, where they have no mark that would begin a grammar. prompt, text: what
-    ChatTemplates.apply() says of an answer that may call, and of one that may not."""
+    """What an answer is whose calls have no mark. prompt, text: what ChatTemplates.apply() says of an answer
+    that may call, and of one that may not."""
     required = native.apply(_json({**marked, "tool_choice": "required"}))
-    found = bare.call_or_text(required["grammar"])
-    if found is None:
+    grammar = bare.call_or_text(required["grammar"])
+    if grammar is None and is_strict:
         raise expected(
             "tools",
             "a chat template whose calls llama.cpp can read, for a strict function",
             "one whose calls it does not know",
             "pass strict=False, or chat_format='chatml-function-calling'",
         )
-    grammar, begin = found
-    return {
-        **required,
-        "grammar": grammar,
-        "parser": bare.BareParser(prompt["parser"], text["parser"], begin),
-    }
+    if grammar is None:
+        return prompt
+    names = [str(tool["function"]["name"]) for tool in marked["tools"]]
+    parser = bare.BareParser(prompt["parser"], text["parser"], names, required["grammar"], not is_strict)
+    return {**(required if is_strict else prompt), "grammar": grammar if is_strict else "", "parser": parser}
 
 
 def _dated(source: str, now: datetime.datetime) -> tuple[str, dict[str, str]]:

@@ -129,8 +129,35 @@ def test_the_system_message_is_the_tools_where_there_is_none() -> None:
 
 def test_grammars_of_another_form_are_left() -> None:
     assert bare.call_or_text("root ::= tool-call\n") is None
-    required = 'root ::= "a" space until-7? tool-call\nuntil-7 ::= | [^\\[] until-7\n'
-    grammar, begin = bare.call_or_text(required) or ("", "")
-    assert grammar.startswith('root ::= "a" space (tool-call | free-text)?\n')
-    assert "free-text ::= [^\\[ " in grammar
-    assert begin == "["
+    required = 'root ::= "a" space until-7? tool-call\nuntil-7 ::= | [^{] until-7\n'
+    assert (bare.call_or_text(required) or "").startswith('root ::= "a" space (tool-call | free-text)?\n')
+    assert bare.call_or_text(required.replace("{", r"\[")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "called"),
+    [
+        ("Use {x} in { y } here.", "Use {x} in { y } here.", False),
+        ('return {"a": {"b": 1}}', 'return {"a": {"b": 1}}', False),
+        ('{"a": 5}', '{"a": 5}', False),
+        ("{", "{", False),
+        ('{"name": "weath', '{"name": "weath', False),
+        ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', False),
+        ('{"name": "weather", "parameters": {"city": "Rome"}}', None, True),
+        ('Sure {now}: {"name": "weather", "parameters": {"city": "Rome"}}', "Sure {now}: ", True),
+        ('{"name": "weather", "arguments": {"city": "Rome"}}', None, True),
+        ("", "", False),
+        ("\n {", "\n {", False),
+    ],
+)
+def test_a_brace_is_a_call_only_before_a_name(
+    scripted: Build, script: Any, text: str, content: str | None, called: bool
+) -> None:
+    """Of tools that are not strict: a call may follow a text."""
+    llm = scripted(chat_template=BARE_JSON, n_ctx=4096)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": TRIP}}]
+    say(script, llm, text.encode(), tools=tools)
+    whole = without_ids(llm.create_chat_completion(ASK, tools=tools)["choices"][0]["message"])
+    streamed = without_ids(joined(list(llm.create_chat_completion(ASK, tools=tools, stream=True))))
+    assert (streamed["content"] or None) == (whole["content"] or None) == (content or None)
+    assert streamed.get("tool_calls") == whole.get("tool_calls") == ([CALLED] if called else None)
