@@ -9,7 +9,7 @@ from typing import Any
 from latentkv.sampling.options import SamplingOptions
 from latentkv.sampling.order import samplers_of
 
-_LOWEST = -3.4028234663852886e38  # of f32, for what JSON lacks
+_LOWEST = -3.4028234663852886e38  # the lowest f32, in place of -inf, which JSON lacks
 
 
 def number(x: float) -> float:
