@@ -27,15 +27,15 @@ import numpy as np
 
 from latentkv_convert import pipeline
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.fuse import rotation
 from latentkv_convert.ir import F64, Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from latentkv_convert.plan import latent_plan, methods
 from latentkv_convert.plan.linalg import eigenbasis
-from latentkv_convert.plan.work import Work
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import served
 from latentkv_convert.source.frequencies import frequencies
-from latentkv_convert.write.fuse import rotation
-from latentkv_convert.write.quantize import OUTTYPES
+from latentkv_convert.weights.quantize import OUTTYPES
+from latentkv_convert.work import Work
 
 SINK, RECENT, FORMAT = 64, 256, "q2"
 

@@ -27,9 +27,8 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "yarn_beta_fast": ((32.0, -1.0), "convert the file again"),
     "yarn_beta_slow": ((1.0, -1.0), "convert the file again"),
     "yarn_orig_ctx": ((0,), "convert the file again"),
-    "pooling_type": ((-1, 0), "this runtime computes logits only"),
     "attention_type": ((-1, 0), "this runtime decodes causally"),
-    "embedding": ((False,), "this runtime computes logits only"),
+    "embedding": (_ANY, ""),  # embed() needs no context of its own
     "swa_full": (_ANY, ""),
     "lora_base": ((None,), "merge the adapter before converting"),
     "lora_path": ((None,), "merge the adapter before converting"),

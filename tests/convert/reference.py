@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latentkv_convert.calibrate.block_error import product
+from latentkv_convert.fuse import center
 from latentkv_convert.ir import F32, F64, SIDES, Plan
-from latentkv_convert.plan.work import Work
-from latentkv_convert.write.fuse import center
+from latentkv_convert.plan.block_error import product
+from latentkv_convert.work import Work
 
 
 @contextmanager

@@ -25,11 +25,11 @@
 
 #include "cache/cells.h"
 #include "cache/evict/eviction.h"
+#include "cache/region_view.h"
 #include "cache/row.h"
+#include "cache/spec/cache_spec.h"
 #include "cache/storage.h"
-#include "model/cache_spec.h"
-#include "model/layer_runs.h"
-#include "ops/latent_attn.h"
+#include "devices/layer_runs.h"
 
 namespace lkv {
 

@@ -4,9 +4,9 @@
 
 #include <string>
 
+#include "cache/spec/cache_spec.h"
+#include "decoder/hparams.h"
 #include "gguf/reader.h"
-#include "model/cache_spec.h"
-#include "model/hparams.h"
 
 namespace lkv {
 

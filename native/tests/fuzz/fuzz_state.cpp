@@ -12,7 +12,7 @@
 #include "cache/evict/policies.h"
 #include "cache/kv_cache.h"
 #include "cache/saved_state.h"
-#include "model/hparams.h"
+#include "decoder/hparams.h"
 
 namespace {
 
@@ -141,7 +141,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #include <cstring>
 
-#include "mutate.h"
+#include "fuzz/mutate.h"
 
 namespace {
 

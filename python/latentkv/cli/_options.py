@@ -14,6 +14,7 @@ from latentkv.console.arguments import gpu_layers, number, shares, split_mode, t
 from latentkv.console.reading import read_text
 from latentkv.errors import expected
 from latentkv.plan import presets
+from latentkv.plan.options import NAMES, SessionOptions
 
 if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
@@ -254,15 +255,14 @@ def default_context(metadata: Mapping[str, Any]) -> int:
     return min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) else DEFAULT_CONTEXT
 
 
-def fitted(args: argparse.Namespace, n_ctx: int | str, cache: dict[str, Any], n_seq_max: int = 1) -> Fit:
+def fitted(args: argparse.Namespace, n_ctx: int | str, cache: SessionOptions) -> Fit:
     """What -ngl, -c and --kv-budget come to where they are `auto`, said in one line. cache:
     cache_options()."""
     from latentkv.plan.fit import Asked, fit
     from latentkv.plan.gpus import Gpus
 
     gpus = Gpus(args.tensor_split, args.main_gpu, args.split_mode)
-    asked = Asked(args.gpu_layers, n_ctx, n_seq_max, args.ubatch_size, gpus)
-    found = fit(args.model, args.latent, asked, cache)
+    found = fit(args.model, args.latent, Asked(args.gpu_layers, n_ctx, gpus), cache)
     if found.said:
         print(found.said, file=sys.stderr)
     return found
@@ -279,27 +279,13 @@ def add_ubatch(group: Any) -> None:
     )
 
 
-def cache_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Session's keywords from add_cache() and add_compute()."""
-    options: dict[str, Any] = {
-        "n_threads": max(0, args.threads),
-        "n_threads_batch": max(0, args.threads_batch) or max(0, args.threads),
-        "kv_rotate": args.kv_rotate,
-        "implementation": args.implementation,
-        "require_fused": args.require_fused,
-    }
-    return options | {"kv_budget": args.kv_budget} | region_options(args) | format_options(args)
-
-
-def region_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What add_cache() says of sink and recent tokens, of eviction and of prefill."""
-    names = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "evict", "keep_tokens", "prefill")
-    return {name: getattr(args, name) for name in names}
-
-
-def format_options(args: argparse.Namespace) -> dict[str, str]:
-    """kv, kv_k, kv_v from add_cache()."""
-    return {"kv": args.kv, "kv_k": args.kv_k, "kv_v": args.kv_v}
+def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOptions:
+    """From add_cache(), add_ubatch() and, where a command has it, add_compute()."""
+    given = {name: value for name, value in vars(args).items() if name in NAMES}
+    if "threads" in args:
+        n_threads = max(0, args.threads)
+        given |= {"n_threads": n_threads, "n_threads_batch": max(0, args.threads_batch) or n_threads}
+    return SessionOptions.of(given | {"n_ubatch": args.ubatch_size, "n_seq_max": n_seq_max})
 
 
 def _caches() -> str:

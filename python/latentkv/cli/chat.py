@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
         latent_path=args.latent or None,
         n_ctx=fit.n_ctx,
         n_batch=max(args.batch_size, args.ubatch_size),
-        n_ubatch=args.ubatch_size,
         **options.placement(args, fit),
         last_n_tokens_size=args.repeat_last_n,
         chat_template=options.template(args),

@@ -17,7 +17,7 @@ from starlette.types import Receive
 from latentkv.engine.engine import Engine
 from latentkv.engine.outbox import Deliver, Item
 from latentkv.engine.request import Request, Ticket
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server import errors
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from latentkv.server import chat, completions, errors, metrics, page, refused
+from latentkv.server import chat, completions, embeddings, errors, metrics, page, refused
 from latentkv.server.guard import Guard
 from latentkv.server.llama_cpp import completion, properties
 from latentkv.server.messages import routes as messages
@@ -49,7 +49,7 @@ def create_app(
     app.state.serving = serving
     errors.install(app)
     routers = [chat.router, completions.router, responses.router, messages.router]
-    routers += [completion.router, properties.router, metrics.router, refused.router]
+    routers += [embeddings.router, completion.router, properties.router, metrics.router, refused.router]
     for router in routers + ([page.router] if with_page else []):
         app.include_router(router)
     app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes, origins=origins, hosts=hosts)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from latentkv.generate.answer import Piece
 from latentkv.generate.chat import MessageStream
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import TokenScore
 
 if TYPE_CHECKING:

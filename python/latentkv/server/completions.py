@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from latentkv.engine.request import Request
-from latentkv.generate.answer import Piece
 from latentkv.generate.completion import CompletionShape, usage
+from latentkv.generate.writer import Piece
 from latentkv.server.answering import Answering, Inbox, unless_gone, wholes
 from latentkv.server.body import Route
 from latentkv.server.events import EventStream

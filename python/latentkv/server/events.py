@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from latentkv.errors import LatentKVError
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server import errors
 from latentkv.server.answering import Answering, Inbox, until_gone
 

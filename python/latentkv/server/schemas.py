@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
-from latentkv.sampling.options import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
+from latentkv.sampling.options import NAMES, RANDOM_SEED, SERVER_NAMES, SamplingOptions, token_bias
 from latentkv.sampling.order import with_samplers
 from latentkv.server.fields import ChatIgnored, ChatRefused, Ignored
 from latentkv.server.llama_fields import LlamaFields
@@ -101,24 +101,12 @@ class Sampling(LlamaFields, Body):
 
     def sampling(self, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
         """choice: each of n has a seed of its own."""
-        names: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "typical_p": self.typical_p,
-            "repeat_penalty": self.repeat_penalty,
-            "penalty_last_n": self.repeat_last_n,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "mirostat_mode": self.mirostat,
-            "mirostat_tau": self.mirostat_tau,
-            "mirostat_eta": self.mirostat_eta,
+        names = {name: getattr(self, SERVER_NAMES.get(name, name), None) for name in NAMES}
+        names |= {
             "logit_bias": token_bias(self.logit_bias) if self.logit_bias else None,
             "grammar": LlamaGrammar(self.grammar) if self.grammar else None,
             "seed": self._seed(defaults.seed, choice),
         }
-        names |= {name: getattr(self, name) for name in SERVER_OPTIONS}
         options = replace(defaults, **{name: value for name, value in names.items() if value is not None})
         return options if self.samplers is None else with_samplers(options, self.samplers)
 

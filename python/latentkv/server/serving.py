@@ -18,6 +18,8 @@ from latentkv.chat.template import ChatTemplate
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
 from latentkv.engine.scheduler import Scheduler
+from latentkv.errors import LatentKVError
+from latentkv.generate.completion import prompt_tokens
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
 from latentkv.server.answering import Answering, Inbox
@@ -33,6 +35,8 @@ class Serving:
     sampling: SamplingOptions
     about: dict[str, Any]  # description of model and cache for the page and /props
     n_predict: int = -1
+    pooling: str | None = None  # of embeddings; None: the file's
+    embd_normalize: int = 2
     memory: AnswerMemory = field(default_factory=AnswerMemory)
     path: str = ""  # path of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
@@ -46,16 +50,12 @@ class Serving:
         if isinstance(prompt, str):
             text = utf8(prompt, "prompt")
             self.check_length(len(text))
-            found = list(self.model.tokenize(text, True, special))
-            # an empty text in a vocabulary without a start token
-            return found or [max(self.model.token_bos(), self.model.token_eos())]
+            return prompt_tokens(self.model, list(self.model.tokenize(text, True, special)))
         self.scheduler.check_length(len(prompt))
-        outside = [token for token in prompt if not 0 <= token < self.model.n_vocab]
-        if outside:
-            raise errors.Refused(
-                400, f"[prompt] expected token ids below {self.model.n_vocab}; got {outside[0]}", "prompt"
-            )
-        return list(prompt)
+        try:
+            return prompt_tokens(self.model, list(prompt)) if prompt else []
+        except LatentKVError as error:
+            raise errors.Refused(400, str(error), "prompt") from None
 
     def recall(self) -> None:
         """Loads the answers that an earlier server left in the folder of kept sequences."""

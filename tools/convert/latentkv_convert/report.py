@@ -15,12 +15,12 @@ import numpy as np
 from latentkv.console.terminal import Block, table
 
 from .errors import ConvertError, need
+from .fuse import center
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
-from .plan.work import Work
 from .recipe import Recipe
 from .rows import sizes
-from .write.fuse import center
+from .work import Work
 from .write.gguf_write import replacing
 
 if TYPE_CHECKING:

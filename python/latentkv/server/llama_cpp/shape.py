@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from latentkv.engine.request import Request
-from latentkv.generate.answer import Piece
 from latentkv.generate.completion import joined
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import TokenScore, show
 from latentkv.server.answering import Answering
 from latentkv.server.llama_cpp.body import NativeBody

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from latentkv.engine.request import Progress
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server import errors
 from latentkv.server.blocks import Block, Blocks, Change
 from latentkv.server.events import named

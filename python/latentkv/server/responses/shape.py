@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from latentkv.engine.request import Progress
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import TokenScore, chat_shape
 from latentkv.server import errors
 from latentkv.server.blocks import Block, Blocks, Change

@@ -1,4 +1,4 @@
-"""The decoder block of a ModelSpec in torch, f32: what native/src/model/graph.cpp is to the runtime.
+"""The decoder block of a ModelSpec in torch, f32: what native/src/graph/graph.cpp is to the runtime.
 
 Modules have the names of their tensors in the file (attn_norm, attn_q, …, ffn_down), so that a statistic
 hooks the same one in every architecture. Rows of heads are in transformers' order.

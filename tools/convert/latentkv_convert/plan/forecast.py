@@ -23,11 +23,11 @@ from .. import floats
 from ..calibrate.sample import Sample
 from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
+from ..fuse import center
+from ..fuse.finish import finished
 from ..ir import SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
-from ..write.fuse import center
-from ..write.fuse.finish import finished
-from .work import CHECKED, Work
+from ..work import CHECKED, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,8 +102,8 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64], label: str =
 def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list[float]:
     import torch
 
+    from ..arithmetic import model_arithmetic
     from ..calibrate import head
-    from ..calibrate.arithmetic import model_arithmetic
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
 

@@ -8,10 +8,10 @@ from typing import Any
 from ..errors import ConvertError
 from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..schema import RANK_PAD
+from ..work import Work
 from . import allocate
 from .allocate import RankProblem, Ranks
 from .methods import parse_keep
-from .work import Work
 
 
 def add_keep(parser: Any, default: float = 0.5) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import floats
+from ..fuse.rotation import runs
 from ..ir import F64, Basis, SidePlan
 from ..rows import sizes
 from ..rows.cached_rows import CachedRows
-from ..write.fuse.rotation import runs
 from .kv_budget import Table
 
 if TYPE_CHECKING:

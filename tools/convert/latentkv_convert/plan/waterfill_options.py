@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +82,6 @@ def add_arguments(parser: Any) -> None:
         default=None,
         metavar="FILE",
         help="decoding times of your GPU, from bench/attention_times.py (default: those of an H100)",
-    )
-    parser.add_argument(
-        "--weight",
-        choices=("fisher", "energy"),
-        default="fisher",
-        help="fisher (default): errors count by what they do to the answer; energy: all errors count alike",
-    )
-    parser.add_argument(
-        "--balance",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="divide channels by the fourth root of their variance before rounding (default on)",
     )
     parser.add_argument(
         "--segment",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..calibrate.decoder import Decoder
+from ..fuse import center
 from ..ir import F64, SIDES, Basis, Plan
-from ..plan.work import Work
-from ..write.fuse import center
+from ..work import Work
 
 Trained = Mapping[tuple[int, str], tuple[Basis, ...]]  # (layer, side) -> a Basis with its own A per group
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from ...errors import ConvertError
 from ...ir import Basis, ModelSpec, Plan
-from ..work import Work
+from ...work import Work
 
 
 class Method(Protocol):

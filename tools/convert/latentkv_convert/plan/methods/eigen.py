@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from ... import limits
+from ...fuse import center
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from ...schema import RANK_PAD
-from ...write.fuse import center
+from ...work import Work
 from .. import allocate, latent_plan, search
 from ..allocate import Ranks
 from ..linalg import balanced, eigenbasis, tied
-from ..work import Work
 
 SUMMARY = "Eigen Attention: per-head bases, ranks by measured block error"
 STEP = 0.02  # of the threshold, published
@@ -133,7 +133,7 @@ class Eigen:
         return latent_plan.from_ranks(work.spec, 1, ranks, self.k_path)
 
     def searched(self, work: Work) -> Ranks:
-        from ...calibrate import block_error  # imports torch
+        from .. import block_error  # imports torch
 
         spec = work.spec
         layers = range(spec.n_layer)

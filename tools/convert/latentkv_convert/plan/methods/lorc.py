@@ -21,10 +21,10 @@ import numpy as np
 from ... import limits
 from ...errors import ConvertError, warn
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
+from ...work import Work
 from .. import latent_plan
 from ..allocate import by_depth
 from ..linalg import balanced, eigenbasis
-from ..work import Work
 
 SUMMARY = "LoRC: joint SVD of the weights, ranks fall with depth"
 SIGMA_MIN = 1e-5  # of the largest: sigma_min of a square matrix is rounding noise of the checkpoint

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir import FULL, Basis, LayerPlan, ModelSpec, Plan
-from ..work import Work
+from ...work import Work
 
 SUMMARY = "full K and V: a plain GGUF"
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir import Basis, ModelSpec, Plan
+from ...work import Work
 from .. import allocate, latent_plan
 from ..output_basis import add_basis, output_bases
-from ..work import Work
 from . import group_size, parse_group
 
 SUMMARY = "Palu: grouped whitened SVD, K rebuilt before RoPE"

@@ -21,10 +21,10 @@ from ...errors import ConvertError
 from ...ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ...rows import sizes
 from ...schema import ENUMS, RANK_PAD
+from ...work import Work
 from .. import latent_plan
 from ..budget import split_groups, water_fill
 from ..output_basis import add_basis, output_bases
-from ..work import Work
 from . import group_size, parse_group
 
 SUMMARY = "TALE: K whole, V truncated in old tokens only, bits by region"

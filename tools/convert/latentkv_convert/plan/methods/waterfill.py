@@ -17,19 +17,19 @@ import numpy as np
 
 from latentkv.console.progress import stage
 
-from ... import floats
+from ... import floats, frontier
 from ...course import CHOOSE
 from ...errors import ConvertError
+from ...frontier import Frontier, Line, Point
+from ...fuse.finish import finished
 from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
 from ...rows import cached_rows, exact, sizes
 from ...schema import RANK_PAD
-from ...write.fuse.finish import finished
-from .. import forecast, frontier, kv_budget, latent_plan, master, segments
-from ..frontier import Frontier, Line, Point
+from ...work import CHECKED, Work
+from .. import forecast, kv_budget, latent_plan, master, segments
 from ..linalg import spectrum
 from ..times import features, gpu_file
 from ..waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
-from ..work import CHECKED, Work
 from . import group_size
 
 __all__ = ["SUMMARY", "Waterfill", "add_arguments", "create"]
@@ -89,8 +89,6 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
         times=gpu_file.load(options["gpu_times"]),
         depths=DEPTHS + tuple(n for n in (served or spec.n_ctx,) if n > DEPTHS[-1]),
         quick=options["quick"],
-        weight=options["weight"],
-        balance=options["balance"],
     )
 
 
@@ -118,8 +116,6 @@ class Waterfill:
     times: gpu_file.Times
     depths: tuple[int, ...]
     quick: bool = False
-    weight: str = "fisher"
-    balance: bool = True
     prices: Mapping[str, float] = field(default_factory=dict)  # of exact tokens by row format, nats a token
     scale: float = 1.0  # of summed distortions, to nats a token
 
@@ -143,18 +139,12 @@ class Waterfill:
         blocks = [slice(begin, begin + width) for begin in range(0, work.spec.kv_width, width)]
         where = f"layer {layer} {side}"
         return tuple(
-            weighted(
-                cached.moment[block, block], cached.fisher[block, block], where, self.balance, work.device
-            )
+            weighted(cached.moment[block, block], cached.fisher[block, block], where, work.device)
             for block in blocks
         )
 
     def cached(self, work: Work, layer: int, side: str) -> cached_rows.CachedRows:
-        found = cached_rows.of(work, layer, side, self.paths[side], self.context)
-        if self.weight == "fisher":
-            return found
-        width = len(found.fisher)
-        return replace(found, fisher=np.eye(width) * (np.trace(found.fisher) / width))
+        return cached_rows.of(work, layer, side, self.paths[side], self.context)
 
     def plan(self, work: Work) -> Plan:
         priced = self.priced(work)
@@ -370,10 +360,10 @@ class Cut:
     widths: tuple[int, ...]  # of a group's segments
 
 
-def weighted(moment: F64, fisher: F64, where: str, balance: bool = True, device: str = "cpu") -> Basis:
+def weighted(moment: F64, fisher: F64, where: str, device: str = "cpu") -> Basis:
     """down = R U Λ^(-1/4), up = Λ^(1/4) Uᵀ R⁻¹, with R = F^(1/2) and R M R = U Λ Uᵀ; sigma = Λ^(1/2).
-    Without balance Λ^(1/4) is left out. Where F is 0, as of a layer whose queries see no further than the
-    exact recent tokens, R = 1: what is cached is never read there.
+    Where F is 0, as in a layer whose queries see no further than the exact recent tokens, R = 1: what is
+    cached is never read there.
 
     Raises:
         ConvertError: a moment is not finite.
@@ -387,6 +377,6 @@ def weighted(moment: F64, fisher: F64, where: str, balance: bool = True, device:
     root = root.clamp_min(FISHER_FLOOR**0.5 * float(root[0]))
     forward, backward = (axes * root) @ axes.T, (axes / root) @ axes.T
     sigma, directions = spectrum(forward @ rows @ forward, where)
-    scale = sigma.clamp_min(1e-6 * float(sigma[0])).sqrt() if balance else torch.ones_like(sigma)
+    scale = sigma.clamp_min(1e-6 * float(sigma[0])).sqrt()
     down, up = forward @ directions / scale, scale[:, None] * (directions.T @ backward)
     return Basis(sigma.cpu().numpy(), down.cpu().numpy(), up.cpu().numpy())

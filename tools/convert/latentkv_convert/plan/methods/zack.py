@@ -18,13 +18,13 @@ import numpy as np
 
 from ... import limits
 from ...errors import ConvertError
+from ...fuse import center
 from ...ir import F64, Basis, ModelSpec, Plan
 from ...rows import served
 from ...source.frequencies import frequencies
-from ...write.fuse import center
+from ...work import Work
 from .. import allocate, latent_plan
 from ..linalg import eigenbasis, tied, untied
-from ..work import Work
 from . import group_size, parse_group
 
 SUMMARY = "ZACK: K rotated after RoPE and cut, per KV head"
