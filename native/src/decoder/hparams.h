@@ -1,4 +1,4 @@
-// What the file says about the decoder: its sizes, and the block description.
+// The decoder's sizes and block description, from the file.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct HParams {
     int n_layer = 0;
     int n_embd = 0;
     int n_ff = 0;           // of one expert, if the model has experts
-    int n_expert = 0;       // 0: the FFN has none
-    int n_expert_used = 0;  // for a token
+    int n_expert = 0;       // 0: no experts
+    int n_expert_used = 0;  // per token
     int n_head = 0;
     int n_kv = 0;
     int head_dim = 0;

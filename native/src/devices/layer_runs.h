@@ -1,4 +1,4 @@
-// Which device has which layers: consecutive runs, the CPU's first, then those of the GPUs in their order.
+// Runs of consecutive layers per device: the CPU's run first, then those of the GPUs in their order.
 #pragma once
 
 #include <functional>
@@ -29,7 +29,7 @@ struct GpuOptions {
 SplitMode parse_split_mode(const std::string& word);
 
 // n_gpus: how many GPUs exist. free(gpu): free bytes of a GPU, called if shares depend on it.
-// Errors: Error for shares or a GPU that are not there, or that would change nothing.
+// Errors: Error for shares or a GPU that do not exist or would change nothing.
 std::vector<LayerRun> place_layers(int n_layer, const GpuOptions& asked, int n_gpus,
                                    const std::function<size_t(int gpu)>& free);
 

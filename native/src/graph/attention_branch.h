@@ -1,4 +1,4 @@
-// The attention branch of a layer: projections, two nodes of ours (store the batch's rows, attend to the cache's), the output.
+// The attention branch of a layer: projections, our two nodes (store the batch's rows, attend to the cache), and the output.
 #pragma once
 
 #include "graph/graph.h"
@@ -7,7 +7,7 @@
 
 namespace lkv {
 
-// What a graph is built from.
+// The inputs that a graph is built from.
 struct GraphSources {
     const Model& model;
     KvCache& cache;
@@ -15,15 +15,15 @@ struct GraphSources {
     const GraphConstants& constants;
     const BatchSlots& batch;
     const GraphShape& shape;
-    const ExactRows* exact;  // of a lazy prefill, else null
+    const ExactRows* exact;  // for a lazy prefill, else null
 };
 
-// Inputs of the reference expression that a layer shares with others of its kind.
+// Inputs of the reference expression, shared by layers of one kind.
 ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il);
 
 class AttentionBranch {
 public:
-    // The graph has its inputs already. All are referred to.
+    // The graph already has its inputs. All arguments must outlive this.
     AttentionBranch(const GraphSources& from, const LayerOps& ops, Graph& graph)
         : from_(from),
           h_(from.model.hparams()),
@@ -32,18 +32,18 @@ public:
           graph_(graph),
           projections_(ops, from.model, from.ropes, from.constants, graph.positions) {}
 
-    // x: the normed input [n_embd, n_tokens]; returns what the branch adds to the hidden state. Adds nodes that write rows.
+    // x: the normed input [n_embd, n_tokens]. Returns the branch before the residual, and adds nodes that write rows.
     ggml_tensor* build(ggml_tensor* x, int il);
 
 private:
-    // What attention reads: its queries, and the token that says the batch's rows are stored.
+    // The inputs of attention: its queries, and the token tensor that the stored rows depend on.
     struct Reads {
         AttentionNode& node;
         Queries q;
         ggml_tensor* stored;
     };
 
-    // Full rows of exact windows, and rows of the middle; each where a token of the batch goes there.
+    // The full rows of exact windows and the rows of the middle, each if a token of the batch goes there.
     struct Rows {
         std::optional<BatchRows> full;
         std::optional<BatchRows> latents;
@@ -54,11 +54,11 @@ private:
     ggml_tensor* attended(const Reads& reads, int il);
     ggml_tensor* output(ggml_tensor* attended, int il) const;
 
-    // Whether the queries stay in their heads' space and E_q makes keys of the latents: for many queries that is less work than
-    // products with latents wider than a head. (A GPU expands a part of the cache for all of them.)
+    // Whether queries stay in their heads' space and E_q turns latents into keys. For many queries this is less work than products
+    // with latents wider than a head. (A GPU expands a chunk of the cache for all of them.)
     bool expands_keys(int il) const;
     AttentionNode& attention_node(int il, const Queries& q, bool split);
-    // What every problem of a layer has; what rows have that are rebuilt; one problem's own.
+    // Parameters of every problem of a layer, of rebuilt rows, and of one problem.
     void describe(LatentAttnParams& p, int il) const;
     void describe_rebuild(LatentAttnParams& p, int il) const;
     void describe_full(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const;

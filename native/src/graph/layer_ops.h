@@ -8,7 +8,7 @@ namespace lkv {
 
 class LayerOps {
 public:
-    // keeps: what held() is given keeps its memory until the graph has run.
+    // keeps: tensors that held() is given keep their memory until the graph has run.
     LayerOps(ggml_context* ctx, const HParams& hparams, bool keeps) : ctx_(ctx), h_(hparams), keeps_(keeps) {}
 
     ggml_context* context() const { return ctx_; }
@@ -16,11 +16,11 @@ public:
     ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
     ggml_tensor* linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
     ggml_tensor* scaled(ggml_tensor* x, float by) const { return by == 1.0F ? x : ggml_scale(ctx_, x, by); }
-    // Of projections, where the file clips them.
+    // Clips a projection, if the file asks for it.
     ggml_tensor* clamp(ggml_tensor* x) const;
     // x times a Hadamard matrix [b, b], b channels at a time; null: x.
     ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard) const;
-    // What leads to K, V and Q keeps its memory: a GPU computes them side by side, and none may be written over another.
+    // The tensors that lead to K, V and Q keep their memory: a GPU computes them concurrently, so none may overwrite another.
     ggml_tensor* held(ggml_tensor* x) const;
     // [.., n_tokens] as one row a token.
     ggml_tensor* as_rows(ggml_tensor* x, int64_t n_tokens) const;

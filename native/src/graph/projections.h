@@ -8,8 +8,8 @@
 
 namespace lkv {
 
-// [head_dim, heads, n_tokens]: the queries and, where they are at hand, K and V. K is whole: after bias, norm and RoPE, or before all
-// three where rows hold it so.
+// [head_dim, heads, n_tokens]: the queries and, if available, K and V. K is full: after bias, norm and RoPE, or before all
+// three if that is what rows hold.
 struct Heads {
     ggml_tensor* q = nullptr;
     ggml_tensor* k = nullptr;
@@ -18,7 +18,7 @@ struct Heads {
 
 class Projections {
 public:
-    // positions: i32 [n_tokens], null where no layer has RoPE. All are referred to.
+    // positions: i32 [n_tokens], null if no layer has RoPE. All arguments must outlive this.
     Projections(const LayerOps& ops, const Model& model, const Ropes& ropes, const GraphConstants& constants,
                 ggml_tensor* positions)
         : ops_(ops),
@@ -35,20 +35,20 @@ public:
     // q' = E_q[j(h)] q: [head_dim, n_head, n_tokens] -> [rank_k max, n_head, n_tokens]
     ggml_tensor* project(ggml_tensor* q, const LayerWeights& layer) const;
 
-    // Rows of an exact window.
+    // The rows of an exact window.
     BatchRows full_rows(const Heads& heads, const LayerCacheSpec& spec) const;
-    // Rows of the middle: latents, or full K or V where its path is `full`.
+    // The rows of the middle: latents, or full K or V if its path is `full`.
     BatchRows latent_rows(ggml_tensor* x, const Heads& heads, const LayerWeights& layer,
                           const LayerCacheSpec& spec) const;
-    // What a lazily prefilled prompt attends to: whole K and V where they are at hand, else latents that lose nothing.
+    // The rows that a lazily prefilled prompt attends to: full K and V if available, else latents of full rank.
     BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il) const;
 
 private:
     Heads packed(ggml_tensor* x, const LayerWeights& layer) const;
     Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) const;
-    // x [head_dim, heads, n_tokens], normed over all heads of a token together.
+    // x [head_dim, heads, n_tokens], normalized over all heads of a token together.
     ggml_tensor* normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
-    // Keys as their queries meet them: normed, and after RoPE.
+    // Keys as queries meet them: normalized, after RoPE.
     ggml_tensor* finished(ggml_tensor* k, int il) const;
     // x [head_dim, heads, n_tokens]
     ggml_tensor* rope(ggml_tensor* x, int il) const;

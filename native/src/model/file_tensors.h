@@ -21,7 +21,7 @@ public:
     // Shapes are ne. Errors of both: Error for another shape, or a type that ggml cannot compute with; of need() for no such tensor.
     ggml_tensor* need(const std::string& name, std::initializer_list<int64_t> ne) const;
     ggml_tensor* optional(const std::string& name, std::initializer_list<int64_t> ne) const;  // null: no such tensor
-    // Of any shape and type; null: no such tensor.
+    // The tensor in any shape and type; null: no such tensor.
     const ggml_tensor* find(const std::string& name) const { return ggml_get_tensor(context_.get(), name.c_str()); }
 
     std::vector<ggml_tensor*> all() const;

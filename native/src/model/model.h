@@ -25,7 +25,7 @@ struct ModelOptions {
     bool use_mmap = true;
     bool vocab_only = false;
     GpuOptions gpu = {};
-    // sizes and forecasts alone, of GPUs that need not be there: weights stay in the file, no session runs
+    // for sizes and forecasts only: weights stay in the file, no session runs, and GPUs need not exist
     bool describe_only = false;
 };
 
@@ -42,18 +42,18 @@ public:
     const Vocab& vocab() const;  // Error when the file has no tokenizer
     bool has_vocab() const { return vocab_.has_value(); }
 
-    // Where layers run, those of a session, or those that are forecast; the output is with the last ones.
+    // Which device runs which layers, in a session or in a forecast. The output is with the last layers.
     const std::vector<LayerRun>& runs() const { return runs_; }
     bool on_one_device() const { return runs_.size() == 1; }
     bool on_gpu() const { return runs_.back().on_gpu(); }
-    // The first layers, whose graphs are the CPU's: all without a GPU.
+    // The number of first layers that run on the CPU; all of them without a GPU.
     int n_host_layers() const { return runs_.front().on_gpu() ? 0 : runs_.front().end_layer; }
-    // Where a run's weights and graphs are. A forecast's are nowhere.
+    // The memory of a run's weights and graphs; none in a forecast.
     ggml_backend_buffer_type_t memory(const LayerRun& run) const;
-    const std::string& gpu_absent() const { return gpu_absent_; }  // why there is none
+    const std::string& gpu_absent() const { return gpu_absent_; }  // why no GPU is used
     bool gpu_asked() const { return options_.gpu.n_gpu_layers != 0; }
     bool describe_only() const { return options_.describe_only; }
-    // Once for a model: that a GPU was asked for and the CPU runs it.
+    // Warns once per model that a GPU was requested and the CPU is used.
     void warn_if_gpu_absent() const;
 
     // Rows of the token table, on the host. out: [tokens.size(), n_embd]
@@ -67,14 +67,14 @@ public:
     ggml_tensor* output_bias() const { return output_bias_; }
     const std::vector<LayerWeights>& layers() const { return layers_; }
 
-    // Of what the weights say (gguf/content_hash.h), a sidecar's too; computed when it is first asked for.
+    // Hash of the weights (gguf/content_hash.h), a sidecar's included; computed on first use.
     uint64_t content_fingerprint() const;
 
     size_t size_bytes() const { return tensors_.bytes(); }
     // Weights where they are computed with, of every run. A GPU has no token table, unless it is the output too; the CPU has its factors
     // by channel beside the weights.
     std::vector<size_t> resident_bytes() const;
-    size_t factor_bytes() const { return factor_bytes_; }  // of A, B, E and their biases
+    size_t factor_bytes() const { return factor_bytes_; }  // A, B, E and their biases
     int64_t n_params() const { return tensors_.n_params(); }
 
 private:
@@ -83,7 +83,7 @@ private:
 
     void load_tensors();
     void place_weights();
-    // Whose weight it is; null: the host's alone, which looks tokens up.
+    // The run that a weight belongs to; null: only the host uses it, to look up tokens.
     const LayerRun* run_of(const ggml_tensor* weight) const;
     int count_wanted_gpus();
     std::vector<ggml_tensor*> weights_of(const LayerRun& run) const;

@@ -25,14 +25,14 @@ struct LayerWeights {
     ggml_tensor* attn_v_bias = nullptr;
     ggml_tensor* attn_qkv = nullptr;  // [n_embd, n_head·head_dim + 2w], instead of the three
     ggml_tensor* attn_qkv_bias = nullptr;
-    ggml_tensor* attn_q_norm = nullptr;  // [head_dim], of every head
+    ggml_tensor* attn_q_norm = nullptr;  // [head_dim], for each head
     ggml_tensor* attn_k_norm = nullptr;
-    ggml_tensor* attn_q_norm_whole = nullptr;  // [n_head·head_dim], of all heads together, instead
+    ggml_tensor* attn_q_norm_whole = nullptr;  // [n_head·head_dim], whole norm, instead
     ggml_tensor* attn_k_norm_whole = nullptr;  // [w]
-    ggml_tensor* attn_sinks = nullptr;         // [n_head], logits that take part in the softmax
+    ggml_tensor* attn_sinks = nullptr;         // [n_head], sink logits
     ggml_tensor* attn_output = nullptr;        // [n_head·head_dim, n_embd]
     ggml_tensor* attn_output_bias = nullptr;
-    ggml_tensor* attn_post_norm = nullptr;  // [n_embd], of what the branch adds
+    ggml_tensor* attn_post_norm = nullptr;  // [n_embd], norm of the branch's output
 
     ggml_tensor* attn_k_a = nullptr;  // [n_embd, Σ rank_k]
     ggml_tensor* attn_k_a_bias = nullptr;
@@ -50,7 +50,7 @@ struct LayerWeights {
     ggml_tensor* ffn_norm_bias = nullptr;
     ggml_tensor* ffn_gate_inp = nullptr;  // [n_embd, n_expert], the router of experts
     ggml_tensor* ffn_gate_inp_bias = nullptr;
-    // [n_embd, n_ff], of experts [n_embd, n_ff, n_expert]; absent and gated: ffn_up holds [gate | up]
+    // [n_embd, n_ff], with experts [n_embd, n_ff, n_expert]; absent in a gated FFN: ffn_up holds [gate | up]
     ggml_tensor* ffn_gate = nullptr;
     ggml_tensor* ffn_gate_bias = nullptr;
     ggml_tensor* ffn_up = nullptr;
@@ -72,7 +72,7 @@ struct LayerWeights {
 // Errors: Error for a tensor that is missing, of another shape or of a type that ggml cannot compute with.
 LayerWeights load_layer(const FileTensors& tensors, const HParams& hparams, const LayerCacheSpec& spec, int il);
 
-// Of A, B, E and their biases.
+// Bytes of A, B, E and their biases.
 size_t factor_bytes(const LayerWeights& weights);
 
 }  // namespace lkv

@@ -49,7 +49,9 @@ class AnswerMemory:
 
     def __init__(self, n_tokens: int = 1 << 22) -> None:
         self._most = n_tokens
-        self._known: OrderedDict[str, Remembered] = OrderedDict()  # by conversation; the longest unused first
+        self._known: OrderedDict[str, Remembered] = (
+            OrderedDict()
+        )  # by conversation; the least recently used first
         self._n_tokens = 0
         self._lock = threading.Lock()
         self._ends: list[str] | None = None  # texts of the tokens that end a turn

@@ -32,7 +32,7 @@ class ChatPrompt:
     shown: frozenset[int]
     stop: list[str]
     parser: ChatParser
-    text: str = ""  # of the tokens, without those that the vocabulary adds
+    text: str = ""  # text of the tokens, without those that the vocabulary adds
     remember: Callable[[Message, Sequence[int], int | None], None] | None = None
 
 

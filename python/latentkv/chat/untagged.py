@@ -55,7 +55,7 @@ class _Stream(ChatStream):
     def __init__(self, native: ChatStream, names: frozenset[str], several: bool) -> None:
         self._native, self._names, self._several = native, names, several
         self._held: str | None = ""  # None: the answer is text, or has calls in the template's own form
-        self._is_likely = False  # what is held begins as a call does: only its end decides
+        self._is_likely = False  # the held text begins like a call; its end decides
         self._calls: list[dict[str, Any]] = []
 
     def push(self, text: str, is_partial: bool = True) -> list[str]:
@@ -200,7 +200,7 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _call(value: Any, names: frozenset[str]) -> dict[str, str] | None:
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):  # as OpenAI's messages have it
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):  # the shape of OpenAI's messages
         if set(value) - {"type", "id", "function"}:
             return None
         value = value["function"]

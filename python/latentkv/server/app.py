@@ -16,7 +16,7 @@ from latentkv.server.messages import routes as messages
 from latentkv.server.responses import routes as responses
 from latentkv.server.serving import Serving
 
-MAX_BYTES = 16 << 20  # of a body: some three million tokens of text
+MAX_BYTES = 16 << 20  # largest body: about three million tokens of text
 
 
 def create_app(

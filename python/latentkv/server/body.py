@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 LONG = 1 << 18  # bytes; less is read in a few milliseconds
-_LEVELS = 2  # of a body that are read piece by piece: its fields, and the items of each
+_LEVELS = 2  # levels of a body that are read piece by piece: its fields, and the items of each
 _read = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 Scan = Callable[[str, int], tuple[Any, int]]
 

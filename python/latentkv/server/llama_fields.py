@@ -16,12 +16,12 @@ class LlamaFields(BaseModel):
     min_keep: Annotated[int, Field(ge=0)] | None = None
     n_indent: Annotated[int, Field(ge=0)] = 0
     t_max_predict_ms: Annotated[int, Field(ge=-1)] = 0
-    # what llama.cpp's server takes without reading it, and what has one value here
+    # fields that llama.cpp's server accepts without reading them, and fields with only one legal value here
     t_max_prompt_ms: int | None = None
     lora: Annotated[list[Any], Field(max_length=0)] | None = None  # adapters are merged before converting
     backend_sampling: Literal[False] = False
     adaptive_target: Annotated[float, Field(lt=0)] | None = None
-    adaptive_decay: float | None = None  # of a target that is off
+    adaptive_decay: float | None = None  # has no effect: the target is off
 
     def manner(self) -> dict[str, Any]:
         """Keywords of engine.request.Request: where an answer is written, and for how long."""

@@ -20,7 +20,7 @@ from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]
 Gbnf = Annotated[str, Field(max_length=1 << 16)]
-MAX_ANSWERS = 1024  # of one request: prompts times n
+MAX_ANSWERS = 1024  # most answers of a request: prompts times n
 MAX_STOPS = 64  # strings, each looked for after every token
 MAX_STOP_LENGTH = 4096  # characters
 
@@ -42,7 +42,7 @@ class Body(BaseModel):
         if field is None:
             return name not in _names()
         if field.is_required() or field.annotation is None:
-            return True  # what is needed is refused with its null, and so is what no route knows
+            return True  # required and unknown fields are refused if they are null
         return type(None) in get_args(field.annotation)
 
 

@@ -31,14 +31,14 @@ class Serving:
     model: _core.Model
     engine: Engine
     template: ChatTemplate
-    name: str  # of the model, as clients see it
+    name: str  # name of the model in the API
     sampling: SamplingOptions
-    about: dict[str, Any]  # what the page and /props tell of model and cache
+    about: dict[str, Any]  # description of model and cache for the page and /props
     n_predict: int = -1
     pooling: str | None = None  # of embeddings; None: the file's
     embd_normalize: int = 2
     memory: AnswerMemory = field(default_factory=AnswerMemory)
-    path: str = ""  # of the model's file
+    path: str = ""  # path of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, asked: str | None) -> None:

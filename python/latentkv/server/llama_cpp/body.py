@@ -42,7 +42,7 @@ class NativeBody(Sampled):
     n_keep: Annotated[int, Field(ge=-1)] | None = None
     n_discard: Annotated[int, Field(ge=0)] | None = None
     n_cache_reuse: Annotated[int, Field(ge=0)] | None = None
-    # what has one value here
+    # fields with only one legal value here
     stream_options: None = None
     echo: Literal[False] = False
     verbose: Literal[False] = False

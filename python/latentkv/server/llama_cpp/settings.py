@@ -10,7 +10,7 @@ from latentkv.sampling.options import NAMES, SERVER_NAMES, SamplingOptions
 from latentkv.sampling.order import samplers_of
 
 _OWN = ("grammar", "logit_bias", "infill")  # in a shape of their own, or among the samplers
-_LOWEST = -3.4028234663852886e38  # of f32, for what JSON lacks
+_LOWEST = -3.4028234663852886e38  # the lowest f32, in place of -inf, which JSON lacks
 
 
 def number(x: float) -> float:

@@ -88,7 +88,7 @@ class CountBody(Sampling, MessagesIgnored, MessagesRefused):
 
 
 class MessagesBody(CountBody):
-    max_tokens: int | None = None  # as llama.cpp's server, which takes a call without
+    max_tokens: int | None = None  # optional, as in llama.cpp's server
     stop_sequences: list[str] | None = None
     stream: bool = False
 

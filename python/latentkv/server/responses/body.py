@@ -14,7 +14,7 @@ from latentkv.server.schemas import Body, ChatBody, Sampling, StreamOptions, Tex
 from latentkv.text import utf8
 
 LOGPROBS = "message.output_text.logprobs"
-# what else may be included belongs to items that nothing here writes; thoughts come unencrypted
+# all other values concern items that are never written here; reasoning is not encrypted
 _INCLUDED = Literal[
     "message.output_text.logprobs",
     "message.input_image.image_url",
@@ -42,7 +42,7 @@ class TextConfig(Body):
 
 
 class ResponsesIgnored(Ignored):
-    max_tool_calls: int | None = None  # of tools that the service runs
+    max_tool_calls: int | None = None  # concerns tools that the service runs
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
 
