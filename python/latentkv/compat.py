@@ -47,10 +47,3 @@ def check(arguments: Mapping[str, Any]) -> None:
         if values is not _ANY and value not in values:
             allowed = " or ".join(str(v) for v in values)
             raise expected(name, allowed, repr(value), instead)
-
-
-def one_of(name: str, value: str, other_name: str, other_value: str) -> str:
-    """The one of two spellings that is set; both only when they agree."""
-    if value and other_value and value != other_value:
-        raise expected(name, f"the same as {other_name}", f"{value} and {other_value}", "set one of them")
-    return value or other_value

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from latentkv import _core, compat, ranges
+from latentkv import _core, ranges
 from latentkv.errors import expected
 from latentkv.plan.effect import require_effect
 from latentkv.plan.fit import Asked, Fit, fit
-from latentkv.plan.formats import format_name
+from latentkv.plan.formats import format_name, one_of
 from latentkv.plan.gpus import Gpus
 from latentkv.plan.master import planned
 from latentkv.plan.options import SessionOptions
@@ -62,7 +62,7 @@ def _options(given: Mapping[str, Any], n_batch: int) -> SessionOptions:
 
     def format_of(side: str) -> str:
         ours, theirs = f"kv_{side}", f"type_{side}"
-        return compat.one_of(ours, given[ours], theirs, format_name(given[theirs], theirs))
+        return one_of(ours, given[ours], theirs, format_name(given[theirs], theirs))
 
     n_threads = given["n_threads"] or 0
     own = {
