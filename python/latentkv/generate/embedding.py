@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from latentkv.errors import expected
+from latentkv.session.evaluator import Evaluator
 from latentkv.session.pool import Pool, as_lists, normalized
 from latentkv.session.pooling import POOLINGS
 from latentkv.text import utf8
 
-if TYPE_CHECKING:
-    from latentkv.llama import Llama
-
 _EUCLIDEAN, _NONE = 2, -1  # norms
 
 
+class Embedder(Protocol):
+    """What an embedding needs of a `Llama`."""
+
+    evaluator: Evaluator
+
+    def pooling_type(self) -> int: ...
+    def n_ctx(self) -> int: ...
+    def tokenize(self, text: bytes) -> list[int]: ...
+
+
 def vectors_of(
-    llama: Llama, texts: Sequence[str], *, normalize: bool = False, truncate: bool = True
+    llama: Embedder, texts: Sequence[str], *, normalize: bool = False, truncate: bool = True
 ) -> tuple[list[Any], int]:
     """An embedding of each text, and the number of tokens of all."""
     pooling = POOLINGS[llama.pooling_type()]
     norm = _EUCLIDEAN if normalize else _NONE
     found, n_tokens = [], 0
-    with llama.lock:
+    with llama.evaluator.lock:
         for text in texts:
             tokens = _tokens(llama, text, truncate)
             n_tokens += len(tokens)
@@ -46,7 +54,7 @@ def embedded(embeddings: Sequence[Any], n_tokens: int, model: str) -> dict[str, 
     }
 
 
-def _tokens(llama: Llama, text: str, truncate: bool) -> list[int]:
+def _tokens(llama: Embedder, text: str, truncate: bool) -> list[int]:
     if not isinstance(text, str):
         raise expected("embed", "a text, or a list of them", type(text).__name__)
     tokens = llama.tokenize(utf8(text, "input"))
