@@ -23,10 +23,10 @@ std::optional<Format> parse_kv(const char* flag, const std::string& name, bool i
     const auto format = parse_format(name);
     if (!format || *format == Format::none) {
         std::string known;
-        for (int f = 1; f < n_formats; f++) {
-            if (format_in_blocks(static_cast<Format>(f)) && !in_blocks) continue;
+        for (const Format each : all_formats) {
+            if (format_in_blocks(each) && !in_blocks) continue;
             known += known.empty() ? "" : " ";
-            known += format_name(static_cast<Format>(f));
+            known += format_name(each);
         }
         fail(flag, "expected one of ", known, "; got ", quoted(name));
     }
