@@ -614,14 +614,6 @@ class Llama:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # What llama-cpp-python has and this runtime does not.
-
-    def embed(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
-        raise expected("embed", "a call that generates text", "embed()", "this runtime computes logits only")
-
-    create_embedding = embed
-
     @staticmethod
     def logits_to_logprobs(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float64]:
         """Natural logarithm of softmax(logits) in float64, same shape."""
