@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <memory>
 
+#include "decoder/rope.h"
 #include "ggml-cpp.h"
 #include "graph/graph.h"
-#include "decoder/rope.h"
 #include "runtime/lazy_prefill.h"
 #include "runtime/plan/rotation.h"
 
