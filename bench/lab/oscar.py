@@ -49,7 +49,7 @@ class Oscar:
     def needs(self) -> tuple[str, ...]:
         return ("heads", "mixtures")
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         moments = self.queries(work, layer) if side == "k" else work.stats["mixtures"][layer]["v"]
         return tuple(turn(np.asarray(moment, np.float64), f"layer {layer} {side}") for moment in moments)
 

@@ -93,7 +93,7 @@ def projector(work: Work, layer: int, ranks: tuple[int, ...], side: str = "k") -
     """[w, w]: up·down of every group, for keys or values as rows."""
     full = np.zeros((work.spec.kv_width, work.spec.kv_width))
     begin = 0
-    for basis, rank in zip(work.bases(layer, side), ranks, strict=True):
+    for basis, rank in zip(work.bases(layer, side, work.spec.n_kv // len(ranks)), ranks, strict=True):
         cut, width = basis.truncated(rank), basis.down.shape[0]
         full[begin : begin + width, begin : begin + width] = cut.down @ cut.up
         begin += width

@@ -114,6 +114,21 @@ def test_tokens_that_only_the_recent_window_reads_have_no_slope(tiny: Tiny) -> N
             assert (energy[read_later:] == 0).all()
 
 
+def test_a_token_that_every_query_reads_does_not_decide_alone() -> None:
+    """Ordinary gradients stay as they are, a huge one keeps its direction."""
+    slopes = torch.randn(1000, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(copies.limited(slopes), slopes)
+    huge = slopes.clone()
+    huge[7] *= 1000
+    found = copies.limited(huge)
+    assert torch.equal(found[:7], slopes[:7])
+    assert torch.equal(found[8:], slopes[8:])
+    torch.testing.assert_close(found[7] / found[7].norm(), slopes[7] / slopes[7].norm())
+    mean = huge.square().sum(1).mean()
+    torch.testing.assert_close(found[7].square().sum(), copies.LIMIT * mean)
+    assert not copies.limited(torch.zeros_like(slopes)).any()
+
+
 def test_no_body_copy_is_read_in_a_short_window(tiny: Tiny) -> None:
     source = stream(tiny(), windows=1, window=10)
     with pytest.raises(ConvertError, match="windows longer than sink 2 and recent 8 together; got 10"):

@@ -19,7 +19,7 @@ from conftest import keys, tensors
 from latentkv.errors import LatentKVError
 from latentkv_convert import calibrate
 from latentkv_convert.ir import Plan
-from latentkv_convert.plan import forecast, kv_budget, methods
+from latentkv_convert.plan import forecast, kv_budget, methods, weighted_basis
 from latentkv_convert.plan.methods import waterfill
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import cached_rows, quantizer, served, sizes
@@ -240,7 +240,7 @@ def test_a_weighted_basis_loses_the_least_weighted_error(share: float, width: in
     spread = np.exp(-np.arange(width) / 6)
     x, g = (rng.standard_normal((4000, width)) * spread @ rng.standard_normal((width, width)) for _ in "xg")
     moment, fisher = (y.T @ y / len(y) + 1e-4 * np.eye(width) for y in (x, g))
-    basis = waterfill.weighted(moment, fisher, "test")
+    basis = weighted_basis.weighted(moment, fisher, "test")
     assert np.allclose(basis.down @ basis.up, np.eye(width), atol=1e-6)
 
     def loss(down: np.ndarray, up: np.ndarray) -> float:

@@ -114,9 +114,9 @@ def test_adapters_on_a_alone_leave_the_up_projections(tiny: Tiny, room: Path) ->
     recipe = parse([str(directory), "-o", str(room / "out.gguf"), *options], "test")
     trained, _ = lora.train(recipe, work, plan)
     for (layer, side), bases in trained.items():
-        for basis, before, rank in zip(
-            bases, work.bases(layer, side), plan.layers[layer].side(side).ranks, strict=True
-        ):
+        chosen = plan.layers[layer].side(side)
+        whole = work.bases(layer, side, chosen.group)
+        for basis, before, rank in zip(bases, whole, chosen.ranks, strict=True):
             assert distance(basis.up, before.truncated(rank).up) < 1e-6
             down = before.truncated(rank).down.T @ work.weight(layer, side).astype(np.float64)
             assert basis.rows is not None

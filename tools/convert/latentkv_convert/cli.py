@@ -18,7 +18,7 @@ from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
-from . import limits
+from . import heap, limits
 from .errors import ConvertError, Interrupted
 from .files import Progress
 from .plan import methods
@@ -243,6 +243,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         # Threads that wait for each other sleep. Else they spin: beside other programs a conversion has taken
         # four times the processor time. Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        heap.keep_freed()
         from .pipeline import convert
 
         with stop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 # What predictions differ from measurements by, and no one notices in a step (2 us are 2 % of an 8B step on an
 # H100): as fast as another is at most so much slower, whichever is more.
@@ -42,6 +42,9 @@ class Line:
         """`4`, or `4 (K) and 8 (V)`."""
         k, v = self.groups["k"], self.groups["v"]
         return str(k) if k == v else f"{k} (K) and {v} (V)"
+
+
+L = TypeVar("L", bound=Line)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def is_as_fast(us: Us, full: Us) -> bool:
     return all(a <= max((1 + SLACK) * b, b + SLACK_US) for a, b in zip(us, full, strict=True))
 
 
-def choose(lines: Iterable[Line], full: Us | None, prefer: str) -> tuple[tuple[Line, ...], int]:
+def choose(lines: Iterable[L], full: Us | None, prefer: str) -> tuple[tuple[L, ...], int]:
     """The lines that had to be looked at, and which of them it is. `lines` come from the widest groups to the
     narrowest and are made one by one, as each costs minutes on a large model.
 
@@ -131,7 +134,7 @@ def choose(lines: Iterable[Line], full: Us | None, prefer: str) -> tuple[tuple[L
     size: the one of least divergence, of those within TIE of it the fastest. Narrower groups lose more at
     equal bytes unless the factors of wide ones eat the budget: the first one that loses more ends the search.
     """
-    seen: list[Line] = []
+    seen: list[L] = []
     for line in lines:
         seen.append(line)
         us = line.own.us

@@ -180,7 +180,7 @@ def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
     chosen = plan.layers[layer].side(side)
     if not chosen.ranks:
         return 1.0
-    pairs = list(zip(work.sigmas(layer, side), chosen.kept, strict=True))
+    pairs = list(zip(work.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
     total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
     return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
 

@@ -36,7 +36,7 @@ class Work:
     source: Source
     stats: Mapping[str, Sequence[Mapping[str, Array]]]  # statistic -> layer -> array
     seed: int
-    decompose: Callable[[Work, int, str], tuple[Basis, ...]]
+    decompose: Callable[[Work, int, str, int], tuple[Basis, ...]]  # see `bases`
     sample: Sample | None = None  # the largest that was read, for methods that measure while they plan
     device: str = "cpu"
     rotate: bool = True
@@ -44,8 +44,8 @@ class Work:
     encoding: Encoding | None = None  # of the file's tensors
     trains: bool = False  # the factors, after the plan
     n_checked: int = CHECKED
-    _sigmas: dict[tuple[int, str], tuple[F64, ...]] = field(default_factory=dict)
-    _kept: Kept[tuple[int, str], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
+    _sigmas: dict[tuple[int, str, int], tuple[F64, ...]] = field(default_factory=dict)
+    _kept: Kept[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
     checked: Checked = field(default_factory=lambda: Checked())
     rows: Kept[tuple[Any, ...], Any] = field(default_factory=lambda: Kept(_KEEP_BYTES))  # rows/cached_rows.py
 
@@ -82,30 +82,21 @@ class Work:
         """W_o [n_embd, n_head·head_dim]."""
         return self.source.tensor("attn_output.weight", layer)
 
-    def bases(self, layer: int, side: str) -> tuple[Basis, ...]:
-        """One full-rank, importance-ordered Basis per group."""
+    def bases(self, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        """One full-rank, importance-ordered Basis for every `group` KV heads."""
         return self._kept.get(
-            (layer, side),
-            lambda: self._decomposed(layer, side),
+            (layer, side, group),
+            lambda: self._decomposed(layer, side, group),
             lambda bases: sum(basis.down.nbytes + basis.up.nbytes for basis in bases),
         )
 
-    def _decomposed(self, layer: int, side: str) -> tuple[Basis, ...]:
-        bases = self.decompose(self, layer, side)
-        self._sigmas[layer, side] = tuple(basis.sigma for basis in bases)
+    def _decomposed(self, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        bases = self.decompose(self, layer, side, group)
+        self._sigmas[layer, side, group] = tuple(basis.sigma for basis in bases)
         return bases
 
-    def rebase(self, decompose: Callable[[Work, int, str], tuple[Basis, ...]]) -> None:
-        """Bases of another decomposition from here on."""
-        if decompose == self.decompose:
-            return
-        self.decompose = decompose
-        self.checked.plan = None
-        self._sigmas.clear()
-        self._kept.clear()
-
-    def sigmas(self, layer: int, side: str) -> tuple[F64, ...]:
-        """The importance of every column, per group; remembered for all layers."""
-        if (layer, side) not in self._sigmas:
-            self.bases(layer, side)
-        return self._sigmas[layer, side]
+    def sigmas(self, layer: int, side: str, group: int) -> tuple[F64, ...]:
+        """The importance of every column of these bases; remembered for all layers."""
+        if (layer, side, group) not in self._sigmas:
+            self.bases(layer, side, group)
+        return self._sigmas[layer, side, group]

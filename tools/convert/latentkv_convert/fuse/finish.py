@@ -15,7 +15,8 @@ def finished(
     """One Basis per group; without --rotate only cut. The rotation depends on seed, layer, side and group
     alone."""
     result = []
-    for group, (basis, rank) in enumerate(zip(bases or work.bases(layer, side), plan.ranks, strict=True)):
+    bases = bases or work.bases(layer, side, plan.group)
+    for group, (basis, rank) in enumerate(zip(bases, plan.ranks, strict=True)):
         cut = basis.truncated(rank)
         if work.rotate:
             rng = np.random.default_rng([work.seed, layer, SIDES.index(side), group])

@@ -18,7 +18,7 @@ from ..calibrate.sensitivity import relative
 from ..calibrate.stream import LayerStream
 from ..errors import ConvertError
 from ..fuse import center
-from ..ir import F32, F64, SIDES
+from ..ir import F32, F64, SIDES, Basis
 from ..work import Work
 
 Ranks = Mapping[str, Sequence[int]]  # side -> rank per group
@@ -59,12 +59,16 @@ def product(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32:
     """[w, d]: the projection that a layer's truncated factors stand for."""
     weight = work.weight(layer, side).astype(np.float64)
     parts, begin = [], 0
-    for basis, rank in zip(work.bases(layer, side), ranks, strict=True):
+    for basis, rank in zip(_bases(work, layer, side, ranks), ranks, strict=True):
         cut = basis.truncated(rank)
         width = cut.down.shape[0]
         parts.append(cut.up.T @ (cut.down.T @ weight[begin : begin + width]))
         begin += width
     return np.concatenate(parts).astype(np.float32)
+
+
+def _bases(work: Work, layer: int, side: str, ranks: Sequence[int]) -> tuple[Basis, ...]:
+    return work.bases(layer, side, work.spec.n_kv // len(ranks))
 
 
 def bias(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32 | None:
@@ -73,7 +77,8 @@ def bias(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32 | None:
     if mu is None:
         return own
     parts = np.split(mu, len(ranks))
-    cuts = [basis.truncated(rank) for basis, rank in zip(work.bases(layer, side), ranks, strict=True)]
+    pairs = zip(_bases(work, layer, side, ranks), ranks, strict=True)
+    cuts = [basis.truncated(rank) for basis, rank in pairs]
     lost = np.concatenate([x - (x @ cut.down) @ cut.up for x, cut in zip(parts, cuts, strict=True)])
     return (lost if own is None else lost + own).astype(np.float32)
 
@@ -81,7 +86,7 @@ def bias(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F32 | None:
 def projector(work: Work, layer: int, side: str, ranks: Sequence[int]) -> F64:
     """[w, w] from a projection's output, a column, to what the truncated factors leave of it."""
     parts, begin = np.zeros((work.spec.kv_width, work.spec.kv_width)), 0
-    for basis, rank in zip(work.bases(layer, side), ranks, strict=True):
+    for basis, rank in zip(_bases(work, layer, side, ranks), ranks, strict=True):
         cut, width = basis.truncated(rank), basis.down.shape[0]
         parts[begin : begin + width, begin : begin + width] = cut.up.T @ cut.down.T
         begin += width

@@ -123,17 +123,25 @@ def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list
         for index in range(spec.n_layer):
             copies = Copies(work, plan, index)
             with stream.layer(index, index + 1) as live:
-                for row in range(len(new)):
-                    exact[row] = stream.run(live, index, exact[row : row + 1])[0]
-                    bar.update(1)
-                for row in range(len(windows)):
-                    below = cached[row : row + 1]
+
+                def step(task: int, index: int = index, live: Layer = live, copies: Copies = copies) -> None:
+                    if task >= len(windows):
+                        row = task - len(windows)
+                        exact[row] = stream.run(live, index, exact[row : row + 1])[0]
+                        return
+                    below = cached[task : task + 1]
                     read, old = copies(live, below, stream.positions.of(index))
                     with TwoCopies(spec.n_kv, plan.sink, plan.recent, old, batch, read):
-                        cached[row] = stream.run(live, index, below)[0]
+                        cached[task] = stream.run(live, index, below)[0]
+
+                for _ in stream.each(step, len(windows) + len(new)):
                     bar.update(1)
         known |= {names[row]: exact[at, scored].clone() for at, row in enumerate(new)}
-        return [head.divergence(stream, known[name], cached[row, scored]) for row, name in enumerate(names)]
+
+        def nats(row: int) -> float:
+            return head.divergence(stream, known[names[row]], cached[row, scored])
+
+        return list(stream.each(nats, len(names)))
 
 
 Rows = tuple["Tensor", "Tensor"]  # k (after RoPE) and v [1, n_kv, T, head_dim]

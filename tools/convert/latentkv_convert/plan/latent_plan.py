@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..errors import ConvertError
@@ -56,7 +57,7 @@ def problem(work: Work, group: int, keep: float, full_layers: frozenset[int] = f
         keep=keep,
         pad=RANK_PAD,
         stats=work.stats,
-        sigmas=work.sigmas,
+        sigmas=partial(work.sigmas, group=group),
         full_layers=full_layers,
     )
 

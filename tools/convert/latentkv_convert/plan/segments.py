@@ -83,9 +83,9 @@ def _nats(latent: Tensor, metric: Tensor, weight: Tensor, n_segments: int) -> Te
     exact = latent.unflatten(1, (n_segments, -1)).transpose(0, 1).contiguous()
     width = exact.shape[-1]
     blocks = metric.unflatten(0, (n_segments, width)).unflatten(2, (n_segments, width))
-    own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [segments, width, width]
+    own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).float()  # [segments, width, width]
     columns = []
     for fmt in FORMATS:
-        error = (exact - quantizer.stored(exact, fmt)).double()
-        columns.append(0.5 * ((error @ own).mul_(error).sum(-1) @ weight) / len(weight))
+        error = exact - quantizer.stored(exact, fmt)
+        columns.append(0.5 * ((error @ own).mul_(error).sum(-1).double() @ weight) / len(weight))
     return torch.stack(columns, dim=1)

@@ -113,7 +113,7 @@ class Eigen:
             *(() if self.allocator == "search" else allocate.module(self.allocator).NEEDS),
         )
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         where, spec = f"layer {layer} {side}", work.spec
         if side == "k" and self.k_path == "absorbed":
             queries = np.asarray(work.stats["heads"][layer]["q"], dtype=np.float64)
@@ -137,9 +137,8 @@ class Eigen:
 
         spec = work.spec
         layers = range(spec.n_layer)
-        states = [
-            thresholds({side: work.sigmas(layer, side) for side in SIDES}, self.published) for layer in layers
-        ]
+        sigmas = [{side: work.sigmas(layer, side, 1) for side in SIDES} for layer in layers]
+        states = [thresholds(each, self.published) for each in sigmas]
         trials = [[{side: (rank[side],) * spec.n_kv for side in SIDES} for rank in layer] for layer in states]
         errors = block_error.measure(work, trials, self.search_tokens, per_token=not self.published)
         if self.error_budget is not None:

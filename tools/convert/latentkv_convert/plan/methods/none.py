@@ -25,7 +25,7 @@ class Uncompressed:
     n_layer: int
     needs: tuple[str, ...] = ()
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         return ()
 
     def plan(self, work: Work) -> Plan:

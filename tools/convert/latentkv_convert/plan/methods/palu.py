@@ -63,8 +63,8 @@ class Palu:
         moments = ("moments",) if self.basis == "whitened" else ()
         return moments + allocate.module(self.allocator).NEEDS
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        return output_bases(work, layer, side, self.group, self.basis)
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        return output_bases(work, layer, side, group, self.basis)
 
     def plan(self, work: Work) -> Plan:
         ranks = latent_plan.ranks_of(work, self.group, self.keep, self.allocator)

@@ -130,8 +130,8 @@ class Tale:
     def needs(self) -> tuple[str, ...]:
         return ("moments",) if self.basis == "whitened" else ()
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        return output_bases(work, layer, side, self.group, self.basis)
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        return output_bases(work, layer, side, group, self.basis)
 
     def plan(self, work: Work) -> Plan:
         n_kv = work.spec.n_kv
@@ -157,7 +157,7 @@ class Tale:
         units = water_fill(np.ones(spec.n_layer), low, high, min(total, int(high.sum())))
         ranks = []
         for layer, share in enumerate(units):
-            counts = split_groups(int(share), work.sigmas(layer, "v"), capacity, RANK_PAD)
+            counts = split_groups(int(share), work.sigmas(layer, "v", self.group), capacity, RANK_PAD)
             ranks.append(tuple(min(count * RANK_PAD, width) for count in counts))
         return ranks
 

@@ -88,13 +88,13 @@ class ZACK:
     def needs(self) -> tuple[str, ...]:
         return ("moments", "heads", *allocate.module(self.allocator).NEEDS)
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         cached, readers = self.moments_k(work, layer) if side == "k" else moments_v(work, layer)
-        width = self.group * work.spec.head_dim
+        width = group * work.spec.head_dim
         bases = []
-        for group, begin in enumerate(range(0, work.spec.kv_width, width)):
+        for index, begin in enumerate(range(0, work.spec.kv_width, width)):
             block = slice(begin, begin + width)
-            read = block_diagonal(readers[group * self.group : (group + 1) * self.group])
+            read = block_diagonal(readers[index * group : (index + 1) * group])
             bases.append(self._basis(cached[block, block], read, side, f"layer {layer} {side}"))
         return tuple(bases)
 
