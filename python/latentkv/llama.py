@@ -46,34 +46,40 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 class Llama:
-    """A GGUF model and its cache.
+    """A GGUF model and its cache, with the interface of llama-cpp-python's Llama.
 
-    `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
-    `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to
-    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is a preset ("balanced",
-    "small", "smallest": docs/cache.md), one row format for K and V, or both as "c4/q4" ("" = the file's plan,
-    else f16); `kv_k`/`kv_v` override one of them, `type_k`/`type_v` are llama-cpp-python's names for the
-    same, as format names or ggml type numbers; `kv_budget` plans a master
-    file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context). `n_gpu_layers`, `n_ctx` and
-    `kv_budget` may be "auto": what fits in free memory, which `fit` says then. Several GPUs share the layers:
-    `tensor_split` gives their shares in order (None = by free memory), `split_mode` 0 ("none") puts all on
-    `main_gpu` instead. `sink`/`recent` count tokens
-    that keep every segment, `recent_ratio` is recent as a share of the sequence (-1 = the file's default),
-    `kv_sink`/`kv_recent` are their formats ("" = the file's, else f16); `evict` names a policy by which each
-    layer gives up tokens ("h2o", "keyformer", "snapkv"), `keep_tokens` is what it keeps of a sequence (a
-    count, or "50%" of its context), sinks and recent tokens among them; `prefill` "lazy" lets a prompt that
-    starts the cache attend to exact K and V, "eager" to the compressed past ("" = the file's default);
-    `require_fused` turns a slower implementation into an error. `chat_format` names a built-in template,
-    `chat_template` is one (Jinja); without them the file's own is used. `draft_model` guesses tokens ahead
-    (LlamaPromptLookupDecoding), which are verified together; `pooling_type` says how embed()
-    makes one vector of a text: "mean", "cls" (the first token's), "last", "none" (each token keeps its
-    own), or llama.cpp's number for one of these (-1 = the file's, else none). `spm_infill` puts the suffix
-    of an infill first. Pickling keeps the arguments, not the cache. Arguments of llama-cpp-python that have
-    no meaning here are accepted at their neutral value and refused, with the reason, at any other.
+    Args:
+        latent_path: a sidecar of the model: a file with the factors and the plan of a latent cache.
+        n_ctx: tokens of the cache (512 as in llama-cpp-python; 0 = the trained context).
+        n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together.
+        kv: a preset ("balanced", "small", "smallest": docs/cache.md), a row format for K and V, or a pair as
+            "c4/q4"; "" = the file's plan, else f16. `kv_k` and `kv_v` set one of them. `type_k` and `type_v`
+            are llama-cpp-python's names for the same, as format names or ggml type numbers.
+        kv_budget: a new plan for a master file: "14%" of the f16 cache, or "2.5GiB@131072".
+        n_gpu_layers: the last layers, which run on GPUs. It, `n_ctx` and `kv_budget` may be "auto": what fits
+            in free memory. `fit` says what was chosen.
+        tensor_split: each GPU's share of these layers (None = by free memory). `split_mode` 0 ("none") puts
+            all of them on `main_gpu`.
+        sink, recent: first and latest tokens that are kept exact. recent_ratio: the latest as a share of the
+            sequence (-1 = as the file asks). `kv_sink` and `kv_recent` are their row formats ("" = the
+            file's, else f16).
+        evict: a policy by which each layer evicts tokens: "h2o", "keyformer" or "snapkv". keep_tokens: what a
+            layer keeps of a sequence, exact tokens included: a number, or "50%" of its context.
+        prefill: "lazy": a prompt that starts the cache attends to exact K and V; "eager": to the compressed
+            past; "" = as the file asks.
+        require_fused: makes a slower implementation an error.
+        chat_format, chat_template: a built-in template by name; a Jinja template. Default: the file's own.
+        draft_model: guesses tokens ahead (LlamaPromptLookupDecoding), which are verified together.
+        pooling_type: how embed() makes one vector of a text: "mean", "cls" (the first token's), "last",
+            "none" (one per token), or llama.cpp's number for one of these (-1 = the file's, else none).
+        spm_infill: puts the suffix of an infill first.
 
-    The cache is reused: a prompt that begins like the tokens already cached computes only the rest. Threads
-    may share an object: their calls take turns, whole calls unless they stream. A stream goes on whatever
-    other calls come between its steps: its rows wait in memory meanwhile, a copy each way.
+    Arguments of llama-cpp-python that have no meaning here are accepted at their neutral value and refused,
+    with the reason, at any other.
+
+    A prompt that begins like the tokens in the cache computes only the rest. Threads may share an object:
+    their calls take turns. You can make other calls while a stream is open; it resumes where it stopped, and
+    its rows wait in memory meanwhile. Pickling keeps the arguments, not the cache.
     """
 
     __module__ = "latentkv"
