@@ -1,5 +1,4 @@
-// What the one decoder block must do (docs/gguf.md, "Block description"): latentkv.block.* keys, or what stock files of an
-// architecture mean without saying.
+// The block description (docs/gguf.md): from latentkv.block.* keys, or from the architecture of a stock file.
 #pragma once
 
 #include <vector>
@@ -17,11 +16,11 @@ using schema::Norm;
 using schema::Position;
 using schema::RopePairing;
 
-// In what a layer's attention may differ from another's.
+// Attention settings that differ between layers.
 struct LayerAttention {
     int window = 0;           // sliding window in tokens, 0 = none
-    float rope_base = 0.0F;   // 0: queries and keys are not turned
-    bool rope_scaled = true;  // with the file's scaling and divisors
+    float rope_base = 0.0F;   // 0: the layer has no RoPE
+    bool rope_scaled = true;  // whether the file's scaling and divisors apply
 };
 
 struct BlockDescription {
@@ -31,10 +30,10 @@ struct BlockDescription {
     bool parallel = false;
     Position position = Position::rope;
     RopePairing rope_pairing = RopePairing::norm;
-    float embedding_scale = 1.0F;    // of token rows
-    float attention_scale = 0.0F;    // of scores
+    float embedding_scale = 1.0F;    // factor of token embeddings
+    float attention_scale = 0.0F;    // factor of scores
     float attention_softcap = 0.0F;  // c: scores become c · tanh(scores / c), 0 = none
-    float residual_scale = 1.0F;     // of both branches, before they are added
+    float residual_scale = 1.0F;     // factor of both branches, before they are added
     bool yarn_truncate = true;       // YaRN's ramp begins and ends at whole planes
     bool expert_norm = true;         // weights of the chosen experts are divided by their sum
     float logit_scale = 1.0F;
@@ -42,10 +41,10 @@ struct BlockDescription {
     std::vector<LayerAttention> layers;  // [n_layer]
 };
 
-// Error where the file says nothing of its block and has an architecture whose files are not known.
+// Errors: Error for a file without latentkv.block.* keys whose architecture has no stock description.
 void check_architecture(const GgufFile& file, const std::string& architecture);
 
-// sizes: of the decoder; its block is not read.
+// sizes: the decoder's sizes; their block is not read.
 // Errors: Error for an unknown architecture or word, a number out of range, or an array that is not one value a layer.
 BlockDescription read_block(const GgufFile& file, const HParams& sizes);
 

@@ -1,4 +1,4 @@
-// What the file says about the decoder: its sizes, and the block description.
+// The decoder's sizes and block description, from the file.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct HParams {
 
     int n_layer = 0;
     int n_embd = 0;
-    int n_ff = 0;           // of one expert, where there are some
-    int n_expert = 0;       // 0: the FFN has none
-    int n_expert_used = 0;  // for a token
+    int n_ff = 0;           // of one expert, if the model has experts
+    int n_expert = 0;       // 0: no experts
+    int n_expert_used = 0;  // per token
     int n_head = 0;
     int n_kv = 0;
     int head_dim = 0;
@@ -37,10 +37,10 @@ struct HParams {
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.
 HParams read_hparams(const GgufFile& file);
 
-// A number that files give once, or once for every layer: what all layers have. Errors: Error for layers that differ.
+// A number that files give once or once per layer. Errors: Error if layers differ.
 std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer);
 
-// The float of `key`, or `absent` without one. Errors: Error when it is not a number from `low` to `high`; NaN is none.
+// The float of `key`, or `absent`. Errors: Error if it is not from `low` to `high`, or NaN.
 float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent);
 
 }  // namespace lkv

@@ -9,7 +9,7 @@
 namespace lkv {
 
 struct Rope {
-    std::vector<float> freqs;  // [n_rot/2] radians per position; empty: nothing is turned
+    std::vector<float> freqs;  // [n_rot/2] radians per position; empty: no RoPE
     std::vector<float>
         ggml_factors;  // [n_rot/2] base^(-2i/n_rot) / freqs[i]: the same table as ggml_rope_ext's divisors
     float base = 10000.0F;
@@ -18,7 +18,7 @@ struct Rope {
     bool turns() const { return !freqs.empty(); }
 };
 
-// Layers that turn alike share a table.
+// Layers with equal frequencies share a table.
 struct Ropes {
     std::vector<Rope> tables;
     std::vector<size_t> of_layer;  // [n_layer] place in tables

@@ -9,8 +9,8 @@
 
 namespace lkv {
 
-// GPUs that this build can use; none: why, for a message. In a build with CUDA it starts CUDA, after which no child of fork() can.
-// Errors: Error in such a child.
+// The number of GPUs that this build can use. why: the reason if there is none. A build with CUDA starts CUDA here; no child of fork()
+// can use it after that. Errors: Error in such a child.
 int count_gpus(std::string& why);
 // Whether count_gpus() looks for any.
 bool built_for_gpus();

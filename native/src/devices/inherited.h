@@ -6,7 +6,7 @@
 
 namespace lkv::cuda {
 
-// Errors: Error in a child of fork(), which has the addresses of CUDA's memory and not the context behind them.
+// Errors: Error in a child of fork(), which inherits the addresses of CUDA's memory but not the context.
 inline void refuse_inherited() {
     static const int forks_before = forks();
     if (forks() != forks_before) {

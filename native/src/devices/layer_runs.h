@@ -1,4 +1,4 @@
-// Which device has which layers: consecutive runs, the CPU's first, then those of the GPUs in their order.
+// Runs of consecutive layers per device: the CPU's run first, then those of the GPUs in their order.
 #pragma once
 
 #include <functional>
@@ -17,19 +17,19 @@ struct LayerRun {
 
 enum class SplitMode { none, layer };
 
-// What is asked for, as of llama.cpp.
+// The placement that was requested, in llama.cpp's terms.
 struct GpuOptions {
-    int n_gpu_layers = 0;  // so many of the last layers, and the output; negative, or as many as there are: all
-    std::vector<float> tensor_split;  // the GPUs' shares of these; none given: by free memory
-    int main_gpu = 0;                 // beside SplitMode::none the one that has all
+    int n_gpu_layers = 0;             // the last layers and the output; negative or as many as there are: all
+    std::vector<float> tensor_split;  // the GPUs' shares of these layers; empty: by free memory
+    int main_gpu = 0;                 // with SplitMode::none, the GPU that has all layers
     SplitMode split_mode = SplitMode::layer;
 };
 
-// Errors: Error for another word.
+// Errors: Error for an unknown word.
 SplitMode parse_split_mode(const std::string& word);
 
-// n_gpus: those that there are. free(gpu): its bytes, asked where shares depend on it.
-// Errors: Error for shares or a GPU that are not there, or that would change nothing.
+// n_gpus: how many GPUs exist. free(gpu): free bytes of a GPU, called if shares depend on it.
+// Errors: Error for shares or a GPU that do not exist or would change nothing.
 std::vector<LayerRun> place_layers(int n_layer, const GpuOptions& asked, int n_gpus,
                                    const std::function<size_t(int gpu)>& free);
 

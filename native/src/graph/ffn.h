@@ -1,4 +1,4 @@
-// The FFN of a layer in stock ggml ops: one for all tokens, or experts of which a router chooses some for each.
+// The FFN of a layer in stock ggml ops: dense, or experts that a router chooses for each token.
 #pragma once
 
 #include "ggml.h"
@@ -6,7 +6,7 @@
 
 namespace lkv {
 
-// Nodes of ffn() at most.
+// The most nodes that ffn() adds.
 int ffn_nodes(const HParams& hparams);
 
 // x: the normed input [n_embd, n_tokens]; returns the branch before the residual, of the same shape. What ggml-cuda fuses is added to

@@ -21,25 +21,25 @@ struct BatchSlots {
     std::vector<SlotRef> slots;  // [n_tokens] where each token's row goes
     // The tokens attend to each other's rows as they come, before any format: the cache shows these from the next batch on.
     bool own_rows = false;
-    // [n_tokens, K width] where rows of K wait that go to a block, in the memory of the cache's rows; null: none does
+    // [n_tokens, K width], rows of K that wait for their token block, in the memory of the cache's rows; null: none waits
     float* k_staged = nullptr;
 };
 
 // One layer's attention in one graph. Its address is the nodes' userdata: it outlives the graph and does not move.
-// Beside exact windows of full rows it is two problems with one softmax (KvCache::is_full).
+// With exact windows of full rows it consists of two problems with one softmax (KvCache::is_full).
 struct AttentionNode {
     KvCache* cache = nullptr;
     const BatchSlots* batch = nullptr;
-    int layer = 0;      // of the model
-    int row_layer = 0;  // of the cache: the same, or 0 where the cache holds this layer alone
-    // everything but q, out, q_pos, q_seq and the regions, which a run fills in
-    std::optional<LatentAttnParams> full;     // of the exact windows' full rows
-    std::optional<LatentAttnParams> latents;  // of every other region; none while it is empty
+    int layer = 0;      // index in the model
+    int row_layer = 0;  // index in the cache: the same, or 0 if the cache holds this layer only
+    // everything except q, out, q_pos, q_seq and the regions, which each run fills in
+    std::optional<LatentAttnParams> full;     // the full rows of exact windows
+    std::optional<LatentAttnParams> latents;  // all other regions; none while they are empty
     LatentAttnPlan full_plan{};
     LatentAttnPlan latents_plan{};
     AttnMassPlan mass_plan{};
     int mass_rows = 1;      // rows of masses that store_masses sums
-    int latent_source = 0;  // of store_rows: which of its sources is the latents' K; before it those of full rows
+    int latent_source = 0;  // index of the latents' K among store_rows' sources; full rows come before it
     bool on_gpu = false;    // the graph runs on the GPU: nodes carry the op's name only
 
     // The cache's regions that belong to a problem.
@@ -66,7 +66,7 @@ struct Queries {
 // The fused op. Returns [head_dim, n_head, n_tokens].
 ggml_tensor* latent_attn(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
 
-// What this layer's slots gather from the batch's queries (ops/attn_mass.h), [slots in use, KV heads] and what it took to compute it. On a
+// The masses that this layer's slots receive from the batch's queries (ops/attn_mass.h), [slots in use, KV heads] and scratch. On a
 // GPU, where `stored` is the layer's attention, masses stay there until Gpu::take_masses: a token tensor.
 ggml_tensor* attn_mass(ggml_context* ctx, AttentionNode& node, const Queries& q, ggml_tensor* stored, int n_threads);
 
@@ -77,8 +77,8 @@ ggml_tensor* store_masses(ggml_context* ctx, AttentionNode& node, ggml_tensor* m
 ggml_tensor* mass_noise(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, int n_slots, int n_tokens,
                         int n_head);
 
-// Of an attention node for the GPU, whose sources are [queries, stored rows, what these were stored from …] and, beside full rows, the
-// latents' queries: the last problem's queries.
+// The last problem's queries of an attention node for the GPU. Its sources are [queries, stored rows, what these were stored from …] and,
+// with full rows, the latents' queries.
 const ggml_tensor* last_queries(const ggml_tensor* attention);
 
 // Every slot's uncompressed row in the regions of full rows, or in the others, f32: [width, slots in use there]; channels that a region
@@ -86,7 +86,7 @@ const ggml_tensor* last_queries(const ggml_tensor* attention);
 ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool full, bool value_side,
                        int n_slots);
 
-// How the GPU's executor knows our nodes: these are their functions, and their userdata is an AttentionNode. Never called.
+// The GPU's executor recognizes our nodes by these functions; their userdata is an AttentionNode. They are never called.
 void gpu_store_node(ggml_tensor* dst, int ith, int nth, void* userdata);
 void gpu_attend_node(ggml_tensor* dst, int ith, int nth, void* userdata);
 void gpu_mass_node(ggml_tensor* dst, int ith, int nth, void* userdata);

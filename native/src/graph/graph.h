@@ -9,28 +9,12 @@
 #include "cache/kv_cache.h"
 #include "decoder/rope.h"
 #include "ggml-cpp.h"
+#include "graph/constants.h"
 #include "graph/ggml_entry.h"
 #include "graph/reference.h"
 #include "model/model.h"
 
 namespace lkv {
-
-// Per-session constants that graphs read; they live in a buffer of their own.
-struct GraphConstants {
-    TensorContext context;
-    ggml_backend_buffer_ptr buffer;
-    std::vector<ggml_tensor*> rope_factors;  // [n_rot/2] of each of the model's tables; null: nothing is turned
-    ggml_tensor* hadamard_k = nullptr;       // [b, b], orthonormal and symmetric; null = K is not rotated
-    ggml_tensor* hadamard_v = nullptr;
-    std::vector<float> alibi_slopes;  // [n_head]
-};
-
-// Channels that the rotation of full rows mixes.
-int hadamard_block(const HParams& h, bool value_side);
-
-// rotate_k/rotate_v: `full` rows are stored Hadamard-rotated (quantized formats), as llama.cpp does for quantized caches.
-GraphConstants make_graph_constants(const HParams& hparams, const Ropes& ropes, bool rotate_k, bool rotate_v,
-                                    ggml_backend_buffer_type_t memory);
 
 struct Graph {
     TensorContext context;
@@ -42,39 +26,43 @@ struct Graph {
     ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
     ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
     ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
-    ggml_tensor* logits = nullptr;      // f32 [n_vocab, n_outputs], null when n_outputs = 0
+    ggml_tensor* result = nullptr;      // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
-    ReferenceInputs ring_reference;         // of layers whose rows of the middle are in the ring
-    std::vector<ReferenceInputs> evicting;  // of every layer where some evict, each with slots of its own
+    ReferenceInputs ring_reference;         // for layers whose middle is in the ring
+    std::vector<ReferenceInputs> evicting;  // one per layer if some layers evict, each with its own slots
     std::vector<AttentionNode> attention;   // one per layer of the model; nodes point into it
     std::vector<AttentionNode> writers;     // with exact rows: where the layer's rows go in the cache
 };
 
-// What a lazily prefilled prompt attends to: every row of one layer as it is before compression.
+// What a lazily prefilled prompt attends to: the exact rows of one layer.
 struct ExactRows {
     KvCache* cache = nullptr;  // one layer
     BatchSlots batch;          // the ubatch's slots in it
-    LayerCacheSpec spec;       // of what it holds
+    LayerCacheSpec spec;       // layout of its rows
 };
 
-// Tokens of the largest batch whose K, V and Q a GPU computes side by side, and whose graph it records.
+// The most tokens of a batch whose K, V and Q a GPU computes concurrently and whose graph it records.
 constexpr int small_batch = 8;
+
+// What a graph computes of the tokens that are wanted: logits, or the hidden states behind the last norm, of which those are made.
+enum class Result { logits, states };
 
 struct GraphShape {
     int n_tokens = 1;
     int n_outputs = 1;
+    Result result = Result::logits;
     int n_threads = 1;
     bool fused = true;
     bool on_gpu = false;
     int n_slots = 0;           // reference only: slots in use over all regions
-    int n_ring_slots = 0;      // and with the ring in place of the middle, where there is one
-    int n_evicting_slots = 0;  // and in the layer that has most, under eviction
-    int n_exact = 0;           // and those of the exact windows
-    bool to_middle = true;     // beside exact windows of full rows: some token goes to the middle
-    bool latents = true;       // and the middle holds tokens
-    bool ring = true;          // and the ring
-    int first_layer = 0;       // the graph's, between hidden states
-    int end_layer = -1;        // behind the last; -1: of all
+    int n_ring_slots = 0;      // the same with the ring in place of the middle, if there is one
+    int n_evicting_slots = 0;  // the same in the layer that has most, under eviction
+    int n_exact = 0;           // slots in use of the exact windows
+    bool to_middle = true;     // with exact windows of full rows: some token goes to the middle
+    bool latents = true;       // the middle holds tokens
+    bool ring = true;          // the ring holds tokens
+    int first_layer = 0;       // first layer of the graph
+    int end_layer = -1;        // one past the last layer; -1: all layers
 
     bool operator==(const GraphShape&) const = default;
 };

@@ -14,7 +14,7 @@
 #include "cache/evict/gumbel.h"
 #include "cache/formats.h"
 #include "ops/attn_mass.h"
-#include "ops/cpu/code_scores.h"
+#include "ops/cpu/codes/code_scores.h"
 #include "ops/latent_attn.h"
 
 namespace lkv::test {
@@ -224,7 +224,7 @@ private:
         p.q_seq = q_seq_.data();
     }
 
-    // Where a row of K has codes of fewer than 8 bits the CPU rounds queries to bytes (ops/cpu/code_scores.h): these are such already.
+    // Where a row of K has codes of fewer than 8 bits the CPU rounds queries to bytes (ops/cpu/codes/code_scores.h): these are such already.
     void round_queries() {
         const LatentAttnParams& p = params;
         const double most = lkv::byte_query;

@@ -66,8 +66,7 @@ void paths_and_shapes(Compare&& compare) {
 
 template <class Compare>
 void formats(Compare&& compare) {
-    for (int f = 1; f < n_formats; f++) {
-        const auto format = static_cast<Format>(f);
+    for (const Format format : all_formats) {
         if (format_in_blocks(format)) continue;
         for (const int n_tokens : {1, 2, 40}) {
             AttnShape s;
@@ -76,7 +75,7 @@ void formats(Compare&& compare) {
             s.v_formats = {format};
             s.n_tokens = n_tokens;
             s.permute = true;
-            s.seed = static_cast<unsigned>(f);
+            s.seed = static_cast<unsigned>(format);
             compare(s);
             s.name += ", latent";
             s.k_rebuild = s.v_latent = true;
@@ -105,7 +104,7 @@ void regions(Compare&& compare) {
                 s.v_ranks = {208};
             }
             s.k_formats = {Format::f16, Format::f16, Format::q4};
-            s.v_formats = {Format::f16, Format::q8, Format::g3};
+            s.v_formats = {Format::f16, Format::q8, Format::q3};
             s.dropped = 32;
             s.n_tokens = n_tokens;
             s.n_past = 230;

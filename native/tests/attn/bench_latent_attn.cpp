@@ -98,7 +98,7 @@ std::vector<AttnShape> shapes(int depth) {
             s.name = tokens + "full " + lkv::format_name(f) + ", 8 heads of 64";
             all.push_back(s);
         }
-        for (const Format f : {Format::g4, Format::c4, Format::c3, Format::c2}) {
+        for (const Format f : {Format::q3, Format::c4, Format::c3, Format::c2}) {
             s.k_formats = {f};
             s.v_formats = {lkv::format_of_rows(f)};
             s.name = tokens + "full " + lkv::format_name(f) + ", 8 heads of 64";

@@ -5,8 +5,8 @@
 
 #include "attn/attn_matrix.h"
 #include "check.h"
-#include "ops/cpu/code_scores.h"
-#include "ops/cpu/codes.h"
+#include "ops/cpu/codes/code_scores.h"
+#include "ops/cpu/codes/codes.h"
 #include "ops/cpu/latent_attn.h"
 
 namespace {

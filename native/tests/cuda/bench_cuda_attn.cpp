@@ -390,7 +390,7 @@ int main(int argc, char** argv) {
             for (const int depth : depths) {
                 if (n_tokens > 1 && depth != 16384) continue;
                 if (n_tokens == 1 && shape.prefill) continue;
-                for (const Format format : {Format::f16, Format::q8, Format::q4, Format::g4}) {
+                for (const Format format : {Format::f16, Format::q8, Format::q4, Format::q5}) {
                     if (n_tokens > 1 && format != Format::f16 && format != Format::q4) continue;
                     if (!wanted(shape, format)) continue;
                     if (!shape.k_plan.empty() && format != Format::f16) continue;

@@ -208,7 +208,7 @@ void samples() {
         {"specialized", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
         {"specialized", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 1},
         {"specialized", 4, 4, 2, 96, 128, true, Format::q4, 1, 1450, 1, 3, 1},
-        {"specialized", 2, 4, 2, 176, 256, true, Format::g4, 1, 100, 3},
+        {"specialized", 2, 4, 2, 176, 256, true, Format::q5, 1, 100, 3},
         {"pairs", 4, 4, 4, 256, 256, true, Format::q8},
         {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
         {"pairs", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
@@ -223,7 +223,7 @@ void samples() {
         {"mla", 4, 2, 4, 320, 512, false, Format::q1, 4, 700, 1, 1},
         {"mla", 8, 1, 8, 512, 640, false, Format::q2, 1, 1100, 1, 1},
         {"mla", 2, 2, 2, 96, 128, false, Format::f16, 1, 500, 1, 1},
-        {"wide", 4, 3, 4, 64, 256, false, Format::g4, 1, 12000},
+        {"wide", 4, 3, 4, 64, 256, false, Format::q5, 1, 12000},
         {"wide", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
         {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 0, 192},
@@ -624,7 +624,7 @@ void wide_latents() {
         {"f16", 2048, 2048, 8, {f16}, true, 1, 1, 0},
         {"q8", 2048, 2048, 8, {q8}, true, 1, 1, 0},
         {"q4", 2048, 2048, 8, {q4}, true, 1, 1, 0},
-        {"g4", 2048, 2048, 8, {g4}, true, 1, 1, 0},
+        {"q5", 2048, 2048, 8, {q5}, true, 1, 1, 0},
         {"f16, two tokens", 2048, 2048, 4, {f16}, true, 2, 1, 0},
         {"q8, two sequences", 2048, 2048, 4, {q8}, true, 1, 2, 0},
         {"q4, four tokens of two sequences", 2048, 1600, 2, {q4}, true, 2, 2, 0},
@@ -669,7 +669,7 @@ void shared_latents() {
     unsigned seed = 200;
     for (const Heads& h : {Heads{8, 4, 128, 4, 256, 256}, Heads{4, 1, 128, 4, 240, 144}, Heads{4, 2, 96, 2, 128, 176},
                            Heads{4, 3, 80, 2, 144, 16}, Heads{2, 1, 256, 1, 192, 256}, Heads{8, 8, 64, 8, 160, 208}}) {
-        for (const Format f : {Format::f16, Format::q8, Format::q4, Format::g3}) {
+        for (const Format f : {Format::f16, Format::q8, Format::q4, Format::q3}) {
             for (const int n_tokens : {1, 2}) {
                 AttnShape s;
                 s.name = "K of " + std::to_string(h.k_rank) + " and V of " + std::to_string(h.v_rank) + " for " +
@@ -751,7 +751,7 @@ void absorbed_planes() {
                 s.k_group = s.v_group = h.group;
                 s.k_ranks.assign(static_cast<size_t>(4 / h.group), h.rank);
                 s.v_ranks = s.k_ranks;
-                const Format f = seed % 3 == 0 ? Format::f16 : (seed % 3 == 1 ? Format::q4 : Format::g3);
+                const Format f = seed % 3 == 0 ? Format::f16 : (seed % 3 == 1 ? Format::q4 : Format::q3);
                 s.k_formats = s.v_formats = {f};
                 if (seed % 4 == 3) s.k_formats = s.v_formats = {Format::f16, Format::f16, f};
                 s.uniform = seed % 2 == 0;
@@ -886,7 +886,7 @@ void expanded() {
     for (const char* const what : {"three regions", "three sequences", "window", "ALiBi", "bias and norm", "full V",
                                    "no RoPE", "wide latents", "partial rotation"}) {
         const std::string name = what;
-        for (const Format f : {Format::f16, Format::q4, Format::g3}) {
+        for (const Format f : {Format::f16, Format::q4, Format::q3}) {
             AttnShape s;
             s.name = "expanded, " + name + ", " + lkv::format_name(f);
             s.head_dim = seed % 2 == 0 ? 128 : 80;
@@ -920,7 +920,7 @@ void expanded() {
             s.seed = seed++;
             CHECK(DeviceCase(AttnCase(s).params).args.expand != 0);
             compare(s);
-            if (f == Format::g3 || !s.v_latent) continue;
+            if (f == Format::q3 || !s.v_latent) continue;
             s.name += ", few rows";
             s.n_tokens = seed % 3 == 0 ? 3 : 1;
             s.k_ranks.assign(s.k_ranks.size(), 272);  // wider than what the decode kernels rebuild
@@ -1296,8 +1296,7 @@ void rows() {
     constexpr int n = 64;
     int64_t differing = 0;
     int64_t total = 0;
-    for (int f = 1; f < lkv::n_formats; f++) {
-        const auto format = static_cast<Format>(f);
+    for (const Format format : lkv::all_formats) {
         if (lkv::format_in_blocks(format)) continue;  // see block_rows
         const RowPlan plan({{{Format::q8, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
         const RowLayout row = plan.view();
@@ -1322,7 +1321,7 @@ void rows() {
         args.region = region.as<int32_t>();
         args.slot = slot.as<int32_t>();
         args.targets[0] = target(row, device_plan, k, v);
-        if (f % 2 == 0) {
+        if (static_cast<int>(format) % 2 == 0) {
             cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
         } else {
             lkv::cuda::StoreArgs alone = args;
@@ -1472,8 +1471,7 @@ void blocks_in_short() {
 void rows_of_one_segment() {
     std::mt19937 random(12);
     constexpr int n = 40;
-    for (int f = 1; f < lkv::n_formats; f++) {
-        const auto format = static_cast<Format>(f);
+    for (const Format format : lkv::all_formats) {
         if (lkv::format_in_blocks(format)) continue;
         for (const int width : {240, 256, 272, 512, 1040, 2048, 2064}) {
             if (width % lkv::format_width_multiple(format) != 0) continue;

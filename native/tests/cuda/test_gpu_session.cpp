@@ -354,7 +354,7 @@ Combination combination(std::mt19937& random, const Shape& shape) {
     o.sink = one_of(random, std::vector{-1, 0, 0, 1, 5});
     o.recent = one_of(random, std::vector{-1, 0, 0, 1, 20});
     if (random() % 4 == 0) o.recent_ratio = one_of(random, std::vector{0.0, 0.3, 1.0});
-    const std::vector<std::string> formats = {"", "", "f16", "q8", "q6", "q4", "q2", "g4", "q8_0", "q4_0"};
+    const std::vector<std::string> formats = {"", "", "f16", "q8", "q6", "q4", "q2", "q5", "q8_0", "q4_0"};
     if (random() % 2 == 0) {
         o.k_plan = plan(random, shape, shape.k_path);
         o.v_plan = plan(random, shape, shape.v_path);
@@ -383,7 +383,7 @@ bool in_blocks(size_t shape, const std::string& prefill) {
 // Of the layers with a window.
 int ring_slots(const File& file, const lkv::SessionOptions& options) {
     const lkv::Model model(file.path(), {});
-    const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
+    const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::resolve(model, options).cache, false);
     return cache.has_ring() ? cache.ring().capacity() : 0;
 }
 

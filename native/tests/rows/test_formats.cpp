@@ -85,17 +85,15 @@ int plane_code(const std::vector<uint8_t>& b, int codes_at, int n_bits, int i) {
 struct Known {
     Format format;
     char
-        family;  // 'F' f32, 'f' f16, 'b' bf16, 'q' scale and minimum, 'g' grid, '8' q8_0, '4' q4_0, '5' q5_0, 'm' q4_1 and q5_1, 'n' iq4_nl
+        family;  // 'F' f32, 'f' f16, 'b' bf16, 'q' scale and minimum, '8' q8_0, '4' q4_0, '5' q5_0, 'm' q4_1 and q5_1, 'n' iq4_nl
     int n_bits;
 };
 
 constexpr Known known[] = {
-    {Format::f32, 'F', 32}, {Format::f16, 'f', 16}, {Format::q8, 'q', 8},     {Format::q6, 'q', 6},
-    {Format::q5, 'q', 5},   {Format::q4, 'q', 4},   {Format::q3, 'q', 3},     {Format::q2, 'q', 2},
-    {Format::q1, 'q', 1},   {Format::g8, 'g', 8},   {Format::g6, 'g', 6},     {Format::g5, 'g', 5},
-    {Format::g4, 'g', 4},   {Format::g3, 'g', 3},   {Format::g2, 'g', 2},     {Format::g1, 'g', 1},
-    {Format::q8_0, '8', 8}, {Format::q4_0, '4', 4}, {Format::bf16, 'b', 16},  {Format::q4_1, 'm', 4},
-    {Format::q5_0, '5', 5}, {Format::q5_1, 'm', 5}, {Format::iq4_nl, 'n', 4},
+    {Format::f32, 'F', 32}, {Format::f16, 'f', 16}, {Format::q8, 'q', 8},   {Format::q6, 'q', 6},
+    {Format::q5, 'q', 5},   {Format::q4, 'q', 4},   {Format::q3, 'q', 3},   {Format::q2, 'q', 2},
+    {Format::q1, 'q', 1},   {Format::q8_0, '8', 8}, {Format::q4_0, '4', 4}, {Format::bf16, 'b', 16},
+    {Format::q4_1, 'm', 4}, {Format::q5_0, '5', 5}, {Format::q5_1, 'm', 5}, {Format::iq4_nl, 'n', 4},
 };
 
 // A code of ggml's blocks of 32, `n` bytes each: nibbles from byte `at` on, fifth bits in the word before them.
@@ -125,8 +123,6 @@ double slow_value(const Known& f, const std::vector<uint8_t>& b, int i) {
             return iq4_nl_levels[block_code(b, 18, 2, false, i)] * half_value(u16(b, i / 32 * 18));
         case 'q':
             return plane_code(b, 4, f.n_bits, i) * half_value(u16(b, 0)) + half_value(u16(b, 2));
-        case 'g':
-            return (plane_code(b, 2, f.n_bits, i) + 0.5 - (1 << (f.n_bits - 1))) * half_value(u16(b, 0));
         case '8':
             return static_cast<int8_t>(b[static_cast<size_t>(i / 32 * 34 + 2 + i % 32)]) *
                    half_value(u16(b, i / 32 * 34));
@@ -153,9 +149,6 @@ int slow_bytes(const Known& f, int width) {
             break;
         case 'q':
             n = 4.0 + width * f.n_bits / 8.0;
-            break;
-        case 'g':
-            n = 2.0 + width * f.n_bits / 8.0;
             break;
         case '8':
             n = width / 32.0 * 34;
@@ -259,7 +252,6 @@ void error_bounds() {
                     CHECK(squared_error(x, y) <= squared_error(x, spanned) * (mean == -100.0f ? 1.2 : 1.01));
                     continue;
                 }
-                if (f.family == 'g') continue;  // below, against an exhaustive search
                 for (size_t i = 0; i < x.size(); i++) {
                     CHECK_MSG(std::fabs(double{x[i]} - double{y[i]}) <= bound,
                               std::string(lkv::format_name(f.format)) + " at mean " + std::to_string(mean) +
@@ -268,36 +260,6 @@ void error_bounds() {
                 }
             }
         }
-    }
-}
-
-// The grid's fitted scale against 400 scales tried one by one.
-void grid_search() {
-    std::mt19937 random(3);
-    for (const Known& f : known) {
-        if (f.family != 'g') continue;
-        double fitted = 0.0;
-        double searched = 0.0;
-        for (int trial = 0; trial < 40; trial++) {
-            std::vector<float> x = gaussian(random, 64, 1.0f, 0.0f);
-            if (trial % 4 == 0) x[5] = 9.0f;  // an outlier
-            fitted += squared_error(x, round_trip(f, x));
-            double best = INFINITY;
-            const double zero = (1 << (f.n_bits - 1)) - 0.5;
-            for (int k = 1; k <= 400; k++) {
-                const double scale = 10.0 / zero * k / 400.0;
-                double e = 0.0;
-                for (float v : x) {
-                    const double level = std::clamp(std::floor(double{v} / scale) + 0.5, -zero, zero);
-                    e += (double{v} - level * scale) * (double{v} - level * scale);
-                }
-                best = std::min(best, e);
-            }
-            searched += best;
-        }
-        CHECK_MSG(fitted <= (f.n_bits == 8 ? 1.15 : 1.03) * searched, std::string(lkv::format_name(f.format)) +
-                                                                          ": squared error " + std::to_string(fitted) +
-                                                                          ", by search " + std::to_string(searched));
     }
 }
 
@@ -316,10 +278,8 @@ void edges() {
             }
         }
         CHECK(lkv::test::relative_error(round_trip(f, rows[0]), rows[0]) == 0.0);
-        if (f.family != 'g') {  // the grid has no exact constant
-            CHECK(lkv::test::relative_error(round_trip(f, rows[2]), rows[2]) < 1e-3);
-            CHECK(lkv::test::relative_error(round_trip(f, rows[3]), rows[3]) < 1e-3);
-        }
+        CHECK(lkv::test::relative_error(round_trip(f, rows[2]), rows[2]) < 1e-3);
+        CHECK(lkv::test::relative_error(round_trip(f, rows[3]), rows[3]) < 1e-3);
         // Values past f16 saturate instead of turning infinite, and keep their sign.
         std::vector<float> big = rows[6];
         big[3] = -1e30f;
@@ -342,24 +302,29 @@ void edges() {
 }
 
 void names() {
-    const char* order[] = {"none", "f16", "q8", "q6",   "q5",   "q4",   "q3",   "q2",    "q1",  "g8",
-                           "g6",   "g5",  "g4", "g3",   "g2",   "g1",   "q8_0", "q4_0",  "f32", "c8",
+    // By number. Those of formats that are gone stay taken: no other format may ever have them.
+    const char* order[] = {"none", "f16", "q8", "q6",   "q5",   "q4",   "q3",   "q2",    "q1",  "",
+                           "",     "",    "",   "",     "",     "",     "q8_0", "q4_0",  "f32", "c8",
                            "c4",   "c3",  "c2", "bf16", "q4_1", "q5_0", "q5_1", "iq4_nl"};
-    CHECK(lkv::n_formats == static_cast<int>(std::size(order)));
-    for (int i = 0; i < lkv::n_formats; i++) {
-        CHECK(lkv::format_name(static_cast<Format>(i)) == std::string(order[i]));
-        CHECK(lkv::parse_format(order[i]) == static_cast<Format>(i));
+    for (int i = 0; i < static_cast<int>(std::size(order)); i++) {
+        const std::string name = order[i];
+        CHECK(lkv::format_exists(static_cast<Format>(i)) == !name.empty());
+        if (name.empty()) continue;
+        CHECK(lkv::format_name(static_cast<Format>(i)) == name);
+        CHECK(lkv::parse_format(name) == static_cast<Format>(i));
     }
-    CHECK(!lkv::parse_format("q7") && !lkv::parse_format(""));
+    CHECK(!lkv::format_exists(static_cast<Format>(std::size(order))) && !lkv::format_exists(static_cast<Format>(-1)));
+    CHECK(std::size(lkv::all_formats) == 20);
+    for (const char* gone : {"q7", "", "?", "g8", "g6", "g5", "g4", "g3", "g2", "g1"}) CHECK(!lkv::parse_format(gone));
     CHECK(!lkv::format_is_quantized(Format::none) && !lkv::format_is_quantized(Format::f16) &&
-          lkv::format_is_quantized(Format::g1) && lkv::format_is_quantized(Format::c4));
+          lkv::format_is_quantized(Format::q1) && lkv::format_is_quantized(Format::c4));
     CHECK(lkv::format_in_blocks(Format::c8) && lkv::format_in_blocks(Format::c2) &&
           !lkv::format_in_blocks(Format::f32) && !lkv::format_in_blocks(Format::none));
     for (const Format f : {Format::c8, Format::c4, Format::c3, Format::c2}) {
         CHECK(std::string(lkv::format_name(lkv::format_of_rows(f))) ==
               'q' + std::string(lkv::format_name(f)).substr(1));
     }
-    CHECK(lkv::format_of_rows(Format::g4) == Format::g4);
+    CHECK(lkv::format_of_rows(Format::q5) == Format::q5);
     CHECK(lkv::format_bytes(Format::none, 64) == 0 && lkv::format_width_multiple(Format::none) == 1);
     CHECK_THROWS(lkv::write_segment(Format::c4, nullptr, 16, nullptr),
                  "[format] expected a format of single rows; got c4");
@@ -414,7 +379,6 @@ void iq4_nl_as_ggml() {
 int main() {
     halves();
     error_bounds();
-    grid_search();
     edges();
     names();
 #ifdef LATENTKV_TEST_GGML

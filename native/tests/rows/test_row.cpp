@@ -145,7 +145,9 @@ void refusals() {
     CHECK_THROWS(RowPlan({{{Format::f16, 16}}, {{Format::none, 16}, {Format::q4, 16}}}),
                  "[row] expected none segments only at the end of a group; got q4 after none at group 1, segment 1");
     CHECK_THROWS(RowPlan({{{static_cast<Format>(99), 16}}}),
-                 "[row] expected a format number below " + std::to_string(lkv::n_formats) + "; got 99");
+                 "[row] expected the number of a row format that this version has; got 99");
+    CHECK_THROWS(RowPlan({{{Format::f16, 16}}, {{static_cast<Format>(12), 16}}}),
+                 "[row] expected the number of a row format that this version has; got 12 at group 1, segment 0");
     CHECK_THROWS(RowPlan(std::vector<std::vector<SegmentSpec>>(1)),
                  "[row] expected at least one segment in each group; got none at group 0");
 }

@@ -10,7 +10,8 @@
 namespace lkv {
 namespace {
 
-static_assert(static_cast<size_t>(n_formats) == schema::format_words.size() &&
+static_assert(static_cast<size_t>(all_formats[std::size(all_formats) - 1]) + 1 == schema::format_words.size() &&
+                  static_cast<int>(Format::q8_0) == static_cast<int>(schema::Format::q8_0) &&
                   static_cast<int>(Format::c2) == static_cast<int>(schema::Format::c2) &&
                   static_cast<int>(Format::iq4_nl) == static_cast<int>(schema::Format::iq4_nl),
               "cache/formats.h lists the schema's formats in the schema's order");

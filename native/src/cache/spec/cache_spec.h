@@ -23,9 +23,9 @@ struct TensorSpec {
     std::vector<std::vector<int>> segments;                   // [n_kv / group][n_segments] widths
     std::optional<std::vector<std::vector<Format>>> formats;  // the file's plan, same shape
     std::optional<float> energy;                              // kept share, informational
-    bool encoded = false;  // latents are E of the projection's output, which is at hand; else A of the layer's input
+    bool encoded = false;  // form E: latents are E of the projection's output; else form A, of the layer's input
 
-    // Whole heads, a segment each.
+    // Full rows: one segment per head.
     static TensorSpec full(int n_kv, int head_dim);
     int rank_sum() const;
     int rank_max() const;
@@ -37,7 +37,7 @@ struct LayerCacheSpec {
     TensorSpec k;
     TensorSpec v;
 
-    // Whether tokens of the exact windows are full rows, and so others than those of the middle.
+    // Whether exact tokens are stored as full rows of K and V, unlike those of the middle.
     bool exact_is_full() const;
 };
 
@@ -45,7 +45,7 @@ struct CacheSpec {
     std::vector<LayerCacheSpec> layers;
     int sink = 0;
     int recent = 0;
-    float recent_ratio = 0;  // of the sequence behind its sinks
+    float recent_ratio = 0;  // share of the sequence after its sinks
     Format sink_format = Format::f16;
     Format recent_format = Format::f16;
     Prefill prefill = Prefill::eager;
@@ -55,7 +55,7 @@ struct CacheSpec {
 
     // One tensor's segments over all layers and groups, in the file's order.
     std::vector<int> widths(TensorSpec LayerCacheSpec::* tensor) const;
-    // Another plan in place of the file's: a format per segment, in the same order. flag: what messages name.
+    // Replaces the file's plan: one format per segment, in the same order. flag: the option that messages name.
     // Errors: Error for another number of formats, a stored segment behind a dropped one, or a width that a format cannot take.
     void set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const Format> formats, std::string_view flag);
 };

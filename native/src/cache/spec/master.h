@@ -1,5 +1,5 @@
-// What a master file knows beside its plan: the distortion of every segment in every row format, from which a plan for any
-// byte budget is chosen when it is opened.
+// The tables of a master file: the distortion of every segment in every row format. From them a plan for any byte budget is
+// chosen when the file is opened.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ struct Master {
     std::vector<float> exact_kld;       // and what each costs beside that
 };
 
-// k_widths, v_widths: of every segment of the file, in its order. Null when the file is no master.
+// k_widths, v_widths: widths of the file's segments, in its order. Null if the file is no master.
 // Errors: Error for a missing key, an array of another length, a number that is not finite or negative, an unknown format,
 // candidates that do not end in `none`, or a width that one of them cannot take.
 std::optional<Master> read_master(const GgufFile& file, std::span<const int> k_widths, std::span<const int> v_widths);

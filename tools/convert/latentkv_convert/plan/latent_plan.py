@@ -21,7 +21,7 @@ def add_keep(parser: Any, default: float = 0.5) -> None:
         type=parse_keep,
         default=default,
         metavar="F",
-        help=f"kept fraction of all KV dimensions (default {default:g})",
+        help=f"kept share of all KV dimensions (default {default:g})",
     )
 
 
@@ -31,7 +31,7 @@ def add_k_path(parser: Any, rotary: str) -> None:
         "--k-path",
         choices=(rotary, "absorbed"),
         default=None,
-        help=f"how keys are kept: {rotary}, or absorbed without RoPE (default: absorbed where it is legal)",
+        help=f"path of K: {rotary}, or absorbed without RoPE (default: absorbed where possible)",
     )
 
 

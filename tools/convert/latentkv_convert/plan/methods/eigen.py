@@ -49,7 +49,7 @@ def add_arguments(parser: Any) -> None:
         "--allocate",
         choices=("search", *allocate.names()),
         default="search",
-        help="how ranks are shared out (default search, the published one)",
+        help="how ranks are divided among layers and groups (default search, the published one)",
     )
     parser.add_argument(
         "--k-basis",

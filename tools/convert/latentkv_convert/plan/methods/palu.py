@@ -32,7 +32,10 @@ def add_arguments(parser: Any) -> None:
         "fewer that divide the model's",
     )
     parser.add_argument(
-        "--allocate", choices=allocate.names(), default="fisher", help="how ranks are shared out"
+        "--allocate",
+        choices=allocate.names(),
+        default="fisher",
+        help="how ranks are divided among layers and groups",
     )
     add_basis(parser)
     latent_plan.add_k_path(parser, "rebuild")

@@ -48,21 +48,21 @@ def add_arguments(parser: Any) -> None:
         type=limits.tokens(0, limits.SINK),
         default=4,
         metavar="N",
-        help="first tokens kept whole, in f16 (default 4)",
+        help="first tokens kept exact, in f16 (default 4)",
     )
     parser.add_argument(
         "--recent-ratio",
         type=_ratio,
         default=0.1,
         metavar="P",
-        help="latest tokens kept whole, as a share of the sequence behind its sinks (default 0.1)",
+        help="latest tokens kept exact, as a share of the sequence after its sinks (default 0.1)",
     )
     parser.add_argument(
         "--recent",
         type=limits.tokens(0, limits.RECENT),
         default=0,
         metavar="N",
-        help="latest tokens kept whole at least (default 0)",
+        help="at least this many latest tokens kept exact (default 0)",
     )
     parser.add_argument(
         "--kv-recent", choices=FORMATS, default="q4", help="row format of recent tokens (default q4)"

@@ -43,7 +43,7 @@ def add_arguments(parser: Any) -> None:
         "--allocate",
         choices=allocate.names(),
         default="removal",
-        help="how ranks are shared out (default removal: eq. 6, one removal rate for all heads)",
+        help="how ranks are divided (default removal: eq. 6, one removal rate for all heads)",
     )
     parser.add_argument(
         "--basis",
