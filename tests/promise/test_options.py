@@ -16,7 +16,7 @@ from latentkv.plan.options import SessionOptions
 from latentkv.sampling.options import NAMES, RANDOM_SEED, SERVER_NAMES, SERVER_OPTIONS, SamplingOptions
 from latentkv.server.schemas import Sampling
 
-NATIVE = Path(__file__).resolve().parents[2] / "native" / "src" / "runtime"
+NATIVE = Path(__file__).resolve().parents[2] / "native" / "src"
 OWN = {"kv_budget", "grammar"}  # Python's alone: it makes a plan of the one and a matcher of the other
 
 
@@ -55,8 +55,8 @@ def written(value: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("header", "name", "kind"),
     [
-        ("plan/session_options.h", "SessionOptions", SessionOptions),
-        ("sampler.h", "SamplerOptions", SamplingOptions),
+        ("runtime/plan/session_options.h", "SessionOptions", SessionOptions),
+        ("tokens/sampler.h", "SamplerOptions", SamplingOptions),
     ],
 )
 def test_both_languages_have_the_same_options(header: str, name: str, kind: Any) -> None:

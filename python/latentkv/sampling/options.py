@@ -34,7 +34,7 @@ class ServerOptions:
 @dataclass(frozen=True)
 class SamplingOptions(ServerOptions):
     """One request's options. Penalties look at the last `penalty_last_n` tokens, the prompt's among them. All
-    but the grammar are native code's too, under the same names (native/src/runtime/sampler.h)."""
+    but the grammar are native code's too, under the same names (native/src/tokens/sampler.h)."""
 
     temperature: float = 0.8
     top_k: int = 40

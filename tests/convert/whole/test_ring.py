@@ -79,7 +79,7 @@ def test_a_preset_has_no_blocks_beside_a_ring(gemma: Path, tmp_path: Path) -> No
     for name, preset in PRESETS.items():
         cache = planned(model, {"kv": name})
         assert (cache["kv_k"], cache["kv_v"]) == (preset.windowed, preset.v)
-        sizes = ringed(model, **({"kv": "", "recent": preset.recent} | cache)).kv_bytes()
+        sizes = ringed(model, **{"kv": "", "recent": preset.recent, **cache}).kv_bytes()
         assert "ring" in {region["name"] for region in sizes["regions"]}
     in_blocks = ringed(model, **planned(model, {"kv": "c4/q4"})).kv_bytes()
     assert "ring" not in {region["name"] for region in in_blocks["regions"]}  # which hold the context

@@ -231,9 +231,8 @@ class Waterfill:
         for multiple in MEASURED:
             bought = allotment.within(cut, terms, max(terms.multiple(multiple, own.exact), least))
             predicted = bought.distortion(DROP_PENALTY)
-            if multiple != 1:
-                seen = forecast.measured(work, bought.plan(self.shape, spec), predicted)
-            points[predicted] = seen.kld - terms.prices[bought.exact]
+            its = seen if multiple == 1 else forecast.measured(work, bought.plan(self.shape, spec), predicted)
+            points[predicted] = its.kld - terms.prices[bought.exact]
         rows = iter(group[0].distortion for group in cut.groups)
         by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
         for _ in range(spec.n_layer):
