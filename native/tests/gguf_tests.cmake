@@ -1,5 +1,5 @@
 # Reader, layer runs, master tables, vocabulary, sampler and graph tests, against latentkv_native. Include after that target exists.
-foreach(name test_branches test_gguf test_layer_runs test_master test_vocab)
+foreach(name test_branches test_gguf test_layer_runs test_master test_placement test_vocab)
     add_executable(${name} ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
     target_link_libraries(${name} PRIVATE latentkv_native)
     latentkv_warnings(${name})

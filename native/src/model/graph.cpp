@@ -71,8 +71,8 @@ private:
     ggml_tensor* output(ggml_tensor* x);
     bool expands_keys(int il) const;
     ReferenceInputs& reference_of(int il) {
-        if (exact_ == nullptr && cache_.evicts(il)) return graph_.evicting[static_cast<size_t>(il)];
-        return exact_ == nullptr && cache_.in_ring(il) ? graph_.ring_reference : graph_.reference;
+        if (exact_ == nullptr && cache_.placement().evicts(il)) return graph_.evicting[static_cast<size_t>(il)];
+        return exact_ == nullptr && cache_.placement().in_ring(il) ? graph_.ring_reference : graph_.reference;
     }
     void describe(LatentAttnParams& p, int il) const;
     AttentionNode& attention_node(int il, const Queries& q, bool split);
@@ -161,7 +161,7 @@ bool Builder::expands_keys(int il) const {
     const KPath path = model_.cache_spec().layers[static_cast<size_t>(il)].k_path;
     return path != KPath::rebuild && !model_.layers()[static_cast<size_t>(il)].k_b.empty() && shape_.on_gpu &&
            shape_.fused && exact_ == nullptr && shape_.n_tokens >= least_expanded_tokens &&
-           !in_blocks(cache_.k_layout(cache_.n_regions() - 1, il));
+           !in_blocks(cache_.rows().k_layout(cache_.placement().middle(), il));
 }
 
 // What every problem of a layer has.
@@ -350,7 +350,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
     const int64_t n_tokens = x->ne[1];
     const int64_t hd = h_.head_dim;
-    const bool split = cache_.is_full(0, il);
+    const bool split = cache_.rows().is_full(0, il);
     held(x);
     const Heads of = heads(x, il);
     const bool moved = spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed;
@@ -381,7 +381,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
         if (split) {
             q.full = whole_q;
         }
-        if (!split || (cache_.in_ring(il) ? shape_.ring : shape_.latents)) {
+        if (!split || (cache_.placement().in_ring(il) ? shape_.ring : shape_.latents)) {
             q.latents = moved && !expands_keys(il) ? project(whole_q, layer) : whole_q;
         }
         node = &attention_node(il, q, split);
@@ -390,7 +390,7 @@ ggml_tensor* Builder::attention(ggml_tensor* x, int il) {
     ggml_build_forward_expand(graph_.nodes, stored);  // rows are written even where no output follows
     ggml_tensor* out = nullptr;
     ggml_tensor* masses = nullptr;
-    const bool evicts = exact_ == nullptr && cache_.evicts(il);
+    const bool evicts = exact_ == nullptr && cache_.placement().evicts(il);
     if (shape_.fused) {
         out = latent_attn(ctx_, *node, q, stored, shape_.n_threads);
         if (evicts) masses = attn_mass(ctx_, *node, q, shape_.on_gpu ? out : stored, shape_.n_threads);
@@ -603,7 +603,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     graph->context = tensor_context(ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
-    if (!shape.fused && cache.eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));
+    if (!shape.fused && cache.placement().eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));
     graph->writers.resize(exact != nullptr ? static_cast<size_t>(h.n_layer) : 0);
     Builder(model, cache, ropes, constants, batch, shape, exact, *graph).build();
     return graph;
