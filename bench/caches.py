@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-import methods
+import record
 from inputs import real_models, texts
 from record import RESULTS, Column, save
 
@@ -93,7 +93,7 @@ def main() -> int:
     for each in rows:
         print("{kv:>12} {formats:>8} {share:7.2%} {kld:.5f} {same_top:.1%}".format(**each))
     if args.save:
-        words = ["python", "bench/caches.py", methods.shown(Path(args.model)), "--kv", args.kv]
+        words = ["python", "bench/caches.py", record.shown(Path(args.model)), "--kv", args.kv]
         words += ["-c", str(args.context), "--save", args.save]
         note = (
             f"`{path.name}`, its own weights; {args.context} tokens of the held-out text of "

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-import methods
+import record
 from inputs import real_models
 from latentkv import _core
 from latentkv.plan.master import planned
@@ -106,7 +106,7 @@ def main() -> int:
         }
         rows = [row for depth in map(int, args.depth.split(",")) for row in measured(models, depth, args)]
     if args.save:
-        words = ["python", "bench/cpu.py", methods.shown(Path(args.model)), "-d", args.depth]
+        words = ["python", "bench/cpu.py", record.shown(Path(args.model)), "-d", args.depth]
         words += ["-t", str(args.threads), "--save", args.save]
         note = f"`{plain.name}`, its own weights; {args.threads} threads, median of {args.rounds - 1} turns."
         save(RESULTS / f"{args.save}.json", command=shlex.join(words), columns=COLUMNS, rows=rows, note=note)

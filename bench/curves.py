@@ -1,4 +1,4 @@
-"""Quality against bytes: one curve per method from the rows of bench/methods.py."""
+"""Quality against bytes: one curve per method from rows of a result."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 Each paper is a module of bench/papers/: what it claims, and caches that do what its method does. They are
 measured beside full f16 rows with flash decoding, all in one run on one GPU; how those stand to llama.cpp's,
-bench/gpu/default_files.py measures. Every paper writes bench/results/papers-NAME.json; docs/papers.md shows
-them.
+bench/gpu/default_files.py measures. Every paper writes bench/results/papers/papers-NAME.json; docs/papers.md
+shows them.
 """
 
 from __future__ import annotations

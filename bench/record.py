@@ -78,3 +78,28 @@ def save(
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def finished(path: Path, command: str, restart: bool) -> list[dict[str, Any]]:
+    """The rows that an earlier run of the same command has written; exits when another command wrote them."""
+    if restart or not path.exists():
+        return []
+    old = json.loads(path.read_text(encoding="utf-8"))
+    if old["command"] != command:
+        raise SystemExit(
+            f"error: [--save] expected results of `{command}`; got those of `{old['command']}` in "
+            f"{path.name}; choose another name or pass --restart"
+        )
+    rows: list[dict[str, Any]] = old["rows"]
+    return rows
+
+
+def cell(value: Any, spec: str) -> str:
+    """A value as it is printed while rows come in."""
+    return "–" if value is None else format(value, spec)
+
+
+def shown(path: Path) -> str:
+    """A path as a reader types it in the root; the bare name of what lies outside."""
+    path = path.resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name

@@ -5,7 +5,7 @@
 
 Two kinds of block, each between its markers; what stands between them is never edited by hand:
 
-    <!-- result: NAME -->    ... <!-- /result -->      bench/results/NAME.json, as bench/record.py writes it
+    <!-- result: NAME -->    ... <!-- /result -->      NAME.json below bench/results (bench/record.py)
         columns=KEY,KEY      these alone, without the note
         rows=REGEX           those whose first two cells, "A | B", it finds
     <!-- registry: NAME -->  ... <!-- /registry -->    a directory: one entry per file (REGISTRIES)
@@ -56,16 +56,17 @@ def cell(value: Any, spec: str, unit: str) -> str:
 def render_result(
     name: str, folder: Path = RESULTS, link: str = "bench/results", only: str = "", rows: str = ""
 ) -> str:
-    path = folder / f"{name}.json"
-    if not path.exists():
-        raise StaleError(f"[tables] expected bench/results/{name}.json; got no such file")
+    found = sorted(folder.rglob(f"{name}.json"))
+    if len(found) != 1:
+        raise StaleError(f"[tables] expected one {name}.json below bench/results; got {len(found)}")
+    path = found[0]
     result = json.loads(path.read_text(encoding="utf-8"))
     missing = {"command", "environment", "columns", "rows"} - result.keys()
     if missing:
         raise StaleError(
             f"[tables] expected {', '.join(sorted(missing))} in {path.name}; got {', '.join(result)}"
         )
-    source = f"[JSON]({link}/{name}.json)"
+    source = f"[JSON]({link}/{path.relative_to(folder).as_posix()})"
     if not only and not rows:
         machine = result["environment"]
         note = f"{result['note']} " if result.get("note") else ""

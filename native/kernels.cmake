@@ -2,10 +2,11 @@
 add_library(latentkv_kernels STATIC
     ${CMAKE_CURRENT_LIST_DIR}/src/cache/row.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/attn_mass.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/code_scores.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/code_values.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/codes/code_scores.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/codes/code_values.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/combine.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/direct.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/latent_attn.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/partial.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/plan.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/rebuild.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/tile.cpp

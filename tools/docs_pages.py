@@ -17,8 +17,8 @@ PATTERNS = (
     "docs/**/*.md",
     "docs/**/*.png",
     "bench/README.md",
-    "bench/results/*.json",
-    "bench/results/*.png",
+    "bench/results/**/*.json",
+    "bench/results/**/*.png",
     "native/src/ops/cuda/README.md",
 )
 

@@ -1,7 +1,7 @@
-"""Lists the public names and arguments of llama-cpp-python, for tests/python/test_llama_cpp_python.py.
+"""Lists the public names and arguments of llama-cpp-python, for tests/python/llama/test_llama_cpp_python.py.
 
 pip download --no-deps --no-binary :all: llama-cpp-python     # and unpack it
-python tools/llama_cpp_names.py llama_cpp_python-X.Y.Z/llama_cpp > tests/python/llama_cpp_names.json
+python tools/llama_cpp_names.py llama_cpp_python-X.Y.Z/llama_cpp > tests/python/llama/llama_cpp_names.json
 """
 
 from __future__ import annotations

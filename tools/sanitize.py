@@ -44,9 +44,9 @@ SANITIZERS = {
             "tests/promise/test_regions.py",
             "tests/promise/test_soak.py",
             "tests/promise/test_transcode.py",
-            "tests/python/test_hostile_files.py",
-            "tests/python/test_sampler.py",
-            "tests/python/test_streams.py",
+            "tests/python/survival/test_hostile_files.py",
+            "tests/python/llama/test_sampler.py",
+            "tests/python/llama/test_streams.py",
             # counts on how often sums fall on the edge of two codes, which a compiler changes
             "--deselect=tests/promise/test_cache.py::test_quantized_decode_equals_prefill",
         ),
@@ -59,7 +59,7 @@ SANITIZERS = {
         flags="thread",
         libraries=("libtsan.so", "libstdc++.so.6"),
         native_tests="^(test_team|test_latent_attn|test_block)$",
-        python_tests=("tests/python/test_streams.py",),
+        python_tests=("tests/python/llama/test_streams.py",),
         environment={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
     ),
 }

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from latentkv import _core
 from latentkv.plan.master import planned
 
-FORMATS = ("", "", "f16", "q8", "q4", "q2", "q1", "g4", "q8_0")
+FORMATS = ("", "", "f16", "q8", "q4", "q2", "q1", "q5", "q8_0")
 # what the file asks for, none of it, one of both, both
 WINDOWS: tuple[dict[str, int], ...] = (
     {},

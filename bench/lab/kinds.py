@@ -19,14 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # bench/
 
-import methods
 import needles
 import record
 from answering import answers, decoded
 from command import latentkv
 from inputs import hide, real_models
 from latentkv_convert.calibrate import chats, mix
-from latentkv_convert.source.source import open_source
+from latentkv_convert.source.open_source import open_source
 from record import RESULTS, Column
 
 QUICK = "all, --quick"
@@ -110,7 +109,7 @@ class Kinds:
 
     def run(self) -> None:
         result = self.args.out or RESULTS / f"kinds-{self.name}.json"
-        rows = methods.finished(result, self.command(), self.args.restart)
+        rows = record.finished(result, self.command(), self.args.restart)
         plain = self.plain()
         if not any(row["on"] == "full K and V" for row in rows):
             empty = dict.fromkeys(column.key for column in COLUMNS)

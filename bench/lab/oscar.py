@@ -27,15 +27,15 @@ import numpy as np
 
 from latentkv_convert import pipeline
 from latentkv_convert.errors import ConvertError
+from latentkv_convert.fuse import rotation
 from latentkv_convert.ir import F64, Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from latentkv_convert.plan import latent_plan, methods
 from latentkv_convert.plan.linalg import eigenbasis
-from latentkv_convert.plan.work import Work
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import served
 from latentkv_convert.source.frequencies import frequencies
-from latentkv_convert.write.fuse import rotation
-from latentkv_convert.write.quantize import OUTTYPES
+from latentkv_convert.weights.quantize import OUTTYPES
+from latentkv_convert.work import Work
 
 SINK, RECENT, FORMAT = 64, 256, "q2"
 
@@ -49,7 +49,7 @@ class Oscar:
     def needs(self) -> tuple[str, ...]:
         return ("heads", "mixtures")
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         moments = self.queries(work, layer) if side == "k" else work.stats["mixtures"][layer]["v"]
         return tuple(turn(np.asarray(moment, np.float64), f"layer {layer} {side}") for moment in moments)
 

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import curves
-import methods
 import record
 from inputs import texts
 from inputs.real_models import model_path
@@ -177,7 +176,7 @@ class Ladder:
             texts=self.texts,
         )
         numbers = ("share", "kld", "kld_median", "kld_p999", "ppl", "first_difference")
-        shown = [f"{c.label} {methods.cell(row[c.key], c.format)}" for c in self.columns if c.key in numbers]
+        shown = [f"{c.label} {record.cell(row[c.key], c.format)}" for c in self.columns if c.key in numbers]
         what = row["why"] if row["kld"] is None else ", ".join(shown)
         clock = time.monotonic() - self.begin
         print(f"{row['family']} {row['setting']}: {what} ({clock:.0f} s, {left} cells left)", flush=True)
@@ -275,7 +274,7 @@ def shape(plain: Path) -> rungs.Shape:
 
 def finished(path: Path, command: str, digest: str, restart: bool) -> list[dict[str, Any]]:
     """Rows of an earlier run of the same command on the same texts."""
-    rows = methods.finished(path, command, restart)
+    rows = record.finished(path, command, restart)
     if rows and json.loads(path.read_text(encoding="utf-8")).get("texts") != digest:
         raise SystemExit(f"error: [texts] expected those of {path.name}; got others; pass --restart")
     return rows

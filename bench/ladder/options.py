@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-import methods
+import record
 from inputs import real_models
 from record import RESULTS
 
@@ -52,11 +52,11 @@ def parse(description: str | None) -> argparse.Namespace:
 
 def command_line(args: argparse.Namespace) -> str:
     """What a reader types in the root for the whole table; what lies outside it by name."""
-    model = args.model if args.model in real_models.MODELS else methods.shown(Path(args.model))
+    model = args.model if args.model in real_models.MODELS else record.shown(Path(args.model))
     words = ["python", "bench/ladder.py", model, "--device", args.device]
     for name in ("calib", "text"):
         path = getattr(args, name)
-        words += [f"--{name}", methods.shown(path)] if path else []
+        words += [f"--{name}", record.shown(path)] if path else []
     words += ["-c", str(args.ctx_size), "--chunks", str(args.chunks), "--samples", str(args.samples)]
     words += ["--chars", str(args.chars)] if args.samples else []
     words += ["--answers", str(args.answers)] + (["--tokens", str(args.tokens)] if args.answers else [])

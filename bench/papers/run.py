@@ -138,7 +138,7 @@ def main(description: str | None) -> int:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"of {', '.join(PAPERS)} (default: all)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=RESULTS / "papers", help="folder of the results")
     args = parser.parse_args()
     if unknown := set(args.papers) - set(PAPERS):
         parser.error(f"[PAPER] expected some of {', '.join(PAPERS)}; got {', '.join(sorted(unknown))}")

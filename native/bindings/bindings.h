@@ -7,6 +7,8 @@
 
 #include "cache/kv_cache.h"
 #include "model/model.h"
+#include "runtime/plan/session_options.h"
+#include "tokens/sampler.h"
 
 void bind_blocks(pybind11::module_& module);
 void bind_chat(pybind11::module_& module);
@@ -15,3 +17,7 @@ void bind_session(pybind11::module_& module);
 void bind_sampler(pybind11::module_& module);
 
 pybind11::dict kv_bytes_dict(const lkv::KvBytes& bytes);
+
+// Errors: TypeError for a keyword that is no option, or a value of another type.
+lkv::SessionOptions session_options(const char* function, const pybind11::kwargs& given);
+lkv::SamplerOptions sampler_options(const pybind11::kwargs& given);  // beside the keyword matcher

@@ -7,10 +7,10 @@
 #include "base/log.h"
 #include "bindings.h"
 #include "cache/formats.h"
+#include "devices/gpus.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "gguf/content_hash.h"
-#include "runtime/gpu.h"
 
 namespace py = pybind11;
 
@@ -38,9 +38,7 @@ py::dict build_info() {
     }
     info["cpu_features"] = features;
     py::list formats;
-    for (int f = 1; f < lkv::n_formats; f++) {
-        formats.append(lkv::format_name(static_cast<lkv::Format>(f)));
-    }
+    for (const lkv::Format format : lkv::all_formats) formats.append(lkv::format_name(format));
     info["formats"] = formats;
     return info;
 }

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "bindings.h"
 #include "gil.h"
-#include "runtime/session.h"
+#include "runtime/plan/forecast.h"
 
 namespace py = pybind11;
 using lkv::GgufType;
@@ -147,46 +147,31 @@ py::object master(const Model& model) {
     return out;
 }
 
-py::dict forecast(const Model& model, int n_ctx, const std::string& kv, const std::string& kv_k,
-                  const std::string& kv_v, const std::vector<std::string>& k_plan,
-                  const std::vector<std::string>& v_plan, const std::string& kv_sink, const std::string& kv_recent,
-                  int sink, int recent, double recent_ratio, const std::string& evict, const std::string& keep_tokens,
-                  const std::string& prefill, int n_seq_max, int n_ubatch) {
-    lkv::SessionOptions options;
+py::dict forecast(const Model& model, int n_ctx, const py::kwargs& given) {
+    lkv::SessionOptions options = session_options("forecast", given);
     options.n_ctx = n_ctx;
-    options.kv = kv;
-    options.kv_k = kv_k;
-    options.kv_v = kv_v;
-    options.k_plan = k_plan;
-    options.v_plan = v_plan;
-    options.kv_sink = kv_sink;
-    options.kv_recent = kv_recent;
-    options.sink = sink;
-    options.recent = recent;
-    options.recent_ratio = recent_ratio;
-    options.evict = evict;
-    options.keep_tokens = keep_tokens;
-    options.prefill = prefill;
-    options.n_seq_max = n_seq_max;
-    options.n_ubatch = n_ubatch;
-    const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::cache_options(model, options), false);
-    py::dict out = kv_bytes_dict(cache.bytes());
+    const lkv::SessionPlan plan = lkv::resolve(model, options);
+    const lkv::Forecast forecast = lkv::forecast(model, plan);
     const std::vector<size_t> weights = model.resident_bytes();
-    const std::vector<size_t> compute = lkv::forecast_compute_bytes(model, options);
+    py::dict out = kv_bytes_dict(forecast.cache);
     out["weights"] = std::accumulate(weights.begin(), weights.end(), size_t{0});
-    out["compute"] = std::accumulate(compute.begin(), compute.end(), size_t{0});
-    out["prefill"] = lkv::forecast_prefill_bytes(model, options);
+    out["compute"] = std::accumulate(forecast.compute.begin(), forecast.compute.end(), size_t{0});
+    out["prefill"] = forecast.prefill;
     py::list runs;
     for (size_t i = 0; i < model.runs().size(); i++) {
         py::dict run;
         run["gpu"] = model.runs()[i].on_gpu() ? py::object(py::int_(model.runs()[i].gpu)) : py::object(py::none());
         run["layers"] = model.runs()[i].end_layer - model.runs()[i].first_layer;
         run["weights"] = weights[i];
-        run["cache"] = cache.bytes().runs[i];
-        run["compute"] = compute[i];
+        run["cache"] = forecast.cache.runs[i];
+        run["compute"] = forecast.compute[i];
         runs.append(run);
     }
     out["runs"] = runs;
+    out["sink"] = plan.cache.sink;
+    out["recent"] = plan.cache.recent;
+    out["recent_ratio"] = plan.cache.recent_ratio;
+    out["warnings"] = plan.warnings;
     return out;
 }
 
@@ -274,11 +259,7 @@ void bind_model(py::module_& module) {
                                    }
                                    return text(*m.vocab().chat_template());
                                })
-        .def("forecast", &forecast, py::arg("n_ctx"), py::kw_only(), py::arg("kv") = "", py::arg("kv_k") = "",
-             py::arg("kv_v") = "", py::arg("k_plan") = std::vector<std::string>(),
-             py::arg("v_plan") = std::vector<std::string>(), py::arg("kv_sink") = "", py::arg("kv_recent") = "",
-             py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0, py::arg("evict") = "",
-             py::arg("keep_tokens") = "", py::arg("prefill") = "", py::arg("n_seq_max") = 1, py::arg("n_ubatch") = 512)
+        .def("forecast", &forecast, py::arg("n_ctx"))
         .def(
             "tokenize",
             [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {

@@ -1,9 +1,8 @@
-#include "runtime/sampler.h"
+#include "tokens/sampler.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <functional>
 #include <span>
 
 #include "base/error.h"
@@ -12,7 +11,6 @@
 
 namespace py = pybind11;
 using lkv::Sampler;
-using lkv::SamplerOptions;
 
 namespace {
 
@@ -21,57 +19,6 @@ struct PySampler {
     std::shared_ptr<lkv::Model> model;
     Sampler sampler;
 };
-
-// A field of the options for every keyword; what is not given keeps its default.
-SamplerOptions options_of(const py::kwargs& given) {
-    SamplerOptions o;
-    std::map<std::string, std::function<void(const py::handle&)>> fields;
-    const auto field = [&fields](const char* name, auto& place) {
-        fields[name] = [&place](const py::handle& value) { place = value.cast<std::decay_t<decltype(place)>>(); };
-    };
-    field("temperature", o.temperature);
-    field("top_k", o.top_k);
-    field("top_p", o.top_p);
-    field("min_p", o.min_p);
-    field("typical_p", o.typical_p);
-    field("repeat_penalty", o.repeat_penalty);
-    field("frequency_penalty", o.frequency_penalty);
-    field("presence_penalty", o.presence_penalty);
-    field("penalty_last_n", o.penalty_last_n);
-    field("mirostat_mode", o.mirostat_mode);
-    field("mirostat_tau", o.mirostat_tau);
-    field("mirostat_eta", o.mirostat_eta);
-    field("top_n_sigma", o.top_n_sigma);
-    field("xtc_probability", o.xtc_probability);
-    field("xtc_threshold", o.xtc_threshold);
-    field("dynatemp_range", o.dynatemp_range);
-    field("dynatemp_exponent", o.dynatemp_exponent);
-    field("dry_multiplier", o.dry_multiplier);
-    field("dry_base", o.dry_base);
-    field("dry_allowed_length", o.dry_allowed_length);
-    field("dry_penalty_last_n", o.dry_penalty_last_n);
-    field("dry_sequence_breakers", o.dry_sequence_breakers);
-    field("min_keep", o.min_keep);
-    field("infill", o.infill);
-    field("seed", o.seed);
-    fields["logit_bias"] = [&o](const py::handle& value) {
-        o.logit_bias = value.cast<std::optional<std::map<int32_t, float>>>().value_or(std::map<int32_t, float>{});
-    };
-    fields["matcher"] = [](const py::handle&) {};  // taken by matcher_of
-    for (const auto& [key, value] : given) {
-        const auto found = fields.find(key.cast<std::string>());
-        if (found == fields.end()) {
-            throw py::type_error("Sampler() got an unexpected keyword argument '" + key.cast<std::string>() + "'");
-        }
-        try {
-            found->second(value);
-        } catch (const py::cast_error&) {
-            throw py::type_error("Sampler() got a " + py::str(py::type::of(value)).cast<std::string>() + " for " +
-                                 key.cast<std::string>());
-        }
-    }
-    return o;
-}
 
 // Calls Python, whose exceptions become an Error with the same text.
 template <typename Call>
@@ -191,7 +138,7 @@ void bind_sampler(py::module_& module) {
                  const lkv::Vocab* const vocab = model->has_vocab() ? &model->vocab() : nullptr;
                  const int32_t known = model->hparams().n_vocab;  // 0: opened for its vocabulary alone
                  const int32_t n_vocab = known == 0 && vocab != nullptr ? vocab->n_tokens() : known;
-                 return new PySampler{model, Sampler(options_of(given), n_vocab, vocab, matcher_of(given))};
+                 return new PySampler{model, Sampler(sampler_options(given), n_vocab, vocab, matcher_of(given))};
              }),
              py::arg("model"))
         .def(

@@ -60,7 +60,7 @@ std::vector<uint8_t> output_mask(const py::object& output, size_t n) {
 py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                           const std::optional<std::vector<int32_t>>& pos,
                           const std::optional<std::vector<int32_t>>& seq, const py::object& output,
-                          const py::object& take, int n_ahead) {
+                          const py::object& take, int n_ahead, bool states) {
     const size_t n = tokens.size();
     std::vector<int32_t> sequences = seq.value_or(std::vector<int32_t>(n, 0));
     if (sequences.size() != n || (pos && pos->size() != n)) {
@@ -79,18 +79,19 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
         }
     }
     const std::vector<uint8_t> mask = output_mask(output, n);
-    const auto n_vocab = static_cast<py::ssize_t>(self.session.model().hparams().n_vocab);
+    const lkv::HParams& h = self.session.model().hparams();
+    const auto width = static_cast<py::ssize_t>(states ? h.n_embd : h.n_vocab);
     const bool in_parts = !take.is_none();
     const auto n_outputs = static_cast<py::ssize_t>(std::accumulate(mask.begin(), mask.end(), size_t{0}));
-    py::array_t<float> logits({in_parts ? 0 : n_outputs, n_vocab});
-    py::object part = py::none();  // logits of the ubatch that runs
-    float* data = logits.mutable_data();
+    py::array_t<float> result({in_parts ? 0 : n_outputs, width});
+    py::object part = py::none();  // the result of the ubatch that runs
+    float* data = result.mutable_data();
     const auto room = [&](size_t n_rows) {
         if (!in_parts || n_rows == 0) {
-            return std::exchange(data, data + n_rows * static_cast<size_t>(n_vocab));
+            return std::exchange(data, data + n_rows * static_cast<size_t>(width));
         }
         const Locked locked;
-        py::array_t<float> rows({static_cast<py::ssize_t>(n_rows), n_vocab});
+        py::array_t<float> rows({static_cast<py::ssize_t>(n_rows), width});
         part = rows;
         return rows.mutable_data();
     };
@@ -110,9 +111,10 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
                 throw py::error_already_set();
             }
         };
-        self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead);
+        self.session.decode(tokens, positions, sequences, mask, room, between, n_ahead,
+                            states ? lkv::Result::states : lkv::Result::logits);
     }
-    return logits;
+    return result;
 }
 
 lkv::Accept parse_accept(const std::string& word) {
@@ -126,47 +128,11 @@ lkv::Accept parse_accept(const std::string& word) {
 
 void bind_session(py::module_& module) {
     py::class_<PySession, std::unique_ptr<PySession, FreeOwn>>(module, "Session")
-        .def(
-            py::init([](const std::shared_ptr<lkv::Model>& model, int n_ctx, int n_ubatch, int n_seq_max, int n_threads,
-                        int n_threads_batch, const std::string& kv, const std::string& kv_k, const std::string& kv_v,
-                        const std::vector<std::string>& k_plan, const std::vector<std::string>& v_plan,
-                        const std::string& kv_sink, const std::string& kv_recent, bool kv_rotate, int sink, int recent,
-                        double recent_ratio, const std::string& evict, const std::string& keep_tokens,
-                        const std::string& prefill, const std::string& implementation, bool require_fused) {
-                lkv::SessionOptions options;
-                options.n_ctx = n_ctx;
-                options.n_ubatch = n_ubatch;
-                options.n_seq_max = n_seq_max;
-                options.n_threads = n_threads;
-                options.n_threads_batch = n_threads_batch;
-                options.kv = kv;
-                options.kv_k = kv_k;
-                options.kv_v = kv_v;
-                options.k_plan = k_plan;
-                options.v_plan = v_plan;
-                options.kv_sink = kv_sink;
-                options.kv_recent = kv_recent;
-                options.kv_rotate = kv_rotate;
-                options.sink = sink;
-                options.recent = recent;
-                options.recent_ratio = recent_ratio;
-                options.evict = evict;
-                options.keep_tokens = keep_tokens;
-                options.prefill = prefill;
-                if (implementation != "fused" && implementation != "reference") {
-                    lkv::fail("implementation", "expected fused or reference; got ", lkv::quoted(implementation));
-                }
-                options.fused = implementation == "fused";
-                options.require_fused = require_fused;
-                return std::unique_ptr<PySession, FreeOwn>(new PySession{Session(model, options)});
-            }),
-            py::arg("model"), py::kw_only(), py::arg("n_ctx") = 0, py::arg("n_ubatch") = 512, py::arg("n_seq_max") = 1,
-            py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("kv") = "", py::arg("kv_k") = "",
-            py::arg("kv_v") = "", py::arg("k_plan") = std::vector<std::string>(),
-            py::arg("v_plan") = std::vector<std::string>(), py::arg("kv_sink") = "", py::arg("kv_recent") = "",
-            py::arg("kv_rotate") = true, py::arg("sink") = -1, py::arg("recent") = -1, py::arg("recent_ratio") = -1.0,
-            py::arg("evict") = "", py::arg("keep_tokens") = "", py::arg("prefill") = "",
-            py::arg("implementation") = "fused", py::arg("require_fused") = false)
+        .def(py::init([](const std::shared_ptr<lkv::Model>& model, const py::kwargs& options) {
+                 return std::unique_ptr<PySession, FreeOwn>(
+                     new PySession{Session(model, session_options("Session", options))});
+             }),
+             py::arg("model"))
         .def_property_readonly("n_ctx", [](const PySession& s) { return s.session.options().n_ctx; })
         .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
         .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
@@ -175,6 +141,9 @@ void bind_session(py::module_& module) {
             [](const PySession& s) {
                 return s.session.placement().ring() == nullptr ? 0 : s.session.placement().ring()->window();
             })
+        .def(
+            "n_recent", [](const PySession& s, int length) { return s.session.options().window(length); },
+            py::arg("length"))
         .def_property_readonly("can_rotate", [](const PySession& s) { return s.session.can_rotate(); })
         .def_property_readonly(
             "prefill",
@@ -193,7 +162,7 @@ void bind_session(py::module_& module) {
                                })
         .def("decode", &decode, py::arg("tokens"), py::kw_only(), py::arg("pos") = py::none(),
              py::arg("seq") = py::none(), py::arg("output") = "last", py::arg("take") = py::none(),
-             py::arg("n_ahead") = 0)
+             py::arg("n_ahead") = 0, py::arg("states") = false)
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         // In a child of fork(): the parent's other thread was in the middle of a call, so that not even freeing it is safe.
         .def("leave", [](PySession& s) { s.left = true; })

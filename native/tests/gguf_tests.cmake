@@ -1,6 +1,8 @@
 # Reader, layer runs, master tables, vocabulary, sampler and graph tests, against latentkv_native. Include after that target exists.
-foreach(name test_branches test_gguf test_layer_runs test_master test_placement test_vocab)
-    add_executable(${name} ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
+foreach(file test_branches test_layer_runs test_placement files/test_gguf files/test_master files/test_vocab)
+    cmake_path(GET file FILENAME name)
+    add_executable(${name} ${CMAKE_CURRENT_LIST_DIR}/${file}.cpp)
+    target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_LIST_DIR})
     target_link_libraries(${name} PRIVATE latentkv_native)
     latentkv_warnings(${name})
     add_test(NAME ${name} COMMAND ${name})

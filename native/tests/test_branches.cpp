@@ -1,4 +1,4 @@
-// Which nodes of a layer's graph may run at the same time. The graphs are made by hand in the order of model/graph.cpp.
+// Which nodes of a layer's graph may run at the same time. The graphs are made by hand in the order of graph/graph.cpp.
 #include "runtime/branches.h"
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "check.h"
 #include "ggml-alloc.h"
 #include "ggml-cpp.h"
-#include "ops/ggml_entry.h"
+#include "graph/ggml_entry.h"
 
 using lkv::AttentionNode;
 using lkv::Branches;

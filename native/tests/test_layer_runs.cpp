@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "model/layer_runs.h"
+#include "devices/layer_runs.h"
 
 namespace {
 

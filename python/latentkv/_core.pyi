@@ -101,30 +101,13 @@ class Model:
         "recent_format": "f16", "prefill": "eager"}."""
     @property
     def chat_template(self) -> str | None: ...
-    def forecast(
-        self,
-        n_ctx: int,
-        *,
-        kv: str = "",
-        kv_k: str = "",
-        kv_v: str = "",
-        k_plan: Sequence[str] = (),
-        v_plan: Sequence[str] = (),
-        kv_sink: str = "",
-        kv_recent: str = "",
-        sink: int = -1,
-        recent: int = -1,
-        recent_ratio: float = -1.0,
-        evict: str = "",
-        keep_tokens: str = "",
-        prefill: str = "",
-        n_seq_max: int = 1,
-        n_ubatch: int = 512,
-    ) -> dict[str, Any]:
-        """Bytes before allocating: same keys as Session.kv_bytes(), plus "weights" (on a GPU without the
-        token table, unless it is the output too), "compute" and "prefill": what a prompt of n_ctx tokens
-        takes beside them while it is prefilled lazily, 0 when eager. "runs": [{"gpu", "layers", "weights",
-        "cache", "compute"}], what of these each device has, bookkeeping aside; "gpu" None is the host."""
+    def forecast(self, n_ctx: int, **options: Any) -> dict[str, Any]:
+        """Bytes before allocating; options: the others of plan.options.SessionOptions. Same keys as
+        Session.kv_bytes(), plus "weights" (on a GPU without the token table, unless it is the output too),
+        "compute" and "prefill": what a prompt of n_ctx tokens takes beside them while it is prefilled lazily,
+        0 when eager. "runs": [{"gpu", "layers", "weights", "cache", "compute"}], what of these each device
+        has, bookkeeping aside; "gpu" None is the host. "sink", "recent", "recent_ratio": the exact tokens.
+        "warnings": the lines that a session with these options logs."""
     # vocabulary (libllama)
     def tokenize(self, text: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], special: bool = False) -> bytes: ...
@@ -147,54 +130,19 @@ class Model:
 class Session:
     """One KV cache and compute graph on a model. Not thread-safe; release of the GIL during decode()."""
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        n_ctx: int = 0,
-        n_ubatch: int = 512,
-        n_seq_max: int = 1,
-        n_threads: int = 0,
-        n_threads_batch: int = 0,
-        kv: str = "",
-        kv_k: str = "",
-        kv_v: str = "",
-        k_plan: Sequence[str] = (),
-        v_plan: Sequence[str] = (),
-        kv_sink: str = "",
-        kv_recent: str = "",
-        kv_rotate: bool = True,
-        sink: int = -1,
-        recent: int = -1,
-        recent_ratio: float = -1.0,
-        evict: str = "",
-        keep_tokens: str = "",
-        prefill: str = "",
-        implementation: str = "fused",
-        require_fused: bool = False,
-    ) -> None:
-        """kv: one row format for K and V ("" = the file's plan, else f16); kv_k/kv_v override one side.
-        What the file's plan drops stays dropped. k_plan/v_plan: a row format for every segment, layers and
-        groups in the file's order, in place of the file's plan. kv_sink/kv_recent: the same as kv for the
-        exact tokens of sink and recent ("" = the file's, else f16, and never coarser than kv).
-        kv_rotate: Hadamard-rotate q, k, v of `full` tensors with a quantized format, as llama.cpp does.
-        sink/recent: tokens that are kept exact; recent_ratio: recent tokens as a share of the sequence
-        behind its sinks, which grows with it (-1 = the file's default; recent or recent_ratio replaces the
-        file's window).
-        evict, keep_tokens: a policy ("h2o", "keyformer", "snapkv") by which each layer keeps so many tokens
-        of a sequence, a number or a share of its context ("50%"), sinks and recent tokens among them. seq_rm
-        then takes whole sequences only, and seq_cp and seq_add are refused.
-        prefill: "lazy": a decode() call in which every sequence starts attends to exact K and V, layer by
-        layer, and its rows are compressed when they are written; "eager": tokens see the compressed past
-        ("" = the file's default). Refused where exact K and V are not in the file.
-        implementation: "fused" or "reference" (stock ggml ops). require_fused: refused where attention would
-        not run fused on the device that the model was asked to run on."""
+    def __init__(self, model: Model, **options: Any) -> None:
+        """options: those of plan.options.SessionOptions, but kv_budget and the presets of kv. TypeError for
+        another name or a value of another type; Error for one out of its range, for options that exclude each
+        other, and, with require_fused, where attention would not run fused on the device that the model was
+        asked to run on."""
     @property
     def n_ctx(self) -> int: ...
     @property
     def n_ubatch(self) -> int: ...
     @property
     def n_seq_max(self) -> int: ...
+    def n_recent(self, length: int) -> int:
+        """How many of its latest tokens a sequence of `length` tokens keeps out of the compressed region."""
     @property
     def can_rotate(self) -> bool:
         """Whether full K or V are quantized row by row: what kv_rotate is about."""
@@ -220,12 +168,14 @@ class Session:
         output: str | Sequence[bool] = "last",
         take: Callable[[NDArray[np.float32]], object] | None = None,
         n_ahead: int = 0,
+        states: bool = False,
     ) -> NDArray[np.float32]:
         """Runs tokens through model and cache, in ubatches. Returns logits [n_outputs, n_vocab] float32.
 
         pos None: continue each sequence; seq None: sequence 0.
         output "last" (of the batch), "all", "none" or one bool per token.
         take: is called with the logits [n, n_vocab] of each ubatch that has some, in place of returning them.
+        states: hidden states behind the last norm, [n_outputs, n_embd], in place of logits.
         n_ahead: so many of the last tokens, of one sequence, are guesses that seq_rm may take back: no token
         leaves the recent window on their account.
         Raises Error when the cache is full, before anything runs (require_room)."""
@@ -298,40 +248,10 @@ class TokenMatcher(Protocol):
 class Sampler:
     """A chain of libllama samplers over one logits row."""
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        penalty_last_n: int = 64,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        top_n_sigma: float = -1.0,
-        xtc_probability: float = 0.0,
-        xtc_threshold: float = 0.1,
-        dynatemp_range: float = 0.0,
-        dynatemp_exponent: float = 1.0,
-        dry_multiplier: float = 0.0,
-        dry_base: float = 1.75,
-        dry_allowed_length: int = 2,
-        dry_penalty_last_n: int = 0,
-        dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*"),
-        min_keep: int = 0,
-        infill: bool = False,
-        seed: int = 0xFFFFFFFF,
-        logit_bias: Mapping[int, float] | None = None,
-        matcher: TokenMatcher | None = None,
-    ) -> None:
-        """temperature <= 0 is greedy. The order is llama.cpp's default chain. min_keep: what typical_p,
-        top_p, min_p and XTC leave at least. infill: llama.cpp's sampler of that name, before temperature.
+    def __init__(self, model: Model, *, matcher: TokenMatcher | None = None, **options: Any) -> None:
+        """options: those of sampling.options.SamplingOptions, but grammar. temperature <= 0 is greedy. The
+        order is llama.cpp's default chain. min_keep: what typical_p, top_p, min_p and XTC leave at least.
+        infill: llama.cpp's sampler of that name, before temperature.
 
         matcher: what the answer has to match."""
     def sample(self, logits: NDArray[np.float32]) -> int:

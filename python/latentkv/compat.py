@@ -27,9 +27,8 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "yarn_beta_fast": ((32.0, -1.0), "convert the file again"),
     "yarn_beta_slow": ((1.0, -1.0), "convert the file again"),
     "yarn_orig_ctx": ((0,), "convert the file again"),
-    "pooling_type": ((-1, 0), "this runtime computes logits only"),
     "attention_type": ((-1, 0), "this runtime decodes causally"),
-    "embedding": ((False,), "this runtime computes logits only"),
+    "embedding": (_ANY, ""),  # embed() needs no context of its own
     "swa_full": (_ANY, ""),
     "lora_base": ((None,), "merge the adapter before converting"),
     "lora_path": ((None,), "merge the adapter before converting"),
@@ -48,10 +47,3 @@ def check(arguments: Mapping[str, Any]) -> None:
         if values is not _ANY and value not in values:
             allowed = " or ".join(str(v) for v in values)
             raise expected(name, allowed, repr(value), instead)
-
-
-def one_of(name: str, value: str, other_name: str, other_value: str) -> str:
-    """The one of two spellings that is set; both only when they agree."""
-    if value and other_value and value != other_value:
-        raise expected(name, f"the same as {other_name}", f"{value} and {other_value}", "set one of them")
-    return value or other_value

@@ -1,11 +1,10 @@
-"""`Llama`: one model with one cache, under llama-cpp-python's names. This file opens and closes it; what is
-open and the verbs have their own files."""
+"""`Llama`: one model with one cache, under llama-cpp-python's names. Its verbs delegate: tokens to an
+evaluator, answers to `generate`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,23 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentkv import _core, compat, hub, ranges
-from latentkv.chat.template import require_built_in
-from latentkv.errors import expected
-from latentkv.generate.chat import create_chat_completion, create_chat_completion_openai_v1
-from latentkv.generate.completion import create_completion
-from latentkv.generate.loop import generate, sample
-from latentkv.open_model import OpenModel
-from latentkv.plan.fit import Asked, Fit, fit
-from latentkv.plan.formats import format_name
-from latentkv.plan.gpus import Gpus
-from latentkv.plan.master import planned
+from latentkv.chat.messages import Message
+from latentkv.chat.prompt import chat_request
+from latentkv.chat.template import ChatTemplate, require_built_in, template_of
+from latentkv.chat.tools import ToolUse
+from latentkv.errors import LatentKVError, NoAttribute, absent, expected
+from latentkv.generate.answer import AnswerOptions
+from latentkv.generate.chat import chat, openai_objects
+from latentkv.generate.completion import complete
+from latentkv.generate.embedding import embedded, vectors_of
+from latentkv.generate.loop import LogitsProcessor, StoppingCriteria, next_token, tokens_after
+from latentkv.open_model import open_model
+from latentkv.plan.kv_budget import KvBudget
+from latentkv.sampling.grammar import LlamaGrammar
 from latentkv.sampling.logprobs import log_softmax
-from latentkv.sampling.options import RANDOM_SEED
+from latentkv.sampling.options import RANDOM_SEED, SamplingOptions
 from latentkv.sampling.speculative import DraftModel
-from latentkv.session.effect import require_effect
-from latentkv.session.prefix import Window
-from latentkv.session.turns import ShuttingDown, in_turn
-from latentkv.text import utf8
+from latentkv.session.evaluator import Evaluator
+from latentkv.session.pooling import POOLINGS, chosen, pooling_name
+from latentkv.session.prefix import common
+from latentkv.session.prompt_cache import BaseLlamaCache
+from latentkv.session.state import LlamaState
+from latentkv.session.timings import Timings
+from latentkv.session.turns import ShuttingDown, Turn, in_turn
+from latentkv.text import stop_list, utf8
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -39,33 +45,41 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     return named | given["llama_cpp"]
 
 
-class Llama(OpenModel):
-    """A GGUF model and its cache.
+class Llama:
+    """A GGUF model and its cache, with the interface of llama-cpp-python's Llama.
 
-    `latent_path` is a sidecar of the model: a latent cache's factors and plan, in a file of their own.
-    `n_ctx` counts tokens (512 as in llama-cpp-python; 0 = the trained context); `n_batch` tokens go to
-    native code per call and `n_ubatch` through the graph at once. Cache: `kv` is a preset ("balanced",
-    "small", "smallest": docs/cache.md), one row format for K and V, or both as "c4/q4" ("" = the file's plan,
-    else f16); `kv_k`/`kv_v` override one of them, `type_k`/`type_v` are llama-cpp-python's names for the
-    same, as format names or ggml type numbers; `kv_budget` plans a master
-    file anew ("14%" of the f16 cache, or "2.5GiB@131072": bytes at a context). `n_gpu_layers`, `n_ctx` and
-    `kv_budget` may be "auto": what fits in free memory, which `fit` says then. Several GPUs share the layers:
-    `tensor_split` gives their shares in order (None = by free memory), `split_mode` 0 ("none") puts all on
-    `main_gpu` instead. `sink`/`recent` count tokens
-    that keep every segment, `recent_ratio` is recent as a share of the sequence (-1 = the file's default),
-    `kv_sink`/`kv_recent` are their formats ("" = the file's, else f16); `evict` names a policy by which each
-    layer gives up tokens ("h2o", "keyformer", "snapkv"), `keep_tokens` is what it keeps of a sequence (a
-    count, or "50%" of its context), sinks and recent tokens among them; `prefill` "lazy" lets a prompt that
-    starts the cache attend to exact K and V, "eager" to the compressed past ("" = the file's default);
-    `require_fused` turns a slower implementation into an error. `chat_format` names a built-in template,
-    `chat_template` is one (Jinja); without them the file's own is used. `draft_model` guesses tokens ahead
-    (LlamaPromptLookupDecoding), which are verified together; `spm_infill` puts the suffix of an infill
-    first. Pickling keeps the arguments, not the cache. Arguments of llama-cpp-python that have no meaning
-    here are accepted at their neutral value and refused, with the reason, at any other.
+    Args:
+        latent_path: a sidecar of the model: a file with the factors and the plan of a latent cache.
+        n_ctx: tokens of the cache (512 as in llama-cpp-python; 0 = the trained context).
+        n_batch, n_ubatch: tokens per native call; tokens that pass through the graph together.
+        kv: a preset ("balanced", "small", "smallest": docs/cache.md), a row format for K and V, or a pair as
+            "c4/q4"; "" = the file's plan, else f16. `kv_k` and `kv_v` set one of them. `type_k` and `type_v`
+            are llama-cpp-python's names for the same, as format names or ggml type numbers.
+        kv_budget: a new plan for a master file: "14%" of the f16 cache, or "2.5GiB@131072".
+        n_gpu_layers: the last layers, which run on GPUs. It, `n_ctx` and `kv_budget` may be "auto": what fits
+            in free memory. `fit` says what was chosen.
+        tensor_split: each GPU's share of these layers (None = by free memory). `split_mode` 0 ("none") puts
+            all of them on `main_gpu`.
+        sink, recent: first and latest tokens that are kept exact. recent_ratio: the latest as a share of the
+            sequence (-1 = as the file asks). `kv_sink` and `kv_recent` are their row formats ("" = the
+            file's, else f16).
+        evict: a policy by which each layer evicts tokens: "h2o", "keyformer" or "snapkv". keep_tokens: what a
+            layer keeps of a sequence, exact tokens included: a number, or "50%" of its context.
+        prefill: "lazy": a prompt that starts the cache attends to exact K and V; "eager": to the compressed
+            past; "" = as the file asks.
+        require_fused: makes a slower implementation an error.
+        chat_format, chat_template: a built-in template by name; a Jinja template. Default: the file's own.
+        draft_model: guesses tokens ahead (LlamaPromptLookupDecoding), which are verified together.
+        pooling_type: how embed() makes one vector of a text: "mean", "cls" (the first token's), "last",
+            "none" (one per token), or llama.cpp's number for one of these (-1 = the file's, else none).
+        spm_infill: puts the suffix of an infill first.
 
-    The cache is reused: a prompt that begins like the tokens already cached computes only the rest. Threads
-    may share an object: their calls take turns, whole calls unless they stream. A stream goes on whatever
-    other calls come between its steps: its rows wait in memory meanwhile, a copy each way.
+    Arguments of llama-cpp-python that have no meaning here are accepted at their neutral value and refused,
+    with the reason, at any other.
+
+    A prompt that begins like the tokens in the cache computes only the rest. Threads may share an object:
+    their calls take turns. You can make other calls while a stream is open; it resumes where it stopped, and
+    its rows wait in memory meanwhile. Pickling keeps the arguments, not the cache.
     """
 
     __module__ = "latentkv"
@@ -92,13 +106,14 @@ class Llama(OpenModel):
         chat_format: str | None = None,
         chat_template: str | None = None,
         draft_model: DraftModel | None = None,
+        pooling_type: int | str = -1,
         spm_infill: bool = False,
         type_k: int | str | None = None,
         type_v: int | str | None = None,
         kv: str = "",
         kv_k: str = "",
         kv_v: str = "",
-        kv_budget: str = "",
+        kv_budget: str | KvBudget = "",
         kv_sink: str = "",
         kv_recent: str = "",
         kv_rotate: bool = True,
@@ -117,11 +132,6 @@ class Llama(OpenModel):
         self._arguments = _arguments(locals())
         compat.check(llama_cpp)
         require_built_in(chat_format)
-        n_ctx = ranges.check_auto("n_ctx", ranges.N_CTX, n_ctx)
-        n_gpu_layers = ranges.check_auto("n_gpu_layers", ranges.N_GPU_LAYERS, n_gpu_layers)
-        gpus = Gpus.of(tensor_split, main_gpu, split_mode)
-        n_batch = ranges.N_BATCH.check("n_batch", n_batch)
-        n_ubatch = min(n_batch, ranges.N_BATCH.check("n_ubatch", n_ubatch))
         _core.set_log_level(2 if verbose else 1)
         self.model_path = str(model_path)
         utf8(self.model_path, "model_path")
@@ -129,62 +139,18 @@ class Llama(OpenModel):
         utf8(self.latent_path or "", "latent_path")
         self.last_n_tokens_size = ranges.PENALTY_LAST_N.check("last_n_tokens_size", last_n_tokens_size)
         self.verbose = verbose
-        options = dict(
-            n_threads=ranges.N_THREADS.check("n_threads", n_threads or 0),
-            n_threads_batch=ranges.N_THREADS.check("n_threads_batch", n_threads_batch or n_threads or 0),
-            kv=kv,
-            kv_k=compat.one_of("kv_k", kv_k, "type_k", format_name(type_k, "type_k")),
-            kv_v=compat.one_of("kv_v", kv_v, "type_v", format_name(type_v, "type_v")),
-            kv_budget=kv_budget,
-            kv_sink=kv_sink,
-            kv_recent=kv_recent,
-            kv_rotate=kv_rotate,
-            sink=ranges.SINK.check("sink", sink),
-            recent=ranges.RECENT.check("recent", recent),
-            recent_ratio=recent_ratio
-            if recent_ratio == -1
-            else ranges.RATIO.check("recent_ratio", recent_ratio),
-            evict=evict,
-            keep_tokens=str(keep_tokens),
-            prefill=prefill,
-            implementation=implementation,
-            require_fused=require_fused,
-        )
-        sizes: dict[str, Any] = dict(
-            n_ubatch=ranges.N_UBATCH.check("n_ubatch", n_ubatch),
-            n_seq_max=ranges.N_SEQ_MAX.check("n_seq_max", n_seq_max),
-        )
-        if vocab_only:
-            self.fit = Fit(0, 0, options)
-        else:
-            self.fit = fit(
-                self.model_path,
-                self.latent_path or "",
-                Asked(n_gpu_layers, n_ctx, **sizes, gpus=gpus),
-                options,
-            )
-        model = _core.Model(
-            self.model_path,
-            latent_path=self.latent_path or "",
-            **self.fit.placement,
-            use_mmap=use_mmap,
-            vocab_only=vocab_only,
-        )
-        session, reopen, rows = None, None, self.fit.options
-        if not vocab_only:
-            rows = planned(model, rows)
-            reopen = partial(_core.Session, model, n_ctx=self.fit.n_ctx, **sizes, **rows)
-            session = reopen()
-            require_effect(session, options)
-            if draft_model is not None and session.evict != "none":
-                wanted = "none beside eviction, in which guesses would count"
-                raise expected("draft_model", wanted, f"evict={session.evict!r}")
         self.draft_model = draft_model
         self.spm_infill = spm_infill
-        window = Window.of({} if vocab_only else model.regions, rows["recent"], rows["recent_ratio"])
-        super().__init__(model, session, n_batch, logits_all, window, reopen)
+        n_batch = ranges.N_BATCH.check("n_batch", n_batch)
+        opened = open_model(self.model_path, self.latent_path or "", n_batch, self._arguments)
+        self.fit = opened.fit
+        self._model: _core.Model | None = opened.model
+        self.evaluator = Evaluator(opened.session, n_batch, logits_all, opened.reopen)
+        self.cache: BaseLlamaCache | None = None
+        self._template: ChatTemplate | None = None
+        self._template_choice = (chat_format, chat_template)  # a built-in one's name, a source
+        self._pooling = None if pooling_type == -1 else pooling_name("pooling_type", pooling_type)
         self.set_seed(seed)
-        self._template_choice = (chat_format, chat_template)
 
     @classmethod
     def from_pretrained(
@@ -203,19 +169,437 @@ class Llama(OpenModel):
         path = hub.fetch(*hub.split_name(repo_id), filename or "", cache_dir=cache_dir, **where)
         return cls(str(path), **options)
 
-    # The verbs.
-    generate = generate
-    sample = sample
-    create_completion = create_completion
+    @property
+    def model(self) -> _core.Model:
+        """Weights and vocabulary."""
+        if self._model is None:
+            raise absent("Llama", "an open model", "a closed one")
+        return self._model
+
+    # Vocabulary.
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """UTF-8 bytes to token ids. `add_bos` adds what the file asks for; `special` parses special-token
+        text."""
+        if isinstance(text, str):
+            raise expected("tokenize", "bytes", "str", 'call text.encode("utf-8")')
+        return list(self.model.tokenize(text, add_bos, special))
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Token ids to UTF-8 bytes; with `prev_tokens`, what `tokens` add after them. `special` shows special
+        tokens."""
+        if prev_tokens is None:
+            return self.model.detokenize(list(tokens), special)
+        return b"".join(self.model.token_to_piece(token, special) for token in tokens)
+
+    def tokenizer(self) -> _core.Model:
+        """The object with tokenize() and detokenize()."""
+        return self.model
+
+    def token_bos(self) -> int:
+        return self.model.token_bos()
+
+    def token_eos(self) -> int:
+        return self.model.token_eos()
+
+    def token_nl(self) -> int:
+        return self.model.token_nl()
+
+    # Sizes.
+
+    def n_ctx(self) -> int:
+        return self.session.n_ctx
+
+    def n_embd(self) -> int:
+        return self.model.n_embd
+
+    def n_vocab(self) -> int:
+        return self.model.n_vocab
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The GGUF keys, as text."""
+        return {key: str(value) for key, value in self.model.metadata.items()}
+
+    @in_turn
+    def kv_bytes(self) -> dict[str, Any]:
+        """Bytes that the cache allocated: total, k, v, cells, per_token, f16_per_token and the regions."""
+        return self.session.kv_bytes()
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template in use; ChatML, with a warning, when the file has none."""
+        if self._template is None:
+            try:
+                self._template = template_of(self.model, *self._template_choice)
+            except LatentKVError as error:
+                raise NoAttribute(str(error)) from error
+        return self._template
+
+    def pooling_type(self) -> int:
+        """How embed() makes one vector of a text: llama.cpp's number, an index of POOLINGS."""
+        return POOLINGS.index(chosen(self._pooling, self.model.metadata))
+
+    def set_seed(self, seed: int) -> None:
+        """The seed of calls that bring none; -1 draws one each time."""
+        self._seed = RANDOM_SEED if seed == -1 else seed
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    # What is cached, and the logits behind it.
+
+    @property
+    def lock(self) -> Turn:
+        """Whoever holds it may use the session."""
+        return self.evaluator.lock
+
+    @property
+    def session(self) -> _core.Session:
+        """Cache and graph."""
+        return self.evaluator.session
+
+    @property
+    def timings(self) -> Timings:
+        """Of the call that had the cache last."""
+        return self.evaluator.timings
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens that go to native code in one call."""
+        return self.evaluator.n_batch
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the cache. Setting a smaller number forgets the ones behind it."""
+        return self.evaluator.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, count: int) -> None:
+        self.evaluator.n_tokens = count
+
+    @property
+    def input_ids(self) -> NDArray[np.intc]:
+        """The cached tokens, [n_tokens]."""
+        return self.evaluator.input_ids
+
+    @property
+    def eval_tokens(self) -> list[int]:
+        return self.evaluator.eval_tokens
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits after the last evaluated token, [n_vocab]."""
+        return self.evaluator.logits
+
+    @property
+    def has_logits(self) -> bool:
+        return self.evaluator.has_logits
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Logits of every cached token, [n_tokens, n_vocab]; needs logits_all."""
+        return self.evaluator.scores
+
+    @property
+    def eval_logits(self) -> list[list[float]]:
+        return self.evaluator.eval_logits
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Runs `tokens` behind the cached ones. Raises when they do not fit; an interrupted call keeps what
+        is computed."""
+        self.evaluator.eval(tokens)
+
+    def eval_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """eval() that returns the logits of all `tokens`, [len(tokens), n_vocab]."""
+        return self.evaluator.eval_all(tokens)
+
+    def reuse_prefix(self, tokens: Sequence[int]) -> int:
+        """Forgets what `tokens` do not begin with; returns how many of them the cache holds."""
+        return self.evaluator.reuse_prefix(tokens)
+
+    def truncate(self, count: int) -> None:
+        """Keeps the first `count` cached tokens."""
+        self.evaluator.truncate(count)
+
+    def reset(self) -> None:
+        """Empties the cache."""
+        self.evaluator.reset()
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """How many tokens both begin with."""
+        return common(a, b)
+
+    # States, and caches of them.
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Where completions keep what they computed, and look for what begins like their prompts. Without
+        one (None) the previous call's prefix alone is reused. A cache belongs to one model and its cache
+        formats."""
+        self.cache = cache
+
+    def recall(self, prompt: Sequence[int]) -> None:
+        """Puts the kept state that has more of the prompt than the cache does in its place. For who holds
+        it."""
+        if self.cache is None or prompt not in self.cache:
+            return
+        state = self.cache[prompt]
+        if common(state.input_ids, list(prompt)) > common(self.evaluator.eval_tokens, list(prompt)):
+            self.evaluator.restore(state)
+
+    def remember(self) -> None:
+        """Keeps what the cache holds now."""
+        if self.cache is not None:
+            self.cache[self.evaluator.eval_tokens] = self.save_state()
+
+    @in_turn
+    def save_state(self, path: str | Path | None = None, extra: dict[str, Any] | None = None) -> LlamaState:
+        """A copy of the cache and of what belongs to it; with `path`, also written there."""
+        state = LlamaState(
+            input_ids=self.evaluator.eval_tokens,
+            cache=self.session.state_bytes(),
+            logits=self.logits.copy() if self.evaluator.has_logits else None,
+            seed=self.seed,
+            extra=dict(extra or {}),
+        )
+        if path is not None:
+            state.write(path)
+        return state
+
+    @in_turn
+    def load_state(self, state: LlamaState | str | Path) -> LlamaState:
+        """Goes on from a state (or the file of one) that the same model saved; returns it. Rows of other
+        formats, budgets or exact windows are coded anew, and what they lose is said in one line."""
+        if not isinstance(state, LlamaState):
+            state = LlamaState.read(state)
+        self.evaluator.hold(None)
+        self.evaluator.restore(state, "any")
+        self.set_seed(state.seed)
+        return state
+
+    # Answers.
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessor | None = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        grammar: LlamaGrammar | None = None,
+        seed: int | None = None,
+        **server: Any,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Yields tokens after `tokens`, without end: the caller stops at an end token or when it has enough.
+
+        `reset` replaces what is cached (keeping a common prefix); False continues it. `send(more)` evaluates
+        `more` tokens behind the yielded one. `server` as in create_completion. Raises when the context is
+        full.
+        """
+        options = SamplingOptions.of_call("generate", locals(), self)
+        return (yield from tokens_after(self, tokens, options, reset, logits_processor, stopping_criteria))
+
+    @in_turn
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessor | None = None,
+        grammar: LlamaGrammar | None = None,
+        idx: int | None = None,
+        seed: int | None = None,
+        **server: Any,
+    ) -> int:
+        """One token from the logits after the last cached token, or after token `idx` (needs logits_all).
+        `server` as in create_completion."""
+        options = SamplingOptions.of_call("sample", locals(), self)
+        return next_token(self, options, logits_processor, idx)
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+        **server: Any,
+    ) -> Any:
+        """Continues `prompt`, or fills the gap between it and `suffix`, where the vocabulary has tokens for
+        that.
+
+        `max_tokens` None or below 1: until the context is full. `seed` None: the object's; -1: a new one. A
+        call repeated with its seed gives the same text; after other calls, and where `recent` tokens are kept
+        exact, reset() first makes that exact (a reused prefix may differ in the last bits). `logprobs` counts
+        rivals per token and needs no logits_all here. `server`: sampling options under llama.cpp's server's
+        names (dry_multiplier, xtc_probability, top_n_sigma, …: sampling/options.py). Returns a dict (`id`,
+        `object`, `created`, `model`, `choices`, `usage`); with `stream`, an iterator of such dicts whose
+        texts add up to the same, `finish_reason` in the last one. Raises LatentKVError when the prompt does
+        not fit.
+        """
+        options = SamplingOptions.of_call("create_completion", locals(), self)
+        how = AnswerOptions(max_tokens, stop_list(stop), logprobs, logits_processor, stopping_criteria)
+        return complete(self, prompt, suffix, options, how, echo=echo, stream=stream, name=model)
+
     __call__ = create_completion
-    create_chat_completion = create_chat_completion
-    create_chat_completion_openai_v1 = create_chat_completion_openai_v1
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Message],
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        *,
+        parallel_tool_calls: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool | str = False,
+        reasoning_format: str = "auto",
+        **server: Any,
+    ) -> Any:
+        """Answers `messages` ({"role", "content"}), through the template in use.
+
+        `max_tokens` None or below 1: until the context is full. `tools` are handed to the template; a call
+        that the model writes comes back as the message's `tool_calls`, with the finish_reason "tool_calls".
+        `tool_choice` "auto" constrains a call once it has begun, "required" and a named function ({"type":
+        "function", "function": {"name"}}) force one, "none" hides the tools; `functions` and
+        `function_call` are the same in OpenAI's older shape. `response_format` constrains the answer to a
+        JSON object or a schema. What a model thinks before it answers is the message's `reasoning_content`
+        (`reasoning_format` "none" leaves it in the text); `chat_template_kwargs` are variables of the
+        template, as {"enable_thinking": False}. `continue_final_message` goes on with a last assistant's
+        message, which the answer does not repeat. `server` as in create_completion. Returns a dict, or with
+        `stream` an iterator of chunks: the role first, then the deltas, `finish_reason` in the last.
+        """
+        use = ToolUse.of(tools, tool_choice, functions, function_call)
+        prompt = chat_request(
+            self.model,
+            self.chat_template,
+            messages,
+            use,
+            grammar,
+            response_format,
+            parallel_tool_calls=parallel_tool_calls,
+            chat_template_kwargs=chat_template_kwargs,
+            continue_final_message=continue_final_message or None,
+            reasoning_format=reasoning_format,
+        )
+        call = "create_chat_completion"
+        options = SamplingOptions.of_call(call, locals() | {"grammar": prompt.grammar}, self)
+        rivals = (top_logprobs or 0) if logprobs or top_logprobs else None
+        stops = stop_list(stop) + prompt.stop
+        how = AnswerOptions(max_tokens, stops, rivals, logits_processor, shown=prompt.shown)
+        return chat(self, prompt, options, how, as_function=use.as_function, stream=stream, name=model)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """create_chat_completion() whose answers are the objects of the openai package: a ChatCompletion,
+        or with `stream` an iterator of ChatCompletionChunk."""
+        return openai_objects(self.create_chat_completion, *args, **kwargs)
+
+    # Embeddings.
+
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """The embedding of a text, or of each of several: a vector [n_embd], or where `pooling_type` is none
+        a vector for every token.
+
+        They are made of the hidden states behind the last norm. The text passes through the cache, whatever
+        its row formats, and what the cache held before is forgotten. `normalize` divides each vector by its
+        Euclidean norm. A text longer than `n_ctx` is cut there, or raises LatentKVError with `truncate`
+        False. `return_count` returns a pair: the embeddings, and the number of tokens.
+        """
+        texts = [input] if isinstance(input, str) else list(input)
+        found, n_tokens = vectors_of(self, texts, normalize=normalize, truncate=truncate)
+        vectors = found[0] if isinstance(input, str) else found
+        return (vectors, n_tokens) if return_count else vectors
+
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:
+        """Embeddings in the shape of OpenAI's call, not normalized, as llama-cpp-python has them. `input`: a
+        text or several, as embed() takes them; `model`: the name that the answer bears (None: the file's
+        path)."""
+        texts = [input] if isinstance(input, str) else list(input)
+        return embedded(*vectors_of(self, texts), model or self.model_path)
+
+    # Ends.
 
     @in_turn
     def close(self) -> None:
         """Frees cache and weights; calling it again does nothing."""
         self._model = None
-        self.forget_session()
+        self.evaluator.forget_session()
 
     def __enter__(self) -> Llama:
         return self
@@ -226,7 +610,7 @@ class Llama(OpenModel):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_session"):  # absent when the constructor raised
+        if hasattr(self, "evaluator"):  # absent when the constructor raised
             with suppress(ShuttingDown):
                 self.close()
 
@@ -235,14 +619,6 @@ class Llama(OpenModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
-
-    # What llama-cpp-python has and this runtime does not.
-
-    def embed(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
-        raise expected("embed", "a call that generates text", "embed()", "this runtime computes logits only")
-
-    create_embedding = embed
 
     @staticmethod
     def logits_to_logprobs(logits: NDArray[np.float32], axis: int = -1) -> NDArray[np.float64]:

@@ -1,167 +1,76 @@
-"""What is open: a model with its vocabulary and template, and one cache. `Llama`'s verbs need no more."""
+"""From Llama's arguments to what is open: weights, what was chosen for them, and a session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from latentkv.chat.template import ChatTemplate, template_of
-from latentkv.errors import LatentKVError, NoAttribute, absent, expected
-from latentkv.sampling.options import RANDOM_SEED
-from latentkv.sampling.speculative import DraftModel
-from latentkv.session.evaluator import Evaluator
-from latentkv.session.prefix import Window, common
-from latentkv.session.prompt_cache import BaseLlamaCache
-from latentkv.session.state import LlamaState
-from latentkv.session.turns import in_turn
-
-if TYPE_CHECKING:
-    from latentkv import _core
+from latentkv import _core, ranges
+from latentkv.errors import expected
+from latentkv.plan.effect import require_effect
+from latentkv.plan.fit import Asked, Fit, fit
+from latentkv.plan.formats import format_name, one_of
+from latentkv.plan.gpus import Gpus
+from latentkv.plan.master import planned
+from latentkv.plan.options import SessionOptions
 
 
-class OpenModel(Evaluator):
-    """An evaluator of tokens that knows what they mean."""
+@dataclass(frozen=True)
+class OpenModel:
+    """session: None where a vocabulary alone is open. reopen: makes an empty session like it."""
 
-    model_path: str
-    last_n_tokens_size: int  # tokens that penalties see, where a call does not say
-    draft_model: DraftModel | None = None
-    spm_infill: bool = False
+    model: _core.Model
+    fit: Fit
+    session: _core.Session | None = None
+    reopen: Callable[[], _core.Session] | None = None
 
-    def __init__(
-        self,
-        model: _core.Model,
-        session: _core.Session | None,
-        n_batch: int,
-        logits_all: bool,
-        window: Window,
-        reopen: Callable[[], _core.Session] | None = None,
-    ) -> None:
-        self._model: _core.Model | None = model
-        self._seed = RANDOM_SEED
-        self._template: ChatTemplate | None = None
-        self._template_choice: tuple[str | None, str | None] = (None, None)  # a built-in one's name, a source
-        self.cache: BaseLlamaCache | None = None
-        super().__init__(session, n_batch, logits_all, window, reopen)
 
-    @property
-    def model(self) -> _core.Model:
-        """Weights and vocabulary."""
-        if self._model is None:
-            raise absent("Llama", "an open model", "a closed one")
-        return self._model
+def open_model(path: str, latent_path: str, n_batch: int, given: Mapping[str, Any]) -> OpenModel:
+    """given: Llama's arguments by name.
 
-    # Vocabulary.
+    Raises:
+        LatentKVError: an argument out of its range or without an effect, or a file that cannot be opened so.
+    """
+    n_ctx = ranges.check_auto("n_ctx", ranges.N_CTX, given["n_ctx"])
+    n_gpu_layers = ranges.check_auto("n_gpu_layers", ranges.N_GPU_LAYERS, given["n_gpu_layers"])
+    gpus = Gpus.of(given["tensor_split"], given["main_gpu"], given["split_mode"])
+    options = _options(given, n_batch)
+    asked = Asked(n_gpu_layers, n_ctx, gpus)
+    chosen = Fit(0, 0, options) if given["vocab_only"] else fit(path, latent_path, asked, options)
+    model = _core.Model(
+        path,
+        latent_path=latent_path,
+        **chosen.placement,
+        use_mmap=given["use_mmap"],
+        vocab_only=given["vocab_only"],
+    )
+    if given["vocab_only"]:
+        return OpenModel(model, chosen)
+    reopen = partial(_core.Session, model, **replace(planned(model, chosen.options), n_ctx=chosen.n_ctx))
+    session = reopen()
+    require_effect(session, options)
+    if given["draft_model"] is not None and session.evict != "none":
+        wanted = "none beside eviction, in which guesses would count"
+        raise expected("draft_model", wanted, f"evict={session.evict!r}")
+    return OpenModel(model, chosen, session, reopen)
 
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """UTF-8 bytes to token ids. `add_bos` adds what the file asks for; `special` parses special-token
-        text."""
-        if isinstance(text, str):
-            raise expected("tokenize", "bytes", "str", 'call text.encode("utf-8")')
-        return list(self.model.tokenize(text, add_bos, special))
 
-    def detokenize(
-        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
-    ) -> bytes:
-        """Token ids to UTF-8 bytes; with `prev_tokens`, what `tokens` add after them. `special` shows special
-        tokens."""
-        if prev_tokens is None:
-            return self.model.detokenize(list(tokens), special)
-        return b"".join(self.model.token_to_piece(token, special) for token in tokens)
+def _options(given: Mapping[str, Any], n_batch: int) -> SessionOptions:
+    """The session's, without the context, which fit() chooses."""
 
-    def tokenizer(self) -> _core.Model:
-        """The object with tokenize() and detokenize()."""
-        return self.model
+    def format_of(side: str) -> str:
+        ours, theirs = f"kv_{side}", f"type_{side}"
+        return one_of(ours, given[ours], theirs, format_name(given[theirs], theirs))
 
-    def token_bos(self) -> int:
-        return self.model.token_bos()
-
-    def token_eos(self) -> int:
-        return self.model.token_eos()
-
-    def token_nl(self) -> int:
-        return self.model.token_nl()
-
-    # Sizes.
-
-    def n_ctx(self) -> int:
-        return self.session.n_ctx
-
-    def n_embd(self) -> int:
-        return self.model.n_embd
-
-    def n_vocab(self) -> int:
-        return self.model.n_vocab
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The GGUF keys, as text."""
-        return {key: str(value) for key, value in self.model.metadata.items()}
-
-    @in_turn
-    def kv_bytes(self) -> dict[str, Any]:
-        """Bytes that the cache allocated: total, k, v, cells, per_token, f16_per_token and the regions."""
-        return self.session.kv_bytes()
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The template in use; ChatML, with a warning, when the file has none."""
-        if self._template is None:
-            try:
-                self._template = template_of(self.model, *self._template_choice)
-            except LatentKVError as error:
-                raise NoAttribute(str(error)) from error
-        return self._template
-
-    def set_seed(self, seed: int) -> None:
-        """The seed of calls that bring none; -1 draws one each time."""
-        self._seed = RANDOM_SEED if seed == -1 else seed
-
-    @property
-    def seed(self) -> int:
-        return self._seed
-
-    def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Where completions keep what they computed, and look for what begins like their prompts. Without
-        one (None) the previous call's prefix alone is reused. A cache belongs to one model and its cache
-        formats."""
-        self.cache = cache
-
-    def recall(self, prompt: Sequence[int]) -> None:
-        """Puts the kept state that has more of the prompt than the cache does in its place. For who holds
-        it."""
-        if self.cache is None or prompt not in self.cache:
-            return
-        state = self.cache[prompt]
-        if common(state.input_ids, list(prompt)) > common(self.eval_tokens, list(prompt)):
-            self.restore(state)
-
-    def remember(self) -> None:
-        """Keeps what the cache holds now."""
-        if self.cache is not None:
-            self.cache[self.eval_tokens] = self.save_state()
-
-    @in_turn
-    def save_state(self, path: str | Path | None = None, extra: dict[str, Any] | None = None) -> LlamaState:
-        """A copy of the cache and of what belongs to it; with `path`, also written there."""
-        state = LlamaState(
-            input_ids=self.eval_tokens,
-            cache=self.session.state_bytes(),
-            logits=self.logits.copy() if self.has_logits else None,
-            seed=self.seed,
-            extra=dict(extra or {}),
-        )
-        if path is not None:
-            state.write(path)
-        return state
-
-    @in_turn
-    def load_state(self, state: LlamaState | str | Path) -> LlamaState:
-        """Goes on from a state (or the file of one) that the same model saved; returns it. Rows of other
-        formats, budgets or exact windows are coded anew, and what they lose is said in one line."""
-        if not isinstance(state, LlamaState):
-            state = LlamaState.read(state)
-        self.hold(None)
-        self.restore(state, "any")
-        self.set_seed(state.seed)
-        return state
+    n_threads = given["n_threads"] or 0
+    own = {
+        "n_ctx": 0,
+        "n_ubatch": min(n_batch, ranges.N_BATCH.check("n_ubatch", given["n_ubatch"])),
+        "n_threads": n_threads,
+        "n_threads_batch": given["n_threads_batch"] or n_threads,
+        "kv_k": format_of("k"),
+        "kv_v": format_of("v"),
+    }
+    return SessionOptions.checked({**given, **own})

@@ -40,6 +40,13 @@ def expected_logits(checkpoint: Path, ids: list[int]) -> np.ndarray:
     return logits(load(checkpoint), ids)
 
 
+def expected_states(checkpoint: Path, ids: list[int]) -> np.ndarray:
+    """Hidden states behind the last norm, [n, n_embd]."""
+    with torch.no_grad():
+        found = load(checkpoint).base_model(torch.tensor([ids]), use_cache=False)
+    return np.asarray(found.last_hidden_state[0].numpy())
+
+
 def distance(got: np.ndarray, expected: np.ndarray) -> float:
     """Relative norm of the difference, in float64. NaN never passes a `<`."""
     assert got.shape == expected.shape

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latentkv_convert.calibrate.block_error import product
+from latentkv_convert.fuse import center
 from latentkv_convert.ir import F32, F64, SIDES, Plan
-from latentkv_convert.plan.work import Work
-from latentkv_convert.write.fuse import center
+from latentkv_convert.plan.block_error import product
+from latentkv_convert.work import Work
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def projector(work: Work, layer: int, ranks: tuple[int, ...], side: str = "k") -
     """[w, w]: up·down of every group, for keys or values as rows."""
     full = np.zeros((work.spec.kv_width, work.spec.kv_width))
     begin = 0
-    for basis, rank in zip(work.bases(layer, side), ranks, strict=True):
+    for basis, rank in zip(work.bases(layer, side, work.spec.n_kv // len(ranks)), ranks, strict=True):
         cut, width = basis.truncated(rank), basis.down.shape[0]
         full[begin : begin + width, begin : begin + width] = cut.down @ cut.up
         begin += width

@@ -388,7 +388,7 @@ def test_bad_calls_are_refused_and_leave_the_cache_alone(latent: Any, call: Any,
     assert s.n_cells_used() == 0
 
 
-@pytest.mark.parametrize("kv", ["q7", "none", "Q4"])
+@pytest.mark.parametrize("kv", ["q7", "none", "Q4", "g4"])
 def test_unknown_format_is_refused(latent: Any, kv: str) -> None:
     with pytest.raises(ValueError, match=r"^\[kv\] expected one of f16"):
         session(latent, kv=kv)

@@ -189,7 +189,7 @@ def test_info_lists_budgets(path: Path, capsys: pytest.CaptureFixture[str]) -> N
     planned_k = [name for layer in report["layers"] for group in layer["k"]["formats"] for name in group]
     assert tuple(planned_k) == chosen.k_plan
     assert main(["info", str(path)]) == 0
-    assert "a master file: --kv-budget plans it anew" in capsys.readouterr().out
+    assert "a master file: --kv-budget makes a new plan" in capsys.readouterr().out
 
 
 def test_refusals_are_one_line(converted: Any, master: Any) -> None:

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from runtime import distance, model, session, tokens
 
+from latentkv import Llama
+from latentkv.engine.sequences import Sequences
+
 N = 150
 BATCH = 32  # tokens leave the recent window in batches
 
@@ -38,6 +41,31 @@ def test_every_token_is_in_one_region_and_the_window_grows(
         window = max(recent, math.ceil(max(0.0, ratio) * behind - 1e-3))
         assert min(window, behind) <= held["recent"] < window + BATCH
     assert ratio == 1.0 or held["middle"] > 0
+
+
+@pytest.mark.parametrize(("sink", "recent", "ratio"), [(16, -1, 0.25), (0, -1, 0.25), (40, 24, 0.3)])
+def test_who_goes_on_from_a_prefix_has_the_window_of_the_regions(
+    converted: Any, sink: int, recent: int, ratio: float
+) -> None:
+    """Llama and the engine forget as many tokens of a prefix as the cache would keep exact at its end."""
+    options: dict[str, Any] = {"kv": "q4", "sink": sink, "recent": recent, "recent_ratio": ratio}
+    path = converted("--method", "none", "--outtype", "f32")
+    plain = model(path)
+    s, ids = session(plain, **options), tokens(plain, 300)
+    s.decode(ids, output="none")
+    for length in (1, 50, 150, 300):
+        behind = max(0, length - sink)
+        assert s.n_recent(length) == max(recent, math.ceil(ratio * behind - 1e-3))
+    assert s.n_recent(300) <= used(s)["recent"] < s.n_recent(300) + BATCH
+    prompt = [*ids[:150], ids[150] + 1]
+    left = 150 - s.n_recent(150)
+    assert Sequences(s, None, None).worth(ids, prompt) == left
+    with Llama(str(path), n_ctx=512, n_threads=1, **options) as llm:
+        llm.eval(ids)
+        assert llm.reuse_prefix(prompt) == left
+    forecast = plain.forecast(512, **options)
+    assert (forecast["sink"], forecast["recent"]) == (sink, max(0, recent))
+    assert forecast["recent_ratio"] == ratio
 
 
 def test_a_prompt_and_its_tokens_one_by_one_end_alike(m: Any) -> None:

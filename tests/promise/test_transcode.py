@@ -58,7 +58,7 @@ FORMATS: list[dict[str, Any]] = [
     {"kv": "q8_0"},
     {"kv": "q4_0"},
     {"kv": "q4"},
-    {"kv_k": "q3", "kv_v": "g5"},
+    {"kv_k": "q3", "kv_v": "q6"},
     {"kv_k": "c4", "kv_v": "q4", "sink": 4, "recent": 32},
 ]
 

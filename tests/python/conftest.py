@@ -111,6 +111,9 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
         def kv_bytes(self) -> dict[str, Any]:
             return {"regions": [{"name": "middle"}]}
 
+        def n_recent(self, length: int) -> int:
+            return 0
+
         def seq_pos_max(self, seq: int) -> int:
             return len(self.cells) - 1
 
@@ -153,7 +156,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     core = scripted_core(written)
     if not NATIVE:
         sys.modules.setdefault("latentkv._core", core)  # type: ignore[arg-type]
-    for name in ("latentkv.llama", "latentkv.sampling.options", "latentkv.chat.template"):
+    rooms = ("latentkv.llama", "latentkv.open_model", "latentkv.sampling.options", "latentkv.chat.template")
+    for name in rooms:
         monkeypatch.setattr(importlib.import_module(name), "_core", core)
     return written
 

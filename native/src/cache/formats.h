@@ -1,7 +1,9 @@
-// The row formats. One line of the table below and one header in formats/ add a format; the order is the file's
+// The row formats. One line of the tables below and one header in formats/ add a format; the order is the file's
 // (`enums.format` in the schema).
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -12,7 +14,6 @@
 #include "cache/formats/channel.h"
 #include "cache/formats/f16.h"
 #include "cache/formats/f32.h"
-#include "cache/formats/grid.h"
 #include "cache/formats/iq4_nl.h"
 #include "cache/formats/q4_0.h"
 #include "cache/formats/q4_1.h"
@@ -21,7 +22,7 @@
 #include "cache/formats/q8_0.h"
 
 // X(name, type), after `none`: a token's row stands alone
-#define LKV_STORED_FORMATS(X) \
+#define LKV_FORMATS_1_TO_8(X) \
     X(f16, F16)               \
     X(q8, AffineFormat<8>)    \
     X(q6, AffineFormat<6>)    \
@@ -29,17 +30,15 @@
     X(q4, AffineFormat<4>)    \
     X(q3, AffineFormat<3>)    \
     X(q2, AffineFormat<2>)    \
-    X(q1, AffineFormat<1>)    \
-    X(g8, GridFormat<8>)      \
-    X(g6, GridFormat<6>)      \
-    X(g5, GridFormat<5>)      \
-    X(g4, GridFormat<4>)      \
-    X(g3, GridFormat<3>)      \
-    X(g2, GridFormat<2>)      \
-    X(g1, GridFormat<1>)      \
-    X(q8_0, Q8_0)             \
-    X(q4_0, Q4_0)             \
+    X(q1, AffineFormat<1>)
+
+// The numbers 9 to 15 stay taken: g8, g6 … g1 had one scale per segment on a symmetric grid, and saved states may name them.
+#define LKV_FORMATS_FROM_16(X) \
+    X(q8_0, Q8_0)              \
+    X(q4_0, Q4_0)              \
     X(f32, F32)
+
+#define LKV_STORED_FORMATS(X) LKV_FORMATS_1_TO_8(X) LKV_FORMATS_FROM_16(X)
 
 // The same, after those: tokens are written in blocks of 32 that share numbers (formats/channel.h)
 #define LKV_BLOCK_FORMATS(X) \
@@ -62,12 +61,23 @@
 namespace lkv {
 
 #define X(name, type) name,
-enum class Format : int32_t { none, LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X) };
+enum class Format : int32_t {
+    none,
+    LKV_FORMATS_1_TO_8(X) last_retired = 15,
+    LKV_FORMATS_FROM_16(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)
+};
 #undef X
 
-#define X(name, type) +1
-constexpr int n_formats = 1 LKV_ROW_FORMATS(X) LKV_BLOCK_FORMATS(X);
+// In the file's order, without `none`.
+#define X(name, type) Format::name,
+constexpr Format all_formats[] = {LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)};
 #undef X
+
+// Whether a number that was read stands for a format of this version.
+inline bool format_exists(Format format) {
+    return format == Format::none ||
+           std::find(std::begin(all_formats), std::end(all_formats), format) != std::end(all_formats);
+}
 
 inline const char* format_name(Format format) {
     switch (format) {
@@ -79,15 +89,16 @@ inline const char* format_name(Format format) {
             LKV_ROW_FORMATS(X)
             LKV_BLOCK_FORMATS(X)
 #undef X
+        case Format::last_retired:
+            break;
     }
     return "?";
 }
 
 inline std::optional<Format> parse_format(std::string_view name) {
-    for (int i = 0; i < n_formats; i++) {
-        if (name == format_name(static_cast<Format>(i))) {
-            return static_cast<Format>(i);
-        }
+    if (name == format_name(Format::none)) return Format::none;
+    for (const Format format : all_formats) {
+        if (name == format_name(format)) return format;
     }
     return std::nullopt;
 }

@@ -8,8 +8,8 @@
 
 #include "cache/options.h"
 #include "cache/placement/placement.h"
+#include "cache/region_view.h"
 #include "cache/rows/rows.h"
-#include "ops/latent_attn.h"
 
 namespace lkv {
 

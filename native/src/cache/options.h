@@ -5,10 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include "cache/evict/eviction.h"
 #include "cache/formats.h"
+#include "cache/placement/eviction.h"
 #include "cache/placement/options.h"
-#include "model/layer_runs.h"
+#include "devices/layer_runs.h"
 
 namespace lkv {
 

@@ -70,8 +70,8 @@ RowPlan::RowPlan(const std::vector<std::vector<SegmentSpec>>& groups) {
         bool dropping = false;
         for (size_t s = 0; s < groups[g].size(); s++) {
             const auto [format, width] = groups[g][s];
-            if (static_cast<int32_t>(format) < 0 || static_cast<int32_t>(format) >= n_formats) {
-                refuse("a format number below " + std::to_string(n_formats),
+            if (!format_exists(format)) {
+                refuse("the number of a row format that this version has",
                        std::to_string(static_cast<int32_t>(format)) + at(g, s));
             }
             const int multiple = format_width_multiple(format);

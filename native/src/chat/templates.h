@@ -9,7 +9,7 @@
 
 #include "chat.h"
 #include "chat/parser.h"
-#include "runtime/vocab.h"
+#include "tokens/vocab.h"
 
 namespace lkv {
 

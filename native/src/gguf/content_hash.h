@@ -1,4 +1,4 @@
-// What a sidecar knows its base by: the decoder in a GGUF, whatever its vocabulary, chat template and other keys say.
+// The hash by which a sidecar recognizes its base. It covers the decoder, not the vocabulary, chat template and other keys.
 #pragma once
 
 #include <string>

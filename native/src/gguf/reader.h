@@ -25,7 +25,7 @@ std::string_view gguf_type_name(GgufType type);
 // One key and its value. Scalars are arrays of one element here; `is_array` tells them apart.
 struct GgufValue {
     std::string_view key;
-    GgufType type;  // of the elements, never `array`
+    GgufType type;  // type of the elements, never `array`
     bool is_array;
     uint64_t count;                         // elements
     std::span<const uint8_t> elements;      // fixed-size types: [count] packed, unaligned
@@ -49,21 +49,21 @@ struct TensorInfo {
     uint64_t offset;  // from the start of the tensor data
     size_t bytes;
     const uint8_t* data;  // inside the file's bytes, at least 8-byte aligned when the file is
-    bool joined;          // of another file than the first (GgufFile::join)
+    bool joined;          // the tensor comes from a joined file (GgufFile::join)
 };
 
 class GgufFile {
 public:
-    // A whole GGUF: one file, or all parts of the one that `path`, NAME-00001-of-0000N.gguf, is a part of (llama.cpp's split).
-    // Keys are the first part's, tensors those of all.
+    // A whole GGUF: one file, or all shards of a split one of which `path` names any (NAME-00001-of-0000N.gguf, as llama.cpp splits).
+    // Keys are the first shard's, tensors those of all shards.
     // Errors: Error `[gguf] expected …; got …` for anything that is not well-formed and whole.
     static GgufFile open(const std::string& path, bool use_mmap = true);
 
-    // Parses bytes that the caller keeps alive, 8-byte aligned: a GGUF in one part. `name` appears in messages.
+    // Parses bytes that the caller keeps alive, 8-byte aligned: a GGUF that is not split. `name` appears in messages.
     explicit GgufFile(std::span<const uint8_t> bytes, std::string name = {});
 
     const std::string& name() const { return name_; }
-    size_t size_bytes() const;  // of all parts, and with what is joined
+    size_t size_bytes() const;  // of all shards and joined files
     uint32_t version() const { return version_; }
     bool mapped() const { return file_.mapped(); }
 
@@ -100,24 +100,24 @@ public:
     std::optional<std::vector<bool>> find_bool_array(std::string_view key) const;
     std::optional<std::vector<std::string_view>> find_string_array(std::string_view key) const;
 
-    // Tensors, in file order, part after part.
+    // Tensors in file order, shard after shard.
     const std::vector<TensorInfo>& tensors() const { return tensors_; }
     const TensorInfo* find_tensor(std::string_view name) const;  // null when absent
     const TensorInfo& tensor(std::string_view name) const;       // Error when absent
 
-    // Takes over every tensor of another file and its keys that begin with `prefix`, in place of those of the same name.
+    // Takes over every tensor of another file, and its keys that begin with `prefix`. They replace those of the same name.
     void join(GgufFile other, std::string_view prefix);
-    // Another list of tensors over the same bytes.
+    // Replaces the list of tensors; the bytes stay.
     void set_tensors(std::vector<TensorInfo> tensors);
-    // The bytes that tensors lie in: those of this file, of its other parts, and of every joined one.
+    // The bytes that hold tensors: those of this file, of its other shards and of joined files.
     const std::vector<std::span<const uint8_t>>& spans() const { return spans_; }
 
 private:
     GgufFile(MappedFile file, std::string name);
     void parse();
-    // Whether split.count and split.no say what the file's place among its fellows does.
+    // Whether split.count and split.no agree with the file's name.
     void check_split(int number, int count) const;
-    void adopt(GgufFile part);   // a part after the first: its tensors and their bytes
+    void adopt(GgufFile part);   // a shard after the first: its tensors and their bytes
     void keep(GgufFile& other);  // takes over the bytes of another file
 
     template <typename T>
@@ -129,7 +129,7 @@ private:
 
     MappedFile file_;  // empty when the caller keeps the bytes
     std::span<const uint8_t> bytes_;
-    std::vector<MappedFile> others_;  // of other parts, and of what is joined
+    std::vector<MappedFile> others_;  // of other shards and joined files
     std::vector<std::span<const uint8_t>> spans_;
     std::string name_;
     std::string where_;  // " in 'name'", or empty

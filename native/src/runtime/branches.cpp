@@ -5,7 +5,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "ops/ggml_entry.h"
+#include "graph/ggml_entry.h"
 
 namespace lkv {
 

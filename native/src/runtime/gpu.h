@@ -5,9 +5,9 @@
 #include <string>
 
 #include "cache/storage.h"
+#include "devices/layer_runs.h"
 #include "ggml-backend.h"
-#include "model/graph.h"
-#include "model/layer_runs.h"
+#include "graph/graph.h"
 
 namespace lkv {
 
@@ -38,20 +38,6 @@ public:
     // Runs our nodes with our kernels and hands the rest to ggml's own backend, all on one stream. It does not wait.
     virtual ggml_status compute(ggml_cgraph* graph) = 0;
 };
-
-// GPUs that this build can use; none: why, for a message. In a build with CUDA it starts CUDA, after which no child of fork() can.
-// Errors: Error in such a child.
-int count_gpus(std::string& why);
-// Whether count_gpus() looks for any.
-bool built_for_gpus();
-
-struct GpuBytes {
-    size_t free;
-    size_t total;
-};
-GpuBytes gpu_bytes(int gpu);
-
-ggml_backend_buffer_type_t gpu_memory(int gpu);
 
 std::unique_ptr<Gpu> open_gpu(int gpu);
 

@@ -203,6 +203,7 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
         const std::vector<int32_t> out_ids = wanted(part(prompt.output));
 
         GraphShape shape = graph_shape(n, out_ids.size(), *exact.cache);
+        shape.result = prompt.result;
         shape.on_gpu = all.on_gpu();
         shape.first_layer = il;
         shape.end_layer = il + 1;
@@ -210,8 +211,8 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
         float* const states = hidden.data() + first * width;
         all.set_input(all.graph->hidden_in, states, n * width * sizeof(float));
         compute(all, part(prompt.tokens), part(prompt.pos), out_ids, *exact.cache, batch);
-        if (all.graph->logits != nullptr) {
-            all.get_result(all.graph->logits, prompt.room(out_ids.size()));
+        if (all.graph->result != nullptr) {
+            all.get_result(all.graph->result, prompt.room(out_ids.size()));
         } else {
             all.get_result(all.graph->hidden_out, states);
         }

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "model/graph.h"
+#include "graph/graph.h"
 #include "runtime/gpu.h"
 
 namespace lkv {

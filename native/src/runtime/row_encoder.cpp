@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "base/tensor_context.h"
 #include "ggml-cpp.h"
-#include "model/encode.h"
+#include "graph/encode.h"
 
 namespace lkv {
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "files/gguf_bytes.h"
 #include "gguf/reader.h"
-#include "gguf_bytes.h"
 
 namespace {
 
@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #ifndef LKV_LIBFUZZER
 
-#include "mutate_gguf.h"
+#include "fuzz/mutate_gguf.h"
 
 int main(int argc, char** argv) {
     return lkv::test::fuzz(argc, argv,

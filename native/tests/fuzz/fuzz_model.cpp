@@ -15,8 +15,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "files/gguf_bytes.h"
 #include "gguf/content_hash.h"
-#include "gguf_bytes.h"
 #include "gguf_schema.h"
 #include "model/model.h"
 #include "runtime/session.h"
@@ -83,7 +83,7 @@ void add_latents(GgufBytes& file) {
         .array<uint32_t>(lkv::key::k_segment_counts, GgufType::u32, {2, 1, 1})
         .array<uint32_t>(lkv::key::k_segment_widths, GgufType::u32, {16, 16, 16, 16})
         .strings(std::string(lkv::key::k_segment_formats), {"q8", "q4", "q4", "f16"})
-        .strings(std::string(lkv::key::v_segment_formats), {"q4", "q2", "g4"})
+        .strings(std::string(lkv::key::v_segment_formats), {"q4", "q2", "q1"})
         .array<float>(lkv::key::k_energy, GgufType::f32, {0.9F, 0.8F})
         .value<uint32_t>(lkv::key::sink, GgufType::u32, 1)
         .value<uint32_t>(lkv::key::recent, GgufType::u32, 2)
@@ -205,7 +205,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #include <cstdio>
 
-#include "mutate_gguf.h"
+#include "fuzz/mutate_gguf.h"
 
 namespace {
 

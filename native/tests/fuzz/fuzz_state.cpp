@@ -14,7 +14,7 @@
 #include "cache/kv_cache.h"
 #include "cache/state/reader.h"
 #include "cache/state/writer.h"
-#include "model/hparams.h"
+#include "decoder/hparams.h"
 
 namespace {
 
@@ -145,7 +145,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 #include <cstring>
 
-#include "mutate.h"
+#include "fuzz/mutate.h"
 
 namespace {
 

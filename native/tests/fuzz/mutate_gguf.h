@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "gguf_bytes.h"
+#include "files/gguf_bytes.h"
+#include "fuzz/mutate.h"
 #include "gguf_schema.h"
-#include "mutate.h"
 
 namespace lkv::test {
 

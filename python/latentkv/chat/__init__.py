@@ -1,1 +1,1 @@
-"""From messages to a prompt: templates, tools, and the formats that are built in."""
+"""Turns messages into a prompt: templates, tools, and built-in formats."""

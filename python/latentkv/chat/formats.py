@@ -1,5 +1,5 @@
-"""Chat templates by name, for files that bring none, or not the one that is wanted: llama-cpp-python's
-`chat_format`. Jinja; a start token in front is the vocabulary's, and is written once."""
+"""Chat templates by name (llama-cpp-python's `chat_format`), for files that have none or when another one is
+wanted. They are Jinja. The vocabulary adds the start token, so a template's own is written once."""
 
 from __future__ import annotations
 

@@ -68,11 +68,11 @@ class Holes:
 
     @property
     def has_strict(self) -> bool:
-        """Whether a tool has to be obeyed."""
+        """Whether any tool is strict."""
         return bool(self._strict)
 
     def filled(self, grammar: str) -> tuple[str, dict[str, Any]]:
-        """llama.cpp's grammar with rules that are not there in place of marks, and the schemas of these."""
+        """llama.cpp's grammar with undefined rules in place of marks, and the schemas of these rules."""
         found = {}
         for number, schema in enumerate(self._schemas):
             rule = f"{_MARK}{number}"
@@ -92,7 +92,7 @@ class Holes:
         return grammar, found
 
     def shown(self, text: str, schema: Any) -> str:
-        """A prompt in which a template has written the first mark."""
+        """The prompt with the schema in place of the first mark."""
         return text.replace(json.dumps({"const": [f"{_MARK}0"]}), json.dumps(schema, ensure_ascii=False))
 
 
@@ -117,7 +117,7 @@ class _StrictTool:
 
 
 def _is_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
-    """Whether llama.cpp writes it as plain text between tags: what can be a string."""
+    """Whether llama.cpp writes the value as plain text between tags; true if it can be a string."""
     if not isinstance(schema, Mapping) or depth > 20:
         return False
     reference = schema.get("$ref")

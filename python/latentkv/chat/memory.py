@@ -49,7 +49,9 @@ class AnswerMemory:
 
     def __init__(self, n_tokens: int = 1 << 22) -> None:
         self._most = n_tokens
-        self._known: OrderedDict[str, Remembered] = OrderedDict()  # by conversation; the longest unused first
+        self._known: OrderedDict[str, Remembered] = (
+            OrderedDict()
+        )  # by conversation; the least recently used first
         self._n_tokens = 0
         self._lock = threading.Lock()
         self._ends: list[str] | None = None  # texts of the tokens that end a turn
@@ -94,12 +96,12 @@ class AnswerMemory:
     def tokens(
         self, model: Model, messages: Sequence[Message], options: Mapping[str, Any], text: str, render: Render
     ) -> list[int] | None:
-        """Of `text`, which the template wrote for the messages: up to the latest answer that is remembered
-        those that the model was given and wrote. None: no answer is.
+        """The tokens of `text`, which the template wrote for the messages. Up to the latest answer that is
+        remembered they are those that the model was given and wrote. None if no answer is remembered.
 
-        The conversation is the same, message by message, and up to the answer the template writes what it
-        wrote before. Of the answer it writes what the model wrote, or the same message in other words and
-        behind it a token that ends a turn, as the model did."""
+        An answer counts if the conversation is the same, message by message, and the template writes the
+        same text up to it. For the answer itself the template writes what the model wrote, or the same
+        message in other words followed by a token that ends the turn, as the model did."""
         keys = list(_keys(messages, options))
         for at in reversed(range(len(messages))):
             known = self._at(keys[at])
@@ -116,7 +118,7 @@ class AnswerMemory:
         return None
 
     def save(self, path: Path) -> None:
-        """To a file, for another process. A disk that does not take it loses the answers, with a warning."""
+        """Writes the answers to a file for another process. If that fails they are lost, with a warning."""
         with self._lock:
             known = {
                 key: asdict(each) | {"tokens": _packed(each.tokens)} for key, each in self._known.items()
@@ -128,7 +130,7 @@ class AnswerMemory:
             print(f"warning: [--cache-dir] expected to write {path}; got {error.strerror}", file=sys.stderr)
 
     def load(self, path: Path) -> None:
-        """From such a file, if there is one. One that is damaged says nothing."""
+        """Reads such a file, if there is one. A damaged file is ignored."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             for key, each in json.loads(path.read_bytes()).items():
                 prompt, tokens = tuple(each.pop("prompt")), array("i", base64.b64decode(each.pop("tokens")))
@@ -162,7 +164,7 @@ def _until(render: Render, messages: Sequence[Message], at: int) -> str:
 
 
 def _behind(known: Remembered, text: str, ends: Sequence[str], begun: Callable[[], str]) -> str | None:
-    """What follows the answer in `text`. begun: what the template writes of the conversation up to it."""
+    """The part of `text` after the answer. begun: what the template writes for the conversation up to it."""
     _, length = known.prompt
     if text.startswith(known.text, length):
         return text[length + len(known.text) :]
@@ -182,7 +184,7 @@ def _text(model: Model, tokens: Sequence[int]) -> str:
 
 
 def _keys(messages: Sequence[Message], options: Mapping[str, Any]) -> Iterator[str]:
-    """The key of each beginning of a conversation. Thoughts are left out, and what says nothing."""
+    """A key for each beginning of a conversation. Reasoning and empty fields are left out."""
     digest = hashlib.sha256(_dumped({key: value for key, value in options.items() if value is not None}))
     for message in messages:
         digest.update(_dumped(_plain(message)))

@@ -1,5 +1,5 @@
-"""From the arguments of a chat call to what the model is given: tokens, grammar, and how its answer is
-read."""
+"""Turns the arguments of a chat call into the model's input: tokens, a grammar, and the parser of the
+answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChatPrompt:
     shown: frozenset[int]
     stop: list[str]
     parser: ChatParser
-    text: str = ""  # of the tokens, without those that the vocabulary adds
+    text: str = ""  # text of the tokens, without those that the vocabulary adds
     remember: Callable[[Message, Sequence[int], int | None], None] | None = None
 
 
@@ -54,16 +54,9 @@ def chat_request(
     use = use or ToolUse()
     schema = response_schema(response_format)
     offered = use.tools if use.choice != "none" else ()
-    if offered and not template.capabilities["supports_tools"]:
-        raise expected(
-            "tools",
-            "a chat template that takes tools",
-            "one that never mentions them",
-            "pass chat_template, or chat_format='chatml-function-calling'",
-        )
     if grammar is not None and (offered or schema is not None):
         raise expected("grammar", "no tools and no response_format beside it", "both")
-    if use.is_named and options.get("parallel_tool_calls") is None:
+    if options.get("parallel_tool_calls") is None and (use.is_named or not template.takes_tools):
         options["parallel_tool_calls"] = False
     written: dict[str, Any] = {
         "tools": list(offered) or None,
@@ -85,9 +78,12 @@ def chat_request(
             "one whose calls it does not know",
             "pass chat_format='chatml-function-calling'",
         )
-    if rendered.grammar is not None and use.choice == "required":
-        grammar = called_at_once(rendered.grammar, offered, once=options.get("parallel_tool_calls") is False)
-    grammar = grammar or rendered.grammar
+    called = rendered.grammar
+    if called is not None and offered and options.get("parallel_tool_calls") is False:
+        called = called_once(called)
+    if called is not None and use.choice == "required":
+        called = called_at_once(called, offered)
+    grammar = grammar or called
     if grammar is not None:
         grammar.prepare(model)
     text = utf8(rendered.text, "prompt")
@@ -116,7 +112,7 @@ def _known(
     text: str,
     memory: AnswerMemory | None,
 ) -> list[int] | None:
-    """The tokens of the text, where it goes on from an answer that is remembered."""
+    """The tokens of the text if it continues a remembered answer."""
     if memory is None or written.get("continue_final_message"):
         return None
 
@@ -127,7 +123,7 @@ def _known(
 
 
 def _seen(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a template's options that a conversation keeps while it goes on."""
+    """The template options that stay the same while a conversation goes on."""
     return {key: value for key, value in written.items() if key in ("tools", "chat_template_kwargs")}
 
 
@@ -138,20 +134,29 @@ def _parser(
     schema: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> ChatParser:
-    """One that reads calls without tags too, where a model is free to write them."""
+    """The parser of the answer. It also reads calls without tags, if the model is free to write them."""
     if use.choice != "auto" or not offered or schema is not None or options.get("continue_final_message"):
         return native
     names = [str(tool.get("function", {}).get("name")) for tool in offered]
     return UntaggedParser(native, names, several=options.get("parallel_tool_calls") is not False)
 
 
-def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> LlamaGrammar:
+def called_once(grammar: LlamaGrammar) -> LlamaGrammar:
+    """llama.cpp's grammar of calls without those behind the first. It allows them where a template marks each
+    by itself."""
+    rule = re.compile(r"^tool-calls ::= \(tool-call(\??) space\)\+$", re.MULTILINE)
+    return _with(grammar, rule.sub(r"tool-calls ::= tool-call\1", grammar.text), grammar.json_schema)
+
+
+def called_at_once(grammar: LlamaGrammar, tools: Tools) -> LlamaGrammar:
     """llama.cpp's grammar of a required call of one of the tools, without the text that it lets a model write
-    before, which a small model never ends. Thoughts may still come first. `once`: nor calls behind the first,
-    which it allows where a template marks each by itself. A call is closed before it has no room left."""
+    before, which a small model never ends. Thoughts may still come first. A call is closed before it has no
+    room left."""
     text = re.sub(r"^(root ::= .*?)until-\d+\? (?=tool-calls?$)", r"\1", grammar.text, flags=re.MULTILINE)
-    if once:
-        text = re.sub(r"^tool-calls ::= \(tool-call space\)\+$", "tool-calls ::= tool-call", text, flags=re.M)
+    return _with(grammar, text, {"anyOf": [_call_schema(tool["function"]) for tool in tools]})
+
+
+def _with(grammar: LlamaGrammar, text: str, json_schema: Mapping[str, Any] | None) -> LlamaGrammar:
     return LlamaGrammar(
         text,
         grammar.root,
@@ -159,12 +164,12 @@ def called_at_once(grammar: LlamaGrammar, tools: Tools, once: bool = False) -> L
         triggers=grammar.triggers,
         prefix=grammar.prefix,
         schemas=grammar.schemas,
-        json_schema={"anyOf": [_call_schema(tool["function"]) for tool in tools]},
+        json_schema=json_schema,
     )
 
 
 def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A call as most templates write it."""
+    """The schema of a call as most templates write it."""
     properties = {"name": {"const": function.get("name")}, "arguments": function.get("parameters")}
     return {"type": "object", "properties": properties, "required": list(properties)}
 

@@ -9,9 +9,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
+from latentkv.chat import bare, borrowed
 from latentkv.chat.formats import BUILT_IN
 from latentkv.chat.holes import Holes
 from latentkv.chat.messages import Message, plain_messages
@@ -86,16 +88,17 @@ class ChatTemplate:
         if tools and choice != "none":
             marks = [holes.tool(shown(tool), choice == "required" or is_strict(tool)) for tool in tools]
             marked = request | {"tools": marks}
-        prompt = self._native.apply(_json(marked))
         # without a choice the template shows the tools, and llama.cpp makes no grammar of them
-        text = prompt if marked is request else self._native.apply(_json(request | {"tool_choice": "none"}))
-        if not prompt["grammar"] and holes.has_strict and choice != "required":
-            raise expected(
-                "tools",
-                "a chat template whose calls begin with a mark, for a strict function",
-                "one whose calls may be any text",
-                "pass strict=False, or tool_choice='required'",
-            )
+        seen = request if marked is request else request | {"tool_choice": "none"}
+        native = self._native
+        if not self.takes_tools and (tools or borrowed.has_calls(request["messages"])):
+            seen = {key: value for key, value in seen.items() if key not in ("tools", "tool_choice")}
+            seen["messages"] = borrowed.as_text(request["messages"], request.get("tools") or ())
+            native = borrowed.caller()
+        text = self._native.apply(_json(seen))
+        prompt = text if marked is request else native.apply(_json(marked))
+        if marked is not request and not prompt["grammar"] and choice != "required":
+            prompt = _bare(native, marked, prompt, text, holes.has_strict)
         grammar, schemas = holes.filled(prompt["grammar"])
         return RenderedChat(
             text=text["prompt"] if schema is None else holes.shown(text["prompt"], schema),
@@ -110,9 +113,14 @@ class ChatTemplate:
             if grammar
             else None,
             special=prompt["preserved_tokens"],
-            stop=[*self.stop, *prompt["additional_stops"]],
+            stop=list(dict.fromkeys([*self.stop, *text["additional_stops"], *prompt["additional_stops"]])),
             parser=prompt["parser"],
         )
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template tells a model of tools, and llama.cpp knows how its calls are written."""
+        return self.capabilities["supports_tools"] and self.capabilities["supports_tool_calls"]
 
     def render(
         self,
@@ -121,8 +129,33 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The text alone."""
+        """The rendered text only."""
         return self.apply(messages, add_generation_prompt=add_generation_prompt, tools=tools).text
+
+
+def _bare(
+    native: _core.ChatTemplates,
+    marked: Mapping[str, Any],
+    prompt: dict[str, Any],
+    text: Mapping[str, Any],
+    is_strict: bool,
+) -> dict[str, Any]:
+    """What an answer is whose calls have no mark. prompt, text: what ChatTemplates.apply() says of an answer
+    that may call, and of one that may not."""
+    required = native.apply(_json({**marked, "tool_choice": "required"}))
+    grammar = bare.call_or_text(required["grammar"])
+    if grammar is None and is_strict:
+        raise expected(
+            "tools",
+            "a chat template whose calls llama.cpp can read, for a strict function",
+            "one whose calls it does not know",
+            "pass strict=False, or chat_format='chatml-function-calling'",
+        )
+    if grammar is None:
+        return prompt
+    names = [str(tool["function"]["name"]) for tool in marked["tools"]]
+    parser = bare.BareParser(prompt["parser"], text["parser"], names, required["grammar"], not is_strict)
+    return {**(required if is_strict else prompt), "grammar": grammar if is_strict else "", "parser": parser}
 
 
 def _dated(source: str, now: datetime.datetime) -> tuple[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Tools that a chat call offers, and which of them it wants."""
+"""The tools that a chat call offers, and which of them it wants."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ToolUse:
         functions: Tools | None = None,
         function_call: str | Mapping[str, Any] | None = None,
     ) -> ToolUse:
-        """From OpenAI's arguments, those that tools replaced among them. A named function is the only one
-        offered, and required; of allowed_tools the others are not offered."""
+        """Reads OpenAI's arguments, including the deprecated ones that tools replaced. If a function is
+        named, it is the only one offered and is required. With allowed tools, the others are not offered."""
         if functions is None and function_call is None:
             return _chosen(plain_tools(tools or ()), tool_choice, "tool_choice", as_function=False)
         if tools is not None or tool_choice is not None:
@@ -65,12 +65,12 @@ def _plain(tool: Any) -> dict[str, Any]:
 
 
 def is_strict(tool: Mapping[str, Any]) -> bool:
-    """Whether calls of the function have to obey its schema."""
+    """Whether calls of the function must obey its schema."""
     return tool["function"].get("strict") is True
 
 
 def shown(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template reads of a tool."""
+    """The fields of a tool that a template reads."""
     return {**tool, "function": {key: value for key, value in tool["function"].items() if key != "strict"}}
 
 

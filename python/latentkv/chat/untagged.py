@@ -1,9 +1,9 @@
-"""Calls of tools that a model writes without the tags of its template: a JSON object alone, in a fence, or
-between other tags, where the whole answer is nothing else.
+"""Tool calls that a model writes without the tags of its template: a JSON object by itself, in a fence, or
+between other tags. They count only if the answer contains nothing else.
 
     {"name": "weather", "arguments": {"city": "Oslo"}}
 
-Braces may be doubled around it, as the template of Qwen2.5-Coder has them by mistake.
+The braces may be doubled, because the template of Qwen2.5-Coder doubles them by mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from latentkv import _core
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, ChatStream
-else:  # the native classes are not derived from, their places are taken
+else:  # nothing derives from the native classes; these replace them
     ChatParser = ChatStream = object
 
 _FRAMES = {
@@ -32,7 +32,7 @@ _BLANK = " \t\r\n"
 
 
 class UntaggedParser(ChatParser):
-    """Reads answers as the template's parser does, and these calls. names: of the tools on offer. several:
+    """Reads answers as the template's parser does, and calls without tags. names: the offered tools. several:
     whether an answer may have more than one call."""
 
     def __init__(self, native: ChatParser, names: Sequence[str], several: bool = True) -> None:
@@ -55,7 +55,7 @@ class _Stream(ChatStream):
     def __init__(self, native: ChatStream, names: frozenset[str], several: bool) -> None:
         self._native, self._names, self._several = native, names, several
         self._held: str | None = ""  # None: the answer is text, or has calls in the template's own form
-        self._is_likely = False  # what is held begins as a call does: only its end decides
+        self._is_likely = False  # the held text begins like a call; its end decides
         self._calls: list[dict[str, Any]] = []
 
     def push(self, text: str, is_partial: bool = True) -> list[str]:
@@ -90,7 +90,7 @@ class _Stream(ChatStream):
         return bool(self._calls) or self._native.has_tool_calls
 
     def _sorted(self, delta: str) -> Iterator[str]:
-        """What a delta leaves to be shown when its text is held back."""
+        """The part of a delta that can be shown while its text is held back."""
         if self._held is None:
             yield delta
             return
@@ -118,7 +118,7 @@ class _Stream(ChatStream):
 
 
 def begins_call(text: str, names: frozenset[str]) -> bool | None:
-    """Whether an answer that begins so may be a call; None: too short to tell.
+    """Whether an answer with this beginning may be a call; None if it is too short to tell.
 
     >>> [begins_call(text, frozenset({"a"})) for text in ('{"na', '{"name": "a"', '{"name": "b"', "Well")]
     [None, True, False, False]
@@ -158,7 +158,7 @@ def _begins_fields(text: str, names: frozenset[str]) -> bool | None:
 
 
 def calls_in(text: str, names: frozenset[str]) -> list[dict[str, str]]:
-    """The calls that a text is made of, {"name", "arguments": JSON} each; none where anything else is in it.
+    """The calls that a text consists of, each {"name", "arguments": JSON}; none if it contains anything else.
 
     >>> calls_in('{"name": "a", "arguments": {"b": 1}}', frozenset({"a"}))
     [{'name': 'a', 'arguments': '{"b": 1}'}]
@@ -177,7 +177,7 @@ def calls_in(text: str, names: frozenset[str]) -> list[dict[str, str]]:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """JSON values behind one another, framed or not. Raises ValueError for other text."""
+    """The consecutive JSON values of a text, framed or not. Raises ValueError for other text."""
     read, at = json.JSONDecoder().raw_decode, 0
     while at < len(text):
         if text[at] in _BLANK:
@@ -200,7 +200,7 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _call(value: Any, names: frozenset[str]) -> dict[str, str] | None:
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):  # as OpenAI's messages have it
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):  # the shape of OpenAI's messages
         if set(value) - {"type", "id", "function"}:
             return None
         value = value["function"]

@@ -3,6 +3,7 @@ helpers."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 import sys
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 from latentkv.cli._errors import ABORTED, BAD_INPUT, one_line
 from latentkv.console import streams
-from latentkv.errors import LatentKVError
+from latentkv.errors import expected
 
+_LLAMA_CPP = {"cli": "chat", "run": "chat", "server": "serve"}  # programs of llama.cpp's with other names
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as the shell reports it
 
 
@@ -55,10 +57,19 @@ def _dispatch(argv: list[str]) -> int:
         print(f"latentkv {version()}")
         return 0
     if argv[0] not in commands():
-        raise LatentKVError(f"[latentkv] expected a command ({', '.join(commands())}); got {argv[0]!r}")
+        raise expected("latentkv", f"a command ({', '.join(commands())})", repr(argv[0]), _hint(argv))
     module = importlib.import_module(f"{__name__}.{argv[0]}")
     status: int = module.main(argv[1:])
     return status
+
+
+def _hint(argv: list[str]) -> str:
+    """What was meant, where that can be told."""
+    if argv[0].startswith("-") or argv[0].endswith(".gguf"):
+        return f"write latentkv chat {argv[0]} …, or serve in place of chat"
+    name = argv[0].removeprefix("llama-")
+    meant = _LLAMA_CPP.get(name) or next(iter(difflib.get_close_matches(name, commands(), 1)), "")
+    return meant and f"write latentkv {meant}"
 
 
 def _usage() -> str:

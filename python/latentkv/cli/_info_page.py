@@ -13,17 +13,17 @@ from latentkv.quantities import bytes_text, count_text
 
 # What the paths of a tensor and the formats of blocks are, where they occur.
 _PATHS = {
-    "rebuild": "K is cached before RoPE, and the key is computed from it at every read",
-    "rotated": "K is cached after RoPE and read as it is stored",
-    "absorbed": "K has no RoPE and is read as it is stored",
-    "latent": "V is cached as a short vector and read as it is stored",
+    "rebuild": "a latent of K before RoPE; the key is rebuilt from it at every read",
+    "rotated": "a latent of K after RoPE, read as it is stored",
+    "absorbed": "a latent of K without RoPE, read as it is stored",
+    "latent": "a latent of V, read as it is stored",
 }
 _BLOCKS = (
-    "c8 … c2: K of 32 tokens together, with a scale and a minimum per channel; the latest tokens wait in f16"
+    "c8 … c2: blocks of 32 tokens of K, with a scale and a minimum per channel; the latest tokens wait in f16"
 )
 _PREFILL = {
-    "eager": "eager: a prompt attends to its past as it is cached",
-    "lazy": "lazy: a prompt attends to exact K and V, which are compressed behind it",
+    "eager": "eager: prompts attend to their past as the cache stores it",
+    "lazy": "lazy: prompts attend to exact K and V, which are compressed afterwards",
 }
 
 
@@ -61,7 +61,7 @@ def _facts(file: dict[str, Any]) -> str:
             "template in the file" if file["chat_template"] else "no template in the file (ChatML is used)",
         ),
         ("cache", _cache_text(file)),
-        *([("matrices", _matrices(file))] if file["latent"] else []),
+        *([("factors", _factors(file))] if file["latent"] else []),
         *([("exact", kept)] if (kept := _exact(file["regions"])) else []),
         ("prefill", _PREFILL[file["regions"]["prefill"]]),
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
@@ -71,16 +71,16 @@ def _facts(file: dict[str, Any]) -> str:
 
 def _cache_text(file: dict[str, Any]) -> str:
     kind = "latent" if file["latent"] else "full K and V"
-    return f"{kind}, a master file: --kv-budget plans it anew" if file["master"] else kind
+    return f"{kind}; a master file: --kv-budget makes a new plan" if file["master"] else kind
 
 
-def _matrices(file: dict[str, Any]) -> str:
-    """`3.4 MiB to and from the latents, 1.2 MiB more weights than full K and V`"""
-    size, added = f"{bytes_text(file['factor_bytes'])} to and from the latents", file["added_weight_bytes"]
+def _factors(file: dict[str, Any]) -> str:
+    """`3.4 MiB; the file has 1.2 MiB more weights than with full K and V`"""
+    size, added = bytes_text(file["factor_bytes"]), file["added_weight_bytes"]
     if added is None:
-        return f"{size}, in place of projections whose size the file does not say"
+        return f"{size}; the file does not say the size of the projections that they replace"
     more = f"{bytes_text(abs(added))} {'more' if added >= 0 else 'fewer'}"
-    return f"{size}, {more} weights than full K and V"
+    return f"{size}; the file has {more} weights than with full K and V"
 
 
 def _exact(regions: Mapping[str, Any]) -> str:
@@ -115,7 +115,7 @@ def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
     paths = {layer[side]["path"] for layer in layers for side in ("k", "v")}
     legend = [f"{path}: {meaning}" for path, meaning in _PATHS.items() if path in paths]
     shown: list[Block] = [table(["layer", *sides], merged), *legend]
-    return [*shown, "", "what a token leaves in a layer (channels:bits)", *plans] if plans else shown
+    return [*shown, "", "row of a token in each layer (channels:format)", *plans] if plans else shown
 
 
 def _planned(layer: dict[str, Any]) -> bool:
@@ -194,8 +194,8 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     if middle < last["n_cells"]:
         head += f"\na layer keeps {middle} of {last['n_cells']} tokens beside its exact ones"
     if (n_windowed := sum(n < min(contexts[-1], middle) for n in slots)) > 0:
-        head += f"\n{n_windowed} of {len(slots)} layers see a window and hold {min(slots)} tokens; "
-        head += f"bytes/token are of all {contexts[-1]}"
+        head += f"\n{n_windowed} of {len(slots)} layers have a sliding window and hold {min(slots)} tokens; "
+        head += f"bytes/token is the average over {contexts[-1]}"
     if on_gpu:
         needed = needs(last)
         told = [
@@ -203,7 +203,7 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
             for device, need in needed.items()
             if need.total
         ]
-        head += f"\nof {last['kv']} {told[0]}; CUDA's own memory and the kernels' scratch come on top"
+        head += f"\nof {last['kv']} {told[0]}; plus CUDA's own memory and the kernels' scratch"
         head += "".join(f"\nand {more}" for more in told[1:])
     caches = [f"cache at {count}" for count in contexts]
     columns = ["--kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]

@@ -144,6 +144,6 @@ def history(console: Console) -> History:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        console.warn(f"note: the history ends with this run: {path}: {why}")
+        console.warn(f"note: input history is not saved: {path}: {why}")
         return InMemoryHistory()
     return _File(path)

@@ -1,4 +1,4 @@
-"""llama.cpp's habits: its flags are options of a parser here too, which nobody sees in --help.
+"""llama.cpp's flags, which the parsers accept without showing them in --help.
 
 Each is the same as one of ours, changes nothing and is noted, or is refused with what to write instead
 (llama_cpp_flags.txt).
@@ -35,7 +35,7 @@ class Flag:
 
 
 def flags(command: str) -> Iterator[Flag]:
-    """Those that a command meets."""
+    """The flags that a command knows."""
     for line in _TABLE.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             flag = _flag(line)
@@ -55,7 +55,7 @@ def _flag(line: str) -> Flag:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Gives a command's parser, which has all options of its own, the flags that it lacks."""
+    """Adds the flags that a command's parser lacks. Call it after the command's own options are added."""
     for flag in flags(parser.prog.split()[-1]):
         ours = parser._option_string_actions  # by name; argparse has no public way to find one
         names = [name for name in flag.names if name not in ours]
@@ -77,11 +77,11 @@ def noted(args: argparse.Namespace) -> str:
     told = dict(getattr(args, _NOTED, ()))
     if not told:
         return ""
-    return "nothing to do for " + ", ".join(f"{name} ({why})" for name, why in told.items())
+    return "no effect: " + ", ".join(f"{name} ({why})" for name, why in told.items())
 
 
 class _Same(argparse.Action):
-    """Does what an option of ours does."""
+    """Does what the equivalent option of latentkv does."""
 
     def __init__(
         self, option_strings: list[str], dest: str, *, target: Any, flag: Flag, **options: Any
@@ -105,7 +105,7 @@ class _Same(argparse.Action):
 
 
 class _Other(argparse.Action):
-    """Notes a flag that changes nothing, refuses any other."""
+    """Notes a flag that changes nothing, and refuses any other."""
 
     def __init__(self, option_strings: list[str], dest: str, *, flag: Flag, **options: Any) -> None:
         super().__init__(option_strings, dest, default=argparse.SUPPRESS, **options)
@@ -114,8 +114,8 @@ class _Other(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         name, flag = option_string or self.option_strings[0], self._flag
         if flag.verdict == "refused":
-            raise expected(name, "an option that latentkv has", "one of llama.cpp's", flag.words)
+            raise expected(name, "an option of latentkv", "one of llama.cpp", flag.words)
         if flag.at and values not in flag.at:
             raise expected(name, " or ".join(flag.at), values, flag.words)
-        why = "it asks for nothing" if flag.at else flag.words
+        why = "it changes nothing" if flag.at else flag.words
         setattr(namespace, _NOTED, [*getattr(namespace, _NOTED, ()), (name, why)])

@@ -14,6 +14,7 @@ from latentkv.console.arguments import gpu_layers, number, shares, split_mode, t
 from latentkv.console.reading import read_text
 from latentkv.errors import expected
 from latentkv.plan import presets
+from latentkv.plan.options import NAMES, SessionOptions
 
 if TYPE_CHECKING:
     from latentkv.plan.fit import Fit
@@ -26,7 +27,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """FILE, -m FILE or -hf; read with parse()."""
     parser.add_argument("model", type=text, nargs="?", metavar="FILE", help="GGUF file")
     parser.add_argument(
-        "-m", "--model", dest="model_file", type=text, metavar="FILE", help="the same, as llama.cpp has it"
+        "-m", "--model", dest="model_file", type=text, metavar="FILE", help="the same, with llama.cpp's flag"
     )
     parser.add_argument(
         "-hf",
@@ -36,10 +37,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help=f"instead of FILE: a GGUF from huggingface.co, by default {hub.DEFAULT_QUANT}",
     )
     parser.add_argument(
-        "-hff", "--hf-file", type=text, metavar="NAME", help="file of that repository (* and ? are wild)"
+        "-hff",
+        "--hf-file",
+        type=text,
+        metavar="NAME",
+        help="file of that repository (* and ? match anything)",
     )
     parser.add_argument(
-        "--latent", type=text, default="", metavar="FILE", help="what convert --sidecar made of the model"
+        "--latent", type=text, default="", metavar="FILE", help="sidecar of the model, from convert --sidecar"
     )
 
 
@@ -84,29 +89,29 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
         "--kv-budget",
         default="",
         metavar="SIZE",
-        help="of a file from convert --master: its cache as a share of the f16 one (14%%), as bytes at a "
-        "context (2.5GiB@131072), or auto: what is free",
+        help="cache size of a master file (convert --master): a share of f16 (14%%), bytes at a context "
+        "(2.5GiB@131072), or auto: what fits",
     )
     group.add_argument(
         "--sink",
         type=number(ranges.SINK.plain()),
         default=-1,
         metavar="N",
-        help="first tokens kept whole (default: the file's)",
+        help="first tokens kept exact (default: the file's)",
     )
     group.add_argument(
         "--recent",
         type=number(ranges.RECENT.plain()),
         default=-1,
         metavar="N",
-        help="latest tokens kept whole (default: the file's)",
+        help="latest tokens kept exact (default: the file's)",
     )
     group.add_argument(
         "--recent-ratio",
         type=number(ranges.RATIO),
         default=-1.0,
         metavar="P",
-        help="latest tokens kept whole, as a share of the sequence behind its sinks",
+        help="latest tokens kept exact, as a share of the sequence after its sinks",
     )
     for region in ("sink", "recent"):
         group.add_argument(
@@ -121,20 +126,21 @@ def add_cache(parser: argparse.ArgumentParser, several: bool = False, rotate: bo
         type=text,
         default="",
         metavar="POLICY",
-        help="each layer gives up the tokens that matter least: h2o, keyformer, snapkv or none (default)",
+        help="each layer evicts the tokens that matter least: h2o, keyformer, snapkv or none (default)",
     )
     group.add_argument(
         "--keep-tokens",
         type=text,
         default="",
         metavar="N",
-        help="beside --evict: tokens of a sequence that a layer keeps, or a share of its context (50%%)",
+        help="with --evict: tokens of a sequence that a layer keeps, or a share of its context (50%%)",
     )
     group.add_argument(
         "--prefill",
         choices=["lazy", "eager"],
         default="",
-        help="a prompt attends to exact K and V (lazy), or to its past as it is cached (default: the file's)",
+        help="lazy: prompts attend to exact K and V; eager: to their past as the cache stores it (default: "
+        "the file's)",
     )
     if rotate:
         group.add_argument(
@@ -169,18 +175,18 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         "--no-mmap",
         dest="mmap",
         action="store_false",
-        help="read the weights into memory, do not map the file",
+        help="read the weights into memory instead of mapping the file",
     )
     group.add_argument(
         "--implementation",
         choices=["fused", "reference"],
         default="fused",
-        help="fused attention, or stock ggml operations, which run on the CPU",
+        help="fused attention kernels, or stock ggml operations on the CPU",
     )
     group.add_argument(
         "--require-fused",
         action="store_true",
-        help="refuse to run where attention would not be fused on the device that is asked for",
+        help="refuse to run if attention is not fused on the requested device",
     )
 
 
@@ -196,7 +202,7 @@ def add_gpu_layers(group: Any) -> None:
         type=gpu_layers,
         default="auto",
         metavar="N",
-        help="so many of the last layers on GPUs, 99 = all; auto (default): what fits, 0 without a GPU",
+        help="put the last N layers on GPUs; 99 = all, auto (default) = what fits",
     )
     group.add_argument(
         "-ts",
@@ -204,7 +210,7 @@ def add_gpu_layers(group: Any) -> None:
         type=shares,
         default=(),
         metavar="N,N",
-        help="the GPUs' shares of these layers, 3,1: three quarters on the first (default: by free memory)",
+        help="share of these layers per GPU; 3,1 = three quarters on the first (default: by free memory)",
     )
     group.add_argument(
         "-sm",
@@ -212,7 +218,7 @@ def add_gpu_layers(group: Any) -> None:
         type=split_mode,
         default="layer",
         metavar="MODE",
-        help="layer (default): layers are shared among GPUs; none: --main-gpu has all",
+        help="layer (default): GPUs share the layers; none: --main-gpu has all",
     )
     group.add_argument(
         "-mg",
@@ -220,7 +226,7 @@ def add_gpu_layers(group: Any) -> None:
         type=number(ranges.MAIN_GPU),
         default=0,
         metavar="I",
-        help="the GPU that has all layers, beside --split-mode none (default: 0)",
+        help="the GPU that has all layers with --split-mode none (default: 0)",
     )
 
 
@@ -249,15 +255,14 @@ def default_context(metadata: Mapping[str, Any]) -> int:
     return min(DEFAULT_CONTEXT, trained) if isinstance(trained, int) else DEFAULT_CONTEXT
 
 
-def fitted(args: argparse.Namespace, n_ctx: int | str, cache: dict[str, Any], n_seq_max: int = 1) -> Fit:
+def fitted(args: argparse.Namespace, n_ctx: int | str, cache: SessionOptions) -> Fit:
     """What -ngl, -c and --kv-budget come to where they are `auto`, said in one line. cache:
     cache_options()."""
     from latentkv.plan.fit import Asked, fit
     from latentkv.plan.gpus import Gpus
 
     gpus = Gpus(args.tensor_split, args.main_gpu, args.split_mode)
-    asked = Asked(args.gpu_layers, n_ctx, n_seq_max, args.ubatch_size, gpus)
-    found = fit(args.model, args.latent, asked, cache)
+    found = fit(args.model, args.latent, Asked(args.gpu_layers, n_ctx, gpus), cache)
     if found.said:
         print(found.said, file=sys.stderr)
     return found
@@ -274,34 +279,20 @@ def add_ubatch(group: Any) -> None:
     )
 
 
-def cache_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Session's keywords from add_cache() and add_compute()."""
-    options: dict[str, Any] = {
-        "n_threads": max(0, args.threads),
-        "n_threads_batch": max(0, args.threads_batch) or max(0, args.threads),
-        "kv_rotate": args.kv_rotate,
-        "implementation": args.implementation,
-        "require_fused": args.require_fused,
-    }
-    return options | {"kv_budget": args.kv_budget} | region_options(args) | format_options(args)
-
-
-def region_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What add_cache() says of sink and recent tokens, of eviction and of prefill."""
-    names = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "evict", "keep_tokens", "prefill")
-    return {name: getattr(args, name) for name in names}
-
-
-def format_options(args: argparse.Namespace) -> dict[str, str]:
-    """kv, kv_k, kv_v from add_cache()."""
-    return {"kv": args.kv, "kv_k": args.kv_k, "kv_v": args.kv_v}
+def cache_options(args: argparse.Namespace, n_seq_max: int = 1) -> SessionOptions:
+    """From add_cache(), add_ubatch() and, where a command has it, add_compute()."""
+    given = {name: value for name, value in vars(args).items() if name in NAMES}
+    if "threads" in args:
+        n_threads = max(0, args.threads)
+        given |= {"n_threads": n_threads, "n_threads_batch": max(0, args.threads_batch) or n_threads}
+    return SessionOptions.of(given | {"n_ubatch": args.ubatch_size, "n_seq_max": n_seq_max})
 
 
 def _caches() -> str:
     """The caches to choose from, a line each."""
     lines = [
-        "Caches for --kv, with their share of f16's bytes. Without it the file decides, a plain one has f16:"
+        "Caches for --kv and their share of f16's bytes (default: a converted file's own plan, else f16):"
     ]
     lines += [f"  {name:<9} {share:>5}  {about}" for name, share, about in presets.choices()]
-    lines += ["or a row format of both, as q6, or of K and V, as c4/q5: docs/cache.md has them all"]
+    lines += ["or row formats: one for K and V (q6), or a pair (c4/q5); docs/cache.md lists them"]
     return "\n".join(lines)

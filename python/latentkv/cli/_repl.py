@@ -12,8 +12,8 @@ from latentkv.quantities import bytes_text
 from latentkv.text import utf8
 
 _REGIONS = {  # as people call them
-    "sink": "first tokens, kept whole",
-    "recent": "latest tokens, kept whole",
+    "sink": "first tokens, exact",
+    "recent": "latest tokens, exact",
     "middle": "all others",
     "ring": "sliding windows",
 }
@@ -31,10 +31,10 @@ class Repl:
             "/system": Command(self._system, "TEXT", "set the system message (no text: show it)"),
             "/regen": Command(self._regen, "", "answer the last question again"),
             "/save": Command(self._save, "FILE", "save the conversation with its cache"),
-            "/load": Command(self._load, "FILE", "go on from a saved conversation"),
+            "/load": Command(self._load, "FILE", "continue a saved conversation"),
             "/stats": Command(self._stats, "", "context, cache bytes, what runs where"),
             "/help": Command(self._help, "", "this list"),
-            "/exit": Command(self._exit, "", "leave (or Ctrl-D)"),
+            "/exit": Command(self._exit, "", "exit (or Ctrl-D)"),
         }
         self._read = reader(self._commands, console)
 
@@ -51,7 +51,7 @@ class Repl:
                 if interrupted:
                     return ABORTED
                 interrupted = True
-                self._console.note("Ctrl-C again or Ctrl-D leaves")
+                self._console.note("press Ctrl-C again or Ctrl-D to exit")
                 continue
             except UnicodeDecodeError as error:
                 got = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
@@ -81,7 +81,7 @@ class Repl:
             if name in self._commands:
                 self._commands[name].run("".join(rest))
             else:
-                self._console.warn(f"unknown command {name}; there are {' '.join(self._commands)}")
+                self._console.warn(f"unknown command {name}; the commands are {' '.join(self._commands)}")
         elif self._conversation.fits(line):
             self._conversation.ask(line)
         else:

@@ -23,21 +23,24 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         type=number(ranges.SEED),
         default=-1,
         metavar="N",
-        help="same seed, same text (default: -1, a new one)",
+        help="the same seed gives the same text (default: -1, random)",
     )
     group.add_argument(
         "--temp",
+        dest="temperature",
         type=number(ranges.RealRange(0.0)),
         default=0.8,
         metavar="X",
-        help="temperature; 0 always takes the likeliest token (default: 0.8)",
+        help="temperature; 0 always takes the most likely token (default: 0.8)",
     )
     group.add_argument(
         "--top-k", type=number(ranges.TOP_K), default=40, metavar="N", help="(default: 40, 0 = off)"
     )
     group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(default: 0.95, 1 = off)")
     group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(default: 0.05, 0 = off)")
-    group.add_argument("--typical", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
+    group.add_argument(
+        "--typical", dest="typical_p", type=float, default=1.0, metavar="X", help="(default: 1 = off)"
+    )
     group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(default: 1 = off)")
     group.add_argument(
         "--repeat-last-n",
@@ -48,37 +51,39 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
     group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="(default: 0 = off)")
-    group.add_argument("--mirostat", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)")
     group.add_argument(
-        "--mirostat-lr", type=float, default=0.1, metavar="X", help="learning rate eta (default: 0.1)"
+        "--mirostat", dest="mirostat_mode", type=int, default=0, choices=[0, 1, 2], help="(default: 0 = off)"
     )
     group.add_argument(
-        "--mirostat-ent", type=float, default=5.0, metavar="X", help="target entropy tau (default: 5)"
+        "--mirostat-lr",
+        dest="mirostat_eta",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="learning rate eta (default: 0.1)",
     )
-    group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer by a grammar")
+    group.add_argument(
+        "--mirostat-ent",
+        dest="mirostat_tau",
+        type=float,
+        default=5.0,
+        metavar="X",
+        help="target entropy tau (default: 5)",
+    )
+    group.add_argument("--grammar", type=text, metavar="GBNF", help="constrain the answer to this grammar")
     group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
     group.add_argument(
-        "-j", "--json-schema", type=text, metavar="SCHEMA", help="constrain it to JSON of a schema"
+        "-j", "--json-schema", type=text, metavar="SCHEMA", help="constrain the answer to JSON of this schema"
     )
     group.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of create_completion and create_chat_completion."""
-    return {
-        "temperature": args.temp,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "typical_p": args.typical,
-        "repeat_penalty": args.repeat_penalty,
-        "frequency_penalty": args.frequency_penalty,
-        "presence_penalty": args.presence_penalty,
-        "mirostat_mode": args.mirostat,
-        "mirostat_eta": args.mirostat_lr,
-        "mirostat_tau": args.mirostat_ent,
-        "grammar": _grammar(args),
-    }
+    """Keywords of create_completion and create_chat_completion; all but the seed."""
+    from latentkv.sampling.options import NAMES
+
+    given = {name: value for name, value in vars(args).items() if name in NAMES and name != "seed"}
+    return given | {"grammar": _grammar(args)}
 
 
 def _grammar(args: argparse.Namespace) -> LlamaGrammar | None:

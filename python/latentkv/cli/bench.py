@@ -1,4 +1,4 @@
-"""Measure prefill and decode speed at several depths and cache formats."""
+"""Measure prefill and decode speed by depth and cache format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EPILOG = """examples:
   latentkv bench model.gguf -d 0,4096,16384 --kv f16,small
   latentkv bench model.gguf -p 0 -n 64 -d 32768 --kv q8/q4 --json
 
-"kv" is what the cache allocated for that row, true bytes; random tokens fill it through prefill."""
+"kv" is the number of bytes that the cache allocated for that row. Random tokens fill it by prefill."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +40,6 @@ def main(argv: Sequence[str]) -> int:
     longest = max(depths) + max(args.n_prompt, args.n_gen)
     fit = options.fitted(args, longest, options.cache_options(args))
     model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
-    session_options = fit.options | {"n_ubatch": args.ubatch_size}
     rows: list[Measurement] = []
     n_runs = sum((args.repetitions + 1) * ((args.n_prompt > 0) + (args.n_gen > 0)) + (d > 0) for d in depths)
     with stage(len(formats) * n_runs, "bench", "run") as bar:
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
                     prefill=args.n_prompt,
                     decode=args.n_gen,
                     repetitions=args.repetitions,
-                    options=session_options,
+                    options=fit.options,
                     note=begins,
                 )
     if args.output == "json":
@@ -89,7 +88,7 @@ def _cells(model: Any, args: argparse.Namespace, rows: list[Any]) -> list[list[s
     return [
         [
             name,
-            row.kv or args.kv_budget or "file",
+            row.kv or args.kv_budget or ("f16" if model.is_plain else "file"),
             row.name,
             bytes_text(model.size_bytes),
             count_text(model.n_params),

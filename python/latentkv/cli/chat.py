@@ -1,4 +1,4 @@
-"""Talk to a model in the terminal, or answer one prompt (-p, -f, or piped text)."""
+"""Chat in the terminal, or answer one prompt (-p, -f or piped text)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _EPILOG = """examples:
   latentkv chat model.gguf -p "Name three rivers." -n 64 --temp 0
   latentkv chat model.gguf -sys "Answer in one sentence." < question.txt
 
-The answer goes to standard output, everything else to standard error. In a conversation /help lists
-the commands; Alt-Enter, or a backslash at the end of a line, adds a line; Ctrl-C stops an answer, Ctrl-D (or
-Ctrl-C twice at the prompt) leaves. What was typed is kept in ~/.local/state/latentkv/chat_history."""
+The answer goes to standard output, everything else to standard error. In a conversation, /help lists the
+commands. Alt-Enter, or a backslash at the end of a line, adds a line. Ctrl-C stops an answer; Ctrl-D (or
+Ctrl-C twice at the prompt) exits. Input is kept in ~/.local/state/latentkv/chat_history."""
 
 
 _COLOR = {"auto": "auto", "always": "always", "never": "never", "on": "always", "off": "never"}
@@ -47,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
         latent_path=args.latent or None,
         n_ctx=fit.n_ctx,
         n_batch=max(args.batch_size, args.ubatch_size),
-        n_ubatch=args.ubatch_size,
         **options.placement(args, fit),
         last_n_tokens_size=args.repeat_last_n,
         chat_template=options.template(args),
@@ -112,8 +111,8 @@ def _read(path: str | None, option: str) -> str | None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("latentkv chat", description=__doc__, epilog=_EPILOG)
     options.add_model(parser)
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and leave")
-    parser.add_argument("-f", "--file", metavar="PATH", help="answer the text of this file and leave")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and exit")
+    parser.add_argument("-f", "--file", metavar="PATH", help="answer the text of this file and exit")
     parser.add_argument("-sys", "--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("-sysf", "--system-file", metavar="PATH", help="system message from a file")
     parser.add_argument(
@@ -127,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_object,
         default={},
         metavar="JSON",
-        help="what the template is told beside the messages, as '{\"enable_thinking\": false}'",
+        help="further variables of the template, as '{\"enable_thinking\": false}'",
     )
     parser.add_argument(
         "-c",
@@ -135,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         type=number_or_auto(ranges.N_CTX),
         metavar="N",
         help=f"context in tokens (default: {options.DEFAULT_CONTEXT}, or less if trained on less; 0 = as "
-        "trained, auto = what fits, up to that)",
+        "trained; auto = what fits, at most as trained)",
     )
     parser.add_argument(
         "-n",
@@ -159,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         type=number(ranges.N_BATCH),
         default=512,
         metavar="N",
-        help="tokens of a prompt that are read at once, before Ctrl-C is heard (default: 512)",
+        help="tokens of a prompt per native call; Ctrl-C works between calls (default: 512)",
     )
     parser.add_argument(
         "--color",
@@ -170,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WHEN",
         help="auto (default), always or never",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no line of figures after an answer")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no line of statistics after an answer")
     options.add_cache(parser)
     options.add_compute(parser)
     add_sampling(parser)

@@ -1,4 +1,4 @@
-"""Convert a GGUF or a Hugging Face checkpoint to a GGUF with a low-rank cache."""
+"""Convert a GGUF or a Hugging Face checkpoint to a GGUF with a smaller KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show what a file holds, what its cache costs per token, and how much memory a context takes."""
+"""Show what is in a file, and how much memory its cache and a context take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from latentkv import ranges
@@ -15,8 +16,9 @@ from latentkv.console.arguments import Parser, number_or_auto
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 from latentkv.plan import factors, presets
+from latentkv.plan.effect import require_regions
 from latentkv.plan.master import planned
-from latentkv.session.effect import require_regions
+from latentkv.plan.options import SessionOptions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
@@ -26,43 +28,28 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse(_parser(), argv)
     from latentkv import _core
 
-    cache = _cache(args)
-    fit = options.fitted(args, args.ctx_size, cache)
-    args.gpu_layers, args.kv_budget = fit.n_gpu_layers, fit.options["kv_budget"]
+    fit = options.fitted(args, args.ctx_size, options.cache_options(args))
+    asked = fit.options
     model = _core.Model(args.model, latent_path=args.latent, describe_only=True, **fit.placement)
     n_ctx = fit.n_ctx or model.n_ctx_train
-    in_use = planned(model, _cache(args))
-    warn_of_window(model, in_use, n_ctx)
+    in_use = planned(model, asked)
+    cache = model.forecast(n_ctx, **in_use)
+    for line in cache["warnings"]:  # what a session with these options says
+        print(f"warning: {line}", file=sys.stderr)
     report = {
         "file": summary(
-            model, args.model, args.latent, _core.build_info()["formats"], on_gpu=bool(args.gpu_layers)
+            model, args.model, args.latent, _core.build_info()["formats"], on_gpu=bool(fit.n_gpu_layers)
         )
-        | {"regions": regions_in_use(model.regions, in_use)},
-        "layers": planned_layers(model, args),
-        "forecast": forecasts(model, args, n_ctx),
-        "budgets": budgets(model, args),
+        | {"regions": regions_in_use(model.regions, in_use, cache)},
+        "layers": planned_layers(model, in_use),
+        "forecast": forecasts(model, asked, n_ctx),
+        "budgets": budgets(model, asked),
     }
     if args.json:
         print(json.dumps(report, indent=2, default=str))
     else:
         show(*blocks(report, model, n_ctx))
     return 0
-
-
-def warn_of_window(model: Any, cache: Mapping[str, Any], n_ctx: int) -> None:
-    """What a session with these options says, in its words."""
-    from latentkv.session.prefix import Window
-
-    sink = model.regions["sink"] if cache["sink"] < 0 else cache["sink"]
-    length = max(0, n_ctx - sink)
-    fitted = Window.of(model.regions, -1, -1).tokens(max(0, n_ctx - model.regions["sink"]))
-    asked = Window.of(model.regions, cache["recent"], cache["recent_ratio"]).tokens(length)
-    if asked < fitted:
-        print(
-            f"warning: [recent] expected at least {fitted} recent tokens, the window this file's plan was "
-            f"fitted for; got {asked}",
-            file=sys.stderr,
-        )
 
 
 def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu: bool) -> dict[str, Any]:
@@ -94,51 +81,44 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu:
     }
 
 
-def regions_in_use(own: Mapping[str, Any], cache: Mapping[str, Any]) -> dict[str, Any]:
-    """Model.regions with what is asked for instead."""
-    asked = {"sink": cache["sink"], "recent": cache["recent"], "recent_ratio": cache["recent_ratio"]}
-    if asked["recent"] >= 0 or asked["recent_ratio"] >= 0:  # one of them replaces both
-        asked |= {name: max(0, asked[name]) for name in ("recent", "recent_ratio")}
-    formats = {"sink_format": cache["kv_sink"], "recent_format": cache["kv_recent"]}
-    words = formats | {"prefill": cache["prefill"]}
-    return {
-        **own,
-        **{name: value for name, value in asked.items() if value >= 0},
-        **{name: value for name, value in words.items() if value},
-    }
+def regions_in_use(own: Mapping[str, Any], asked: SessionOptions, cache: Mapping[str, Any]) -> dict[str, Any]:
+    """Model.regions with what is asked for instead; cache: its forecast."""
+    exact = {name: cache[name] for name in ("sink", "recent", "recent_ratio")}
+    words = {"sink_format": asked.kv_sink, "recent_format": asked.kv_recent, "prefill": asked.prefill}
+    return {**own, **exact, **{name: value for name, value in words.items() if value}}
 
 
-def planned_layers(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+def planned_layers(model: Any, in_use: SessionOptions) -> list[dict[str, Any]]:
     """Model.layers with the formats that --kv-budget chooses; the file's energies are of its own plan."""
-    chosen = planned(model, _cache(args))
     layers: list[dict[str, Any]] = model.layers
-    for side in ("k", "v"):
-        if f"{side}_plan" in chosen:
-            names = iter(chosen[f"{side}_plan"])
+    for side, plan in (("k", in_use.k_plan), ("v", in_use.v_plan)):
+        if plan:
+            names = iter(plan)
             for layer in layers:
                 layer[side]["formats"] = [[next(names) for _ in widths] for widths in layer[side]["segments"]]
                 layer[side]["energy"] = None
     return layers
 
 
-def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+def budgets(model: Any, asked: SessionOptions) -> list[dict[str, Any]]:
     """What a master file can be planned for, largest first; empty for another file. A budget that the exact
     tokens alone take is left out."""
     from latentkv.plan.master import choose
 
     if model.master is None:
         return []
-    regions = options.region_options(args)
-    regions.pop("prefill")
+    own = str(asked.kv_budget or "")
+    rest = replace(asked, kv="", kv_k="", kv_v="", kv_budget=None, prefill="")
     found = []
-    for text in dict.fromkeys((*([args.kv_budget] if args.kv_budget else []), *_BUDGETS)):
+    for text in dict.fromkeys((*([own] if own else []), *_BUDGETS)):
         try:
-            chosen = choose(model, text, **regions)
+            chosen = choose(model, text, **rest)
         except LatentKVError:
-            if text == args.kv_budget:
+            if text == own:
                 raise
             continue
-        cache = model.forecast(chosen.n_ctx, **(regions | chosen.options()))
+        planned_anew = replace(rest, n_ubatch=SessionOptions.n_ubatch, **chosen.options())
+        cache = model.forecast(chosen.n_ctx, **planned_anew)
         found.append(
             {
                 "budget": text,
@@ -153,36 +133,26 @@ def budgets(model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["total"])
 
 
-def forecasts(model: Any, args: argparse.Namespace, n_ctx: int) -> list[dict[str, Any]]:
+def forecasts(model: Any, asked: SessionOptions, n_ctx: int) -> list[dict[str, Any]]:
     """Bytes of several caches at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
-    asked = _cache(args)
-    if args.kv_budget:
-        caches = [(args.kv_budget, asked)]
-    elif args.kv or args.kv_k or args.kv_v:
-        caches = [(args.kv or f"{args.kv_k or 'f16'}/{args.kv_v or 'f16'}", asked)]
+    if asked.kv_budget:
+        caches = [(str(asked.kv_budget), asked)]
+    elif asked.kv or asked.kv_k or asked.kv_v:
+        caches = [(asked.kv or f"{asked.kv_k or 'f16'}/{asked.kv_v or 'f16'}", asked)]
     else:
         has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
         names = [name for name, _, _ in presets.choices()] if model.is_plain else _LATENT_FORMATS
-        caches = [("the file's", asked)] * has_plan + [(name, asked | {"kv": name}) for name in names]
+        caches = [("the file's", asked)] * has_plan + [(name, replace(asked, kv=name)) for name in names]
     # what a layer keeps under eviction may be more than a short context
-    shares = (1,) if args.evict not in ("", "none") else (16, 4, 1)
+    shares = (1,) if asked.evicts else (16, 4, 1)
     contexts = sorted({max(1, n_ctx // share) for share in shares})
     rows = [
-        {
-            "kv": label,
-            "n_ctx": count,
-            **model.forecast(count, **planned(model, cache), n_ubatch=args.ubatch_size),
-        }
+        {"kv": label, "n_ctx": count, **model.forecast(count, **planned(model, cache))}
         for label, cache in caches
         for count in contexts
     ]
-    require_regions({region["name"] for row in rows for region in row["regions"]}, vars(args))
+    require_regions({region["name"] for row in rows for region in row["regions"]}, asked)
     return rows
-
-
-def _cache(args: argparse.Namespace) -> dict[str, Any]:
-    """The cache's options, as Session and Model.forecast share them."""
-    return options.region_options(args) | options.format_options(args) | {"kv_budget": args.kv_budget}
 
 
 def _parser() -> argparse.ArgumentParser:

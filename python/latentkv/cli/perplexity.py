@@ -1,4 +1,4 @@
-"""Score a text: perplexity, and the divergence from another cache in the same process."""
+"""Measure perplexity on a text, and the divergence from another cache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,15 @@ def main(argv: Sequence[str]) -> int:
     from latentkv.version import version
 
     text = read_text(args.file, "-f")
-    cache_options = options.cache_options(args)
+    parallel = max(1, args.parallel)
     n_ctx = args.ctx_size or min(options.file_context(args), 1024)
-    fit = options.fitted(args, n_ctx * max(1, args.parallel), cache_options, max(1, args.parallel))
-    cache_options = fit.options
+    fit = options.fitted(args, n_ctx * parallel, options.cache_options(args, parallel))
     model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     against = None
     if args.kld_against:
         path, format_name = split_reference(args.kld_against)
         other = _core.Model(path, **options.placement(args, fit)) if path else model
-        against = Cache(other, cache_options | {"kv": format_name, "kv_k": "", "kv_v": "", "kv_budget": ""})
+        against = Cache(other, replace(fit.options, kv=format_name, kv_k="", kv_v="", kv_budget=None))
     with stage(0, "perplexity", "window") as bar:
 
         def shown(p: Progress) -> None:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
             bar.reach(p.windows)
 
         result = perplexity(
-            Cache(model, cache_options),
+            Cache(model, fit.options),
             text,
             n_ctx=n_ctx,
             window=args.window,
@@ -66,8 +66,7 @@ def main(argv: Sequence[str]) -> int:
         "text": args.file,
         "kv": args.kv
         or "/".join(filter(None, (args.kv_k, args.kv_v)))
-        or cache_options["kv_budget"]
-        or "file",
+        or str(fit.options.kv_budget or "file"),
         "kld_against": args.kld_against,
         "command": shlex.join(["latentkv", "perplexity", *argv]),
         "version": version(),
@@ -101,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--chunks", type=number(ranges.POSITIVE), metavar="N", help="at most N windows (default: all)"
     )
     parser.add_argument(
-        "--decode", action="store_true", help="token by token through the cache, as in generation"
+        "--decode", action="store_true", help="token by token through the cache, as when generating"
     )
     parser.add_argument(
         "--parallel",
@@ -116,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="REF",
         help="compare with another cache on the same tokens: f16 or any other of --kv, or GGUF[:CACHE]",
     )
-    parser.add_argument("--depth-buckets", action="store_true", help="also per range of context depth")
+    parser.add_argument("--depth-buckets", action="store_true", help="also show results by context depth")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options.add_cache(parser)
     options.add_compute(parser)

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP: OpenAI's interface, llama.cpp's, and a page to chat on."""
+"""Serve a model over HTTP: OpenAI's, Anthropic's and llama.cpp's interfaces, and a chat page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,12 @@ from latentkv.console.arguments import Parser, number, number_or_auto, text
 from latentkv.console.printable import printable
 from latentkv.console.reading import read_text
 from latentkv.errors import LatentKVError, expected
+from latentkv.session.pooling import NORMS, POOLINGS
 
 if TYPE_CHECKING:
     from latentkv import _core
     from latentkv.engine.store import PrefixStore
+    from latentkv.plan.options import SessionOptions
     from latentkv.server.serving import Serving
 
 _EPILOG = """examples:
@@ -29,8 +32,8 @@ _EPILOG = """examples:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Name three rivers."}]}'
 
-One cache of -c tokens serves all requests; each may take as much of it as is free, up to the trained
-context. Requests for which there is no room wait."""
+One cache of -c tokens serves all requests. Each may use what is free, up to the trained context. Requests
+wait until there is room."""
 
 
 PARALLEL = 4  # answers at once
@@ -91,31 +94,25 @@ def _serving(args: argparse.Namespace) -> Serving:
     from latentkv.engine.reuse import Reuse
     from latentkv.engine.scheduler import Scheduler
     from latentkv.engine.shift import Shift, require_all_tokens
+    from latentkv.plan.effect import require_effect
     from latentkv.plan.master import planned
     from latentkv.sampling.grammar import LlamaGrammar
     from latentkv.sampling.options import SamplingOptions
     from latentkv.server.about import about
     from latentkv.server.serving import Serving
-    from latentkv.session.effect import require_effect
-    from latentkv.session.prefix import Window
 
     n_ctx = args.ctx_size
     if n_ctx is None:
         n_ctx = options.file_context(args) * args.parallel
-    fit = options.fitted(args, n_ctx, options.cache_options(args), args.parallel)
+    fit = options.fitted(args, n_ctx, options.cache_options(args, args.parallel))
     model = _core.Model(args.model, latent_path=args.latent, **options.placement(args, fit))
     n_ctx_seq = model.n_ctx_train or options.DEFAULT_CONTEXT
-    cache = planned(model, fit.options)
-    sizes: dict[str, Any] = {
-        "n_ctx": fit.n_ctx,
-        "n_ubatch": args.ubatch_size,
-        "n_seq_max": args.parallel,
-    }
-    session = _core.Session(model, **sizes, **cache)
+    cache = replace(planned(model, fit.options), n_ctx=fit.n_ctx)
+    session = _core.Session(model, **cache)
     require_effect(session, cache)
     if args.context_shift:
         require_all_tokens("--context-shift", session)
-    sink = cache["sink"] if cache["sink"] >= 0 else model.regions["sink"]
+    sink = cache.sink if cache.sink >= 0 else model.regions["sink"]
     template = template_of(model, None, options.template(args))
     sampling = sampling_options(args)
     defaults = SamplingOptions(**sampling, penalty_last_n=args.repeat_last_n, seed=args.seed)
@@ -124,38 +121,48 @@ def _serving(args: argparse.Namespace) -> Serving:
         session,
         n_batch=max(args.batch_size, args.ubatch_size),
         n_ctx_seq=n_ctx_seq,
-        window=Window.of(model.regions, cache["recent"], cache["recent_ratio"]),
         last_n_tokens=args.repeat_last_n,
         shift=Shift.of(model, args.keep, sink) if args.context_shift else None,
         reuse=Reuse.of(model, session, args.cache_reuse, sink) if args.cache_reuse else None,
         store=_store(args, model, cache, sink),
     )
     name = args.alias or Path(args.model).name.removesuffix(".gguf")
-    told = about(model, session, cache)
+    told = about(model, session, dict(cache))
     with suppress(ValueError):  # without llguidance: a grammar is refused when it comes
         # up to half a second, which later all answers would wait for
         LlamaGrammar.from_json_schema({"type": "object"}).prepare(model)
     serving = Serving(
-        model, Engine(scheduler), template, name, defaults, told, args.n_predict, path=str(args.model)
+        model,
+        Engine(scheduler),
+        template,
+        name,
+        defaults,
+        told,
+        args.n_predict,
+        args.pooling,
+        args.embd_normalize,
+        path=str(args.model),
     )
     serving.recall()
     return serving
 
 
-def _store(args: argparse.Namespace, model: _core.Model, cache: dict[str, Any], sink: int) -> PrefixStore:
+def _store(args: argparse.Namespace, model: _core.Model, cache: SessionOptions, sink: int) -> PrefixStore:
     from latentkv.engine.store import PrefixStore
+    from latentkv.plan.options import CachePolicy, RowFormats
 
-    def of(names: Sequence[str]) -> str:
-        return repr({name: cache[name] for name in sorted(names) if name in cache})
+    def of(kind: type) -> str:
+        """The options of a kind. A plan is among them where there is one."""
+        found = {field.name: cache[field.name] for field in fields(kind)}
+        plans = {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
+        return repr({name: value for name, value in sorted((found | plans).items()) if value != []})
 
-    places = ("sink", "recent", "recent_ratio", "evict", "keep_tokens", "prefill", "kv_rotate")
-    formats = ("kv", "kv_k", "kv_v", "k_plan", "v_plan", "kv_sink", "kv_recent")
     return PrefixStore(
-        f"{model.fingerprint} {of(places)}",
+        f"{model.fingerprint} {of(CachePolicy)}",
         args.cache_ram << 20,
         args.cache_dir,
         args.cache_dir_size << 20,
-        of(formats),
+        of(RowFormats),
         sink,
     )
 
@@ -235,7 +242,7 @@ def _add_server(group: Any) -> None:
         type=number(ranges.Range(1, 64, {-1: "the default"})),
         default=-1,
         metavar="N",
-        help="answers at once (default: 4)",
+        help="answers at the same time (default: 4)",
     )
     group.add_argument(
         "-b",
@@ -243,7 +250,7 @@ def _add_server(group: Any) -> None:
         type=number(ranges.N_BATCH),
         default=2048,
         metavar="N",
-        help="prompt tokens a step (default: 2048)",
+        help="prompt tokens per step (default: 2048)",
     )
     group.add_argument(
         "-n",
@@ -251,25 +258,29 @@ def _add_server(group: Any) -> None:
         type=number(ranges.Range(1, special={-1: "as many as there is room for"})),
         default=-1,
         metavar="N",
-        help="tokens of an answer whose request does not say (default: -1, as many as there is room for)",
+        help="most tokens of an answer if the request does not say (default: -1, as many as fit)",
     )
     group.add_argument(
-        "-a", "--alias", type=text, default="", metavar="NAME", help="the model's name in the interface"
+        "-a", "--alias", type=text, default="", metavar="NAME", help="name of the model in the API"
     )
     group.add_argument(
-        "--api-key", action="append", type=text, metavar="KEY", help="ask for this key; may be repeated"
+        "--api-key", action="append", type=text, metavar="KEY", help="require this key; may be repeated"
     )
     group.add_argument("--api-key-file", metavar="FILE", help="the same, a key on each line")
     group.add_argument(
-        "--cors", action="append", type=text, metavar="ORIGIN", help="let pages of this origin call (*: all)"
+        "--cors",
+        action="append",
+        type=text,
+        metavar="ORIGIN",
+        help="allow pages of this origin to call (*: all)",
     )
     group.add_argument(
         "--allowed-hosts",
         action="append",
         type=_host,
         metavar="NAME",
-        help="answer requests that call the server by this name too, without a port (*: any; default: any, "
-        "or this machine's names where --host is one)",
+        help="also answer requests that use this host name, without a port (*: any; default: any, or only "
+        "this machine's names if --host is one of them)",
     )
     group.add_argument(
         "--max-body",
@@ -290,33 +301,34 @@ def _add_server(group: Any) -> None:
         type=number(ranges.TOKENS),
         default=0,
         metavar="N",
-        help="move cached chunks of at least N tokens to where a prompt has them (default: 0, none; files "
-        "with --prefer size)",
+        help="move cached chunks of at least N tokens to where a prompt has them (default: 0 = off; needs a "
+        "file converted with --prefer size)",
     )
     group.add_argument(
         "--cache-ram",
         type=number(ranges.Range(0, 1 << 20)),
         default=1024,
         metavar="MIB",
-        help="memory for sequences that lost their place in the cache (default: 1024, 0 = none)",
+        help="memory for sequences that are dropped from the cache (default: 1024, 0 = none)",
     )
     group.add_argument(
         "--cache-dir",
         type=text,
         metavar="FOLDER",
-        help="where they go when memory is full or the server stops, to be found again (default: nowhere)",
+        help="folder for them when memory is full or the server stops (default: none)",
     )
     group.add_argument(
         "--cache-dir-size",
         type=number(ranges.Range(1, 1 << 24)),
         default=10240,
         metavar="MIB",
-        help="how much of them it holds (default: 10240)",
+        help="size limit of that folder (default: 10240)",
     )
     group.add_argument(
         "--context-shift",
         action="store_true",
-        help="an answer at the end of its context forgets half of it and goes on (files with --prefer size)",
+        help="at the end of its context, an answer drops half of it and continues (needs a file converted "
+        "with --prefer size)",
     )
     group.add_argument(
         "--keep",
@@ -325,6 +337,20 @@ def _add_server(group: Any) -> None:
         metavar="N",
         help="first tokens that a shift leaves (default: 0)",
     )
+    group.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        help="how the vectors of a text's tokens become an embedding (default: the file's, else none, and "
+        "mean at /v1/embeddings)",
+    )
+    group.add_argument(
+        "--embd-normalize",
+        type=number(NORMS),
+        default=2,
+        metavar="N",
+        help="the norm that embeddings are divided by: 2 = Euclidean, 1 = sum of magnitudes, p = any other, "
+        "0 = the largest number becomes 32760, -1 = none (default: 2)",
+    )
     group.add_argument("--no-page", dest="page", action="store_false", help="no page at /")
-    group.add_argument("--chat-template-file", metavar="FILE", help="Jinja (default: the file's)")
-    group.add_argument("-v", "--verbose", action="store_true", help="a line for each request")
+    group.add_argument("--chat-template-file", metavar="FILE", help="Jinja template (default: the file's)")
+    group.add_argument("-v", "--verbose", action="store_true", help="log a line for each request")

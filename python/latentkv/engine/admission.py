@@ -27,14 +27,21 @@ class Admission:
             return False
         most = max(sequences.kept(slot, prompt) for slot in idle)
         most = max(most, *(sequences.shared(slot, prompt) for slot in sequences.slots))
-        readers = (slot for slot in sequences.slots if slot.job and not slot.has_read)
+        readers = (slot for slot in sequences.running if not slot.has_read and not slot.embeds)
         return any(sequences.lendable(slot, prompt) > most + TILE for slot in readers)
+
+    def waits(self, idle: list[Slot], ticket: Ticket) -> bool:
+        """Whether another request is worth waiting for. Texts to embed take one conversation's sequence at
+        most, and have it one after another."""
+        if ticket.request.pooling is not None and all(slot.tokens for slot in idle):
+            return any(slot.embeds for slot in self.sequences.running)
+        return self.is_read_now(idle, ticket)
 
     def place(self, idle: list[Slot], ticket: Ticket) -> tuple[Slot, int, int, int] | None:
         """A sequence for the request, how many of its tokens the prompt goes on from, and how many tokens the
         answer may have now and in all; None: there is no room."""
         prompt = ticket.request.prompt
-        slot = self._chosen(idle, prompt)
+        slot = self._chosen(idle, prompt) if ticket.request.reuses else min(idle, key=_loss)
         if ticket.request.scores_prompt or not ticket.request.reuses:
             self.room.park(slot)
             keep = 0
@@ -91,3 +98,8 @@ class Admission:
             if sequences.move(slot, moves):
                 sequences.cut(slot, keep)
         return len(slot.tokens)
+
+
+def _loss(slot: Slot) -> tuple[bool, int]:
+    """Of its tokens: the longest unused ones come first, behind none."""
+    return bool(slot.tokens), slot.used

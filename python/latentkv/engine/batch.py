@@ -9,7 +9,7 @@ from latentkv.engine.slot import Slot
 
 @dataclass(frozen=True)
 class Part:
-    """`count` tokens of a slot, whose logits are rows first … last - 1."""
+    """`count` tokens of a slot, whose results are rows first … last - 1."""
 
     slot: Slot
     count: int
@@ -19,13 +19,14 @@ class Part:
 
 @dataclass
 class Batch:
-    """Tokens behind their sequences, [n] each."""
+    """Tokens behind their sequences, [n] each. embeds: they give hidden states, not logits."""
 
+    embeds: bool = False
     tokens: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     output: list[bool] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    n_rows: int = 0  # of logits
+    n_rows: int = 0  # of logits, or of hidden states
 
     def add(self, slot: Slot, count: int) -> None:
         assert slot.job is not None
@@ -37,10 +38,9 @@ class Batch:
             self.n_rows += 1
             return
         part = slot.job.pending[:count]
-        is_whole = len(part) == len(slot.job.pending)
         self.tokens += part
         self.seqs += [slot.seq] * len(part)
-        flags = [True] * len(part) if slot.job.scores else [False] * (len(part) - 1) + [is_whole]
+        flags = slot.job.wanted(len(part))
         self.output += flags
         self.parts.append(Part(slot, len(part), self.n_rows, self.n_rows + sum(flags)))
         self.n_rows += sum(flags)

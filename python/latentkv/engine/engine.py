@@ -13,7 +13,7 @@ from latentkv.engine.outbox import Deliver
 from latentkv.engine.request import Request, StepError, Ticket
 from latentkv.engine.scheduler import Scheduler
 from latentkv.errors import LatentKVError
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 
 T = TypeVar("T")
 

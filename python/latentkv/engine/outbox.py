@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 
 
 class Listener(Protocol):

@@ -6,10 +6,13 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from latentkv.engine.lines import LineLimits
 from latentkv.engine.outbox import Deliver, Outbox
 from latentkv.errors import LatentKVError
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.sampling.options import SamplingOptions
 from latentkv.session.timings import Timings
 
@@ -39,6 +42,7 @@ class Request:
 
     scores_prompt: the first piece is the prompt with the log-probabilities of its tokens, at offsets below 0;
     all of it is computed.
+    pooling: the prompt is embedded, and nothing follows it. One of POOLINGS.
     """
 
     prompt: Sequence[int]
@@ -54,6 +58,7 @@ class Request:
     lines: LineLimits | None = None
     reuses: bool = True  # goes on from what is cached of its prompt
     slot: int = -1  # the sequence that it has to be in; -1: any
+    pooling: str | None = None
 
 
 @dataclass
@@ -66,6 +71,7 @@ class Progress:
     timings: Timings = field(default_factory=Timings)
     tokens: list[int] = field(default_factory=list)  # generated
     end: int | None = None  # the token by which the model ended the answer
+    embedding: NDArray[np.float32] | None = None  # [1, n_embd], [n_tokens, n_embd] where nothing was pooled
 
 
 class Ticket:

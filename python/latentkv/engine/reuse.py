@@ -9,13 +9,13 @@ beginning.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from latentkv.engine.shift import require_all_tokens, require_turning_keys
 from latentkv.errors import expected
-from latentkv.session.prefix import Window, common
+from latentkv.session.prefix import common
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -68,13 +68,13 @@ class Reuse:
             at, to = at + count, to + count
         return found
 
-    def kept(self, moves: Sequence[Move], n_cached: int, window: Window) -> int:
+    def kept(self, moves: Sequence[Move], n_cached: int, n_recent: Callable[[int], int]) -> int:
         """How many tokens a prompt can go on from after these moves. As in prefix.kept(), those that were
-        compressed when others followed them are computed anew."""
+        compressed when others followed them are computed anew. n_recent: Session's."""
         end = moves[-1].to + moves[-1].count
         if moves[-1].first + moves[-1].count == n_cached:
             return end
-        return max(0, end - window.tokens(end))
+        return max(0, end - n_recent(end))
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:

@@ -1,8 +1,9 @@
 """Which tokens go through the model next: those of all answers that are being written, and pieces of the
 prompts that wait to be read.
 
-One step is one decode call. Every answer gets its token in every step; prompts share what room is left in it,
-all alike. Nothing here knows threads: `Engine` calls step() on one.
+One step is one decode call, and one more for texts to embed, whose results are of another kind. Every answer
+gets its token in every step; prompts share what room is left in it, all alike. Nothing here knows threads:
+`Engine` calls step() on one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,7 @@ from latentkv.engine.shift import Shift
 from latentkv.engine.slot import Job, Slot, drawn
 from latentkv.engine.store import PrefixStore
 from latentkv.errors import LatentKVError, expected
-from latentkv.generate.answer import Piece
-from latentkv.session.prefix import Window
+from latentkv.generate.writer import Piece
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -49,7 +49,6 @@ class Scheduler:
         *,
         n_batch: int = 2048,
         n_ctx_seq: int | None = None,
-        window: Window | None = None,
         last_n_tokens: int = 64,
         shift: Shift | None = None,
         store: PrefixStore | None = None,
@@ -67,7 +66,7 @@ class Scheduler:
         self.counters = Counters()
         self.outbox = Outbox()
         self.store = store
-        self.sequences = Sequences(session, window or Window(), shift, reuse)
+        self.sequences = Sequences(session, shift, reuse)
         self.room = Room(self.sequences, store, self.n_ctx_seq, self.counters)
         self.admission = Admission(self.room)
         self._is_lazy = session.prefill == "lazy"
@@ -101,37 +100,45 @@ class Scheduler:
         self.waiting.append(ticket)
 
     def step(self) -> bool:
-        """Runs one decode call; False when there was nothing to do."""
+        """Runs a decode call for answers, and one for texts to embed; False when there was nothing to do."""
         self._drop_cancelled()
         self._admit()
-        batch = self._batch()
-        if not batch.tokens:
-            return False
+        has_run = False
+        for embeds in (False, True):  # a call has one kind of result
+            batch = self._batch(embeds)
+            if batch.tokens:
+                self._run(batch)
+                has_run = True
+        return has_run
+
+    def _run(self, batch: Batch) -> None:
         self.counters.steps += 1
         self.counters.step_tokens += len(batch.tokens)
         self.counters.step_slots += len(batch.parts)
         try:
-            logits = self._decode(batch)
+            rows = self._decode(batch)
         except Exception as error:
             self._fail_all(batch, StepError.of(error))
-            return True
-        self._advance([part for part in batch.parts if self._has_read(part, logits)], logits)
-        return True
+            return
+        self._advance([part for part in batch.parts if self._has_read(part, rows)], rows)
 
     def _decode(self, batch: Batch) -> NDArray[np.float32]:
-        """Logits of what wanted them, [n, n_vocab]. Of a prompt that is scored and goes in one call only the
-        last, as all of them may be gigabytes."""
+        """Logits of what wanted them, [n, n_vocab], or hidden states, [n, n_embd]. A prompt that is scored or
+        embedded in one call takes them piece by piece, as all of them may be gigabytes; the last row of
+        logits is returned then, and no states."""
         job = batch.parts[0].slot.job
-        if job is None or not job.scores or not self._is_lazy or len(batch.parts) > 1:
-            return self.session.decode(batch.tokens, seq=batch.seqs, output=batch.output)
+        given: dict[str, Any] = {"seq": batch.seqs, "output": batch.output, "states": batch.embeds}
+        is_long = self._is_lazy and len(batch.parts) == 1
+        if job is None or not is_long or not (job.scores or job.embeds):
+            return self.session.decode(batch.tokens, **given)
         last: list[NDArray[np.float32]] = []
 
-        def take(logits: NDArray[np.float32]) -> None:
-            job.score(logits)
-            last[:] = [logits[-1:].copy()]
+        def take(rows: NDArray[np.float32]) -> None:
+            job.take(rows)
+            last[:] = [rows[:0] if job.embeds else rows[-1:].copy()]
 
-        self.session.decode(batch.tokens, seq=batch.seqs, output=batch.output, take=take)
-        batch.parts[0] = replace(batch.parts[0], last=1)
+        self.session.decode(batch.tokens, **given, take=take)
+        batch.parts[0] = replace(batch.parts[0], last=len(last[0]))
         return last[0]
 
     def _has_read(self, part: Part, logits: NDArray[np.float32]) -> bool:
@@ -171,17 +178,19 @@ class Scheduler:
         if piece.text or piece.tokens or piece.finish_reason is not None:
             ticket.put(piece, self.outbox)
 
-    def _batch(self) -> Batch:
-        batch = Batch()
-        reading = sorted((slot for slot in self.running if not slot.has_read), key=age)
+    def _batch(self, embeds: bool) -> Batch:
+        batch = Batch(embeds)
+        reading = [slot for slot in self.running if not slot.has_read and slot.embeds == embeds]
+        reading.sort(key=age)
         fresh = [slot for slot in reading if not slot.tokens]
         if self._is_lazy and fresh:  # exact K and V of a prompt: in a call in which every sequence starts
             batch.add(fresh[0], self.session.n_ctx)
             return batch
-        for slot in self.running:
-            if slot.has_read:
+        answering = [slot for slot in self.running if slot.has_read]
+        if not embeds:
+            for slot in answering:
                 batch.add(slot, 1)
-        room = MIXED_CHUNK if batch.tokens else self.n_batch
+        room = MIXED_CHUNK if answering else self.n_batch
         together = max(1, min(len(reading), room // LEAST_CHUNK))
         scored = MIXED_CHUNK  # tokens of a step, of all prompts: the logits of each are a row of n_vocab
         for slot in reading[:together]:
@@ -232,7 +241,7 @@ class Scheduler:
             if not idle or n_passed > len(self.slots):
                 return
             idle = [slot for slot in idle if ticket.request.slot in (-1, slot.seq)]
-            if not idle or self.admission.is_read_now(idle, ticket):
+            if not idle or self.admission.waits(idle, ticket):
                 n_passed += 1
                 continue
             if not self._start(idle, ticket):
@@ -267,8 +276,10 @@ class Scheduler:
         counters.predicted_tokens += progress.completion_tokens
         counters.predicted_seconds += timings.predicted_s
         counters.longest = max(counters.longest, progress.prompt_tokens + progress.completion_tokens)
-        slot.job = None
+        embeds, slot.job = slot.embeds, None
         self.sequences.touch(slot)
+        if embeds:  # nothing goes on from it
+            self.sequences.forget(slot)
 
     def _fail(self, slot: Slot, error: Exception) -> None:
         """What its sequence holds is not known to be whole."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from latentkv.engine.reuse import Move, Reuse
 from latentkv.engine.shift import Shift
 from latentkv.engine.slot import Slot
-from latentkv.session.prefix import Window, common, kept
+from latentkv.session.prefix import common, kept
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 class Sequences:
     """`slots` are the truth about what the cache holds. shift, reuse: as Scheduler's."""
 
-    def __init__(
-        self, session: _core.Session, window: Window, shift: Shift | None, reuse: Reuse | None
-    ) -> None:
-        self.session, self.window, self.shift, self.reuse = session, window, shift, reuse
+    def __init__(self, session: _core.Session, shift: Shift | None, reuse: Reuse | None) -> None:
+        self.session, self.shift, self.reuse = session, shift, reuse
         self.slots = [Slot(seq) for seq in range(session.n_seq_max)]
         self.rewinds = session.rewinds
         self._turn = 0
@@ -37,7 +35,7 @@ class Sequences:
 
     def worth(self, tokens: Sequence[int], prompt: Sequence[int]) -> int:
         """How many of a sequence's tokens that are."""
-        return kept(tokens, prompt, self.window, self.rewinds)
+        return kept(tokens, prompt, self.session.n_recent, self.rewinds)
 
     def kept(self, slot: Slot, prompt: Sequence[int]) -> int:
         keep = self.worth(slot.tokens, prompt)
@@ -68,7 +66,7 @@ class Sequences:
             if slot.shifted_at is not None:
                 start = min(start, slot.shifted_at)
             moves = self.reuse.moves(slot.tokens, prompt, start, slot.lent)
-            if moves and (more := self.reuse.kept(moves, len(slot.tokens), self.window)) > keep:
+            if moves and (more := self.reuse.kept(moves, len(slot.tokens), self.session.n_recent)) > keep:
                 return more, moves
         return keep, []
 

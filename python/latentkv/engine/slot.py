@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from latentkv import _core
 from latentkv.engine.lines import Lines
 from latentkv.engine.request import Ticket
-from latentkv.generate.answer import AnswerText, Piece
 from latentkv.generate.scores import PromptScores, drawn_score, token_score
+from latentkv.generate.writer import AnswerWriter, Piece
 from latentkv.sampling.closing import closing_of
 from latentkv.sampling.logprobs import TokenScore
+from latentkv.session.pool import Pool
 
 Drawn = tuple[int, bytes, bool] | str  # a token, its bytes, whether it ends an answer; or why there is none
 
@@ -34,13 +35,17 @@ class Job:
         self._model = model
         self.sampler = request.sampling.sampler(model)
         self._closing = closing_of(model, request.sampling.grammar)
-        self._text = AnswerText(request.stop)
+        is_scored = request.logprobs is not None or request.with_tokens
+        self._writer = AnswerWriter(
+            request.stop, self._score if is_scored else None, self._closing, request.ignore_eos
+        )
         self._lines = None if request.lines is None else Lines(request.lines)
         self._prompt = (
             PromptScores(model, request.prompt, request.logprobs or 0, range(model.n_vocab))
             if request.scores_prompt
             else None
         )
+        self._pool = None if request.pooling is None else Pool(request.pooling, len(request.prompt))
         self._begin = time.perf_counter()
         timings = ticket.progress.timings
         timings.cached_n, timings.prompt_n = cached, len(self.pending)
@@ -52,6 +57,25 @@ class Job:
         """Whether it wants logits of every token that it reads now."""
         return self._prompt is not None and not self.has_read
 
+    @property
+    def embeds(self) -> bool:
+        return self._pool is not None
+
+    def wanted(self, count: int) -> list[bool]:
+        """Of the next `count` tokens of the prompt, whose results it wants."""
+        if self._pool is not None:
+            return self._pool.wanted(len(self.ticket.request.prompt) - len(self.pending), count)
+        if self.scores:
+            return [True] * count
+        return [False] * (count - 1) + [count == len(self.pending)]
+
+    def take(self, rows: NDArray[np.float32]) -> None:
+        """Takes what it wanted of the next tokens of its prompt, where it is not the last of them alone."""
+        if self._pool is not None:
+            self._pool.add(rows)
+        else:
+            self.score(rows)
+
     def score(self, logits: NDArray[np.float32]) -> None:
         """Takes the logits [n, n_vocab] of the next n tokens of a prompt that is scored; those behind its end
         are left."""
@@ -62,6 +86,8 @@ class Job:
         """Takes the logits [n, n_vocab] of n prompt tokens; the scored prompt after the last of them."""
         if self.has_read:
             return None
+        if self._pool is not None:
+            return self._embedded(self._pool, logits)
         if self._prompt is None:
             is_all = self.limit == 0 and not self.pending
             return Piece("", (), "length") if is_all else None
@@ -70,6 +96,15 @@ class Job:
             return None
         text = self._prompt.text
         return Piece(text, self._prompt.before(len(text)), "length" if self.limit == 0 else None)
+
+    def _embedded(self, pool: Pool, states: NDArray[np.float32]) -> Piece | None:
+        pool.add(states)
+        if self.pending:
+            return None
+        progress = self.ticket.progress
+        progress.embedding = pool.result()
+        progress.timings.prompt_s = time.perf_counter() - self._begin
+        return Piece("", (), "stop")
 
     def may_be(self, logits: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """The logits [n_vocab] to draw from in place of these: where the answer has to be closed."""
@@ -94,31 +129,26 @@ class Job:
         else:
             timings.predicted_n += 1
             timings.predicted_s = now - self._begin
-        if is_end and not request.ignore_eos:
-            progress.end = token
-            return self._text.end("stop")
-        progress.completion_tokens += 1
-        progress.tokens.append(token)
         if token in request.shown:
             piece = self._model.token_to_piece(token, True)
-        if self._closing is not None:
-            self._closing.push(piece)
-        if request.logprobs is None and not request.with_tokens:
-            shown = self._text.push_bytes(piece)
-        else:
-            shown = self._text.push(self._score(token, logits))
+        shown = self._writer.write(token, piece, is_end, logits)
+        if self._writer.completion_tokens == progress.completion_tokens:  # it was not written
+            progress.end = token
+            return shown
+        progress.completion_tokens += 1
+        progress.tokens.append(token)
         if self._lines is not None and shown.finish_reason is None:
             kept = self._lines.push(shown.text, timings.predicted_s)
             if kept is not None:
                 return Piece(shown.text[:kept], shown.tokens, "length")
         if shown.finish_reason is None and progress.completion_tokens >= self.limit:
-            end = self._text.end("length")
+            end = self._writer.end("length")
             shown = Piece(shown.text + end.text, shown.tokens + end.tokens, end.finish_reason)
         self.pending = [token]
         return shown
 
-    def _score(self, token: int, logits: NDArray[np.float32]) -> TokenScore:
-        request, at = self.ticket.request, self._text.length
+    def _score(self, token: int, at: int, logits: NDArray[np.float32] | None) -> TokenScore:
+        request = self.ticket.request
         if request.behind_samplers and request.logprobs is not None:
             return drawn_score(self._model, self.sampler, token, at, request.logprobs, request.shown)
         return token_score(self._model, token, at, logits, request.logprobs, request.shown)
@@ -151,6 +181,10 @@ class Slot:
     def has_read(self) -> bool:
         """Whether its job has read its prompt."""
         return self.job is not None and self.job.has_read
+
+    @property
+    def embeds(self) -> bool:
+        return self.job is not None and self.job.embeds
 
     @property
     def reserved(self) -> int:

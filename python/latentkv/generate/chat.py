@@ -10,143 +10,61 @@ from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
 from latentkv.chat.messages import Message
-from latentkv.chat.prompt import chat_request
+from latentkv.chat.prompt import ChatPrompt, chat_request
 from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
-from latentkv.generate.answer import Answer, AnswerOptions, Piece
+from latentkv.generate.answer import Answer, AnswerOptions
+from latentkv.generate.caller import Caller
 from latentkv.generate.completion import Counted, framed, usage
-from latentkv.generate.loop import LogitsProcessor
-from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import TokenScore, chat_shape
-from latentkv.sampling.options import SamplingOptions, require_tfs_off, server_options, token_bias
-from latentkv.text import stop_list
+from latentkv.sampling.options import SamplingOptions
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser
-    from latentkv.open_model import OpenModel
 
 
 def chat_prompt(
-    llama: OpenModel, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    llama: Caller, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
     """The tokens of a conversation that waits for an answer."""
     return chat_request(llama.model, llama.chat_template, messages, ToolUse.of(tools, None)).tokens
 
 
-def create_chat_completion(
-    self: OpenModel,
-    messages: Sequence[Message],
-    functions: Sequence[Mapping[str, Any]] | None = None,
-    function_call: str | Mapping[str, Any] | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    tool_choice: str | Mapping[str, Any] | None = None,
-    temperature: float = 0.2,
-    top_p: float = 0.95,
-    top_k: int = 40,
-    min_p: float = 0.05,
-    typical_p: float = 1.0,
-    stream: bool = False,
-    stop: str | Sequence[str] | None = None,
-    seed: int | None = None,
-    response_format: Mapping[str, Any] | None = None,
-    max_tokens: int | None = None,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    repeat_penalty: float = 1.0,
-    tfs_z: float = 1.0,
-    mirostat_mode: int = 0,
-    mirostat_tau: float = 5.0,
-    mirostat_eta: float = 0.1,
-    model: str | None = None,
-    logits_processor: LogitsProcessor | None = None,
-    grammar: LlamaGrammar | None = None,
-    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
-    logprobs: bool | None = None,
-    top_logprobs: int | None = None,
+def chat(
+    llama: Caller,
+    prompt: ChatPrompt,
+    sampling: SamplingOptions,
+    options: AnswerOptions,
     *,
-    parallel_tool_calls: bool | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    continue_final_message: bool | str = False,
-    reasoning_format: str = "auto",
-    **server: Any,
+    as_function: bool = False,
+    stream: bool = False,
+    name: str | None = None,
 ) -> Any:
-    """Answers `messages` ({"role", "content"}), through the template in use.
-
-    `max_tokens` None or below 1: until the context is full. `tools` are handed to the template; a call that
-    the model writes comes back as the message's `tool_calls`, with the finish_reason "tool_calls".
-    `tool_choice` "auto" constrains a call once it has begun, "required" and a named function ({"type":
-    "function", "function": {"name"}}) force one, "none" hides the tools; `functions` and `function_call`
-    are the same in OpenAI's older shape. `response_format` constrains the answer to a JSON object or a
-    schema. What a model thinks before it answers is the message's `reasoning_content` (`reasoning_format`
-    "none" leaves it in the text); `chat_template_kwargs` are variables of the template, as
-    {"enable_thinking": False}. `continue_final_message` goes on with a last assistant's message, which the
-    answer does not repeat. `server` as in create_completion. Returns a dict, or with `stream` an iterator
-    of chunks: the role first, then the deltas, `finish_reason` in the last.
-    """
-    require_tfs_off(tfs_z)
-    use = ToolUse.of(tools, tool_choice, functions, function_call)
-    prompt = chat_request(
-        self.model,
-        self.chat_template,
-        messages,
-        use,
-        grammar,
-        response_format,
-        parallel_tool_calls=parallel_tool_calls,
-        chat_template_kwargs=chat_template_kwargs,
-        continue_final_message=continue_final_message or None,
-        reasoning_format=reasoning_format,
-    )
-    answer = Answer(
-        self,
-        prompt.tokens,
-        SamplingOptions(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            seed=self.seed if seed is None else seed,
-            logit_bias=token_bias(logit_bias),
-            grammar=prompt.grammar,
-            **server_options("create_chat_completion", server, self.last_n_tokens_size, self.n_ctx()),
-        ),
-        AnswerOptions(
-            max_tokens=max_tokens,
-            stop=stop_list(stop) + prompt.stop,
-            logprobs=(top_logprobs or 0) if logprobs or top_logprobs else None,
-            processor=logits_processor,
-            shown=prompt.shown,
-        ),
-    )
+    """Answers a conversation. as_function: the first call is the message's `function_call` too; name: of the
+    model, where the answer says it. Returns a dict, or with `stream` an iterator of chunks."""
+    answer = Answer(llama, prompt.tokens, sampling, options)
     shape = ChatShape(
-        model or self.model_path,
+        name or llama.model_path,
         prompt.parser,
-        with_logprobs=bool(logprobs or top_logprobs),
-        as_function=use.as_function,
+        with_logprobs=options.logprobs is not None,
+        as_function=as_function,
     )
     if stream:
         return shape.stream(answer)
-    with self.lock:
+    with llama.evaluator.lock:
         return shape.whole(list(answer), answer)
 
 
-def create_chat_completion_openai_v1(self: OpenModel, *args: Any, **kwargs: Any) -> Any:
-    """create_chat_completion() whose answers are the objects of the openai package: a ChatCompletion, or with
-    `stream` an iterator of ChatCompletionChunk."""
+def openai_objects(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a chat call returns, as the objects of the openai package."""
     try:
         from openai.types.chat import ChatCompletion, ChatCompletionChunk
     except ImportError:
         raise expected(
             "openai", "the package openai", "none", "pip install openai, or call create_chat_completion()"
         ) from None
-    answer = create_chat_completion(self, *args, **kwargs)
+    answer = call(*args, **kwargs)
     if isinstance(answer, Mapping):
         return ChatCompletion.model_validate(answer)
     return (ChatCompletionChunk.model_validate(chunk) for chunk in answer)

@@ -5,115 +5,71 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Protocol
 
 from latentkv.errors import expected
-from latentkv.generate.answer import Answer, AnswerOptions, Piece
-from latentkv.generate.loop import LogitsProcessor, StoppingCriteria
-from latentkv.sampling.grammar import LlamaGrammar
+from latentkv.generate.answer import Answer, AnswerOptions
+from latentkv.generate.caller import Caller
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import completion_shape
-from latentkv.sampling.options import SamplingOptions, require_tfs_off, server_options, token_bias
-from latentkv.text import stop_list, utf8
+from latentkv.sampling.options import SamplingOptions
+from latentkv.text import utf8
 
 if TYPE_CHECKING:
-    from latentkv.open_model import OpenModel
+    from latentkv import _core
 
 
-def create_completion(
-    self: OpenModel,
+def complete(
+    llama: Caller,
     prompt: str | Sequence[int],
-    suffix: str | None = None,
-    max_tokens: int | None = 16,
-    temperature: float = 0.8,
-    top_p: float = 0.95,
-    min_p: float = 0.05,
-    typical_p: float = 1.0,
-    logprobs: int | None = None,
+    suffix: str | None,
+    sampling: SamplingOptions,
+    options: AnswerOptions,
+    *,
     echo: bool = False,
-    stop: str | Sequence[str] | None = None,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
-    repeat_penalty: float = 1.0,
-    top_k: int = 40,
     stream: bool = False,
-    seed: int | None = None,
-    tfs_z: float = 1.0,
-    mirostat_mode: int = 0,
-    mirostat_tau: float = 5.0,
-    mirostat_eta: float = 0.1,
-    model: str | None = None,
-    stopping_criteria: StoppingCriteria | None = None,
-    logits_processor: LogitsProcessor | None = None,
-    grammar: LlamaGrammar | None = None,
-    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
-    **server: Any,
+    name: str | None = None,
 ) -> Any:
-    """Continues `prompt`, or fills the gap between it and `suffix`, where the vocabulary has tokens for that.
-
-    `max_tokens` None or below 1: until the context is full. `seed` None: the object's; -1: a new one. A
-    call repeated with its seed gives the same text; after other calls, and where `recent` tokens are kept
-    exact, reset() first makes that exact (a reused prefix may differ in the last bits). `logprobs` counts
-    rivals per token and needs no logits_all here. `server`: sampling options under llama.cpp's server's
-    names (dry_multiplier, xtc_probability, top_n_sigma, …: sampling/options.py). Returns a dict (`id`,
-    `object`, `created`, `model`, `choices`, `usage`); with `stream`, an iterator of such dicts whose texts
-    add up to the same, `finish_reason` in the last one. Raises LatentKVError when the prompt does not fit.
-    """
-    require_tfs_off(tfs_z)
-    tokens = _prompt_tokens(self, prompt) if suffix is None else _infill_tokens(self, prompt, suffix)
-    text = prompt if isinstance(prompt, str) else self.detokenize(tokens).decode("utf-8", errors="replace")
-    answer = Answer(
-        self,
-        tokens,
-        SamplingOptions(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            **server_options("create_completion", server, self.last_n_tokens_size, self.n_ctx()),
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            seed=self.seed if seed is None else seed,
-            logit_bias=token_bias(logit_bias),
-            grammar=grammar,
-        ),
-        AnswerOptions(
-            max_tokens=max_tokens,
-            stop=stop_list(stop),
-            logprobs=logprobs,
-            processor=logits_processor,
-            stopping=stopping_criteria,
-            echo=text if echo else None,
-        ),
-    )
-    shape = CompletionShape(model or self.model_path, len(text), logprobs is not None)
+    """Continues `prompt`, or fills the gap between it and `suffix`. echo: the answer begins with the prompt;
+    name: of the model, where the answer says it. Returns a dict, or with `stream` an iterator of dicts."""
+    tokens = _prompt_tokens(llama, prompt) if suffix is None else _infill_tokens(llama, prompt, suffix)
+    if isinstance(prompt, str):
+        text = prompt
+    else:
+        text = llama.model.detokenize(tokens).decode("utf-8", errors="replace")
+    answer = Answer(llama, tokens, sampling, replace(options, echo=text if echo else None))
+    shape = CompletionShape(name or llama.model_path, len(text), options.logprobs is not None)
     if stream:
         return shape.stream(iter(answer))
-    with self.lock:
+    with llama.evaluator.lock:
         return shape.whole(list(answer), answer)
 
 
-def _prompt_tokens(llama: OpenModel, prompt: str | Sequence[int]) -> list[int]:
-    tokens = (
-        llama.tokenize(utf8(prompt, "prompt"), special=True)
-        if isinstance(prompt, str)
-        else [int(t) for t in prompt]
-    )
-    if not tokens:  # an empty text in a vocabulary without a start token
-        tokens = [llama.token_bos() if llama.token_bos() >= 0 else llama.token_eos()]
-    outside = [token for token in tokens if not 0 <= token < llama.n_vocab()]
-    if outside:
-        raise expected("prompt", f"token ids below {llama.n_vocab()}", outside[0])
-    return tokens
+def _prompt_tokens(llama: Caller, prompt: str | Sequence[int]) -> list[int]:
+    model = llama.model
+    if isinstance(prompt, str):
+        tokens = list(model.tokenize(utf8(prompt, "prompt"), True, True))
+    else:
+        tokens = [int(token) for token in prompt]
+    return prompt_tokens(model, tokens)
 
 
-def _infill_tokens(llama: OpenModel, prompt: str | Sequence[int], suffix: str) -> list[int]:
+def prompt_tokens(model: _core.Model, tokens: list[int]) -> list[int]:
+    """The tokens of a prompt; of an empty one in a vocabulary without a start token the end token.
+
+    Raises:
+        LatentKVError: a token that the vocabulary does not have.
+    """
+    outside = next((token for token in tokens if not 0 <= token < model.n_vocab), None)
+    if outside is not None:
+        raise expected("prompt", f"token ids below {model.n_vocab}", outside)
+    return tokens or [model.token_bos() if model.token_bos() >= 0 else model.token_eos()]
+
+
+def _infill_tokens(llama: Caller, prompt: str | Sequence[int], suffix: str) -> list[int]:
     """What stands before a gap and behind it, as vocabularies trained for it mark them."""
     model = llama.model
     before, behind, gap = model.token_prefix(), model.token_suffix(), model.token_middle()
@@ -122,12 +78,12 @@ def _infill_tokens(llama: OpenModel, prompt: str | Sequence[int], suffix: str) -
             "suffix", "a vocabulary with tokens to fill in the middle", "one without", "pass suffix=None"
         )
     text = (
-        llama.tokenize(utf8(prompt, "prompt"), add_bos=False)
+        model.tokenize(utf8(prompt, "prompt"), False, False)
         if isinstance(prompt, str)
         else _prompt_tokens(llama, prompt)
     )
     prefix_part = [before, *text]
-    suffix_part = [behind, *llama.tokenize(utf8(suffix, "suffix"), add_bos=False)]
+    suffix_part = [behind, *model.tokenize(utf8(suffix, "suffix"), False, False)]
     parts = suffix_part + prefix_part if llama.spm_infill else prefix_part + suffix_part
     return [*([model.token_bos()] if model.add_bos() else []), *parts, gap]
 
@@ -135,8 +91,10 @@ def _infill_tokens(llama: OpenModel, prompt: str | Sequence[int], suffix: str) -
 class Counted(Protocol):
     """What usage() counts: generated tokens without the end token."""
 
-    prompt_tokens: int
-    completion_tokens: int
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
 
 
 class CompletionShape:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentkv.errors import expected
-from latentkv.sampling.closing import JsonClosing, closing_of
-from latentkv.sampling.grammar import LlamaGrammar
-from latentkv.sampling.options import SamplingOptions, require_tfs_off, server_options
+from latentkv.generate.caller import Caller
+from latentkv.sampling.closing import JsonClosing
+from latentkv.sampling.options import SamplingOptions
 from latentkv.sampling.speculative import DraftModel
 from latentkv.session.timings import Timings
-from latentkv.session.turns import in_turn
 
 if TYPE_CHECKING:
     from latentkv import _core
-    from latentkv.open_model import OpenModel
     from latentkv.session.evaluator import Evaluator
 
 # (tokens so far [n], logits [n_vocab]) -> changed logits [n_vocab]
@@ -136,11 +134,6 @@ class TokenLoop:
         self.timings.predicted_s += time.perf_counter() - begin
         return token
 
-    def wrote(self, piece: bytes) -> None:
-        """The text of what was sampled."""
-        if self._closing is not None:
-            self._closing.push(piece)
-
     def push(self, tokens: Sequence[int]) -> None:
         """Evaluates sampled (or given) tokens."""
         self.hold()
@@ -192,66 +185,29 @@ class TokenLoop:
         self._rows = None
 
 
-def generate(
-    self: OpenModel,
+def tokens_after(
+    llama: Caller,
     tokens: Sequence[int],
-    top_k: int = 40,
-    top_p: float = 0.95,
-    min_p: float = 0.05,
-    typical_p: float = 1.0,
-    temp: float = 0.80,
-    repeat_penalty: float = 1.0,
+    options: SamplingOptions,
     reset: bool = True,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
-    tfs_z: float = 1.0,
-    mirostat_mode: int = 0,
-    mirostat_tau: float = 5.0,
-    mirostat_eta: float = 0.1,
-    penalize_nl: bool = True,
-    logits_processor: LogitsProcessor | None = None,
-    stopping_criteria: StoppingCriteria | None = None,
-    grammar: LlamaGrammar | None = None,
-    seed: int | None = None,
-    **server: Any,
+    processor: LogitsProcessor | None = None,
+    stopping: StoppingCriteria | None = None,
 ) -> Generator[int, Sequence[int] | None, None]:
-    """Yields tokens after `tokens`, without end: the caller stops at an end token or when it has enough.
-
-    `reset` replaces what is cached (keeping a common prefix); False continues it. `send(more)` evaluates
-    `more` tokens behind the yielded one. `server` as in create_completion. Raises when the context is full.
-    """
-    require_tfs_off(tfs_z)
-    if not penalize_nl:
-        raise expected("penalize_nl", "True", penalize_nl, "use logit_bias")
-    options = SamplingOptions(
-        temperature=temp,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical_p=typical_p,
-        repeat_penalty=repeat_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        **server_options("generate", server, self.last_n_tokens_size, self.n_ctx()),
-        mirostat_mode=mirostat_mode,
-        mirostat_tau=mirostat_tau,
-        mirostat_eta=mirostat_eta,
-        seed=self.seed if seed is None else seed,
-        grammar=grammar,
-    )
-    loop = token_loop(self, options, logits_processor)
+    """Yields tokens after `tokens`, without end. `reset` replaces what is cached, keeping a common prefix.
+    `send(more)` evaluates `more` tokens behind the yielded one."""
+    loop = token_loop(llama, options, processor)
     pending: Sequence[int] | None = None
     try:
         while True:
-            with self.lock:
+            with llama.evaluator.lock:
                 if pending is None:
                     loop.start(tokens, reset)
                 else:
                     loop.push(pending)
                 token = loop.next()
-                if stopping_criteria is not None:
+                if stopping is not None:
                     so_far = np.append(loop.input_ids, np.intc(token))
-                    if stopping_criteria(so_far, loop.logits):
+                    if stopping(so_far, loop.logits):
                         return
             more = yield token
             pending = [token, *(more or ())]
@@ -260,63 +216,30 @@ def generate(
 
 
 def token_loop(
-    model: OpenModel, options: SamplingOptions, processor: LogitsProcessor | None = None
+    llama: Caller,
+    options: SamplingOptions,
+    processor: LogitsProcessor | None = None,
+    closing: JsonClosing | None = None,
 ) -> TokenLoop:
-    sampler = options.sampler(model.model)
-    closing = closing_of(model.model, options.grammar)
-    return TokenLoop(model, sampler, processor, model.draft_model, model.last_n_tokens_size, closing)
-
-
-@in_turn
-def sample(
-    self: OpenModel,
-    top_k: int = 40,
-    top_p: float = 0.95,
-    min_p: float = 0.05,
-    typical_p: float = 1.0,
-    temp: float = 0.80,
-    repeat_penalty: float = 1.0,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
-    tfs_z: float = 1.0,
-    mirostat_mode: int = 0,
-    mirostat_eta: float = 0.1,
-    mirostat_tau: float = 5.0,
-    penalize_nl: bool = True,
-    logits_processor: LogitsProcessor | None = None,
-    grammar: LlamaGrammar | None = None,
-    idx: int | None = None,
-    seed: int | None = None,
-    **server: Any,
-) -> int:
-    """One token from the logits after the last cached token, or after token `idx` (needs logits_all).
-    `server` as in create_completion."""
-    require_tfs_off(tfs_z)
-    if not penalize_nl:
-        raise expected("penalize_nl", "True", penalize_nl, "use logit_bias")
-    options = SamplingOptions(
-        temperature=temp,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical_p=typical_p,
-        repeat_penalty=repeat_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        **server_options("sample", server, self.last_n_tokens_size, self.n_ctx()),
-        mirostat_mode=mirostat_mode,
-        mirostat_tau=mirostat_tau,
-        mirostat_eta=mirostat_eta,
-        seed=self.seed if seed is None else seed,
-        grammar=grammar,
+    """closing: says what may come near the limit of an answer; whoever counts tokens has it."""
+    sampler = options.sampler(llama.model)
+    return TokenLoop(
+        llama.evaluator, sampler, processor, llama.draft_model, llama.last_n_tokens_size, closing
     )
-    last = self.n_tokens - 1
-    position = last if idx is None else idx
+
+
+def next_token(
+    llama: Caller, options: SamplingOptions, processor: LogitsProcessor | None, position: int | None
+) -> int:
+    """One token from the logits after the last cached token, or after the one at `position` (needs
+    logits_all). For who holds the cache."""
+    evaluator = llama.evaluator
+    last = evaluator.n_tokens - 1
+    position = last if position is None else position
     if not 0 <= position <= last:
         raise expected("idx", f"0 … {last}", position)
-    logits = self.logits if position == last else self.scores[position]
-    if logits_processor is not None:
-        logits = np.ascontiguousarray(
-            logits_processor(self.input_ids[: position + 1], logits.copy()), np.float32
-        )
-    return options.sampler(self.model).sample(logits)
+    logits = evaluator.logits if position == last else evaluator.scores[position]
+    if processor is not None:
+        so_far = evaluator.input_ids[: position + 1]
+        logits = np.ascontiguousarray(processor(so_far, logits.copy()), np.float32)
+    return options.sampler(llama.model).sample(logits)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from latentkv import _core
 from latentkv.plan.master import planned
+from latentkv.plan.options import SessionOptions
 
 SEQ = 0
 
@@ -53,17 +54,17 @@ def measure(
     prefill: int,
     decode: int,
     repetitions: int,
-    options: dict[str, Any],
+    options: SessionOptions | Mapping[str, Any],
     note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Measurement]:
     """Fills a fresh cache to `depth` through prefill, then times each test from there; a rewind follows each
     run.
 
-    `kv` is a preset, a row format or K/V, as in q8/q4; `options` are Session's other keywords, and kv_budget.
+    `kv` is a preset, a row format or K/V, as in q8/q4; `options` are the others of a session.
     One warm-up run per test.
     """
     name = kv or "file"
-    options = planned(model, options | {"kv": kv})
+    options = planned(model, replace(SessionOptions.of(options), kv=kv))
     session = _core.Session(model, n_ctx=depth + max(prefill, decode, 1), **options)
     tokens = np.random.default_rng(0).integers(0, model.n_vocab, depth + max(prefill, decode)).tolist()
     if depth:

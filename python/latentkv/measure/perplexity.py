@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from latentkv.errors import expected
 from latentkv.measure.divergence import Scores, by_depth, concatenate, score, summary
 from latentkv.measure.windows import WINDOWS, Windows
 from latentkv.plan.master import planned
+from latentkv.plan.options import SessionOptions
 from latentkv.text import utf8
 
 _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for large vocabularies
@@ -22,24 +23,24 @@ _LOGITS_BYTES = 128 << 20  # one slice's logits, per cache: bounds memory for la
 
 @dataclass(frozen=True)
 class Cache:
-    """A model with cache options (Session's keywords: kv, kv_k, kv_v, sink, recent, …; and kv_budget).
+    """A model with options of a session, but its sizes (kv, kv_k, kv_v, kv_budget, sink, recent, …).
 
     Prefill is eager unless they ask for lazy, whatever the file says: a lazily prefilled token is scored as
     without compression.
     """
 
     model: _core.Model
-    options: dict[str, Any] = field(default_factory=dict)
+    options: SessionOptions | Mapping[str, Any] = field(default_factory=SessionOptions)
 
     @property
     def prefill(self) -> str:
-        return self.options.get("prefill") or "eager"
+        return SessionOptions.of(self.options).prefill or "eager"
 
     def session(self, windows: int, n_ctx: int, n_ubatch: int) -> _core.Session:
-        options = planned(self.model, self.options) | {"prefill": self.prefill}
-        return _core.Session(
-            self.model, n_ctx=windows * n_ctx, n_seq_max=windows, n_ubatch=n_ubatch, **options
-        )
+        options = planned(self.model, self.options)
+        n_all = windows * n_ctx
+        sized = replace(options, n_ctx=n_all, n_seq_max=windows, n_ubatch=n_ubatch, prefill=self.prefill)
+        return _core.Session(self.model, **sized)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,11 @@ from typing import Any, NoReturn
 from latentkv import _core
 from latentkv.errors import expected
 from latentkv.plan.gpus import BY_FREE_MEMORY, Gpus
+from latentkv.plan.kv_budget import AUTO as AUTO_BUDGET
+from latentkv.plan.kv_budget import KvBudget
 from latentkv.plan.master import planned
 from latentkv.plan.memory import free_on_gpus, free_on_host
+from latentkv.plan.options import SessionOptions
 from latentkv.quantities import bytes_text
 from latentkv.ranges import N_CTX
 
@@ -24,12 +27,9 @@ AUTO = "auto"
 # left alone: CUDA's and cuBLAS's own memory, and what other programs take meanwhile
 MARGIN = 1 << 30
 LEAST_CONTEXT = 4096
-LEAST_BUDGET = 0.085  # of the f16 cache: below it no quality was measured (docs/results.md)
+LEAST_BUDGET = KvBudget("8.5%", 0.085)  # of the f16 cache: below it no quality was measured (docs/results.md)
+WHOLE = KvBudget("100%", 1.0)
 STEP = 256  # contexts are multiples of it
-_FORECAST = (
-    *("kv", "kv_k", "kv_v", "k_plan", "v_plan", "kv_sink", "kv_recent", "sink", "recent", "recent_ratio"),
-    *("evict", "keep_tokens", "prefill"),
-)
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,17 @@ class Asked:
 
     n_gpu_layers: int | str
     n_ctx: int | str
-    n_seq_max: int = 1
-    n_ubatch: int = 512
     gpus: Gpus = BY_FREE_MEMORY
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What was chosen; options: Session's, with the budget that fits. said: one line, or "" where nothing was
-    to be chosen."""
+    """What was chosen; options: with the budget that fits, and without the context. said: one line, or ""
+    where nothing was to be chosen."""
 
     n_gpu_layers: int
     n_ctx: int
-    options: dict[str, Any]
+    options: SessionOptions
     said: str = ""
     gpus: Gpus = BY_FREE_MEMORY
 
@@ -60,16 +58,16 @@ class Fit:
         return {"n_gpu_layers": self.n_gpu_layers, **self.gpus.options()}
 
 
-def fit(path: str, latent_path: str, asked: Asked, options: Mapping[str, Any]) -> Fit:
-    """options: Session's keywords and `kv_budget`.
-
+def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Mapping[str, Any]) -> Fit:
+    """
     Raises:
         LatentKVError: nothing fits, or a budget is to be chosen for what is no master file.
     """
-    sized = AUTO in (asked.n_ctx, options.get("kv_budget"))
+    options = SessionOptions.of(options)
+    sized = asked.n_ctx == AUTO or options.kv_budget == AUTO_BUDGET
     looks = sized or asked.n_gpu_layers == AUTO  # the first look at a GPU starts CUDA
     gpus = free_on_gpus() if looks and asked.n_gpu_layers != 0 else []
-    if asked.n_gpu_layers == AUTO and (not gpus or options.get("implementation") == "reference"):
+    if asked.n_gpu_layers == AUTO and (not gpus or options.implementation == "reference"):
         if asked.gpus.tensor_split or asked.gpus.main_gpu:
             raise expected("-ngl", "a GPU for --tensor-split or --main-gpu", "none", "leave them out")
         asked = replace(asked, n_gpu_layers=0)
@@ -78,19 +76,19 @@ def fit(path: str, latent_path: str, asked: Asked, options: Mapping[str, Any]) -
         got = f"{len(asked.gpus.tensor_split)} shares and main GPU {asked.gpus.main_gpu}"
         raise expected("--tensor-split, --main-gpu", known, got)
     if not sized and asked.n_gpu_layers != AUTO:
-        return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), dict(options), gpus=asked.gpus)
-    if sized and options.get("implementation") == "reference":
+        return Fit(int(asked.n_gpu_layers), int(asked.n_ctx), options, gpus=asked.gpus)
+    if sized and options.implementation == "reference":
         raise expected("auto", "fused attention, whose memory is forecast", "--implementation reference")
     asked = replace(asked, gpus=_shared(asked, options, gpus))
     return _Search(path, latent_path, asked, options, gpus, free_on_host() if sized else None).found()
 
 
-def _shared(asked: Asked, options: Mapping[str, Any], free: list[int]) -> Gpus:
+def _shared(asked: Asked, options: SessionOptions, free: list[int]) -> Gpus:
     """What was asked for, or by default shares as free memory is: a forecast's are the model's then. free: of
     each GPU. Where all layers have to be on one device `auto` takes one."""
     if len(free) < 2 or asked.gpus != BY_FREE_MEMORY:
         return asked.gpus
-    alone = options.get("evict", "") not in ("", "none") or options.get("prefill") == "lazy"
+    alone = options.evicts or options.prefill == "lazy"
     if alone and asked.n_gpu_layers == AUTO:
         return Gpus(main_gpu=free.index(max(free)), split_mode="none")
     return Gpus(tuple(free))
@@ -138,7 +136,7 @@ def device_name(gpu: int | None, n_gpus: int) -> str:
 class _Choice:
     n_gpu_layers: int
     n_ctx: int
-    options: dict[str, Any]
+    options: SessionOptions
 
 
 class _Search:
@@ -147,13 +145,13 @@ class _Search:
         path: str,
         latent_path: str,
         asked: Asked,
-        options: Mapping[str, Any],
+        options: SessionOptions,
         gpus: list[int],
         host: int | None,
     ) -> None:
         """gpus: free bytes of each; host: too, None where what is there is not looked at."""
         self.asked = asked
-        self.options = dict(options)
+        self.options = options
         self.gpus = gpus
         self.free: dict[int | None, int | None] = dict(enumerate(gpus))
         self.free[None] = host
@@ -195,25 +193,25 @@ class _Search:
 
     def _best(self, layers: int, least: int = STEP) -> _Choice | None:
         """least: tokens of a sequence of an automatic context."""
-        if self.options.get("kv_budget") != AUTO:
+        if self.options.kv_budget != AUTO_BUDGET:
             n_ctx = self._context(layers, least, planned(self.model(layers), self.options))
             return None if n_ctx is None else _Choice(layers, n_ctx, self.options)
         n_ctx = self._most() if self.asked.n_ctx == AUTO else self._given()
         choice = self._budget(layers, n_ctx)
         if choice is not None or self.asked.n_ctx != AUTO:
             return choice
-        smallest = self.options | {"kv_budget": f"{100 * LEAST_BUDGET:g}%"}
+        smallest = replace(self.options, kv_budget=LEAST_BUDGET)
         shorter = self._context(layers, least, planned(self.model(layers), smallest))
         return None if shorter is None else _Choice(layers, shorter, smallest)
 
-    def _context(self, layers: int, least: int, options: Mapping[str, Any]) -> int | None:
+    def _context(self, layers: int, least: int, options: SessionOptions) -> int | None:
         """The longest context that fits; options: without a budget."""
         if self.asked.n_ctx != AUTO:
             return self._given() if self._over(layers, self._given(), options) <= 0 else None
         most = self._most()
         if self._over(layers, most, options) <= 0:
             return most
-        low, high = min(most, least * self.asked.n_seq_max) // STEP, most // STEP
+        low, high = min(most, least * self.options.n_seq_max) // STEP, most // STEP
         if low == 0 or self._over(layers, low * STEP, options) > 0:
             return None
         while high - low > 1:
@@ -224,12 +222,12 @@ class _Search:
     def _budget(self, layers: int, n_ctx: int) -> _Choice | None:
         """The largest budget that fits, down to LEAST_BUDGET; counted for one sequence, as budgets are."""
         model = self.model(layers)
-        rows = planned(model, self.options | {"kv_budget": "100%"})
+        rows = planned(model, replace(self.options, kv_budget=WHOLE))
         cache = self._forecast(layers, n_ctx, rows)
         f16 = n_ctx * int(cache["f16_per_token"] + cache["cell_bytes"])
         size = min(f16, cache["total"] - self._over(layers, n_ctx, rows))
-        while size >= LEAST_BUDGET * f16:
-            options = self.options | {"kv_budget": f"{(10 * size >> 20) / 10}MiB@{n_ctx}"}
+        while size >= (LEAST_BUDGET.share or 0) * f16:
+            options = replace(self.options, kv_budget=KvBudget.of_bytes(size, n_ctx))
             over = self._over(layers, n_ctx, planned(model, options))
             if over <= 0:
                 return _Choice(layers, n_ctx, options)
@@ -237,17 +235,15 @@ class _Search:
         return None
 
     def _most(self) -> int:
-        return min(self.model(0).n_ctx_train * self.asked.n_seq_max, N_CTX.high)
+        return min(self.model(0).n_ctx_train * self.options.n_seq_max, N_CTX.high)
 
     def _given(self) -> int:
         return int(self.asked.n_ctx) or self.model(0).n_ctx_train
 
-    def _forecast(self, layers: int, n_ctx: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        known: dict[str, Any] = {name: options[name] for name in _FORECAST if name in options}
-        sizes: dict[str, Any] = {"n_seq_max": self.asked.n_seq_max, "n_ubatch": self.asked.n_ubatch}
-        return self.model(layers).forecast(n_ctx, **known, **sizes)
+    def _forecast(self, layers: int, n_ctx: int, options: SessionOptions) -> dict[str, Any]:
+        return self.model(layers).forecast(n_ctx, **options)
 
-    def _over(self, layers: int, n_ctx: int, options: Mapping[str, Any]) -> int:
+    def _over(self, layers: int, n_ctx: int, options: SessionOptions) -> int:
         """Bytes by which it is too much, the margin counted; where nothing is too much at most 0."""
         over = (
             need.total - (room - MARGIN)
@@ -265,9 +261,9 @@ class _Search:
             chosen.append(f"-c {n_ctx}")
         rows = planned(self.model(layers), choice.options)
         forecast = self._forecast(layers, n_ctx, rows)
-        if self.options.get("kv_budget") == AUTO:
+        if self.options.kv_budget == AUTO_BUDGET:
             share = forecast["per_token"] / (forecast["f16_per_token"] + forecast["cell_bytes"])
-            chosen.append(f"--kv-budget {choice.options['kv_budget']} ({100 * share:.1f} % of f16)")
+            chosen.append(f"--kv-budget {choice.options.kv_budget} ({100 * share:.1f} % of f16)")
         parts = []
         for device, need in needs(forecast).items():
             free = self.free[device]
@@ -285,10 +281,12 @@ class _Search:
         """Says what the least of it takes."""
         rows = self.options
         where, hint = "-c", "choose a smaller --kv or another -ngl"
-        n_ctx = self._given() if self.asked.n_ctx != AUTO else min(STEP * self.asked.n_seq_max, self._most())
-        if rows.get("kv_budget") == AUTO:
+        n_ctx = (
+            self._given() if self.asked.n_ctx != AUTO else min(STEP * self.options.n_seq_max, self._most())
+        )
+        if rows.kv_budget == AUTO_BUDGET:
             where, hint = "--kv-budget", "lower -c"
-            rows = rows | {"kv_budget": f"{100 * LEAST_BUDGET:g}%"}
+            rows = replace(rows, kv_budget=LEAST_BUDGET)
         needed = needs(self._forecast(layers, n_ctx, planned(self.model(layers), rows)))
         short = (gpu for gpu in needed if gpu is not None and needed[gpu].total + MARGIN > self.gpus[gpu])
         device = next(short, None)

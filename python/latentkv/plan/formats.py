@@ -24,6 +24,13 @@ def format_name(value: str | int | None, where: str) -> str:
     return GGML_TYPES[value]
 
 
+def one_of(name: str, value: str, other_name: str, other_value: str) -> str:
+    """The one of two spellings that is set; both only when they agree."""
+    if value and other_value and value != other_value:
+        raise expected(name, f"the same as {other_name}", f"{value} and {other_value}", "set one of them")
+    return value or other_value
+
+
 def split_pair(text: str) -> tuple[str, str, str]:
     """`--kv` text to (kv, kv_k, kv_v): "q4" sets both sides, "q8/q4" K and V.
 

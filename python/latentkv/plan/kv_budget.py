@@ -14,6 +14,8 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)(B|KiB|MiB|GiB|TiB)?@(\d+)")
 
 @dataclass(frozen=True)
 class KvBudget:
+    """`text`: as people write it."""
+
     text: str
     share: float | None = None  # of the f16 cache
     size: int = 0  # bytes, at n_ctx
@@ -21,6 +23,12 @@ class KvBudget:
 
     def __str__(self) -> str:
         return self.text
+
+    @staticmethod
+    def of_bytes(size: int, n_ctx: int) -> KvBudget:
+        """At most `size` bytes at a context, as so many tenths of a MiB as can be written down."""
+        tenths = 10 * size >> 20
+        return KvBudget(f"{tenths / 10}MiB@{n_ctx}", None, int(tenths / 10 * (1 << 20)), n_ctx)
 
     def context(self, share_context: int) -> int:
         """Tokens at which it is counted: its own, or what is given for a share."""
@@ -60,3 +68,19 @@ def parse(text: str) -> KvBudget:
         if size > 0 and 0 < n_ctx <= 1 << 28:
             return KvBudget(text, None, size, n_ctx)
     raise expected("--kv-budget", "a share as 14%, or bytes at a context as 2.5GiB@131072", text)
+
+
+AUTO = KvBudget("auto")  # to be chosen: as much as fits
+
+
+def read(given: KvBudget | str | None) -> KvBudget | None:
+    """An option's value: None where there is no budget, "" as well.
+
+    Raises:
+        LatentKVError: a text that is no budget.
+    """
+    if given is None or isinstance(given, KvBudget):
+        return given
+    if given == AUTO.text:
+        return AUTO
+    return parse(given) if given else None

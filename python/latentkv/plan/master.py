@@ -7,7 +7,7 @@ here. One allocation over both picks the formats, as at conversion.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,14 @@ import numpy as np
 from latentkv.errors import expected
 from latentkv.plan import kv_budget
 from latentkv.plan.allocation import Table, allocate_beside, total
+from latentkv.plan.kv_budget import KvBudget
+from latentkv.plan.options import SessionOptions
 from latentkv.plan.presets import resolved
-from latentkv.session.prefix import Window
 
 if TYPE_CHECKING:
     from latentkv import _core
 
 SIDES = ("k", "v")
-_REGIONS = ("sink", "recent", "recent_ratio", "kv_sink", "kv_recent", "evict", "keep_tokens")
 
 
 @dataclass(frozen=True)
@@ -41,72 +41,76 @@ class Allocation:
 
     def options(self) -> dict[str, Any]:
         """The keywords of Session and Model.forecast."""
-        plans = {"k_plan": list(self.k_plan), "v_plan": list(self.v_plan)}
+        plans = {"k_plan": self.k_plan, "v_plan": self.v_plan}
         return plans | {"kv_sink": self.kv_sink, "kv_recent": self.kv_recent}
 
 
-def planned(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of Session (or Model.forecast) without `kv_budget`, which becomes the plan it asks for, and
-    without presets, which become row formats.
+def planned(model: _core.Model, options: SessionOptions | Mapping[str, Any]) -> SessionOptions:
+    """Options without `kv_budget`, which becomes the plan it asks for, and without presets, which become row
+    formats.
 
     Raises:
         LatentKVError: the file is no master, a row format beside the budget, a budget that is too small, or a
             cache that is not known.
     """
-    rest = dict(options)
-    text = rest.pop("kv_budget", "")
-    if not text:
-        return resolved(model, rest)
-    if any(rest.get(name) for name in ("kv", "kv_k", "kv_v")):
-        raise expected("--kv-budget", "no --kv beside it", f"--kv-budget {text} and a row format")
-    regions = {name: rest[name] for name in _REGIONS if name in rest}
-    return rest | choose(model, text, **regions).options()
+    asked = SessionOptions.of(options)
+    budget = asked.kv_budget
+    if budget is None:
+        return resolved(model, asked)
+    if asked.kv or asked.kv_k or asked.kv_v:
+        raise expected("--kv-budget", "no --kv beside it", f"--kv-budget {budget} and a row format")
+    rest = replace(asked, kv_budget=None)
+    return replace(rest, **choose(model, budget, **rest).options())
 
 
-def choose(model: _core.Model, text: str, **regions: Any) -> Allocation:
-    """The best plan within a budget (`14%`, `2.5GiB@131072`); regions: Session's keywords of sink and recent
-    tokens, which the budget pays for, and of eviction, which leaves it more for a token.
+def choose(model: _core.Model, budget: KvBudget | str, **options: Any) -> Allocation:
+    """The best plan within a budget (`14%`, `2.5GiB@131072`), which pays for sink and recent tokens too, and
+    of which eviction leaves more for a token. options: Session's.
 
     Raises:
         LatentKVError: the file is no master, or the budget is too small.
     """
-    budget = kv_budget.parse(text)
+    if not isinstance(budget, KvBudget):
+        budget = kv_budget.parse(budget)
     master = model.master
     if master is None:
         name = model.metadata.get("general.name", "the file")
         got = f"{name}, which is not a master file"
         raise expected("--kv-budget", "a file to plan anew", got, "convert with --master")
     n_ctx = budget.context(master["context"])
-    penalty, prices = master["drop_penalty"], _prices(master, regions)
-    caches = {name: model.forecast(n_ctx, **(regions | _exact(name, regions))) for name in prices}
-    slots = [_group_slots(model, next(iter(caches.values())), side) for side in SIDES]
+    # a budget is for one sequence, read in ubatches of the default length
+    asked = replace(SessionOptions.of(options), n_ctx=0, n_seq_max=1, n_ubatch=SessionOptions.n_ubatch)
+    penalty, prices = master["drop_penalty"], _prices(master, asked)
+    caches = {name: model.forecast(n_ctx, **_exact(name, asked)) for name in prices}
+    least = next(iter(caches.values()))
+    slots = [_group_slots(model, least, side) for side in SIDES]
     groups = [(table,) for side, of in zip(SIDES, slots, strict=True) for table in _tables(master[side], of)]
     nats = partial(forecast, master)
     exact, chosen = allocate_beside(groups, _rooms(caches, budget), prices, nats, penalty)
     formats = [master["formats"][option] for choice in chosen for option in choice.formats]
     n_k = len(master["k"]["bytes"])
-    evict = regions.pop("evict", "")
-    regions.pop("keep_tokens", "")
     differs = (
-        f"all tokens, asked for {evict}"
-        if evict not in ("", "none")
-        else unmeasured(model.regions, tuple(master["exact"]), **regions)
+        f"all tokens, asked for {asked.evict}"
+        if asked.evicts
+        else unmeasured(model.regions, tuple(master["exact"]), least, asked)
     )
     kld = None if differs else prices[exact] + nats(total(groups, chosen, penalty))
-    sink, recent = _exact(exact, regions).values()
-    return Allocation(tuple(formats[:n_k]), tuple(formats[n_k:]), sink, recent, n_ctx, kld, differs)
+    chosen_exact = _exact(exact, asked)
+    plans = tuple(formats[:n_k]), tuple(formats[n_k:])
+    return Allocation(*plans, chosen_exact.kv_sink, chosen_exact.kv_recent, n_ctx, kld, differs)
 
 
-def _prices(master: Mapping[str, Any], regions: Mapping[str, Any]) -> dict[str, float]:
+def _prices(master: Mapping[str, Any], asked: SessionOptions) -> dict[str, float]:
     """Row formats of exact tokens to choose from, and nats per token that they cost."""
     prices: dict[str, float] = master["exact"]
-    asked = regions.get("kv_recent")
-    return {asked: prices.get(asked, 0.0)} if asked and regions.get("kv_sink") else prices
+    if asked.kv_recent and asked.kv_sink:
+        return {asked.kv_recent: prices.get(asked.kv_recent, 0.0)}
+    return prices
 
 
-def _exact(name: str, regions: Mapping[str, Any]) -> dict[str, str]:
-    """What was asked for by name, else `name`."""
-    return {key: regions.get(key) or name for key in ("kv_sink", "kv_recent")}
+def _exact(name: str, asked: SessionOptions) -> SessionOptions:
+    """With exact tokens in the formats that were asked for, else in `name`."""
+    return replace(asked, kv_sink=asked.kv_sink or name, kv_recent=asked.kv_recent or name)
 
 
 def forecast(master: Mapping[str, Any], predicted: float) -> float:
@@ -119,30 +123,30 @@ def forecast(master: Mapping[str, Any], predicted: float) -> float:
 
 
 def unmeasured(
-    file: Mapping[str, Any],
-    formats: tuple[str, ...],
-    sink: int = -1,
-    recent: int = -1,
-    recent_ratio: float = -1.0,
-    kv_sink: str = "",
-    kv_recent: str = "",
+    file: Mapping[str, Any], formats: tuple[str, ...], cache: Mapping[str, Any], asked: SessionOptions
 ) -> str:
     """`recent 128, asked for 0` where the file's plans were measured with other exact tokens, or "". formats:
-    those that exact tokens were measured in.
+    those that exact tokens were measured in; cache: the forecast of what was asked for.
 
     With 0 exact tokens in place of 132, a plan of 0.0005 nats was measured at 0.12: no forecast holds there.
     """
-    window, own = Window.of(file, recent, recent_ratio), Window.of(file, -1, -1)
-    n_sink = file["sink"] if sink < 0 else sink
     differences = []
-    if n_sink != file["sink"]:
-        differences.append(f"sink {file['sink']}, asked for {n_sink}")
-    if window.recent != own.recent or abs(window.ratio - own.ratio) > 1e-6:
-        differences.append(f"recent {own}, asked for {window}")
-    for name, there, asked in (("sink", n_sink, kv_sink), ("recent", window != Window(), kv_recent)):
-        if there and asked and asked not in formats:
-            differences.append(f"{name} tokens in {' or '.join(formats)}, asked for {asked}")
+    if cache["sink"] != file["sink"]:
+        differences.append(f"sink {file['sink']}, asked for {cache['sink']}")
+    if cache["recent"] != file["recent"] or abs(cache["recent_ratio"] - file["recent_ratio"]) > 1e-6:
+        differences.append(f"recent {_window(file)}, asked for {_window(cache)}")
+    has_recent = cache["recent"] or cache["recent_ratio"]
+    for name, there, own in (("sink", cache["sink"], asked.kv_sink), ("recent", has_recent, asked.kv_recent)):
+        if there and own and own not in formats:
+            differences.append(f"{name} tokens in {' or '.join(formats)}, asked for {own}")
     return "; ".join(differences)
+
+
+def _window(exact: Mapping[str, Any]) -> str:
+    """`128`, `10 %`, or `128 or 10 %`: the larger of both."""
+    count, share = exact["recent"], exact["recent_ratio"]
+    words = (str(count) if count or not share else "", f"{100 * share:.4g} %" if share else "")
+    return " or ".join(filter(None, words))
 
 
 def _group_slots(model: _core.Model, cache: Mapping[str, Any], side: str) -> list[int]:
@@ -158,7 +162,7 @@ def _tables(side: Mapping[str, Any], n_slots: list[int]) -> list[Table]:
     return [Table(cost * n, distortion) for cost, distortion, n in groups]
 
 
-def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: kv_budget.KvBudget) -> dict[str, int]:
+def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: KvBudget) -> dict[str, int]:
     """The bytes that the budget leaves for compressed rows, as the runtime allocates one sequence, by the row
     format of exact tokens."""
     fixed = {name: _fixed(cache) for name, cache in caches.items()}
@@ -173,7 +177,7 @@ def _fixed(cache: Mapping[str, Any]) -> int:
     return int(cache["total"] - rows)
 
 
-def _room(cache: Mapping[str, Any], budget: kv_budget.KvBudget) -> int:
+def _room(cache: Mapping[str, Any], budget: KvBudget) -> int:
     """Of one of them."""
     regions = {region["name"]: region for region in cache["regions"]}
     compressed = [regions[name] for name in ("middle", "ring") if name in regions]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from latentkv.errors import LatentKVError, expected
 from latentkv.plan.formats import BLOCKS, split_pair
+from latentkv.plan.options import SessionOptions
 
 if TYPE_CHECKING:
     from latentkv import _core
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # Architectures whose K is known to have such channels: Qwen2.5-Coder-1.5B diverges from f16 by 7.4 nats with
 # q4_0, and by 0.001 with q8_0.
 LARGE_KEYS = ("qwen2",)
-RECENT = 32  # latest tokens kept whole beside blocks, where nobody says: one block
+RECENT = 32  # latest tokens kept exact beside blocks, by default: one block
 
 
 _warned: set[str] = set()
@@ -29,7 +30,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Preset:
-    """Row formats of K and V, and tokens that are kept whole. windowed: K's where layers have a sliding
+    """Row formats of K and V, and tokens that are kept exact. windowed: K's where layers have a sliding
     window, as they would hold the whole context beside blocks. share: of the f16 cache at 32768 tokens; heads
     of 64 and of 128 channels are within a point."""
 
@@ -47,14 +48,14 @@ class Preset:
 
 
 PRESETS = {
-    "balanced": Preset("c4", "q6", "q8", "36 %", "about as close as q8_0, in two thirds of its bytes"),
-    "small": Preset("c4", "q4", "q6", "30 %", "nearly as close, in the bytes of q4_0: take this one first"),
-    "smallest": Preset("c2", "q3", "q4", "21 %", "closer than q4_0, and worse than what convert makes"),
+    "balanced": Preset("c4", "q6", "q8", "36 %", "about as little loss as q8_0, in two thirds of its bytes"),
+    "small": Preset("c4", "q4", "q6", "30 %", "slightly more loss, in the bytes of q4_0: start here"),
+    "smallest": Preset("c2", "q3", "q4", "21 %", "less loss than q4_0, more than a converted file"),
 }
 # What llama.cpp calls the other two that anybody should take.
 STOCK = {
-    "f16": ("100 %", "loses nothing"),
-    "q8_0": ("53 %", "as in llama.cpp, loses little"),
+    "f16": ("100 %", "no loss"),
+    "q8_0": ("53 %", "as in llama.cpp: very little loss"),
 }
 
 
@@ -64,51 +65,51 @@ def choices() -> list[tuple[str, str, str]]:
     return stock + [(name, p.share, p.about) for name, p in PRESETS.items()]
 
 
-def resolved(model: _core.Model, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Session's keywords in which kv, kv_k and kv_v name row formats alone: a preset, a pair as "c4/q4" and
-    llama.cpp's types become what they stand for, and blocks get recent tokens to wait among.
+def resolved(model: _core.Model, options: SessionOptions | Mapping[str, Any]) -> SessionOptions:
+    """Options in which kv, kv_k and kv_v name row formats alone: a preset, a pair as "c4/q4" and llama.cpp's
+    types become what they stand for, and blocks get recent tokens to wait among.
 
     Raises:
         LatentKVError: an unknown name, a preset of one side, or of a file that has a plan of its own.
     """
-    found = dict(options)
-    both = found.get("kv") or ""
-    preset = PRESETS.get(both)
+    found = SessionOptions.of(options)
+    preset = PRESETS.get(found.kv)
     if preset is not None:
-        _require_alone(both, found)
-        _require_plain(model, both)
-        k = preset.windowed if has_windows(model) else preset.k
-        found |= {"kv": "", "kv_k": k, "kv_v": preset.v}
-        if found.get("sink", -1) < 0:
-            found["sink"] = preset.sink
-        if not _keeps_recent(model, found):
-            found["recent"] = preset.recent
-    elif both:
-        both, k, v = (_known(model, name, "kv") for name in split_pair(both))
+        found = _of_preset(model, preset, found)
+    elif found.kv:
+        both, k, v = (_known(model, name, "kv") for name in split_pair(found.kv))
         if both in BLOCKS:  # which are K's alone
             both, k, v = "", both, f"q{both[1:]}"
-        found |= {"kv": both, "kv_k": found.get("kv_k") or k, "kv_v": found.get("kv_v") or v}
-    for name in ("kv_k", "kv_v"):
-        if name in found:
-            found[name] = _known(model, found[name], name)
-    _doubt(model, found.get("kv_k") or found.get("kv") or "")
-    if found.get("kv_k") in BLOCKS and not _keeps_recent(model, found):
-        found["recent"] = RECENT
+        found = replace(found, kv=both, kv_k=found.kv_k or k, kv_v=found.kv_v or v)
+    found = replace(found, kv_k=_known(model, found.kv_k, "kv_k"), kv_v=_known(model, found.kv_v, "kv_v"))
+    _doubt(model, found.kv_k or found.kv)
+    if found.kv_k in BLOCKS and not _keeps_recent(model, found):
+        found = replace(found, recent=RECENT)
     return found
 
 
+def _of_preset(model: _core.Model, preset: Preset, asked: SessionOptions) -> SessionOptions:
+    _require_alone(asked)
+    _require_plain(model, asked.kv)
+    k = preset.windowed if has_windows(model) else preset.k
+    return replace(
+        asked,
+        kv="",
+        kv_k=k,
+        kv_v=preset.v,
+        sink=preset.sink if asked.sink < 0 else asked.sink,
+        recent=asked.recent if _keeps_recent(model, asked) else preset.recent,
+    )
+
+
 def _doubt(model: _core.Model, k: str) -> None:
-    """Warns once of keys that a scale per token rounds away."""
+    """Warns once if a scale per token would round away most of K."""
     architecture = model.metadata.get("general.architecture")
-    if (
-        architecture not in LARGE_KEYS
-        or not model.is_plain
-        or k in ("", "f32", "f16", "q8", "q8_0", "g8", *BLOCKS)
-    ):
+    if architecture not in LARGE_KEYS or not model.is_plain or k in ("", "f32", "f16", "q8", "q8_0", *BLOCKS):
         return
     line = (
-        f"warning: [kv] expected K in blocks, as --kv small has it, for {architecture}, whose keys have "
-        f"large biases; got {k}, which leaves little of the model"
+        f"warning: [kv] expected --kv small, or q8_0, for {architecture}, whose keys have large biases; got "
+        f"{k}, which destroys most of the model's answers"
     )
     if line not in _warned:
         _warned.add(line)
@@ -125,10 +126,10 @@ def has_windows(model: _core.Model) -> bool:
     return any(region["name"] == "ring" for region in model.forecast(1 << 20)["regions"])
 
 
-def _keeps_recent(model: _core.Model, options: Mapping[str, Any]) -> bool:
+def _keeps_recent(model: _core.Model, options: SessionOptions) -> bool:
     """Whether it was said how many, be it none: by the caller or by the file."""
-    asked = (options.get("recent", -1), options.get("recent_ratio", -1.0))
-    return max(asked) >= 0 or bool(model.regions["recent"] or model.regions["recent_ratio"])
+    is_asked = max(options.recent, options.recent_ratio) >= 0
+    return is_asked or bool(model.regions["recent"] or model.regions["recent_ratio"])
 
 
 def _known(model: _core.Model, name: str, where: str) -> str:
@@ -136,7 +137,10 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
     if name in PRESETS:
         raise expected(
-            where, f"a row format, as {PRESETS[name].formats.split('/')[0]}", name, f"kv {name} is of K and V"
+            where,
+            f"a row format, as {PRESETS[name].formats.split('/')[0]}",
+            name,
+            f"kv {name} is for K and V together",
         )
     found = name.lower()
     if found and found not in _core.build_info()["formats"]:
@@ -145,16 +149,16 @@ def _known(model: _core.Model, name: str, where: str) -> str:
 
 
 def unknown(where: str, got: str) -> LatentKVError:
-    """A warning about a cache that nobody has measured."""
+    """The error for a cache type that does not exist."""
     named = ", ".join(name for name, _, _ in choices())
     return expected(where, f"{named}, or row formats as q4 or c4/q4 (docs/cache.md)", repr(got))
 
 
-def _require_alone(name: str, options: Mapping[str, Any]) -> None:
+def _require_alone(options: SessionOptions) -> None:
     for side in ("kv_k", "kv_v"):
-        if options.get(side):
+        if options[side]:
             raise expected(
-                "kv", f"no format of K or V beside {name}", f"{side} {options[side]}", "leave one out"
+                "kv", f"no format of K or V beside {options.kv}", f"{side} {options[side]}", "leave one out"
             )
 
 

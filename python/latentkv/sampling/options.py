@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 from latentkv import _core, ranges
 from latentkv.errors import expected
@@ -14,8 +14,27 @@ RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: draw a new one
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """One request's options. Penalties look at the last `penalty_last_n` tokens, the prompt's among them."""
+class ServerOptions:
+    """Options of llama.cpp's server that llama-cpp-python's calls do not name. Each of Llama's calls takes
+    them as further keywords."""
+
+    top_n_sigma: float = -1.0  # keeps logits within so many standard deviations of the largest; <= 0: off
+    xtc_probability: float = 0.0  # of removing the likeliest tokens
+    xtc_threshold: float = 0.1  # those above it, but for the least of them
+    dynatemp_range: float = 0.0  # the temperature moves by so much with the entropy
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0  # DRY: penalty multiplier * base ** (length - allowed_length) on what repeats
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    min_keep: int = 0  # tokens that typical_p, top_p, min_p and XTC leave at least
+
+
+@dataclass(frozen=True)
+class SamplingOptions(ServerOptions):
+    """One request's options. Penalties look at the last `penalty_last_n` tokens, the prompt's among them. All
+    but the grammar are native code's too, under the same names (native/src/runtime/sampler.h)."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -29,17 +48,6 @@ class SamplingOptions:
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
-    top_n_sigma: float = -1.0  # keeps logits within so many standard deviations of the largest; <= 0: off
-    xtc_probability: float = 0.0  # of removing the likeliest tokens
-    xtc_threshold: float = 0.1  # those above it, but for the least of them
-    dynatemp_range: float = 0.0  # the temperature moves by so much with the entropy
-    dynatemp_exponent: float = 1.0
-    dry_multiplier: float = 0.0  # DRY: penalty multiplier * base ** (length - allowed_length) on what repeats
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    min_keep: int = 0  # tokens that typical_p, top_p, min_p and XTC leave at least
     infill: bool = False  # llama.cpp's sampler of that name, for gaps that are filled (sampling/order.py)
     seed: int = RANDOM_SEED
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -61,69 +69,59 @@ class SamplingOptions:
         for token in self.logit_bias:
             ranges.TOKEN_ID.check("logit_bias", token)
 
+    @classmethod
+    def of_call(cls, call: str, given: Mapping[str, Any], defaults: Defaults) -> SamplingOptions:
+        """From a call of Llama's. given: its arguments by name, of which those that are no sampling options
+        are left alone. `server` among them holds ServerOptions and `repeat_last_n`, llama.cpp's name for
+        penalty_last_n; in it and in dry_penalty_last_n -1 stands for the context.
+
+        Raises:
+            LatentKVError: a value out of its range.
+            TypeError: another name in `server`.
+        """
+        require_tfs_off(given["tfs_z"])
+        if not given.get("penalize_nl", True):
+            raise expected("penalize_nl", "True", given["penalize_nl"], "use logit_bias")
+        server = dict(given["server"])
+        last_n = server.pop("repeat_last_n", defaults.last_n_tokens_size)
+        for name in server:
+            if name not in SERVER_OPTIONS:
+                raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+        options = {name: given[name] for name in NAMES if name in given} | server
+        options["temperature"] = given["temp"] if "temp" in given else given["temperature"]
+        options["seed"] = defaults.seed if given["seed"] is None else given["seed"]
+        options["logit_bias"] = token_bias(given.get("logit_bias"))
+        options["penalty_last_n"] = last_n
+        for name in ("penalty_last_n", "dry_penalty_last_n"):
+            if options.get(name) == -1:
+                options[name] = defaults.n_ctx()
+        return cls(**options)
+
     def sampler(self, model: _core.Model) -> _core.Sampler:
         """A fresh chain: same options and seed, same tokens."""
-        return _core.Sampler(
-            model,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            penalty_last_n=self.penalty_last_n,
-            mirostat_mode=self.mirostat_mode,
-            mirostat_tau=self.mirostat_tau,
-            mirostat_eta=self.mirostat_eta,
-            top_n_sigma=self.top_n_sigma,
-            xtc_probability=self.xtc_probability,
-            xtc_threshold=self.xtc_threshold,
-            dynatemp_range=self.dynatemp_range,
-            dynatemp_exponent=self.dynatemp_exponent,
-            dry_multiplier=self.dry_multiplier,
-            dry_base=self.dry_base,
-            dry_allowed_length=self.dry_allowed_length,
-            dry_penalty_last_n=self.dry_penalty_last_n,
-            dry_sequence_breakers=list(self.dry_sequence_breakers),
-            min_keep=self.min_keep,
-            infill=self.infill,
-            seed=RANDOM_SEED if self.seed == -1 else self.seed,
-            logit_bias=dict(self.logit_bias) or None,
-            matcher=None if self.grammar is None else self.grammar.matcher(model),
-        )
+        native = {name: getattr(self, name) for name in NAMES if name != "grammar"}
+        native["seed"] = RANDOM_SEED if self.seed == -1 else self.seed
+        native["logit_bias"] = dict(self.logit_bias)
+        matcher = None if self.grammar is None else self.grammar.matcher(model)
+        return _core.Sampler(model, matcher=matcher, **native)
 
 
-# Options that llama-cpp-python's calls do not name: llama.cpp's server's names.
-SERVER_OPTIONS = (
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "min_keep",
-)
+NAMES = tuple(each.name for each in fields(SamplingOptions))
+SERVER_OPTIONS = tuple(each.name for each in fields(ServerOptions))
+SERVER_NAMES = {
+    "penalty_last_n": "repeat_last_n",
+    "mirostat_mode": "mirostat",
+}  # where llama.cpp's server differs
 
 
-def server_options(call: str, given: Mapping[str, Any], last_n: int, n_ctx: int) -> dict[str, Any]:
-    """The keywords of SamplingOptions in `given`, the rest of a call's arguments. `repeat_last_n` stands
-    for penalty_last_n (else `last_n`); -1, in it and in dry_penalty_last_n, for the context. Raises
-    TypeError for another name."""
-    for name in given:
-        if name not in SERVER_OPTIONS and name != "repeat_last_n":
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-    options = {name: value for name, value in given.items() if name != "repeat_last_n"}
-    options["penalty_last_n"] = given.get("repeat_last_n", last_n)
-    for name in ("penalty_last_n", "dry_penalty_last_n"):
-        if options.get(name) == -1:
-            options[name] = n_ctx
-    return options
+class Defaults(Protocol):
+    """What a call of Llama's falls back on."""
+
+    last_n_tokens_size: int
+
+    @property
+    def seed(self) -> int: ...
+    def n_ctx(self) -> int: ...
 
 
 def token_bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None) -> dict[int, float]:

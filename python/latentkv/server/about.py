@@ -1,4 +1,4 @@
-"""What the server tells of its model and cache: sizes, and the plan layer by layer."""
+"""What the server reports about its model and cache: sizes, and the plan layer by layer."""
 
 from __future__ import annotations
 

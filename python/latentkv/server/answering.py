@@ -1,4 +1,5 @@
-"""From the engine's thread to the event loop: answers that end when their client goes."""
+"""Passes answers from the engine's thread to the event loop, and cancels them when their client
+disconnects."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from starlette.types import Receive
 from latentkv.engine.engine import Engine
 from latentkv.engine.outbox import Deliver, Item
 from latentkv.engine.request import Request, Ticket
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server import errors
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ _deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, Deliver] = WeakKeyDict
 
 
 def _delivery() -> Deliver:
-    """The one of the running loop, which is woken once for all that a step of the engine has."""
+    """The delivery of the running loop, which is woken once per engine step."""
     loop = asyncio.get_running_loop()
     if loop not in _deliveries:
         where = weakref.ref(loop)
@@ -48,7 +49,7 @@ def _arrive(items: Sequence[Item]) -> None:
 
 
 class Inbox:
-    """What has come for the answers of one response and waits to be taken."""
+    """The pieces of one response's answers that have arrived and wait to be taken."""
 
     def __init__(self) -> None:
         self._items: deque[tuple[int, Piece | None]] = deque()
@@ -58,7 +59,7 @@ class Inbox:
         return len(self._items)
 
     def put(self, index: int, piece: Piece | None) -> None:
-        """None: the answer has ended with its error."""
+        """Adds a piece of an answer. None means that the answer has ended with its error."""
         self._items.append((index, piece))
         self.wake()
 
@@ -67,7 +68,7 @@ class Inbox:
             self._taker.set_result(None)
 
     async def take(self) -> list[tuple[int, Piece | None]]:
-        """Everything that is there, at least one; nothing if it was woken for another reason."""
+        """All pieces that have arrived, at least one; nothing if it was woken for another reason."""
         if not self._items:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
@@ -78,7 +79,7 @@ class Inbox:
 
 
 class Answering:
-    """One answer: its pieces come to an inbox, under its index. Whoever stops reading cancels it."""
+    """One answer. Its pieces arrive in an inbox under its index. Whoever stops reading has to cancel it."""
 
     def __init__(self, engine: Engine, request: Request, inbox: Inbox, index: int = 0) -> None:
         self._engine, self._inbox, self._index = engine, inbox, index
@@ -98,7 +99,7 @@ class Answering:
 
     @property
     def error(self) -> errors.Refused:
-        """Why it has ended, where it was told so by None."""
+        """The error that ended the answer, after None has arrived."""
         assert self.ticket.error is not None
         return errors.of(self.ticket.error)
 
@@ -108,7 +109,7 @@ class Answering:
 
 
 async def unless_gone(request: HttpRequest, wanted: Awaitable[T]) -> T:
-    """The result; cancelled when the client goes away."""
+    """The result. It is cancelled when the client disconnects."""
     work = asyncio.ensure_future(wanted)
     gone = asyncio.ensure_future(until_gone(request.receive))
     try:
@@ -130,7 +131,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def wholes(answers: Sequence[Answering], inbox: Inbox) -> list[list[Piece]]:
-    """The pieces of each. The first error ends all."""
+    """All pieces of each answer. The first error ends them all."""
     pieces: list[list[Piece]] = [[] for _ in answers]
     left = len(answers)
     try:

@@ -1,4 +1,4 @@
-"""The routes put together."""
+"""Builds the application from its routes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from latentkv.server import chat, completions, errors, metrics, page, refused
+from latentkv.server import chat, completions, embeddings, errors, metrics, page, refused
 from latentkv.server.guard import Guard
 from latentkv.server.llama_cpp import completion, properties
 from latentkv.server.messages import routes as messages
 from latentkv.server.responses import routes as responses
 from latentkv.server.serving import Serving
 
-MAX_BYTES = 16 << 20  # of a body: some three million tokens of text
+MAX_BYTES = 16 << 20  # largest body: about three million tokens of text
 
 
 def create_app(
@@ -28,9 +28,9 @@ def create_app(
     max_bytes: int = MAX_BYTES,
     with_page: bool = True,
 ) -> FastAPI:
-    """api_keys: one of them is asked of every request but /health and the page. origins: of other pages that
-    may call ("*": all). hosts: names that requests may call the server by ("*": any). When the app ends, so
-    does the engine."""
+    """api_keys: every request except /health and the page must bring one of them. origins: other pages that
+    may call ("*": all). hosts: names under which requests may reach the server ("*": any). When the app ends,
+    the engine ends."""
     from latentkv.version import version
 
     @contextlib.asynccontextmanager
@@ -49,7 +49,7 @@ def create_app(
     app.state.serving = serving
     errors.install(app)
     routers = [chat.router, completions.router, responses.router, messages.router]
-    routers += [completion.router, properties.router, metrics.router, refused.router]
+    routers += [embeddings.router, completion.router, properties.router, metrics.router, refused.router]
     for router in routers + ([page.router] if with_page else []):
         app.include_router(router)
     app.add_middleware(Guard, keys=api_keys, max_bytes=max_bytes, origins=origins, hosts=hosts)

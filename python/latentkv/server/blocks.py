@@ -1,5 +1,5 @@
-"""An answer as blocks, one after another: what the model thought, what it says, the tools it calls. The
-Responses and the Messages interface are two ways to write them down."""
+"""An answer as a sequence of blocks: reasoning, text and tool calls. The Responses and the Messages interface
+are two ways to write them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from latentkv.generate.answer import Piece
 from latentkv.generate.chat import MessageStream
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import TokenScore
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ class Change:
 
 
 class Blocks:
-    """Takes an answer's pieces. A block is closed when another begins; a call that a text comes behind stays
-    open, as its arguments may go on."""
+    """Takes an answer's pieces. A block is closed when another begins, but a call that is followed by text
+    stays open, because its arguments may go on."""
 
     def __init__(
         self, parser: ChatParser, on_message: Callable[[dict[str, Any]], None] = lambda message: None
     ) -> None:
-        """on_message takes the whole message, at its end."""
+        """on_message takes the whole message at its end."""
         self._on_message = on_message
         self.all: list[Block] = []
         self._message = MessageStream(parser)
@@ -64,7 +64,7 @@ class Blocks:
         self._waiting: list[TokenScore] = []  # tokens whose text no delta has shown yet
 
     def push(self, piece: Piece) -> Iterator[Change]:
-        """What the piece changes. After the last piece all blocks are closed."""
+        """The changes that a piece makes. After the last piece all blocks are closed."""
         self._waiting += piece.tokens
         deltas = self._message.push(piece.text) if piece.text else []
         if piece.finish_reason is not None:
@@ -76,12 +76,12 @@ class Blocks:
             yield from self._close(self._open, is_cut=piece.finish_reason == "length")
 
     def open_text(self) -> Iterator[Change]:
-        """An empty text, where a shape wants one and the answer has none."""
+        """An empty text block, for shapes that need one if the answer has none."""
         yield from self._opened(Block("text", len(self.all)))
         yield from self._close(self._open)
 
     def finish_reason(self, reason: str) -> str:
-        """As a chat's: stop, length or tool_calls."""
+        """The finish reason as in a chat: stop, length or tool_calls."""
         return self._message.finish_reason(reason)
 
     def _delta(self, delta: dict[str, Any]) -> Iterator[Change]:

@@ -14,13 +14,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 LONG = 1 << 18  # bytes; less is read in a few milliseconds
-_LEVELS = 2  # of a body that are read piece by piece: its fields, and the items of each
+_LEVELS = 2  # levels of a body that are read piece by piece: its fields, and the items of each
 _read = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 Scan = Callable[[str, int], tuple[Any, int]]
 
 
 def parsed(body: bytes) -> Any:
-    """json.loads() between whose pieces other threads run."""
+    """json.loads() in pieces, between which other threads run."""
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     at = len(text) - len(text.lstrip(" \t\n\r"))
     try:
@@ -58,7 +58,7 @@ class _LongRequest(Request):
 
 
 class Route(APIRoute):
-    """For routers whose bodies may be long."""
+    """A route whose bodies may be long."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -70,6 +70,6 @@ class Route(APIRoute):
 
 
 def _as_json(scope: Scope) -> Scope:
-    """A body is JSON also where curl calls it a form, which it does unless it is told otherwise."""
+    """Treats a body as JSON even if the content type says form, which curl sends by default."""
     form = (b"content-type", b"application/x-www-form-urlencoded")
     return {**scope, "headers": [each for each in scope["headers"] if each != form]}

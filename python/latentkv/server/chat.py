@@ -56,21 +56,21 @@ async def chat(body: ChatBody, http: HttpRequest, serving: Annotated[Serving, De
 
 @router.post("/v1/chat/completions/input_tokens")
 async def input_tokens(body: ChatBody, serving: Annotated[Serving, Depends(serving_of)]) -> dict[str, Any]:
-    """How many tokens the prompt has, as llama.cpp's server tells."""
+    """The number of tokens of the prompt, in the shape of llama.cpp's server."""
     serving.check_model(body.model)
     prompt, _ = await run_in_threadpool(asked, body, serving)
     return {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
 
 
 def remember(prompt: ChatPrompt, answer: Answering, message: dict[str, Any]) -> None:
-    """The tokens of an answer, for the request in which it comes back."""
+    """Remembers the tokens of an answer, for the request in which it comes back."""
     progress = answer.ticket.progress
     if prompt.remember is not None:
         prompt.remember(message, progress.tokens, progress.end)
 
 
 def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
-    """The prompt, and a request for each of n answers."""
+    """The prompt, and one request for each of n answers."""
     serving.check_messages(body.messages)
     sampling = body.sampling(serving.sampling)
     prompt = chat_request(
@@ -103,7 +103,7 @@ def asked(body: ChatBody, serving: Serving) -> tuple[ChatPrompt, list[Request]]:
 
 
 def last(shapes: Sequence[ChatShape], answers: Sequence[Answering], body: ChatBody) -> list[dict[str, Any]]:
-    """Chunks behind all others."""
+    """The chunks after all others."""
     if body.stream_options is None or not body.stream_options.include_usage:
         return []
     counted = {"usage": usage_of(answers, body.n), "timings": timings_of(answers)}

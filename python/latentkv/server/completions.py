@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from latentkv.engine.request import Request
-from latentkv.generate.answer import Piece
 from latentkv.generate.completion import CompletionShape, usage
+from latentkv.generate.writer import Piece
 from latentkv.server.answering import Answering, Inbox, unless_gone, wholes
 from latentkv.server.body import Route
 from latentkv.server.events import EventStream
@@ -48,7 +48,7 @@ async def completions(
 
 
 def asked(body: CompletionBody, serving: Serving) -> tuple[list[Request], list[str]]:
-    """A request for each of n answers to every prompt, and the text that an echo begins it with."""
+    """One request for each of n answers to every prompt, and the text that an echo puts before it."""
     prompts = [serving.tokens(prompt) for prompt in body.prompts()]
     sampling = [body.sampling(serving.sampling, choice) for choice in range(body.n)]
     grammar = sampling[0].grammar
@@ -89,7 +89,7 @@ def whole(
 def last(
     shapes: Sequence[CompletionShape], answers: Sequence[Answering], body: CompletionBody
 ) -> list[dict[str, Any]]:
-    """Chunks behind all others."""
+    """The chunks after all others."""
     if body.stream_options is None or not body.stream_options.include_usage:
         return []
     counted = {"usage": usage_of(answers, body.n), "timings": timings_of(answers)}
@@ -103,7 +103,7 @@ class _Sum:
 
 
 def usage_of(answers: Sequence[Answering], n: int) -> dict[str, Any]:
-    """A prompt with n choices counts once."""
+    """The usage. A prompt with n choices counts once."""
     progress = [answer.ticket.progress for answer in answers]
     prompts = sum(each.prompt_tokens for each in progress[::n])
     cached = sum(each.timings.cached_n for each in progress[::n])
@@ -112,5 +112,5 @@ def usage_of(answers: Sequence[Answering], n: int) -> dict[str, Any]:
 
 
 def timings_of(answers: Sequence[Answering]) -> dict[str, float]:
-    """Of the first answer, as llama.cpp's server reports them."""
+    """The timings of the first answer, in the shape of llama.cpp's server."""
     return answers[0].ticket.progress.timings.as_dict()

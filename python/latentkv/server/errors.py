@@ -1,5 +1,5 @@
-"""Errors as clients read them, and a status: {"error": {"message", "type", "param", "code"}} as OpenAI's, and
-below /v1/messages {"type": "error", "error": {"type", "message"}} as Anthropic's."""
+"""Errors in the shape of the interface, with their status: OpenAI's {"error": {"message", "type", "param",
+"code"}}, and below /v1/messages Anthropic's {"type": "error", "error": {"type", "message"}}."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANTHROPIC_TYPES = {
 
 
 class Refused(Exception):
-    """A request that is answered with this status and message."""
+    """Refuses a request with this status and message."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -49,14 +49,14 @@ def anthropic_body(status: int, message: str) -> dict[str, Any]:
 
 
 def shown(message: str) -> str:
-    """A message may quote half a character, which no UTF-8 has."""
+    """The message as valid UTF-8; it may quote half a character."""
     return message.encode(errors="backslashreplace").decode()
 
 
 def response(
     path: str, status: int, message: str, param: str | None = None, code: str | None = None
 ) -> JSONResponse:
-    """In the shape of the route."""
+    """The error response in the shape of the route."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return JSONResponse(anthropic_body(status, message), status, headers)
@@ -64,7 +64,7 @@ def response(
 
 
 def of(error: Exception) -> Refused:
-    """Bad input is the client's, anything else ours."""
+    """The refusal for an error: bad input is the client's fault, anything else the server's."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, Closed):

@@ -1,5 +1,5 @@
-"""Server-sent events: an answer, or several, as it is written. What a step of the engine has for a client
-goes in one write."""
+"""Server-sent events: one or several answers while they are written. Each engine step is one write per
+client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from latentkv.errors import LatentKVError
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server import errors
 from latentkv.server.answering import Answering, Inbox, until_gone
 
@@ -22,7 +22,7 @@ PING_S = 10
 
 
 class Shape(Protocol):
-    """What an answer's pieces look like: chunks as JSON."""
+    """How an answer's pieces become chunks of JSON."""
 
     def lines(self, piece: Piece) -> list[str]: ...
 
@@ -42,8 +42,8 @@ def _failed(error: errors.Refused) -> list[str]:
 
 @dataclass(frozen=True)
 class Wire:
-    """How events are written: what stands before each line, what an error is, what comes last, and what tells
-    a client that waits that the server is there."""
+    """How events are written: the prefix of each line, errors, the last line, and the comment that keeps a
+    waiting connection alive."""
 
     before: str = "data: "
     failed: Callable[[errors.Refused], Sequence[str]] = _failed

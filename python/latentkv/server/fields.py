@@ -1,5 +1,5 @@
-"""OpenAI's parameters that no route here reads: some change nothing and are taken, some are refused. Null is
-for each as if it was left out."""
+"""OpenAI's parameters that no route reads: some have no effect and are accepted, others are refused. Null
+always means left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unless_null(reason: str) -> BeforeValidator:
 
 
 class Ignored(BaseModel):
-    """What belongs to OpenAI's service and changes no answer."""
+    """Parameters of OpenAI's service that change no answer."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -1,5 +1,5 @@
-"""What a request meets before its route: the name it called, a key, and a limit of its body's size. Plain
-ASGI, so that streams pass untouched."""
+"""The checks before any route: the host name, an API key, and the size of the body. It is plain ASGI, so that
+streams pass untouched."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Guard:
         origins: Sequence[str] = (),
         hosts: Sequence[str] = ("*",),
     ) -> None:
-        """origins: of other pages that may call ("*": all). hosts: names that a request may call the server
-        by, without a port ("*": any)."""
+        """origins: other pages that may call ("*": all). hosts: names under which requests may reach the
+        server, without a port ("*": any)."""
         self.app, self.keys, self.max_bytes = app, [key.encode() for key in keys], max_bytes
         self.origins = frozenset(origins)
         self.hosts = frozenset(host.lower().strip("[]") for host in hosts)
@@ -67,9 +67,9 @@ class Guard:
         await self.app(scope, limited, send)
 
     def _is_called_by_name(self, host: str | None) -> bool:
-        """A page whose own name was made to lead to this address is of this origin, for its browser, and
-        calls the server by that name (DNS rebinding). Starlette's TrustedHostMiddleware answers in plain
-        text."""
+        """Whether the request uses an allowed host name. A page whose name leads to this address (DNS
+        rebinding) is same-origin for its browser and calls the server by that name. Starlette's
+        TrustedHostMiddleware would answer in plain text."""
         if host is None or "*" in self.hosts:  # browsers always send one
             return True
         try:
@@ -78,7 +78,8 @@ class Guard:
             return False
 
     def _is_at_home(self, headers: Headers) -> bool:
-        """No page of another origin: a browser sends a plain POST of one without asking first."""
+        """Whether the request comes from no page, or from a page of this origin. A browser sends a page's
+        plain POST to another origin without asking first."""
         origin = headers.get("origin")
         if origin is None or not self.origins.isdisjoint((origin, "*")):
             return True
@@ -99,7 +100,7 @@ class Guard:
 
 
 def is_loopback(bound: str) -> bool:
-    """Whether only this machine reaches a server at this address."""
+    """Whether a server at this address can be reached from this machine only."""
     try:
         return bound == "localhost" or ip_address(bound).is_loopback
     except ValueError:
@@ -107,8 +108,8 @@ def is_loopback(bound: str) -> bool:
 
 
 def hosts_of(bound: str, more: Sequence[str] = ()) -> list[str]:
-    """Names that a server at this address may be called by: if only this machine reaches it, those of this
-    machine and `more`; else the address and `more`, or any."""
+    """The names under which requests may reach a server at this address. On the loopback interface: this
+    machine's names and `more`. Otherwise: the address and `more`, or any name."""
     if is_loopback(bound):
         return ["localhost", "127.0.0.1", "::1", bound, *more]
     return [bound, *more] if more else ["*"]

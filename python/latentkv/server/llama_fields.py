@@ -1,4 +1,4 @@
-"""Parameters that llama.cpp's server adds to those of OpenAI, of every route that writes an answer."""
+"""Parameters that llama.cpp's server adds to OpenAI's, for every route that writes an answer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class LlamaFields(BaseModel):
     min_keep: Annotated[int, Field(ge=0)] | None = None
     n_indent: Annotated[int, Field(ge=0)] = 0
     t_max_predict_ms: Annotated[int, Field(ge=-1)] = 0
-    # what llama.cpp's server takes without reading it, and what has one value here
+    # fields that llama.cpp's server accepts without reading them, and fields with only one legal value here
     t_max_prompt_ms: int | None = None
     lora: Annotated[list[Any], Field(max_length=0)] | None = None  # adapters are merged before converting
     backend_sampling: Literal[False] = False
     adaptive_target: Annotated[float, Field(lt=0)] | None = None
-    adaptive_decay: float | None = None  # of a target that is off
+    adaptive_decay: float | None = None  # has no effect: the target is off
 
     def manner(self) -> dict[str, Any]:
-        """Keywords of engine.request.Request: where and for how long an answer is written."""
+        """Keywords of engine.request.Request: where an answer is written, and for how long."""
         limits = LineLimits(max(0, self.t_max_predict_ms) / 1e3, self.n_indent)
         return {
             "reuses": self.cache_prompt,

@@ -24,7 +24,7 @@ def metrics(serving: Annotated[Serving, Depends(serving_of)]) -> Response:
 
 
 class Seen(Collector):
-    """Plain numbers, each read as it is: a scrape waits for no step."""
+    """Counters that are read one by one, so that a scrape does not wait for a step."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's and llama.cpp's that do not exist here, and why."""
+"""Routes of OpenAI and llama.cpp that do not exist here, and the reasons."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from fastapi import APIRouter
 
 from latentkv.server.errors import Refused
 
-_EMBEDDINGS = "embeddings: the runtime hands out logits, and keeps no hidden state of a text to pool"
 _RERANK = "rerank: it needs a model with a score head, which no decoder here has"
 _AUDIO = "audio: models here read text"
 _ROUTER = "one model, which the command line names"
 
 REASONS = {
-    "/v1/embeddings": _EMBEDDINGS,
-    "/embeddings": _EMBEDDINGS,
-    "/embedding": _EMBEDDINGS,
     "/v1/rerank": _RERANK,
     "/v1/reranking": _RERANK,
     "/rerank": _RERANK,

@@ -1,4 +1,4 @@
-"""Bodies of requests. A field that nobody reads is refused by name, not ignored; wrong types are too."""
+"""Bodies of requests. Unknown fields and wrong types are refused by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from latentkv.chat.tools import ToolUse
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
-from latentkv.sampling.options import RANDOM_SEED, SERVER_OPTIONS, SamplingOptions, token_bias
+from latentkv.sampling.options import NAMES, RANDOM_SEED, SERVER_NAMES, SamplingOptions, token_bias
 from latentkv.sampling.order import with_samplers
 from latentkv.server.fields import ChatIgnored, ChatRefused, Ignored
 from latentkv.server.llama_fields import LlamaFields
@@ -20,7 +20,7 @@ from latentkv.text import stop_list
 
 Text = Annotated[str, Field(max_length=1 << 26)]
 Gbnf = Annotated[str, Field(max_length=1 << 16)]
-MAX_ANSWERS = 1024  # of one request: prompts times n
+MAX_ANSWERS = 1024  # most answers of a request: prompts times n
 MAX_STOPS = 64  # strings, each looked for after every token
 MAX_STOP_LENGTH = 4096  # characters
 
@@ -31,7 +31,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, given: Any) -> Any:
-        """As in OpenAI's interface, where null means the default."""
+        """Drops fields that are null: as in OpenAI's interface they take the default."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None or cls._takes_null(name)}
@@ -42,13 +42,13 @@ class Body(BaseModel):
         if field is None:
             return name not in _names()
         if field.is_required() or field.annotation is None:
-            return True  # what is needed is refused with its null, and so is what no route knows
+            return True  # required and unknown fields are refused if they are null
         return type(None) in get_args(field.annotation)
 
 
 @cache
 def _names() -> frozenset[str]:
-    """Fields that every body may have. A client may send nulls for all that it knows, on any route."""
+    """Fields that every body may have. A client may send null for any field it knows, on any route."""
 
     def below(body: type[Body]) -> Iterator[str]:
         yield from body.model_fields
@@ -70,7 +70,7 @@ class StreamOptions(Body):
 
 
 class Sampling(LlamaFields, Body):
-    """How tokens are chosen: OpenAI's names, and llama.cpp's where OpenAI has none."""
+    """Sampling options, with OpenAI's names, or llama.cpp's if OpenAI has none."""
 
     seed: int | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
@@ -101,24 +101,12 @@ class Sampling(LlamaFields, Body):
 
     def sampling(self, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
         """choice: each of n has a seed of its own."""
-        names: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "typical_p": self.typical_p,
-            "repeat_penalty": self.repeat_penalty,
-            "penalty_last_n": self.repeat_last_n,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "mirostat_mode": self.mirostat,
-            "mirostat_tau": self.mirostat_tau,
-            "mirostat_eta": self.mirostat_eta,
+        names = {name: getattr(self, SERVER_NAMES.get(name, name), None) for name in NAMES}
+        names |= {
             "logit_bias": token_bias(self.logit_bias) if self.logit_bias else None,
             "grammar": LlamaGrammar(self.grammar) if self.grammar else None,
             "seed": self._seed(defaults.seed, choice),
         }
-        names |= {name: getattr(self, name) for name in SERVER_OPTIONS}
         options = replace(defaults, **{name: value for name, value in names.items() if value is not None})
         return options if self.samplers is None else with_samplers(options, self.samplers)
 
@@ -128,7 +116,7 @@ class Sampling(LlamaFields, Body):
 
 
 class Sampled(Sampling, Ignored):
-    """What both completion calls take."""
+    """Fields that both completion calls take."""
 
     model: str | None = None
     stream: bool = False
@@ -138,7 +126,7 @@ class Sampled(Sampling, Ignored):
     stop: str | list[str] | None = None
 
     def limit(self, default: int = -1) -> int:
-        """The most tokens of an answer; -1: as many as there is room for. default: the command line's."""
+        """The most tokens of an answer; -1: as many as fit. default: the command line's."""
         return _limit("max_tokens", self.max_tokens, 1, default)
 
     def stops(self) -> list[str]:
@@ -167,11 +155,11 @@ class CompletionBody(Sampled):
     suffix: None = None
 
     def limit(self, default: int = -1) -> int:
-        """As above; without one on the command line 16, as OpenAI's."""
+        """The same, but 16 if the command line does not say, as in OpenAI's interface."""
         return _limit("max_tokens", self.max_tokens, 0 if self.echo else 1, 16 if default == -1 else default)
 
     def prompts(self) -> list[str | list[int]]:
-        """One or several, as text or tokens."""
+        """One or several prompts, as text or tokens."""
         found = self._prompts()
         if len(found) * self.n > MAX_ANSWERS:
             raise expected("prompt", f"at most {MAX_ANSWERS} answers, prompts times n", len(found) * self.n)
@@ -216,7 +204,7 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
     continue_final_message: bool | str = False
 
     def use(self) -> ToolUse:
-        """Of tools."""
+        """The tools that the call offers, and which of them it wants."""
         return ToolUse.of(self.tools, self.tool_choice, self.functions, self.function_call)
 
     def limit(self, default: int = -1) -> int:
@@ -227,8 +215,8 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
         return _limit("max_completion_tokens", self.max_completion_tokens, 1, default)
 
     def template_kwargs(self) -> dict[str, Any] | None:
-        """Variables of the template. As in llama.cpp's server, an effort is the template's to read, and none
-        tells it not to think."""
+        """Variables of the template. As in llama.cpp's server, the template interprets the effort, and none
+        disables thinking."""
         given = self.chat_template_kwargs
         if self.reasoning_effort is None:
             return given
@@ -238,5 +226,5 @@ class ChatBody(Sampled, ChatIgnored, ChatRefused):
         return without | {"reasoning_effort": self.reasoning_effort}
 
     def rivals(self) -> int | None:
-        """Reported per token; None: no log-probabilities."""
+        """The number of alternatives that are reported per token; None: no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs or self.top_logprobs else None

@@ -1,4 +1,4 @@
-"""What the routes share: the model, its engine, and what answers are like where a request says nothing."""
+"""State that the routes share: the model, its engine, and the defaults of answers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from latentkv.chat.template import ChatTemplate
 from latentkv.engine.engine import Engine
 from latentkv.engine.request import Request
 from latentkv.engine.scheduler import Scheduler
+from latentkv.errors import LatentKVError
+from latentkv.generate.completion import prompt_tokens
 from latentkv.sampling.options import SamplingOptions
 from latentkv.server import errors
 from latentkv.server.answering import Answering, Inbox
@@ -29,12 +31,14 @@ class Serving:
     model: _core.Model
     engine: Engine
     template: ChatTemplate
-    name: str  # of the model, as clients see it
+    name: str  # name of the model in the API
     sampling: SamplingOptions
-    about: dict[str, Any]  # what the page and /props tell of model and cache
+    about: dict[str, Any]  # description of model and cache for the page and /props
     n_predict: int = -1
+    pooling: str | None = None  # of embeddings; None: the file's
+    embd_normalize: int = 2
     memory: AnswerMemory = field(default_factory=AnswerMemory)
-    path: str = ""  # of the model's file
+    path: str = ""  # path of the model's file
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, asked: str | None) -> None:
@@ -46,24 +50,20 @@ class Serving:
         if isinstance(prompt, str):
             text = utf8(prompt, "prompt")
             self.check_length(len(text))
-            found = list(self.model.tokenize(text, True, special))
-            # an empty text in a vocabulary without a start token
-            return found or [max(self.model.token_bos(), self.model.token_eos())]
+            return prompt_tokens(self.model, list(self.model.tokenize(text, True, special)))
         self.scheduler.check_length(len(prompt))
-        outside = [token for token in prompt if not 0 <= token < self.model.n_vocab]
-        if outside:
-            raise errors.Refused(
-                400, f"[prompt] expected token ids below {self.model.n_vocab}; got {outside[0]}", "prompt"
-            )
-        return list(prompt)
+        try:
+            return prompt_tokens(self.model, list(prompt)) if prompt else []
+        except LatentKVError as error:
+            raise errors.Refused(400, str(error), "prompt") from None
 
     def recall(self) -> None:
-        """Takes the answers that an earlier server left in the folder of kept sequences."""
+        """Loads the answers that an earlier server left in the folder of kept sequences."""
         if (path := self._answers) is not None:
             self.memory.load(path)
 
     def close(self) -> None:
-        """Ends the engine, and leaves the answers to the next server."""
+        """Stops the engine, and saves the remembered answers for the next server."""
         if (path := self._answers) is not None and self.engine.is_open:
             self.memory.save(path)
         self.engine.close()
@@ -78,29 +78,29 @@ class Serving:
         return self.engine.scheduler
 
     def check_length(self, n_bytes: int) -> None:
-        """Raises LatentKVError for a text that no context holds, before its tokens are found: of megabytes
-        that takes seconds."""
+        """Raises LatentKVError for a text that no context can hold, before it is tokenized: that takes
+        seconds for megabytes."""
         if n_bytes > self.scheduler.n_ctx_seq * self.longest_piece:
             raise self.scheduler.too_long(f"a text of {n_bytes} bytes")
 
     def check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """The same for a chat, before its template is filled in."""
+        """The same for a chat, before its template is rendered."""
         if len(messages) > self.scheduler.n_ctx_seq:
             raise self.scheduler.too_long(f"{len(messages)} messages")
         self.check_length(sum(len(content_text(message.get("content"))) for message in messages))
 
     @cached_property
     def longest_piece(self) -> int:
-        """Bytes of the longest token."""
+        """The number of bytes of the longest token."""
         return max(len(self.model.token_to_piece(token, True)) for token in range(self.model.n_vocab))
 
     def text(self, tokens: Sequence[int]) -> str:
-        """As a client sees them, special ones too."""
+        """The tokens as text, including special tokens."""
         pieces = (self.model.token_to_piece(token, True) for token in tokens)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def answering(self, requests: Sequence[Request], inbox: Inbox) -> list[Answering]:
-        """All or none: a refused one cancels those before it."""
+        """Starts all requests or none: if one is refused, those before it are cancelled."""
         started: list[Answering] = []
         try:
             for index, request in enumerate(requests):

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from latentkv.errors import absent, expected
 from latentkv.session import prefix
-from latentkv.session.prefix import Window
 from latentkv.session.state import LlamaState
 from latentkv.session.timings import Timings
 from latentkv.session.turns import ShuttingDown, Turn, in_turn
@@ -48,7 +47,6 @@ class Evaluator:
         session: _core.Session | None,
         n_batch: int,
         logits_all: bool,
-        window: Window,
         reopen: Callable[[], _core.Session] | None = None,
     ) -> None:
         """reopen: makes an empty session like this one."""
@@ -61,7 +59,6 @@ class Evaluator:
         self._set_aside: dict[object, SetAside] = {}  # of streams that others interrupted
         self._session = session
         self._logits_all = logits_all
-        self._window = window
         self._tokens: list[int] = []
         self._logits: NDArray[np.float32] | None = None  # of the last evaluated token, [n_vocab]
         # How many tokens the last prompt had, and the logits at its end.
@@ -243,6 +240,25 @@ class Evaluator:
             self._decode(tokens[start : start + size], "all", take=each)
         self._logits = last[0]
 
+    @in_turn
+    def compute_states(
+        self,
+        tokens: Sequence[int],
+        output: Sequence[bool],
+        take: Callable[[NDArray[np.float32]], object],
+    ) -> None:
+        """Runs `tokens` through an empty cache, which is empty again afterwards. Hands on the hidden states
+        behind the last norm of those with a flag in `output`, in order, in pieces [n, n_embd]."""
+        self.reset()
+        self.session.require_room(len(tokens))
+        size = self._batch_size(len(tokens), self.n_batch)
+        try:
+            for start in range(0, len(tokens), size):
+                end = start + size
+                self._decode(tokens[start:end], output[start:end], take=take, states=True)
+        finally:
+            self.reset()
+
     def _keep_scores(self, before: int, rows: NDArray[np.float32]) -> None:
         if self._scores is None:
             self._scores = np.empty((self.session.n_ctx, rows.shape[1]), np.float32)
@@ -256,14 +272,16 @@ class Evaluator:
     def _decode(
         self,
         batch: Sequence[int],
-        output: str,
+        output: str | Sequence[bool],
         n_ahead: int = 0,
-        take: Callable[[NDArray[np.float32]], None] | None = None,
+        take: Callable[[NDArray[np.float32]], object] | None = None,
+        states: bool = False,
     ) -> NDArray[np.float32]:
         self._logits = None
         self._tokens += [int(token) for token in batch]
         try:
-            return self.session.decode(self._tokens[-len(batch) :], output=output, n_ahead=n_ahead, take=take)
+            new = self._tokens[-len(batch) :]
+            return self.session.decode(new, output=output, n_ahead=n_ahead, take=take, states=states)
         finally:
             # The cache knows how far an interrupted or failed batch came.
             del self._tokens[self.session.seq_pos_max(SEQ) + 1 :]
@@ -284,11 +302,11 @@ class Evaluator:
         if common == len(tokens) == len(self._tokens) and self.has_logits:
             return common
         mark = self._mark
-        if mark is not None and common == len(tokens) == mark[0] and not self._window.tokens(common):
+        if mark is not None and common == len(tokens) == mark[0] and not self.session.n_recent(common):
             if self._rewind(common):
                 self._logits = mark[1]
             return len(self._tokens)
-        self._rewind(prefix.kept(self._tokens, tokens, self._window, self.session.rewinds))
+        self._rewind(prefix.kept(self._tokens, tokens, self.session.n_recent, self.session.rewinds))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:

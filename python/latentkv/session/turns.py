@@ -62,7 +62,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class Shared(Protocol):
     """What has turns."""
 
-    lock: Turn
+    @property
+    def lock(self) -> Turn: ...
 
 
 S = TypeVar("S", bound=Shared)

@@ -18,12 +18,12 @@ from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
-from . import limits
+from . import heap, limits
 from .errors import ConvertError, Interrupted
 from .files import Progress
 from .plan import methods
 from .recipe import Finetune, Recipe
-from .write.quantize import FACTOR_TYPES, OUTTYPES
+from .weights.quantize import FACTOR_TYPES, OUTTYPES
 
 DEFAULT_METHOD = "waterfill"
 _EXAMPLES = """examples:
@@ -41,50 +41,50 @@ def build_parser(method: str, prog: str) -> Parser:
     parser = Parser(
         prog,
         description="Convert a GGUF or a Hugging Face checkpoint to a GGUF with a smaller KV cache.",
-        epilog=f"methods:\n{summaries}\n\nOptions of another one: {prog} --method NAME --help\n\n{_EXAMPLES}",
+        epilog=f"methods:\n{summaries}\n\nOptions of a method: {prog} --method NAME --help\n\n{_EXAMPLES}",
     )
     parser.add_argument(
         "source",
         type=Path,
         nargs="?",
         metavar="SOURCE",
-        help="a GGUF (of a split one any part), or a directory with config.json and weights",
+        help="a GGUF (any shard of a split one), or a directory with config.json and weights",
     )
-    parser.add_argument("-m", "--model", type=Path, metavar="SOURCE", help="the same, as llama.cpp has it")
+    parser.add_argument("-m", "--model", type=Path, metavar="SOURCE", help="the same, with llama.cpp's flag")
     parser.add_argument(
         "-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="instead of SOURCE: a GGUF from huggingface.co"
     )
     parser.add_argument("-hff", "--hf-file", metavar="NAME", help="file of that repository")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="file to write")
     methods.module(method).add_arguments(parser.add_argument_group(f"size and quality (--method {method})"))
-    text = parser.add_argument_group("the text that it is fitted to")
+    text = parser.add_argument_group("calibration text")
     text.add_argument(
         "--calib",
         type=Path,
         metavar="FILE",
-        help="a text like what you will ask about, UTF-8 (default: prose, code, chats and hidden numbers "
-        "out of Python)",
+        help="a UTF-8 text like the ones you will ask about (default: prose, code, chats and hidden numbers "
+        "from your Python installation)",
     )
     text.add_argument(
         "--calib-tokens",
         type=limits.positive,
         default=65536,
         metavar="N",
-        help="tokens to read (default 65536)",
+        help="tokens to read with methods other than waterfill, and for --imatrix (default 65536)",
     )
     text.add_argument(
         "--calib-window",
         type=limits.positive,
         default=2048,
         metavar="N",
-        help="tokens that are read together (default 2048)",
+        help="tokens per window (default 2048)",
     )
     text.add_argument(
         "--fisher-tokens",
         type=limits.positive,
         default=None,
         metavar="N",
-        help=f"tokens to learn on which errors matter (default {FISHER_TOKENS}; {QUICK_TOKENS} with --quick)",
+        help=f"tokens to compute gradients on (default {FISHER_TOKENS}; {QUICK_TOKENS} with --quick)",
     )
     text.add_argument(
         "--device", type=_device, default="cpu", help="where the model runs: cpu (default) or cuda"
@@ -93,35 +93,35 @@ def build_parser(method: str, prog: str) -> Parser:
         "--no-cache",
         dest="cache",
         action="store_false",
-        help="neither read nor keep what was learned from the text, nor the finished layers of an "
-        "interrupted run (else in ~/.cache/latentkv or $XDG_CACHE_HOME, 8 GiB at most)",
+        help="neither read nor keep statistics of the text and finished layers of an interrupted run (else "
+        "in ~/.cache/latentkv or $XDG_CACHE_HOME, 8 GiB at most)",
     )
     _add_weights(parser.add_argument_group("weights"))
-    _add_finetune(parser.add_argument_group("training afterwards, where keys are rebuilt or have no RoPE"))
+    _add_finetune(parser.add_argument_group("recovery training (keys that are rebuilt or have no RoPE)"))
     other = parser.add_argument_group("other")
     other.add_argument(
         "--method",
         default=DEFAULT_METHOD,
         metavar="NAME",
-        help=f"how latents are found, see below (default {DEFAULT_METHOD})",
+        help=f"see below (default {DEFAULT_METHOD})",
     )
     other.add_argument(
         "--rotate",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="spread a latent's energy over its channels (Hadamard, fused; default on)",
+        help="Hadamard rotation of latents, merged into the factors (default on)",
     )
     other.add_argument(
         "--center",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="store rows without their mean, where that is a large part of them (default on; lossless)",
+        help="store rows about their mean where it is a large part of them (default on; lossless)",
     )
     other.add_argument(
         "--seed", type=limits.natural, default=0, help="seed of sampling and rotation (default 0)"
     )
     other.add_argument(
-        "--pre", metavar="NAME", help="tokenizer.ggml.pre, when the tokenizer's split rules are not known"
+        "--pre", metavar="NAME", help="tokenizer.ggml.pre, if the tokenizer's split rules are unknown"
     )
     other.add_argument("--no-plot", dest="plot", action="store_false", help="draw no picture of the ranks")
     return parser
@@ -131,31 +131,33 @@ def _add_weights(group: Any) -> None:
     group.add_argument(
         "--outtype",
         choices=OUTTYPES,
-        help="type of the weights (default f16; those of a GGUF stay as they are, byte for byte)",
+        help="type of the weights (default: f16 for a checkpoint, unchanged for a GGUF)",
     )
     group.add_argument(
         "--sidecar",
         action="store_true",
-        help="of a GGUF: write only what is new, a few percent of it; open MODEL.gguf --latent OUT.gguf",
+        help="write only factors and plan, a few percent of the GGUF; open with MODEL.gguf --latent OUT.gguf",
     )
     group.add_argument(
         "--factor-type",
         choices=FACTOR_TYPES,
-        help="type of the matrices that replace K's and V's projections (default: the weights' own, q8_0 "
-        "beside K-quants); others are f16, or f32",
+        help="type of factors that replace K's and V's projections (default: the weights' own, q8_0 beside "
+        "K-quants); other factors are f16, or f32",
     )
     group.add_argument(
         "--imatrix",
         action=argparse.BooleanOptionalAction,
-        help="K-quants: weigh errors of columns by what the text multiplies them by (default: with --calib)",
+        help="K-quants: weigh errors by an importance matrix (default: with --calib)",
     )
 
 
 def _add_finetune(group: Any) -> None:
     group.add_argument(
-        "--finetune", type=Path, metavar="TEXT", help="train LoRA adapters on it and merge them"
+        "--finetune", type=Path, metavar="TEXT", help="train LoRA adapters on this text and merge them"
     )
-    group.add_argument("--steps", type=limits.positive, metavar="N", help="of 4 x 512 tokens (default 200)")
+    group.add_argument(
+        "--steps", type=limits.positive, metavar="N", help="steps of 4 x 512 tokens (default 200)"
+    )
     group.add_argument(
         "--lora-rank", type=limits.positive, metavar="R", help="rank of the adapters (default 32)"
     )
@@ -163,7 +165,7 @@ def _add_finetune(group: Any) -> None:
     group.add_argument(
         "--lora-on",
         choices=("a", "ab"),
-        help="adapt the matrices to the latents alone, or those back as well (default ab)",
+        help="train adapters on A alone, or on A and B (default ab)",
     )
 
 
@@ -241,6 +243,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "latentkv convert") -> i
         # Threads that wait for each other sleep. Else they spin: beside other programs a conversion has taken
         # four times the processor time. Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        heap.keep_freed()
         from .pipeline import convert
 
         with stop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .calibrate.arithmetic import multiplies_bf16
+from .arithmetic import multiplies_bf16
 from .recipe import Recipe
 from .source.source import Source
 

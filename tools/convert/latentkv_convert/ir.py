@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .plan.frontier import Frontier
+from .frontier import Frontier
 
 Array = NDArray[Any]
 F32 = NDArray[np.float32]

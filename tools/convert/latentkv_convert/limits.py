@@ -1,5 +1,5 @@
 """Ranges of the numbers that a runtime takes from a file, refused before any work rather than when it is
-opened. The numbers of latentkv/ranges.py and of native/src/model/hparams.cpp and rope.cpp."""
+opened. The numbers of latentkv/ranges.py and of native/src/decoder/hparams.cpp and rope.cpp."""
 
 from __future__ import annotations
 

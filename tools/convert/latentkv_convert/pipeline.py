@@ -12,20 +12,22 @@ from latentkv.console.progress import stage
 from latentkv.console.whole import Whole
 
 from . import calibrate, course, files, report
-from .calibrate.arithmetic import host_threads
+from .arithmetic import host_threads
 from .errors import ConvertError, Interrupted, warn
+from .fuse.finish import finished
 from .ir import SIDES, Master, Plan, TensorRole
 from .plan import methods, unmeasured
-from .plan.work import Work
 from .recipe import Recipe
 from .schema import KEYS, VERSION
-from .source.source import Source, open_source
-from .write import full_bytes, gguf_write, mixes, packed, paths, sidecar
+from .source.open_source import open_source
+from .source.source import Source
+from .weights import mixes
+from .weights.encoding import Encoding
+from .weights.out_tensor import OutTensor
+from .weights.quantize import FILE_TYPES
+from .work import Work
+from .write import full_bytes, gguf_write, packed, paths, sidecar
 from .write.check import check_linear, check_plan
-from .write.encoding import Encoding
-from .write.fuse.finish import finished
-from .write.gguf_write import OutTensor
-from .write.quantize import FILE_TYPES
 
 if TYPE_CHECKING:
     from .calibrate.sample import Sample

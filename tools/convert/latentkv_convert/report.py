@@ -15,12 +15,12 @@ import numpy as np
 from latentkv.console.terminal import Block, table
 
 from .errors import ConvertError, need
+from .fuse import center
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
-from .plan.work import Work
 from .recipe import Recipe
 from .rows import sizes
-from .write.fuse import center
+from .work import Work
 from .write.gguf_write import replacing
 
 if TYPE_CHECKING:
@@ -139,13 +139,13 @@ class Report:
             cells.append(
                 [fmt, f"{size:.10g}", f"{100 * size / full:.1f} %", f"{size * CONTEXT / 2**20:.1f} MiB"]
             )
-        kept = f"channels of K and V that are kept: {100 * self.keep:.2f} %"
+        kept = f"kept channels of K and V: {100 * self.keep:.2f} %"
         tail = ["", *self._summary()] if self.planned else []
         found = self.plan.frontier
         chosen_from = ["", _numbers(found.header, found.cells())] if found is not None and self._timed else []
         trained = [] if self.recovery is None else [_recovered(self.recovery), ""]
         means = (
-            [f"stored without their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
+            [f"stored about their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
         )
         sizes_of = ["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]
         text = [_numbers(header, rows), "", kept, "", *means, *trained, _numbers(sizes_of, cells)]
@@ -161,16 +161,14 @@ class Report:
         size = f"{cache['bytes'] / 2**20:.1f} MiB at {CONTEXT} tokens"
         share = f"{100 * cache['share_of_f16']:.2f} % of f16"
         whole = f"{self.plan.sink} first and {self.plan.recent} latest tokens in {self.plan.recent_format}"
-        lines = [f"the whole cache, with the {whole}: {size}, {share}"]
-        lines.append(
-            f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB for the way to the latents and back"
-        )
+        lines = [f"whole cache, with the {whole}: {size}, {share}"]
+        lines.append(f"weights: {self.added_weight_bytes / 2**20:+.1f} MiB of factors")
         if (seen := self.plan.forecast) is not None:
             error = "" if math.isnan(seen.error) else f" ± {seen.error:.1g}"
-            held = f"measured on {seen.n_windows} windows that it was not fitted to"
+            held = f"measured on {seen.n_windows} held-back windows"
             lines.append(f"expected divergence: {seen.kld:.2g}{error} nats per token ({held})")
         if self.recipe.options.get("quick"):
-            lines.append("measured with --quick, on a quarter of the text: without it less is lost")
+            lines.append("converted with --quick on a quarter of the text: without it less is lost")
         if self.plan.frontier is not None:
             heads = f"one latent of {self.plan.frontier.line.name} KV heads"
             lines.append(self.plan.frontier.sentence if self._timed else heads)
@@ -182,7 +180,7 @@ def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
     chosen = plan.layers[layer].side(side)
     if not chosen.ranks:
         return 1.0
-    pairs = list(zip(work.sigmas(layer, side), chosen.kept, strict=True))
+    pairs = list(zip(work.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
     total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
     return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
 

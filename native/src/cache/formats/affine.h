@@ -39,7 +39,7 @@ struct AffineFormat {
     // x: [width], width a multiple of 16.
     LKV_HD static Stored choose(const float* x, int width) {
         if constexpr (is_fitted) {
-            const Step step = StepFit<Bits, true>::fit(x, width);
+            const Step step = StepFit<Bits>::fit(x, width);
             const float minimum = fmaf(-Codes::levels * 0.5f, step.scale, step.centre);
             // Rounding the minimum to half moves it by up to |minimum| / 2048: only while that is a small part of a step.
             if (fabsf(minimum) < 64.0f * step.scale && step.scale > 1e-6f) {

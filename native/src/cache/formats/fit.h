@@ -1,4 +1,4 @@
-// The step (and centre) of a uniform quantizer that minimises the squared error of one segment.
+// The step and centre of a uniform quantizer that minimises the squared error of one segment.
 //
 //   value = centre + level · scale,   level = −z, −z + 1, … z,   z = (2^b − 1) / 2
 //
@@ -49,7 +49,7 @@ LKV_HD inline void extremes(const float* x, int width, float& low, float& high) 
 #endif
 }
 
-template <int Bits, bool FreeCentre>
+template <int Bits>
 class StepFit {
 public:
     static constexpr float z = Planes<Bits>::levels / 2.0f;
@@ -60,13 +60,13 @@ public:
         float high = x[0];
         extremes(x, width, low, high);
         const float n = static_cast<float>(width);
-        const float middle = FreeCentre ? 0.5f * (low + high) : 0.0f;
-        const float reach = FreeCentre ? high - middle : fmaxf(high, -low);
+        const float middle = 0.5f * (low + high);
+        const float reach = high - middle;
         const Step widest{reach / z, middle};
         // Outside this range the squares below leave float's range.
         if (!(reach > 1e-12f && reach < 1e12f)) return widest;
 
-        const float mean = FreeCentre ? sum(x, width) / n : 0.0f;
+        const float mean = sum(x, width) / n;
         const Step starts[2] = {widest, {sqrtf(power(x, width, mean) / n) * gaussian_step(Bits), mean}};
         Ended best{widest, -1.0f};
         for (int s = first_start(); s < 2; s += starts_at_once) {
@@ -76,13 +76,13 @@ public:
 #endif
             for (int k = 0; k < n_refine; k++) {
                 const Moments m = moments(x, width, step);
-                const float l_mean = FreeCentre ? m.l / n : 0.0f;
+                const float l_mean = m.l / n;
                 // fused by name: left to the compilers, the last bit differs between machines, and with it which start wins
                 const float xl = fmaf(-l_mean, m.x, m.xl);  // covariance, relative to step.centre
                 const float ll = fmaf(-l_mean, m.l, m.ll);
                 if (!(xl > 0.0f && ll > 0.0f)) break;
                 step.scale = xl / ll;
-                if (FreeCentre) step.centre += fmaf(-step.scale, l_mean, m.x / n);
+                step.centre += fmaf(-step.scale, l_mean, m.x / n);
                 // What the levels explain of the segment's variance: the largest gain is the smallest error.
                 if (xl * step.scale > best.gain) best = {step, xl * step.scale};
             }

@@ -10,14 +10,14 @@
 // and fewer wait in recent.
 //
 // The middle's cells say which tokens there are. Some layers may keep a selection of them: those of a sliding window (ring.h), or
-// those that eviction leaves (evict/eviction.h).
+// those that eviction leaves (eviction.h).
 #pragma once
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "cache/evict/eviction.h"
+#include "cache/placement/eviction.h"
 #include "cache/placement/options.h"
 #include "cache/placement/ring.h"
 

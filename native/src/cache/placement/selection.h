@@ -1,5 +1,5 @@
 // Which tokens of the middle some layers keep, where these are not all: those of their windows (ring.h), or the ones that
-// attention was paid to (evict/eviction.h). A kind of placement: it has slots of its own for its layers, and follows the verbs
+// attention was paid to (eviction.h). A kind of placement: it has slots of its own for its layers, and follows the verbs
 // of the whole (placement.h).
 #pragma once
 

@@ -16,8 +16,8 @@
 #include "cache/options.h"
 #include "cache/placement/selection.h"
 #include "cache/row.h"
+#include "cache/spec/cache_spec.h"
 #include "cache/storage.h"
-#include "model/cache_spec.h"
 
 namespace lkv {
 

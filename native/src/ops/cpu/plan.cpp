@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "ops/cpu/code_scores.h"
+#include "ops/cpu/codes/code_scores.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/scratch.h"
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "ops/cpu/code_scores.h"
+#include "ops/cpu/codes/code_scores.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/latent_attn.h"
 #include "ops/cpu/softmax.h"

@@ -508,25 +508,6 @@ ggml_status CudaGpu::compute(ggml_cgraph* graph) {
 
 }  // namespace
 
-int count_gpus(std::string& why) {
-    cuda::refuse_inherited();
-    int n = 0;
-    const cudaError_t error = cudaGetDeviceCount(&n);
-    if (error != cudaSuccess) n = 0;
-    if (n == 0) why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
-    return n;
-}
-
-bool built_for_gpus() { return true; }
-
-GpuBytes gpu_bytes(int gpu) {
-    GpuBytes bytes{};
-    ggml_backend_cuda_get_device_memory(gpu, &bytes.free, &bytes.total);
-    return bytes;
-}
-
-ggml_backend_buffer_type_t gpu_memory(int gpu) { return ggml_backend_cuda_buffer_type(gpu); }
-
 std::unique_ptr<Gpu> open_gpu(int gpu) { return std::make_unique<CudaGpu>(gpu); }
 
 }  // namespace lkv

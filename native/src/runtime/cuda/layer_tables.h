@@ -5,9 +5,9 @@
 #include <set>
 #include <vector>
 
-#include "model/graph.h"
+#include "decoder/rope.h"
+#include "graph/graph.h"
 #include "model/model.h"
-#include "model/rope.h"
 #include "ops/cuda/full/encode.h"
 #include "ops/cuda/full/full_rows.h"
 #include "ops/cuda/gpu/device_memory.h"

@@ -1,8 +1,8 @@
 // A layer's attention on one slot a region, whose result nobody reads: what it reads and writes in place of the real ones.
 #pragma once
 
-#include "model/graph.h"
-#include "model/hparams.h"
+#include "decoder/hparams.h"
+#include "graph/graph.h"
 #include "ops/cuda/gpu/device_memory.h"
 #include "runtime/cuda/attention.h"
 

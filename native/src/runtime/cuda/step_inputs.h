@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "model/graph.h"
+#include "graph/graph.h"
 #include "ops/cuda/args.h"
 #include "ops/cuda/mass/mass.h"
 #include "runtime/cuda/memory.h"

@@ -1,1 +1,1 @@
-"""llama.cpp's own routes: completions, filling in the middle, templates, and what the server is like."""
+"""llama.cpp's own routes: completions, infill, templates, and the server's properties."""

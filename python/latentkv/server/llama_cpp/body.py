@@ -22,7 +22,8 @@ _NEVER = float("-inf")
 
 
 class NativeBody(Sampled):
-    """`n_predict` has the names of OpenAI's limits too, `n_cmpl` that of its choices."""
+    """A body of /completion. `n_predict` also has the names of OpenAI's limits, `n_cmpl` that of its
+    choices."""
 
     prompt: Any
     n_predict: Annotated[int, Field(ge=-1)] | None = None
@@ -41,7 +42,7 @@ class NativeBody(Sampled):
     n_keep: Annotated[int, Field(ge=-1)] | None = None
     n_discard: Annotated[int, Field(ge=0)] | None = None
     n_cache_reuse: Annotated[int, Field(ge=0)] | None = None
-    # what has one value here
+    # fields with only one legal value here
     stream_options: None = None
     echo: Literal[False] = False
     verbose: Literal[False] = False
@@ -69,14 +70,14 @@ class NativeBody(Sampled):
         return next((each for each in asked if each is not None), default)
 
     def rivals(self) -> int | None:
-        """Reported per token; None: no probabilities."""
+        """The number of alternatives that are reported per token; None: no probabilities."""
         return (self.logprobs if self.n_probs is None else self.n_probs) or None
 
     def stops(self) -> list[str]:
         return [] if not self.stop else super().stops()
 
     def drawn(self, model: _core.Model, defaults: SamplingOptions, choice: int = 0) -> SamplingOptions:
-        """sampling() with what is llama.cpp's alone. A schema goes before a grammar that is empty."""
+        """sampling() with llama.cpp's own options. A schema takes precedence over an empty grammar."""
         options = self.model_copy(update={"logit_bias": None}).sampling(defaults, choice)
         if self.logit_bias:
             options = replace(options, logit_bias=biases(model, self.logit_bias))
@@ -88,8 +89,8 @@ class NativeBody(Sampled):
         return replace(options, grammar=LlamaGrammar.from_json_schema(schema))
 
     def check_cache(self, shift: Shift | None, least_reused: int) -> None:
-        """Raises LatentKVError for what the command line decides, where the body says otherwise. Without
-        --context-shift nothing is forgotten, and what would be kept of it has no meaning."""
+        """Raises LatentKVError if the body contradicts the command line. Without --context-shift nothing is
+        dropped, so n_keep has no meaning."""
         if shift is not None and self.n_keep not in (None, shift.n_keep):
             raise expected("n_keep", f"{shift.n_keep}, as the server was started", self.n_keep, "use --keep")
         if shift is not None and self.n_discard:

@@ -27,7 +27,7 @@ def infill_prompt(serving: Serving, body: InfillBody) -> list[int]:
     n_ctx, asked = serving.scheduler.n_ctx_seq, max(0, body.limit(serving.n_predict))
     n_batch = min(serving.scheduler.n_batch, n_ctx - asked)
 
-    longest = serving.longest_piece  # of a file of megabytes no more is cut into tokens than can be used
+    longest = serving.longest_piece  # so that only the usable part of a large file is tokenized
     prompt = _tokens(model, body.prompt[-n_batch * longest :], special=True)
     n_prefix, n_suffix = 3 * (n_batch // 4), max(0, n_batch // 4 - (2 + len(prompt)))
     prefix = _last(_tokens(model, body.input_prefix[-n_prefix * longest :]), n_prefix)
@@ -48,7 +48,7 @@ def infill_prompt(serving: Serving, body: InfillBody) -> list[int]:
 
 
 def require_marks(model: _core.Model) -> None:
-    """Raises Refused where the vocabulary has no tokens to fill in the middle."""
+    """Raises Refused if the vocabulary has no infill tokens."""
     marks = {"prefix": model.token_prefix(), "suffix": model.token_suffix(), "middle": model.token_middle()}
     absent = ", ".join(name for name, token in marks.items() if token < 0)
     if absent:

@@ -1,4 +1,4 @@
-"""What llama.cpp's server tells of itself: health, models, tokens, slots, properties, adapters."""
+"""What llama.cpp's server reports about itself: health, models, tokens, slots, properties and adapters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def health() -> dict[str, str]:
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(serving: Served) -> dict[str, Any]:
-    """OpenAI's list, and beside it Ollama's, as clients of llama.cpp's server read it."""
+    """OpenAI's list of models, and Ollama's beside it, as clients of llama.cpp's server expect."""
     shown = {"name": serving.name, "model": serving.name, "type": "model", "capabilities": ["completion"]}
     details = {"format": "gguf", "family": serving.about["architecture"] or ""}
     return {"object": "list", "data": [_model(serving)], "models": [shown | {"details": details}]}
@@ -94,7 +94,7 @@ def slots(serving: Served, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
 
 @router.post("/slots/{slot}")
 def change_slot(slot: int, serving: Served, action: Literal["erase", "save", "restore"]) -> dict[str, int]:
-    """Erases: the sequence forgets its tokens. Rows are kept in files by --cache-dir, not by name."""
+    """Erases a slot: the sequence loses its tokens. --cache-dir keeps rows in files; they have no names."""
     count = len(serving.scheduler.slots)
     if not 0 <= slot < count:
         raise expected("id_slot", f"0 … {count - 1}", slot)
@@ -106,7 +106,7 @@ def change_slot(slot: int, serving: Served, action: Literal["erase", "save", "re
 
 @router.get("/lora-adapters")
 async def adapters() -> list[dict[str, Any]]:
-    """None: adapters are merged before a model is converted."""
+    """No adapters: they are merged before a model is converted."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""An answer as llama.cpp's /completion shows it: chunks of `content`, and at the end what it came to."""
+"""An answer in the shape of llama.cpp's /completion: chunks of `content`, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from latentkv.engine.request import Request
-from latentkv.generate.answer import Piece
 from latentkv.generate.completion import joined
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import TokenScore, show
 from latentkv.server.answering import Answering
 from latentkv.server.llama_cpp.body import NativeBody
@@ -25,7 +25,7 @@ class NativeShape:
         self._has_new_line = False
 
     def lines(self, piece: Piece) -> list[str]:
-        """The chunks of a stream. The last one has no text: that stands in those before it."""
+        """The chunks of a stream. The last one has no text, because the earlier ones contain it."""
         self._has_new_line = self._has_new_line or "\n" in piece.text
         chunks = [self._chunk(piece)] if piece.text or piece.tokens else []
         if piece.finish_reason is not None:
@@ -107,8 +107,8 @@ class NativeShape:
 
 
 def probability(score: TokenScore, behind_samplers: bool) -> dict[str, Any]:
-    """A token and its rivals with their log-probabilities by the raw logits, or with their probabilities in
-    what was drawn from."""
+    """A token and its alternatives, with log-probabilities from the raw logits, or with the probabilities
+    that were sampled from."""
 
     def entry(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
         named = {"id": token, "token": show(piece), "bytes": list(piece)}
@@ -124,7 +124,7 @@ def probability(score: TokenScore, behind_samplers: bool) -> dict[str, Any]:
 
 
 def picked(told: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """`response_fields`: what exists of them, under the names asked for. A slash goes into an object.
+    """The requested `response_fields` that exist, under the requested names. A slash leads into an object.
 
     >>> picked({"content": "a", "timings": {"prompt_n": 3}}, ["timings/prompt_n", "cheese"])
     {'timings/prompt_n': 3}

@@ -1,4 +1,4 @@
-"""From messages of content blocks to a chat's messages."""
+"""Turns messages with content blocks into a chat's messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _blocks(content: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _user(blocks: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Results of tools are messages of their own, in their place among what the user says."""
+    """The user's message. Tool results become messages of their own, in their place."""
     messages: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -89,7 +89,7 @@ def _call(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(block: Mapping[str, Any]) -> Message:
-    """A failed call's says so: a chat has no place for is_error."""
+    """A tool result. If the call failed its text says so, because a chat has no is_error."""
     content = block.get("content")
     text = "" if content is None else "\n".join(_text(each, "tool_result") for each in _blocks(content))
     if block.get("is_error") is True and not text.lower().startswith("error"):

@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages, and the chat call that it stands for."""
+"""The body of POST /v1/messages, and the equivalent chat call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutputConfig(Body):
 
 
 class MessagesIgnored(BaseModel):
-    """What belongs to Anthropic's service and changes no answer. Nothing is taken out of a context."""
+    """Parameters of Anthropic's service that change no answer. No context is edited."""
 
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
@@ -51,7 +51,7 @@ class MessagesRefused(BaseModel):
 
 
 class CountBody(Sampling, MessagesIgnored, MessagesRefused):
-    """What a prompt is made of."""
+    """The fields that make up a prompt."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     model: str | None = None
@@ -63,8 +63,8 @@ class CountBody(Sampling, MessagesIgnored, MessagesRefused):
     chat_template_kwargs: dict[str, Any] | None = None  # llama.cpp's server's
 
     def as_chat(self, **more: Any) -> ChatBody:
-        """The same in a chat call's words. As in Anthropic's interface, an answer goes on with a last message
-        of the assistant."""
+        """The equivalent chat call. As in Anthropic's interface, the answer continues a last message of the
+        assistant."""
         fields = {name: getattr(self, name) for name in Sampling.model_fields}
         choice = self.tool_choice
         config = self.output_config or OutputConfig()
@@ -88,7 +88,7 @@ class CountBody(Sampling, MessagesIgnored, MessagesRefused):
 
 
 class MessagesBody(CountBody):
-    max_tokens: int | None = None  # as llama.cpp's server, which takes a call without
+    max_tokens: int | None = None  # optional, as in llama.cpp's server
     stop_sequences: list[str] | None = None
     stream: bool = False
 

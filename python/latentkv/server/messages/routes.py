@@ -1,4 +1,4 @@
-"""POST /v1/messages, and how many tokens a message would take."""
+"""POST /v1/messages, and the token count of a message."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from latentkv.engine.request import Progress
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.server import errors
 from latentkv.server.blocks import Block, Blocks, Change
 from latentkv.server.events import named
@@ -38,7 +38,8 @@ class MessageShape:
         return [named(event) for event in self.events(piece)]
 
     def events(self, piece: Piece) -> Iterator[Event]:
-        """The message begins with its first piece: by then it is known how much of the prompt was cached."""
+        """The events. The message begins with its first piece, when the number of cached prompt tokens is
+        known."""
         if not self._has_begun:
             self._has_begun = True
             yield {"type": "message_start", "message": self._message([], None, None, self._usage(0))}
@@ -71,7 +72,7 @@ class MessageShape:
         return self._head | {"content": content} | ended | {"usage": usage}
 
     def _ended(self, piece: Piece) -> tuple[str, str | None]:
-        """stop_reason and stop_sequence. Words that the template stops at end a turn."""
+        """stop_reason and stop_sequence. Texts at which the template stops count as the end of a turn."""
         reason = self._blocks.finish_reason(piece.finish_reason or "stop")
         if reason in ("length", "tool_calls"):
             return "max_tokens" if reason == "length" else "tool_use", None
@@ -80,7 +81,7 @@ class MessageShape:
         return "end_turn", None
 
     def _usage(self, n_written: int) -> dict[str, int]:
-        """Prompt tokens that were read from the cache are not among input_tokens."""
+        """The usage. input_tokens excludes prompt tokens that were read from the cache."""
         cached = self._progress.timings.cached_n
         return {
             "input_tokens": self._progress.prompt_tokens - cached,
@@ -105,7 +106,7 @@ class MessageShape:
             yield {"type": "content_block_stop"} | at
 
     def _content(self, block: Block) -> dict[str, Any]:
-        """The block so far. The input of a call that was cut is what it has."""
+        """The block so far. If a call was cut, its input is what arrived."""
         if block.kind == "text":
             return {"type": "text", "text": block.text}
         if block.kind == "reasoning":

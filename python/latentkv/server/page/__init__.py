@@ -1,5 +1,5 @@
-"""GET /: a chat in the browser, and what the cache takes. Files of this folder, served as they are; those of
-vendor/ are other projects' builds, with their licences beside them."""
+"""GET /: the chat page. The files of this folder are served unchanged; vendor/ contains builds of other
+projects with their licences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def part(name: str, request: Request) -> Response:
 
 
 def _file(name: str, request: Request) -> Response:
-    """The file, or 304 to a browser that has it already."""
+    """The file, or 304 if the browser already has it."""
     if name not in _FILES:
         raise Refused(404, f"[page] expected a file of the page, such as main.js; got {name}")
     path = _FILES[name]

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and the chat call that it stands for."""
+"""The body of POST /v1/responses, and the equivalent chat call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latentkv.server.schemas import Body, ChatBody, Sampling, StreamOptions, Tex
 from latentkv.text import utf8
 
 LOGPROBS = "message.output_text.logprobs"
-# what else may be included belongs to items that nothing here writes; thoughts come unencrypted
+# all other values concern items that are never written here; reasoning is not encrypted
 _INCLUDED = Literal[
     "message.output_text.logprobs",
     "message.input_image.image_url",
@@ -42,7 +42,7 @@ class TextConfig(Body):
 
 
 class ResponsesIgnored(Ignored):
-    max_tool_calls: int | None = None  # of tools that the service runs
+    max_tool_calls: int | None = None  # concerns tools that the service runs
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
 
@@ -77,7 +77,7 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def as_chat(self) -> ChatBody:
-        """The same in a chat call's words. A response repeats much of its request, which has to be UTF-8."""
+        """The equivalent chat call. A response repeats much of its request, so that has to be UTF-8."""
         utf8(json.dumps(self.model_dump(exclude={"input"}), ensure_ascii=False), "body")
         fields = {name: getattr(self, name) for name in Sampling.model_fields}
         return ChatBody(
@@ -106,7 +106,7 @@ class ResponsesBody(Sampling, ResponsesIgnored, ResponsesRefused):
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A chat's tools have the function one level down."""
+    """A tool in the shape of a chat, which nests the function one level deeper."""
     if tool.get("type") != "function":
         raise expected("tools", "tools of the type function, which the client runs", repr(tool.get("type")))
     return {"type": "function", "function": tool}

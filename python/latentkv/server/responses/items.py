@@ -1,5 +1,5 @@
-"""From input items to messages. What the assistant thought, said and called between two messages of others
-is one message of its own, as templates have it."""
+"""Turns input items into messages. Everything that the assistant thought, said and called between two other
+messages becomes one message, as templates expect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _message(item: Mapping[str, Any], messages: list[Message]) -> None:
 
 
 def _reasoning(item: Mapping[str, Any], messages: list[Message]) -> None:
-    """The thoughts, or where they are encrypted the summary of them."""
+    """The reasoning text, or its summary if the text is encrypted."""
     found = item.get("content") or item.get("summary") or ()
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise expected("input", "reasoning with a list of parts", repr(found))
@@ -75,14 +75,14 @@ _READERS: dict[str, Callable[[Mapping[str, Any], list[Message]], None]] = {
 
 
 def _assistant(messages: list[Message]) -> Message:
-    """The message that the assistant is at, or a new one."""
+    """The assistant's current message, or a new one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": []})
     return messages[-1]
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    """A chat's parts."""
+    """The content parts in the shape of a chat."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, Sequence):

@@ -1,4 +1,4 @@
-"""POST /v1/responses. Nothing is stored: every request brings its whole conversation."""
+"""POST /v1/responses. Nothing is stored: every request contains its whole conversation."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from latentkv.engine.request import Progress
-from latentkv.generate.answer import Piece
+from latentkv.generate.writer import Piece
 from latentkv.sampling.logprobs import TokenScore, chat_shape
 from latentkv.server import errors
 from latentkv.server.blocks import Block, Blocks, Change
@@ -22,7 +22,7 @@ _PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
 class ResponseShape:
-    """One answer. Events are numbered in the order they are asked for."""
+    """One answer. Events are numbered in the order in which they are requested."""
 
     def __init__(self, body: ResponsesBody, serving: Serving, blocks: Blocks, progress: Progress) -> None:
         self._serving, self._blocks, self._progress = serving, blocks, progress
@@ -140,7 +140,7 @@ class ResponseShape:
 
 
 def _status(block: Block) -> str:
-    """A call whose arguments a stop string cut is not complete either."""
+    """The status. A call whose arguments were cut by a stop string is incomplete."""
     if block.kind == "call" and not block.is_cut:
         try:
             json.loads(block.text)
@@ -150,7 +150,7 @@ def _status(block: Block) -> str:
 
 
 def _head(body: ResponsesBody, serving: Serving) -> dict[str, Any]:
-    """What a response says of its request."""
+    """The fields in which a response repeats its request."""
     sampling = serving.sampling
     return {
         "id": f"resp_{uuid.uuid4().hex}",
@@ -187,7 +187,7 @@ def _head(body: ResponsesBody, serving: Serving) -> dict[str, Any]:
 
 
 def _usage(progress: Progress, n_thought: int) -> dict[str, Any]:
-    """n_thought: tokens of the thoughts, as the vocabulary cuts their text."""
+    """n_thought: tokens of the reasoning text."""
     return {
         "input_tokens": progress.prompt_tokens,
         "input_tokens_details": {"cached_tokens": progress.timings.cached_n, "cache_write_tokens": 0},

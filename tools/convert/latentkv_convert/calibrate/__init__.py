@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..arithmetic import model_arithmetic, multiplies_bf16
 from ..errors import Interrupted
 from ..ir import Array
 from ..recipe import Recipe
 from ..source.source import Source
-from .arithmetic import model_arithmetic, multiplies_bf16
 from .journal import Journal
 from .sample import Encoded, Sample, encode, read_text
 from .store import Layers, Store

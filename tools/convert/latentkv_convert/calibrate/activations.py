@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..ir import READS, Array
 from ..recipe import Recipe
+from . import crew
 from .decoder import Stacked
 from .stream import LayerStream
 
@@ -50,20 +51,24 @@ class Activations:
 
 
 class _Meter:
+    """Adds up the windows apart, so that the order in which threads come to them changes nothing."""
+
     def __init__(self, module: nn.Linear | Stacked) -> None:
-        self.count = 0
-        weight = module.weight
-        self.squares = torch.zeros(weight.shape[-1], dtype=torch.float64, device=weight.device)
+        self._of_windows: dict[int, tuple[int, Tensor]] = {}
+        self._zero = torch.zeros(module.weight.shape[-1], dtype=torch.float64, device=module.weight.device)
         module.register_forward_pre_hook(self.add)
 
     def add(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        x: Tensor = inputs[0].detach()
-        rows = x.reshape(-1, x.shape[-1])
-        self.count += rows.shape[0]
-        self.squares += rows.square().sum(0, dtype=torch.float64)
+        rows: Tensor = inputs[0].detach().flatten(0, -2)
+        window = crew.current()
+        count, squares = self._of_windows.get(window, (0, self._zero))
+        squares = squares + rows.square().sum(0, dtype=torch.float64)
+        self._of_windows[window] = count + len(rows), squares
 
     def result(self) -> Array:
-        return (self.squares / max(1, self.count)).cpu().numpy()
+        windows = [self._of_windows[window] for window in sorted(self._of_windows)]
+        squares = sum((squares for _, squares in windows), self._zero)
+        return (squares / max(1, sum(count for count, _ in windows))).cpu().numpy()
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
@@ -73,7 +78,5 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():
             with stream.layer(index) as live:
-                for window in range(stream.n_windows):
-                    output[window] = stream.run(live, index, hidden[window : window + 1])[0]
-                    bar.update(1)
+                stream.advance(live, index, hidden, output, bar)
             yield index, meter.layer(index)

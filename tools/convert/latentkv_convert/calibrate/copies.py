@@ -12,22 +12,25 @@ layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ConvertError
-from ..ir import SIDES, Array
+from ..ir import SIDES, Array, ModelSpec
 from ..recipe import Recipe
 from . import head
 from .heads import norm_module
-from .stream import LayerStream
+from .stream import LayerStream, added, noting
 from .two_copies import TwoCopies
 
-VERSION = 6
+VERSION = 7
 N_ROWS = 2048  # real rows kept per layer and side, to measure quantizers on
+# A token's |g|² counts up to so many times the mean of its window. A few tokens that every query reads have a
+# thousand times as much, and each is one random direction: without a limit F is noise of them.
+LIMIT = 30.0
 
 
 def sample(recipe: Recipe) -> tuple[int, int]:
@@ -58,17 +61,15 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
     """
     check_window(stream, sink, recent)
     windows, _ = split(stream.n_windows)
-    generator = torch.Generator(stream.device).manual_seed(seed)
 
     def slope(row: int, hidden: Tensor) -> Tensor:
+        generator = torch.Generator(stream.device).manual_seed(seed + 1_000_003 * row)
         return head.drawn_slope(stream, hidden, generator)
 
-    with stream.bar(n_windows=len(windows)) as bar:
+    with stream.bar(n_windows=len(windows)) as bar, torch.no_grad():
         for index, hidden, output in stream.forward(windows, keep=True):
-            with torch.no_grad(), stream.layer(index, index + 1) as live:
-                for row in range(len(windows)):
-                    output[row] = stream.run(live, index, hidden[row : row + 1])[0]
-                    bar.update(1)
+            with stream.layer(index, index + 1) as live:
+                stream.advance(live, index, hidden, output, bar)
     with stream.bar_back(len(windows)) as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
             yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
@@ -87,82 +88,64 @@ def check_window(stream: LayerStream, sink: int, recent: int) -> None:
         )
 
 
-class Tap:
-    """Keeps the output of one module's forward pass, heads flat."""
-
-    def __init__(
-        self, stream: LayerStream, live: torch.nn.Module, side: str, module: str | None = None
-    ) -> None:
-        tapped: Any = live.get_submodule(module or f"attn_{side}")
-        bias = tapped.bias if module is None else None
-        self.bias = None if bias is None else bias.detach()
-        self.width = stream.spec.kv_width
-        self.output: Tensor | None = None
-        tapped.register_forward_hook(self._note)
-
-    def _note(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.output = output
-
-    def seen(self) -> Tensor:
-        """The module's output."""
-        assert self.output is not None
-        return self.output
-
-    def flat(self, x: Tensor) -> Tensor:
-        """Something of the output's shape as [window, w]."""
-        return x.detach().reshape(-1, self.width)
-
-    def values(self) -> Tensor:
-        """[window, w] without bias."""
-        rows = self.flat(self.seen())
-        return rows if self.bias is None else rows - self.bias
-
-
 class Meter:
     """Adds up the moments of one kind of row and keeps some of the rows."""
 
-    def __init__(self, stream: LayerStream, n_windows: int, sink: int) -> None:
-        width = stream.spec.kv_width
-        self.n_kv, self.sink, self.count = stream.spec.n_kv, sink, 0
-        available = n_windows * (int(stream.tokens.shape[1]) - sink)
-        self.stride = max(1, available // N_ROWS)
-        self.moment = torch.zeros(width, width, dtype=torch.float64, device=stream.device)
-        self.weighted, self.fisher = torch.zeros_like(self.moment), torch.zeros_like(self.moment)
-        self.mean = torch.zeros(width, dtype=torch.float64, device=stream.device)
-        self.weighted_mean = torch.zeros_like(self.mean)
-        self.total = torch.zeros(self.n_kv, dtype=torch.float64, device=stream.device)
+    def __init__(self, spec: ModelSpec, n_windows: int, window: int, sink: int) -> None:
+        self.n_kv, self.sink, self.n = spec.n_kv, sink, window - sink
+        self.count = n_windows * self.n
+        self.stride = max(1, self.count // N_ROWS)
+        self.total: dict[str, Tensor] = {}
         self.rows: list[Tensor] = []
         self.energies: list[Tensor] = []
 
-    def add(self, values: Tensor, slopes: Tensor) -> None:
-        """Both [window, w]."""
-        values, slopes = values[self.sink :].double(), slopes[self.sink :].double()
+    def sums(self, values: Tensor, slopes: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Of one window, both [window, w]: sums over the tokens past the sinks, the rows of these tokens, and
+        their |g|² per KV head."""
+        values, slopes = values[self.sink :].double(), limited(slopes[self.sink :].double())
         energy = slopes.square().unflatten(1, (self.n_kv, -1)).sum(2)
         heavy = values * energy.sum(1, keepdim=True)
-        self.moment.addmm_(values.T, values)
-        self.weighted.addmm_(values.T, heavy)
-        self.fisher.addmm_(slopes.T, slopes)
-        self.mean += values.sum(0)
-        self.weighted_mean += heavy.sum(0)
-        self.total += energy.sum(0)
-        first = -self.count % self.stride
-        self.rows.append(values[first :: self.stride].float().cpu())
-        self.energies.append(energy[first :: self.stride].cpu())
-        self.count += values.shape[0]
+        sums = {
+            "moment": values.T @ values,
+            "weighted": values.T @ heavy,
+            "fisher": slopes.T @ slopes,
+            "mean": values.sum(0),
+            "weighted_mean": heavy.sum(0),
+            "energy": energy.sum(0),
+        }
+        return sums, values, energy
+
+    def chosen(self, window: int) -> slice:
+        """Of a window's tokens those whose rows are kept."""
+        return slice(-window * self.n % self.stride, None, self.stride)
+
+    def add(self, sums: dict[str, Tensor], rows: Tensor, energies: Tensor) -> None:
+        """Of the next window."""
+        added(self.total, sums)
+        self.rows.append(rows)
+        self.energies.append(energies)
 
     def result(self, name: str) -> dict[str, Array]:
         tiny = torch.finfo(torch.float64).tiny
-        total, per_head = self.total.sum().clamp_min(tiny), (self.total / self.count).clamp_min(tiny).cpu()
+        energy = self.total.pop("energy")
+        whole, per_head = energy.sum().clamp_min(tiny), (energy / self.count).clamp_min(tiny).cpu()
+        per = {key: whole if key.startswith("weighted") else self.count for key in self.total}
         arrays = {
-            "moment": self.moment / self.count,
-            "weighted": self.weighted / total,
-            "fisher": self.fisher / self.count,
-            "mean": self.mean / self.count,
-            "weighted_mean": self.weighted_mean / total,
+            **{key: sums / per[key] for key, sums in self.total.items()},
             "rows": torch.cat(self.rows),
             "energy": (torch.cat(self.energies) / per_head).float(),
         }
         return {f"{name}_{key}": array.cpu().numpy() for key, array in arrays.items()}
+
+
+def limited(slopes: Tensor) -> Tensor:
+    """slopes [tokens, w] with no row of more than LIMIT times the mean square."""
+    energy = slopes.square().sum(1, keepdim=True)
+    tiny = torch.finfo(slopes.dtype).tiny
+    return slopes * (LIMIT * energy.mean() / energy.clamp_min(tiny)).clamp_max(1).sqrt()
+
+
+Found = dict[str, tuple[dict[str, Tensor], Tensor, Tensor]]
 
 
 def _backward(
@@ -176,37 +159,47 @@ def _backward(
     bar: Any,
 ) -> dict[str, Array]:
     """Measures one layer; above, below: gradients of its output and input."""
-    n_kv, norm = stream.spec.n_kv, norm_module(stream.spec, "k")
+    spec, window = stream.spec, inputs.shape[1]
+    names = {"k": "k", "v": "v"} | ({} if norm_module(spec, "k") is None else {"normed": "k_norm"})
+    meters = {name: Meter(spec, len(inputs), window, sink) for name in names}
     with stream.layer(index, index - 1) as live:
-        taps = {side: Tap(stream, live, side) for side in SIDES}
-        if norm is not None:
-            taps["normed"] = Tap(stream, live, "k", norm)
-        meters = {name: Meter(stream, len(inputs), sink) for name in taps}
-        for row in range(len(inputs)):
-            bottom = inputs[row : row + 1].clone().requires_grad_()
-            with TwoCopies(n_kv, sink, recent) as copies:
-                attended = live.attended(bottom, stream.positions)
-            key, _ = copies.found()
+        biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}
+
+        def step(row: int) -> Found:
+            bottom, seen = inputs[row : row + 1].clone().requires_grad_(), dict[str, Tensor]()
+            with TwoCopies(spec.n_kv, sink, recent, reduced=stream.reduced) as copies:
+                attended = live.attended(bottom, stream.positions, noting(seen))
             past, through = live.fed_slope(bottom, attended, above[row : row + 1])
             (down,) = torch.autograd.grad(attended, bottom, through, retain_graph=True)
             below[row] = (down + past)[0]
-            slopes = as_projected(taps, key, *copies.slopes())
+            rows = {name: seen[of] for name, of in names.items()}
+            slopes = as_projected(rows, *copies.found(), *copies.slopes())
+            found = {}
             for name, meter in meters.items():
-                meter.add(taps[name].values(), slopes[name])
+                bias = biases.get(name)
+                values = rows[name].detach().reshape(window, -1)
+                sums, values, energy = meter.sums(values if bias is None else values - bias, slopes[name])
+                kept = meter.chosen(row)
+                found[name] = sums, values[kept].float().cpu(), energy[kept].cpu()
+            return found
+
+        for found in stream.each(step, len(inputs)):
+            for name, meter in meters.items():
+                meter.add(*found[name])
             bar.update(1)
-        return {key: array for name, meter in meters.items() for key, array in meter.result(name).items()}
+    return {key: array for name, meter in meters.items() for key, array in meter.result(name).items()}
 
 
 def as_projected(
-    taps: dict[str, Tap], key: Tensor, key_slope: Tensor, value_slope: Tensor
+    rows: Mapping[str, Tensor], key: Tensor, value: Tensor, key_slope: Tensor, value_slope: Tensor
 ) -> dict[str, Tensor]:
-    """Gradients [1, n_kv, T, head_dim] of what attention reads, as [T, w] of what every tap saw: of k back
-    through RoPE (and a norm)."""
+    """Gradients [1, n_kv, T, head_dim] of what attention reads, as [T, w] of the rows of every name: those of
+    k go back through RoPE (and a norm)."""
     n_kv = key_slope.shape[1]
     after = torch.zeros_like(key)
     after[:, :: key.shape[1] // n_kv] = key_slope
-    names = [name for name in taps if name != "v"]
-    before = torch.autograd.grad(key, [taps[name].seen() for name in names], after, retain_graph=True)
-    slopes = {name: taps[name].flat(slope) for name, slope in zip(names, before, strict=True)}
+    names = [name for name in rows if name != "v"]
+    before = torch.autograd.grad(key, [rows[name] for name in names], after, retain_graph=True)
+    slopes = {name: slope.reshape(key.shape[2], -1) for name, slope in zip(names, before, strict=True)}
     slopes["v"] = value_slope[0].transpose(0, 1).reshape(key.shape[2], -1)
     return slopes

@@ -1,4 +1,4 @@
-"""The decoder block of a ModelSpec in torch, f32: what native/src/model/graph.cpp is to the runtime.
+"""The decoder block of a ModelSpec in torch, f32: what native/src/graph/graph.cpp is to the runtime.
 
 Modules have the names of their tensors in the file (attn_norm, attn_q, …, ffn_down), so that a statistic
 hooks the same one in every architecture. Rows of heads are in transformers' order.
@@ -20,6 +20,7 @@ from .attention import attention
 from .positions import LayerPositions, Positions
 
 FFN_TOKENS = 512
+Watch = Callable[[str, Tensor], Tensor]
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -27,6 +28,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
 }
+
+
+def unwatched(name: str, rows: Tensor) -> Tensor:
+    return rows
 
 
 def _gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
@@ -101,7 +106,11 @@ class Stacked(nn.Module):
 
 class Layer(nn.Module):
     """One block with the weights of a source: [n, T, d] -> [n, T, d]. reduced: all projections but those of
-    K and V, whose outputs are measured, multiply in bf16."""
+    K and V, whose outputs are measured, multiply in bf16.
+
+    watch(name, rows) is shown the projections' outputs q, k and v [n, T, w] and, where heads have norms, what
+    comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place.
+    """
 
     attn_q: nn.Module
     attn_k: nn.Module
@@ -132,12 +141,12 @@ class Layer(nn.Module):
             if type(module) is nn.Linear and name not in ("attn_k", "attn_v", "ffn_gate_inp"):
                 setattr(self, name, Bf16Linear(module))
 
-    def forward(self, x: Tensor, positions: Positions) -> Tensor:
-        return self.fed(x, self.attended(x, positions))
+    def forward(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
+        return self.fed(x, self.attended(x, positions, watch))
 
-    def attended(self, x: Tensor, positions: Positions) -> Tensor:
+    def attended(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
         """x and what attention adds to it."""
-        branch = self.attend(self.attention_input(x), positions.of(self.index))
+        branch = self.attend(self.attention_input(x), positions.of(self.index), watch)
         return x + self._branch(branch, "post_attention_norm")
 
     def fed(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -178,8 +187,9 @@ class Layer(nn.Module):
         own = self._optional("attn_norm_2")  # Falcon's, of the attention alone
         return self._normed("attn_norm", x) if own is None else own(x)
 
-    def attend(self, x: Tensor, positions: LayerPositions) -> Tensor:
-        q, k, v = (self.heads(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv")
+    def attend(self, x: Tensor, positions: LayerPositions, watch: Watch = unwatched) -> Tensor:
+        projected = {side: watch(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv"}
+        q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
         q, k = positions.turned(q), positions.turned(k)
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
         is_causal, scale = positions.mask is None, self.spec.attention_scale
@@ -199,14 +209,14 @@ class Layer(nn.Module):
         output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
         return output
 
-    def heads(self, side: str, rows: Tensor) -> Tensor:
+    def heads(self, side: str, rows: Tensor, watch: Watch = unwatched) -> Tensor:
         """A projection's output [n, T, w] -> [n, heads, T, head_dim] before RoPE."""
         limit = self.spec.keys.get("attention.clamp_kqv")
         if limit is not None:
             rows = rows.clamp(-limit, limit)
         heads = rows.unflatten(-1, (-1, self.spec.head_dim))
         norm = self._optional(f"attn_{side}_norm")
-        return (heads if norm is None else norm(heads)).transpose(1, 2)
+        return (heads if norm is None else watch(f"{side}_norm", norm(heads))).transpose(1, 2)
 
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""

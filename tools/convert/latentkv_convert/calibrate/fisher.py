@@ -8,7 +8,7 @@ layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,9 +35,7 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     with stream.bar() as bar:
         for index, hidden, output in stream.forward(keep=True):
             with torch.no_grad(), stream.layer(index) as live:
-                for window in range(stream.n_windows):
-                    output[window] = stream.run(live, index, hidden[window : window + 1])[0]
-                    bar.update(1)
+                stream.advance(live, index, hidden, output, bar)
     with stream.bar_back() as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
             yield index, _backward(stream, index, inputs, above, below, bar)
@@ -51,12 +49,16 @@ def _backward(
         modules: dict[str, Any] = {side: live.get_submodule(f"attn_{side}") for side in SIDES}
         weights = [module.weight.requires_grad_() for module in modules.values()]
         squares = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
-        for window in range(stream.n_windows):
+
+        def step(window: int) -> Sequence[Tensor]:
             bottom = inputs[window : window + 1].clone().requires_grad_()
             output = stream.run(live, index, bottom)
-            slopes = torch.autograd.grad(output, [bottom, *weights], above[window : window + 1])
-            below[window] = slopes[0][0]
-            for total, slope in zip(squares, slopes[1:], strict=True):
+            down, *slopes = torch.autograd.grad(output, [bottom, *weights], above[window : window + 1])
+            below[window] = down[0]
+            return slopes
+
+        for slopes in stream.each(step, stream.n_windows):
+            for total, slope in zip(squares, slopes, strict=True):
                 total += slope.double() ** 2
             bar.update(1)
         result: dict[str, Array] = {}

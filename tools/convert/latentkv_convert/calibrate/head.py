@@ -13,12 +13,12 @@ from .stream import LayerStream
 
 N_LOGITS = 1 << 25  # at a time, 128 MiB in float32
 PAIRS = 8
-N_TOKENS = 256  # likewise on a processor, whose cache holds the logits of as many
+N_HOST_LOGITS = 1 << 22  # likewise on a processor, whose cache holds as many
 
 
 def blocks(stream: LayerStream, n_tokens: int) -> Iterator[slice]:
-    size = max(1, N_LOGITS // stream.ends.token_embd.shape[0])
-    size = min(size, N_TOKENS) if stream.device.type == "cpu" else size
+    most = min(N_LOGITS, N_HOST_LOGITS) if stream.device.type == "cpu" else N_LOGITS
+    size = max(1, most // stream.ends.token_embd.shape[0])
     for start in range(0, n_tokens, size):
         yield slice(start, min(start + size, n_tokens))
 

@@ -3,8 +3,8 @@ xᵀx, [w, w] float64, BOS included."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import warn
 from ..ir import SIDES, Array
 from ..recipe import Recipe
-from .stream import LayerStream
+from .stream import LayerStream, Seen, added
 
 VERSION = 2
 
@@ -28,35 +28,19 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
         warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():
+            total: dict[str, Tensor] = {}
             with stream.layer(index) as live:
-                meters = {side: Meter(stream, live, side) for side in SIDES}
-                for window in range(stream.n_windows):
-                    output[window] = stream.run(live, index, hidden[window : window + 1])[0]
-                    bar.update(1)
-            yield index, {name: array for side in SIDES for name, array in meters[side].result().items()}
+                biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}
+                for found in stream.passed(live, index, hidden, output, bar, partial(_sums, biases)):
+                    added(total, found)
+            yield index, {name: (sums / output[..., 0].numel()).cpu().numpy() for name, sums in total.items()}
 
 
-class Meter:
-    """A hook that adds up x and xᵀx of one projection."""
-
-    def __init__(self, stream: LayerStream, live: torch.nn.Module, side: str) -> None:
-        module: Any = live.get_submodule(f"attn_{side}")
-        self.side, self.bias = side, module.bias
-        width = stream.spec.kv_width
-        self.count = 0
-        self.total = torch.zeros(width, dtype=torch.float64, device=stream.device)
-        self.squares = torch.zeros(width, width, dtype=torch.float64, device=stream.device)
-        module.register_forward_hook(self.add)
-
-    def add(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        rows = output if self.bias is None else output - self.bias
-        flat = rows.reshape(-1, rows.shape[-1]).double()
-        self.count += flat.shape[0]
-        self.total += flat.sum(0)
-        self.squares.addmm_(flat.T, flat)
-
-    def result(self) -> dict[str, Array]:
-        return {
-            self.side: (self.squares / self.count).cpu().numpy(),
-            f"{self.side}_mean": (self.total / self.count).cpu().numpy(),
-        }
+def _sums(biases: Mapping[str, Tensor | None], window: int, seen: Seen) -> dict[str, Tensor]:
+    """Over one window's tokens."""
+    sums: dict[str, Tensor] = {}
+    for side, bias in biases.items():
+        rows = seen[side][0] if bias is None else seen[side][0] - bias
+        flat = rows.double()
+        sums |= {side: flat.T @ flat, f"{side}_mean": flat.sum(0)}
+    return sums

@@ -8,7 +8,7 @@ the second moment of the output, at a tenth of its size.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..ir import SIDES, Array
 from ..recipe import Recipe
-from .block_error import relative
+from .decoder import Layer, Watch
 from .stream import LayerStream
 
 VERSION = 2
@@ -33,31 +33,48 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
         for index, hidden, output in stream.forward():
             total = dict.fromkeys(SIDES, 0.0)
             with stream.layer(index) as live:
-                for window in range(stream.n_windows):
-                    before = hidden[window : window + 1]
-                    after = stream.run(live, index, before)
-                    for side in SIDES:
-                        disturb = Disturbance(stream, live, side, window)
-                        total[side] += relative(stream.run(live, index, before), after, per_token=True) ** 2
-                        disturb.handle.remove()
-                    output[window] = after[0]
+                step = partial(_errors, stream, live, index, hidden, output)
+                for found in stream.each(step, stream.n_windows):
+                    total = {side: total[side] + found[side] for side in SIDES}
                     bar.update(3)
             scale = stream.n_windows * _SIZE**2
             yield index, {side: np.array([total[side] / scale]) for side in SIDES}
 
 
-class Disturbance:
-    """A hook that adds noise to one projection's output."""
+def _errors(
+    stream: LayerStream, live: Layer, index: int, hidden: Tensor, output: Tensor, window: int
+) -> dict[str, float]:
+    """Squared relative errors of one window's output, which is written."""
+    before, after = hidden[window : window + 1], output[window : window + 1]
+    after.copy_(stream.run(live, index, before))
+    found = {}
+    for side in SIDES:
+        changed = stream.run(live, index, before, disturbed(live, side, window))
+        found[side] = relative(changed, after, per_token=True) ** 2
+    return found
 
-    def __init__(self, stream: LayerStream, live: torch.nn.Module, side: str, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-        module: Any = live.get_submodule(f"attn_{side}")
-        self.handle = module.register_forward_hook(self.add)
 
-    def add(self, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        bias = module.bias
+def relative(out: Tensor, exact: Tensor, *, per_token: bool) -> float:
+    """||out - exact|| / ||exact|| over everything, or the root of the mean over tokens of its square.
+
+    A few tokens of enormous norm (the first of a window, mostly) hide all others in the first form.
+    """
+    wrong, whole = (out - exact).double().square().sum(-1), exact.double().square().sum(-1)
+    share = (wrong / whole).mean() if per_token else wrong.sum() / whole.sum()
+    return float(share.sqrt())
+
+
+def disturbed(live: Layer, side: str, seed: int) -> Watch:
+    """Adds noise to one projection's output."""
+    generator = torch.Generator().manual_seed(seed)
+    bias = getattr(live, f"attn_{side}").bias
+
+    def add(name: str, output: Tensor) -> Tensor:
+        if name != side:
+            return output
         rows = output if bias is None else output - bias
         n = rows.shape[1]
-        signs = (torch.randint(0, 2, (1, n, 1), generator=self.generator) * 2 - 1).to(rows.device)
-        noise = _SIZE * signs * rows[:, torch.randperm(n, generator=self.generator).to(rows.device)]
-        return output + noise
+        signs = (torch.randint(0, 2, (1, n, 1), generator=generator) * 2 - 1).to(rows.device)
+        return output + _SIZE * signs * rows[:, torch.randperm(n, generator=generator).to(rows.device)]
+
+    return add

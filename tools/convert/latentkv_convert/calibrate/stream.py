@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +20,14 @@ from ..course import MEASURE, WEIGH
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..source.source import Source
-from .decoder import Ends, Layer
+from . import crew
+from .decoder import Ends, Layer, Watch, unwatched
 from .journal import Journal
 from .positions import Positions
 
 SLOPE = 4  # layers
+T = TypeVar("T")
+Seen = Mapping[str, Tensor]
 
 
 class Watcher(Protocol):
@@ -71,11 +74,10 @@ class LayerStream:
     @contextlib.contextmanager
     def layer(self, index: int, after: int | None = None) -> Iterator[Layer]:
         """A decoder layer with its weights, without gradients, on the device; dropped on exit. after: the
-        layer asked for next, whose weights are read while a GPU is at work on this one."""
+        layer asked for next, whose weights are read meanwhile."""
         read = self._ahead.pop(index, None)
         live = (Layer(self.source, index, self.reduced) if read is None else read.result()).to(self.device)
-        if after in range(self.spec.n_layer) and self.device.type != "cpu":
-            assert after is not None
+        if after is not None and after in range(self.spec.n_layer):
             self._ahead = {after: self._reader.submit(Layer, self.source, after, self.reduced)}
         for watcher in self.watchers:
             watcher.watch(index, live)
@@ -119,11 +121,12 @@ class LayerStream:
         if at is None:
             at = self.spec.n_layer
             hidden = states.take(f"h{at}").to(self.device)
-            slopes = []
-            for row in range(len(hidden)):
-                slopes.append(slope(row, hidden[row : row + 1]))
+            above = torch.empty_like(hidden)
+            for row, found in enumerate(
+                self.each(lambda row: slope(row, hidden[row : row + 1]), len(hidden))
+            ):
+                above[row] = found
                 bar.update(SLOPE)
-            above = torch.stack(slopes)
             self.journal.keep(f"g{at}", above)
             states.drop(f"h{at}")
         else:
@@ -136,13 +139,46 @@ class LayerStream:
             states.drop(f"h{index}")
             above = below
 
-    def run(self, live: nn.Module, index: int, hidden: Tensor) -> Tensor:
+    def each(self, step: Callable[[int], T], n: int) -> Iterator[T]:
+        """step(0) … step(n - 1), at the same time on the cores of a processor."""
+        return crew.each(step, n, self.device.type)
+
+    def passed(
+        self,
+        live: Layer,
+        index: int,
+        hidden: Tensor,
+        output: Tensor,
+        bar: Stage,
+        measure: Callable[[int, Seen], T],
+    ) -> Iterator[T]:
+        """Writes the layer's output of every window of hidden [windows, window, d].
+
+        measure(window, seen): what to make of that window's projections and norms, which have the names that
+        decoder.Layer gives them.
+        """
+
+        def step(row: int) -> T:
+            seen: dict[str, Tensor] = {}
+            output[row] = self.run(live, index, hidden[row : row + 1], noting(seen))[0]
+            return measure(row, seen)
+
+        for found in self.each(step, len(hidden)):
+            yield found
+            bar.update(1)
+
+    def advance(self, live: Layer, index: int, hidden: Tensor, output: Tensor, bar: Stage) -> None:
+        """`passed` with nothing to measure."""
+        for _ in self.passed(live, index, hidden, output, bar, lambda window, seen: None):
+            pass
+
+    def run(self, live: Layer, index: int, hidden: Tensor, watch: Watch = unwatched) -> Tensor:
         """Output [1, window, d] of layer `index` for one window's input, on the device.
 
         Raises:
             ConvertError: the output is not finite.
         """
-        return self.finite(index, live(hidden.to(self.device), self.positions))
+        return self.finite(index, live(hidden.to(self.device), self.positions, watch))
 
     def finite(self, index: int, output: Tensor) -> Tensor:
         """The output of layer `index`.
@@ -171,6 +207,22 @@ class LayerStream:
         n, at = n_windows or self.n_windows, self.journal.returned
         left = self.spec.n_layer + SLOPE if at is None else at
         return stage(left * n, WEIGH, "window", (self.spec.n_layer + SLOPE) * n)
+
+
+def noting(seen: dict[str, Tensor]) -> Watch:
+    """For Layer, to keep what it shows."""
+
+    def note(name: str, rows: Tensor) -> Tensor:
+        seen[name] = rows
+        return rows
+
+    return note
+
+
+def added(total: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Adds sums to those of other windows."""
+    for name, sums in found.items():
+        total[name] = total[name].add_(sums) if name in total else sums
 
 
 def _device(name: str) -> torch.device:

@@ -40,12 +40,18 @@ class Scores:
     sinks: Tensor | None = None  # [n_head]
     softcap: float = 0.0  # of scores, 0: none
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch's own attention does all of it."""
+        return self.sinks is None and not self.softcap
+
 
 class TwoCopies(TorchFunctionMode):
     """`copy`: what the body copies hold (k after RoPE, v), each [1, n_kv, T, head_dim]; None: the exact
     values. `exact`: what is read in their place, likewise; None: what the model makes. `batch`: how many
     tokens leave the recent window at once. With more than one the window is the decoding cache's: `recent`
-    tokens stay when a batch goes, and as many join them before the next one does.
+    tokens stay when a batch goes, and as many join them before the next one does. `reduced`: on the way back
+    products are of bf16 numbers, but for the scores.
 
     After a forward pass `key` and `value` are what the model attended to. After a backward pass through it
     `key_slope` and `value_slope` [1, n_kv, T, head_dim] are the loss's gradients through the body copies
@@ -60,9 +66,10 @@ class TwoCopies(TorchFunctionMode):
         copy: tuple[Tensor, Tensor] | None = None,
         batch: int = 1,
         exact: tuple[Tensor, Tensor] | None = None,
+        reduced: bool = False,
     ) -> None:
         super().__init__()
-        self.batch, self.exact = batch, exact
+        self.batch, self.exact, self.reduced = batch, exact, reduced
         self.n_kv, self.sink, self.recent, self.copy = n_kv, sink, recent, copy
         self.key: Tensor | None = None
         self.value: Tensor | None = None
@@ -155,6 +162,12 @@ class _Attention(torch.autograd.Function):
         scores: Scores,
     ) -> Tensor:
         ctx.nodes, ctx.scores = nodes, scores
+        if nodes.copy is None and scores.is_plain:
+            output = torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, scores.mask, 0.0, scores.is_causal, scale=scores.scale, enable_gqa=True
+            )
+            ctx.save_for_backward(query, key, value, output)
+            return output
         output = torch.empty_like(query)
         values = _Mixed(value, nodes.old(1, key.shape[1]))
         for rows, weights, body, _ in _blocks(query, key, nodes, scores):
@@ -171,21 +184,25 @@ class _Attention(torch.autograd.Function):
         query, key, value, output = ctx.saved_tensors
         nodes: TwoCopies = ctx.nodes
         scale = ctx.scores.scale
+        factor = torch.bfloat16 if nodes.reduced else query.dtype
+        keys, values = key[0].to(factor), value[0].to(factor)
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         key_slope, value_slope = torch.zeros_like(key), torch.zeros_like(value)
         repeats = query.shape[1] // key.shape[1]
         for rows, weights, body, steepness in _blocks(query, key, nodes, ctx.scores):
             n = weights.shape[-1]
-            own = _grouped(query[:, :, rows], repeats) * scale
+            own = (_grouped(query[:, :, rows], repeats) * scale).to(factor)
             above = _grouped(slopes[0][:, :, rows], repeats)
             whole = (above * _grouped(output[:, :, rows], repeats)).sum(-1, keepdim=True)
-            d_scores = (above @ value[0, :, :n].mT).sub_(whole).mul_(weights)
+            above = above.to(factor)
+            d_scores = (above @ values[:, :n].mT).float().sub_(whole).mul_(weights)
             if steepness is not None:
                 d_scores = d_scores.mul_(steepness)
-            mixed = (d_scores @ key[0, :, :n]) * scale
+            d_scores = d_scores.to(factor)
+            mixed = (d_scores @ keys[:, :n]).float() * scale
             d_query[0, :, rows] = mixed.unflatten(1, (repeats, -1)).flatten(0, 1)
             _add(d_key[0], key_slope[0], d_scores, own, body)
-            _add(d_value[0], value_slope[0], weights, above, body)
+            _add(d_value[0], value_slope[0], weights.to(factor), above, body)
         nodes.key_slope, nodes.value_slope = nodes.per_kv_head(key_slope), nodes.per_kv_head(value_slope)
         return d_query, d_key, d_value, None, None
 

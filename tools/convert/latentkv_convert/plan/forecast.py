@@ -23,11 +23,11 @@ from .. import floats
 from ..calibrate.sample import Sample
 from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
+from ..fuse import center
+from ..fuse.finish import finished
 from ..ir import SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
-from ..write.fuse import center
-from ..write.fuse.finish import finished
-from .work import CHECKED, Work
+from ..work import CHECKED, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,8 +102,8 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64], label: str =
 def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list[float]:
     import torch
 
+    from ..arithmetic import model_arithmetic
     from ..calibrate import head
-    from ..calibrate.arithmetic import model_arithmetic
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
 
@@ -123,17 +123,25 @@ def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list
         for index in range(spec.n_layer):
             copies = Copies(work, plan, index)
             with stream.layer(index, index + 1) as live:
-                for row in range(len(new)):
-                    exact[row] = stream.run(live, index, exact[row : row + 1])[0]
-                    bar.update(1)
-                for row in range(len(windows)):
-                    below = cached[row : row + 1]
+
+                def step(task: int, index: int = index, live: Layer = live, copies: Copies = copies) -> None:
+                    if task >= len(windows):
+                        row = task - len(windows)
+                        exact[row] = stream.run(live, index, exact[row : row + 1])[0]
+                        return
+                    below = cached[task : task + 1]
                     read, old = copies(live, below, stream.positions.of(index))
                     with TwoCopies(spec.n_kv, plan.sink, plan.recent, old, batch, read):
-                        cached[row] = stream.run(live, index, below)[0]
+                        cached[task] = stream.run(live, index, below)[0]
+
+                for _ in stream.each(step, len(windows) + len(new)):
                     bar.update(1)
         known |= {names[row]: exact[at, scored].clone() for at, row in enumerate(new)}
-        return [head.divergence(stream, known[name], cached[row, scored]) for row, name in enumerate(names)]
+
+        def nats(row: int) -> float:
+            return head.divergence(stream, known[names[row]], cached[row, scored])
+
+        return list(stream.each(nats, len(names)))
 
 
 Rows = tuple["Tensor", "Tensor"]  # k (after RoPE) and v [1, n_kv, T, head_dim]

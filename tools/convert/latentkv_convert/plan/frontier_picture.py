@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .frontier import Frontier, Line
+from ..frontier import Frontier, Line
 
 LABELLED = 16384  # tokens; times at it stand beside a line's name
 

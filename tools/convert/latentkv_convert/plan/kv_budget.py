@@ -15,7 +15,7 @@ from latentkv.plan.kv_budget import KvBudget
 
 from ..ir import SIDES, ModelSpec, Plan
 from ..rows import sizes
-from .work import Work
+from ..work import Work
 
 __all__ = [
     "Choice",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..errors import ConvertError
 from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..schema import RANK_PAD
+from ..work import Work
 from . import allocate
 from .allocate import RankProblem, Ranks
 from .methods import parse_keep
-from .work import Work
 
 
 def add_keep(parser: Any, default: float = 0.5) -> None:
@@ -20,7 +21,7 @@ def add_keep(parser: Any, default: float = 0.5) -> None:
         type=parse_keep,
         default=default,
         metavar="F",
-        help=f"kept fraction of all KV dimensions (default {default:g})",
+        help=f"kept share of all KV dimensions (default {default:g})",
     )
 
 
@@ -30,7 +31,7 @@ def add_k_path(parser: Any, rotary: str) -> None:
         "--k-path",
         choices=(rotary, "absorbed"),
         default=None,
-        help=f"how keys are kept: {rotary}, or absorbed without RoPE (default: absorbed where it is legal)",
+        help=f"path of K: {rotary}, or absorbed without RoPE (default: absorbed where possible)",
     )
 
 
@@ -56,7 +57,7 @@ def problem(work: Work, group: int, keep: float, full_layers: frozenset[int] = f
         keep=keep,
         pad=RANK_PAD,
         stats=work.stats,
-        sigmas=work.sigmas,
+        sigmas=partial(work.sigmas, group=group),
         full_layers=full_layers,
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..fuse import center
 from ..ir import Basis
-from ..write.fuse import center
+from ..work import Work
 from .linalg import balanced, eigenbasis
-from .work import Work
 
 BASES = ("whitened", "plain")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import floats
+from ..fuse.rotation import runs
 from ..ir import F64, Basis, SidePlan
 from ..rows import sizes
 from ..rows.cached_rows import CachedRows
-from ..write.fuse.rotation import runs
 from .kv_budget import Table
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def _nats(latent: Tensor, metric: Tensor, weight: Tensor, n_segments: int) -> Te
     exact = latent.unflatten(1, (n_segments, -1)).transpose(0, 1).contiguous()
     width = exact.shape[-1]
     blocks = metric.unflatten(0, (n_segments, width)).unflatten(2, (n_segments, width))
-    own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [segments, width, width]
+    own = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).float()  # [segments, width, width]
     columns = []
     for fmt in FORMATS:
-        error = (exact - quantizer.stored(exact, fmt)).double()
-        columns.append(0.5 * ((error @ own).mul_(error).sum(-1) @ weight) / len(weight))
+        error = exact - quantizer.stored(exact, fmt)
+        columns.append(0.5 * ((error @ own).mul_(error).sum(-1).double() @ weight) / len(weight))
     return torch.stack(columns, dim=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -21,47 +20,47 @@ def add_arguments(parser: Any) -> None:
         type=kv_budget.parse,
         default=kv_budget.parse("14%"),
         metavar="SIZE",
-        help="whole cache: a share of the f16 one (default 14%%), or bytes at a context (2.5GiB@131072)",
+        help="size of the whole cache: a share of f16 (default 14%%), or bytes at a context (2.5GiB@131072)",
     )
     parser.add_argument(
         "--master",
         action="store_true",
-        help="a file that can be planned anew for any --kv-budget when it is opened",
+        help="write a file that can be opened with any --kv-budget",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="read a quarter of the text (8192 tokens) and check the plan on two windows, not six: less "
-        "time, and a plan that loses somewhat more (the report says what to expect)",
+        help="read a quarter of the text (8192 tokens) and check the plan on two windows instead of six: "
+        "less time, somewhat more loss (the report says how much to expect)",
     )
     parser.add_argument(
         "--prefer",
         choices=tuple(PREFER),
         default="speed",
-        help="speed (default): decodes about as fast as an f16 cache, keys are read as they are stored; "
-        "size: loses less at equal bytes and is slower, every key is computed from its latent at every read",
+        help="speed (default): about as fast as an f16 cache, keys are read as stored; size: loses less at "
+        "equal bytes and is slower, every key is rebuilt at every read",
     )
     parser.add_argument(
         "--served-context",
         type=limits.tokens(1, limits.SERVED_CONTEXT),
         default=None,
         metavar="N",
-        help="context that it is fitted for (default: the model's), and at which a share of f16 is counted "
-        "(default 32768)",
+        help="context to fit the file for (default: the trained one), and to count a share of f16 at "
+        "(default: 32768)",
     )
     parser.add_argument(
         "--sink",
         type=limits.tokens(0, limits.SINK),
         default=4,
         metavar="N",
-        help="first tokens kept whole (default 4)",
+        help="first tokens kept exact (default 4)",
     )
     parser.add_argument(
         "--recent",
         type=limits.tokens(0, limits.RECENT),
         default=128,
         metavar="N",
-        help="latest tokens kept whole (default 128)",
+        help="latest tokens kept exact (default 128)",
     )
     parser.add_argument(
         "--group",
@@ -82,19 +81,7 @@ def add_arguments(parser: Any) -> None:
         type=Path,
         default=None,
         metavar="FILE",
-        help="what decoding costs on your GPU, from bench/attention_times.py (default: on an H100)",
-    )
-    parser.add_argument(
-        "--weight",
-        choices=("fisher", "energy"),
-        default="fisher",
-        help="fisher (default): errors count by what they do to the answer; energy: all errors count alike",
-    )
-    parser.add_argument(
-        "--balance",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="divide channels by the fourth root of their variance before rounding (default on)",
+        help="decoding times of your GPU, from bench/attention_times.py (default: those of an H100)",
     )
     parser.add_argument(
         "--segment",

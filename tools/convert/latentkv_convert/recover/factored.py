@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..calibrate.decoder import Decoder
+from ..fuse import center
 from ..ir import F64, SIDES, Basis, Plan
-from ..plan.work import Work
-from ..write.fuse import center
+from ..work import Work
 
 Trained = Mapping[tuple[int, str], tuple[Basis, ...]]  # (layer, side) -> a Basis with its own A per group
 
@@ -26,7 +26,8 @@ class Factors(nn.Module):
         super().__init__()
         weight = work.weight(layer, side).astype(np.float64)
         self.ranks = ranks
-        self.bases = [basis.truncated(r) for basis, r in zip(work.bases(layer, side), ranks, strict=True)]
+        bases = work.bases(layer, side, work.spec.n_kv // len(ranks))
+        self.bases = [basis.truncated(rank) for basis, rank in zip(bases, ranks, strict=True)]
         width = self.bases[0].down.shape[0]
         rows = [basis.down.T @ weight[i * width : (i + 1) * width] for i, basis in enumerate(self.bases)]
         mean, mu = center.latent_mean(work, layer, side, tuple(self.bases)), center.mean(work, layer, side)

@@ -25,8 +25,8 @@ from ..calibrate.sample import Encoded, encode, read_text
 from ..course import TRAIN
 from ..errors import ConvertError, need
 from ..ir import SIDES, ModelSpec, Plan
-from ..plan.work import Work
 from ..recipe import Finetune, Recipe
+from ..work import Work
 from . import factored
 
 WINDOW = 512  # tokens of a sequence

@@ -2,7 +2,7 @@
 calibrate/copies.py.
 
 Which rows depends on the path: v and a k that is rebuilt or absorbed are kept as projected, without bias, or
-about their mean (write/fuse/center.py); a rotated k after bias, norm and RoPE, which turns its moments over
+about their mean (fuse/center.py); a rotated k after bias, norm and RoPE, which turns its moments over
 every position of the served context (served.py).
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from ..fuse import center
 from ..ir import F32, F64, SIDES, Array
-from ..plan.work import Work
 from ..source.frequencies import frequencies
-from ..write.fuse import center
+from ..work import Work
 from . import served
 
 # Bases are better fitted to the tokens that are read: half of the moment is weighted by gradient energy. At

@@ -43,7 +43,7 @@ def _grid(x: Tensor) -> Tensor:
     scale = x.abs().amax(-1, keepdim=True) / 127
     inverse = torch.where(scale > 1e-36, 1 / scale, 0.0)
     y = x * inverse
-    return (y + 0.5 * y.sign()).trunc() * _half(scale).float()
+    return (y.abs() + 0.5).floor_().copysign_(y) * _half(scale).float()
 
 
 def fitted(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def fitted(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 def _codes(x: Tensor, scale: Tensor, n_steps: float) -> Tensor:
     """0 … n_steps: x over scale, to the nearest."""
     inverse = torch.where(scale > 0, 1.0 / torch.where(scale > 0, scale, 1.0), 0.0)
-    return (x * inverse).add_(0.5).clamp_(0, n_steps).trunc_()
+    return (x * inverse).add_(0.5).clamp_(0, n_steps).floor_()
 
 
 def _half(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""RoPE as a reader of the file computes it (docs/gguf.md, native/src/model/rope.cpp)."""
+"""RoPE as a reader of the file computes it (docs/gguf.md, native/src/decoder/rope.cpp)."""
 
 from __future__ import annotations
 

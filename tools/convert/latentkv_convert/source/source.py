@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import ConvertError
 from ..ir import F32, Array, ModelSpec
 
 
@@ -59,22 +57,3 @@ class Source(Protocol):
     def identity(self) -> str:
         """A hash of the model, to find its statistics by."""
         ...
-
-
-def open_source(path: Path, pre: str | None = None) -> Source:
-    """A checkpoint directory or a GGUF. pre: `tokenizer.ggml.pre` of a checkpoint.
-
-    Raises:
-        ConvertError: neither, or one that cannot be converted.
-    """
-    if path.is_file():
-        from .gguf_source import GgufSource
-
-        if pre is not None:
-            raise ConvertError("--pre", "a checkpoint directory, as a GGUF has the key", path.name)
-        return GgufSource(path)
-    if not path.is_dir():
-        raise ConvertError("source", f"a checkpoint directory or a GGUF at {path}", "none")
-    from .checkpoint_source import CheckpointSource
-
-    return CheckpointSource(path, pre)

@@ -7,39 +7,19 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from latentkv import durable
 
 from ..errors import ConvertError, need
-from ..ir import F32, Array
+from ..ir import Array
 from ..source.gguf_file import Value
-from ..source.source import Stored
-from . import quantize
-
-if TYPE_CHECKING:
-    from .encoding import Encoding
-
-
-@dataclass(frozen=True)
-class OutTensor:
-    """A tensor to write. `shape` is NumPy's order (the reverse of GGUF's ne); `load` computes it when its
-    turn comes."""
-
-    name: str
-    shape: tuple[int, ...]
-    kind: str  # weight · table · vector · down (A) · factor (B, E)
-    load: Callable[[], F32]
-    stored: Stored | None = None  # to be copied, byte for byte, in place of what `load` computes
-
-
-def unread() -> F32:
-    """`load` of a tensor that is only weighed."""
-    raise AssertionError("a tensor that is only weighed")
+from ..weights import quantize
+from ..weights.encoding import Encoding
+from ..weights.out_tensor import OutTensor
 
 
 def write(

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from ..ir import F32, LayerPlan
-from ..plan.work import Work
-from .gguf_write import OutTensor
+from ..weights.out_tensor import OutTensor
+from ..work import Work
 
 
 def is_packed(work: Work, layer: LayerPlan) -> bool:

@@ -12,9 +12,9 @@ from ..errors import ConvertError
 from ..recipe import Recipe
 from ..schema import KEYS
 from ..source.source import Source
-from . import quantize
-from .encoding import Encoding, split
-from .gguf_write import OutTensor
+from ..weights import quantize
+from ..weights.encoding import Encoding, split
+from ..weights.out_tensor import OutTensor
 
 
 def base_keys(recipe: Recipe) -> dict[str, str]:

@@ -7,23 +7,13 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/forks.h"
+#include "devices/inherited.h"
 
 namespace lkv::cuda {
 
 inline void check(cudaError_t error, const char* what) {
     if (error != cudaSuccess) {
         fail("cuda", "expected ", what, " to succeed; got ", cudaGetErrorString(error));
-    }
-}
-
-// Errors: Error in a child of fork(), which has the addresses of CUDA's memory and not the context behind them.
-inline void refuse_inherited() {
-    static const int forks_before = forks();
-    if (forks() != forks_before) {
-        fail("gpu",
-             "expected the process that began to use the GPU; got a child forked from it, where CUDA does not run; ",
-             "start the child anew (multiprocessing: \"spawn\"), or fork before the first model on a GPU");
     }
 }
 

@@ -35,38 +35,24 @@ __device__ inline __half2 small_ints(uint32_t u) {
 template <class F>
 struct ChunkReader;
 
-// Codes in bit planes with a scale and an offset (q8 … q1) or on the symmetric grid (g8 … g1).
-template <int Bits, bool Grid>
+// Codes in bit planes with a scale and an offset.
+template <int Bits>
 struct PlaneReader {
     using P = Planes<Bits>;
-    // Segments start on words; codes follow 4 (q) or 2 (g) bytes later, chunks are 2·Bits bytes.
-    static constexpr bool aligned = !Grid && (2 * Bits) % 4 == 0;
+    // Segments start on words; codes follow 4 bytes later, chunks are 2·Bits bytes.
+    static constexpr bool aligned = (2 * Bits) % 4 == 0;
 
     __half2 scale;
     __half2 offset;
 
-    __device__ PlaneReader(const uint8_t* row, const Chunk& chunk) {
-        if constexpr (Grid) {
-            // value = (2·code + 1 − 2^b) · scale/2: integers until the last product
-            scale = __hmul2(splat_half(static_cast<uint16_t>(u16_at(row + chunk.affine))), __float2half2_rn(0.5f));
-        } else {
-            *this = PlaneReader(u32_at<true>(row + chunk.affine));
-        }
-    }
+    __device__ PlaneReader(const uint8_t* row, const Chunk& chunk) : PlaneReader(u32_at<true>(row + chunk.affine)) {}
     // affine: scale and offset
     __device__ explicit PlaneReader(uint32_t affine)
         : scale(splat_half(static_cast<uint16_t>(affine))), offset(splat_half(static_cast<uint16_t>(affine >> 16))) {}
     // of two slots
     __device__ PlaneReader(uint32_t scales, uint32_t offsets) : scale(half2_of(scales)), offset(half2_of(offsets)) {}
 
-    __device__ uint32_t value(uint32_t codes) const {
-        if constexpr (Grid) {
-            const __half2 odd = __hsub2(half2_of((codes << 1) | 0x64016401u), __float2half2_rn(1024.0f + (1 << Bits)));
-            return bits(__hmul2(odd, scale));
-        } else {
-            return bits(__hfma2(small_ints(codes), scale, offset));
-        }
-    }
+    __device__ uint32_t value(uint32_t codes) const { return bits(__hfma2(small_ints(codes), scale, offset)); }
 
     // Pair (q, hi) with q = 0 … 3: channels {0, 1, 4, 5}[q] + 8·hi and two more. `nibbles`, `bytes`: the word that holds it.
     __device__ static uint32_t pair(int q, int hi, uint32_t bytes, uint32_t nibbles, uint32_t pairs, uint32_t singles) {
@@ -83,7 +69,7 @@ struct PlaneReader {
     }
 
     // The same as values, for codes of whole bytes and of nibbles alone: fewer instructions, no other numbers.
-    static constexpr bool plain = !Grid && (Bits == 8 || Bits == 4);
+    static constexpr bool plain = Bits == 8 || Bits == 4;
     __device__ uint32_t plain_value(int q, int hi, uint32_t bytes, uint32_t nibbles) const {
         __half2 code;
         if constexpr (Bits == 8) {
@@ -158,13 +144,8 @@ struct PlaneReader {
 };
 
 template <int Bits>
-struct ChunkReader<AffineFormat<Bits>> : PlaneReader<Bits, false> {
-    using PlaneReader<Bits, false>::PlaneReader;
-};
-
-template <int Bits>
-struct ChunkReader<GridFormat<Bits>> : PlaneReader<Bits, true> {
-    using PlaneReader<Bits, true>::PlaneReader;
+struct ChunkReader<AffineFormat<Bits>> : PlaneReader<Bits> {
+    using PlaneReader<Bits>::PlaneReader;
 };
 
 template <>
@@ -338,7 +319,7 @@ struct StoredPlanes {
 #pragma unroll
         for (int i = 0; i < n_words; i++) words[i] = u32_at<true>(codes + (Half ? 8 : 4) * i);
     }
-    __device__ void decode(uint32_t (&out)[8]) const { PlaneReader<Bits, false>(affine).plain_all(words, out); }
+    __device__ void decode(uint32_t (&out)[8]) const { PlaneReader<Bits>(affine).plain_all(words, out); }
 
     // The same half of two slots, as weights multiply it: channels j (first) and j + 2 (second) of pair p, slots (a, b).
     __device__ static void decode(const StoredPlanes& a, const StoredPlanes& b, uint32_t (&first)[4],
@@ -351,8 +332,8 @@ struct StoredPlanes {
             low[i] = __byte_perm(a.words[i], b.words[i], 0x5410);
             high[i] = __byte_perm(a.words[i], b.words[i], 0x7632);
         }
-        const PlaneReader<Bits, false> reader(__byte_perm(a.affine, b.affine, 0x5410),
-                                              __byte_perm(a.affine, b.affine, 0x7632));
+        const PlaneReader<Bits> reader(__byte_perm(a.affine, b.affine, 0x5410),
+                                       __byte_perm(a.affine, b.affine, 0x7632));
         reader.plain_half(low, first);
         reader.plain_half(high, second);
     }

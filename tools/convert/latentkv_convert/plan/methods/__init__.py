@@ -9,7 +9,7 @@ A module `plan/methods/<name>.py` provides
 and a Method
 
     needs: tuple[str, ...]                              statistics, modules of calibrate/
-    def decompose(work, layer, side) -> tuple[Basis]    full rank, one per group
+    def decompose(work, layer, side, group) -> tuple[Basis]     full rank, one for every `group` KV heads
     def plan(work) -> Plan                              paths, groups, ranks, segments
 """
 
@@ -24,13 +24,13 @@ from typing import Any, Protocol
 
 from ...errors import ConvertError
 from ...ir import Basis, ModelSpec, Plan
-from ..work import Work
+from ...work import Work
 
 
 class Method(Protocol):
     @property
     def needs(self) -> tuple[str, ...]: ...
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]: ...
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]: ...
     def plan(self, work: Work) -> Plan: ...
 
 

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from ... import limits
+from ...fuse import center
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
 from ...schema import RANK_PAD
-from ...write.fuse import center
+from ...work import Work
 from .. import allocate, latent_plan, search
 from ..allocate import Ranks
 from ..linalg import balanced, eigenbasis, tied
-from ..work import Work
 
 SUMMARY = "Eigen Attention: per-head bases, ranks by measured block error"
 STEP = 0.02  # of the threshold, published
@@ -49,7 +49,7 @@ def add_arguments(parser: Any) -> None:
         "--allocate",
         choices=("search", *allocate.names()),
         default="search",
-        help="how ranks are shared out (default search, the published one)",
+        help="how ranks are divided among layers and groups (default search, the published one)",
     )
     parser.add_argument(
         "--k-basis",
@@ -113,7 +113,7 @@ class Eigen:
             *(() if self.allocator == "search" else allocate.module(self.allocator).NEEDS),
         )
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         where, spec = f"layer {layer} {side}", work.spec
         if side == "k" and self.k_path == "absorbed":
             queries = np.asarray(work.stats["heads"][layer]["q"], dtype=np.float64)
@@ -133,13 +133,12 @@ class Eigen:
         return latent_plan.from_ranks(work.spec, 1, ranks, self.k_path)
 
     def searched(self, work: Work) -> Ranks:
-        from ...calibrate import block_error  # imports torch
+        from .. import block_error  # imports torch
 
         spec = work.spec
         layers = range(spec.n_layer)
-        states = [
-            thresholds({side: work.sigmas(layer, side) for side in SIDES}, self.published) for layer in layers
-        ]
+        sigmas = [{side: work.sigmas(layer, side, 1) for side in SIDES} for layer in layers]
+        states = [thresholds(each, self.published) for each in sigmas]
         trials = [[{side: (rank[side],) * spec.n_kv for side in SIDES} for rank in layer] for layer in states]
         errors = block_error.measure(work, trials, self.search_tokens, per_token=not self.published)
         if self.error_budget is not None:

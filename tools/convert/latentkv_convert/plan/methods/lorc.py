@@ -21,10 +21,10 @@ import numpy as np
 from ... import limits
 from ...errors import ConvertError, warn
 from ...ir import F64, SIDES, Basis, ModelSpec, Plan
+from ...work import Work
 from .. import latent_plan
 from ..allocate import by_depth
 from ..linalg import balanced, eigenbasis
-from ..work import Work
 
 SUMMARY = "LoRC: joint SVD of the weights, ranks fall with depth"
 SIGMA_MIN = 1e-5  # of the largest: sigma_min of a square matrix is rounding noise of the checkpoint
@@ -79,7 +79,7 @@ class LoRC:
     k_path: str
     needs: tuple[str, ...] = ()
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         """The joint SVD of the map [w, d], from the eigenvectors of W Wᵀ."""
         weight = work.output_map(layer, side)
         return (balanced(*eigenbasis(weight @ weight.T, f"layer {layer} {side}")),)
@@ -88,7 +88,8 @@ class LoRC:
         skipped = frozenset(range(self.skip_layers))
         problem = latent_plan.problem(work, self.group, self.keep, skipped)
         layers = range(self.skip_layers, work.spec.n_layer)
-        depth = relative_depth([[work.sigmas(layer, side)[0] for side in SIDES] for layer in layers])
+        sigmas = [[work.sigmas(layer, side, self.group)[0] for side in SIDES] for layer in layers]
+        depth = relative_depth(sigmas)
         ranks = by_depth(problem, depth, self.steepest)
         return latent_plan.from_ranks(work.spec, self.group, ranks, self.k_path)
 

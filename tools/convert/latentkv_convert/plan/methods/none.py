@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir import FULL, Basis, LayerPlan, ModelSpec, Plan
-from ..work import Work
+from ...work import Work
 
 SUMMARY = "full K and V: a plain GGUF"
 
@@ -25,7 +25,7 @@ class Uncompressed:
     n_layer: int
     needs: tuple[str, ...] = ()
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         return ()
 
     def plan(self, work: Work) -> Plan:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir import Basis, ModelSpec, Plan
+from ...work import Work
 from .. import allocate, latent_plan
 from ..output_basis import add_basis, output_bases
-from ..work import Work
 from . import group_size, parse_group
 
 SUMMARY = "Palu: grouped whitened SVD, K rebuilt before RoPE"
@@ -32,7 +32,10 @@ def add_arguments(parser: Any) -> None:
         "fewer that divide the model's",
     )
     parser.add_argument(
-        "--allocate", choices=allocate.names(), default="fisher", help="how ranks are shared out"
+        "--allocate",
+        choices=allocate.names(),
+        default="fisher",
+        help="how ranks are divided among layers and groups",
     )
     add_basis(parser)
     latent_plan.add_k_path(parser, "rebuild")
@@ -60,8 +63,8 @@ class Palu:
         moments = ("moments",) if self.basis == "whitened" else ()
         return moments + allocate.module(self.allocator).NEEDS
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        return output_bases(work, layer, side, self.group, self.basis)
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        return output_bases(work, layer, side, group, self.basis)
 
     def plan(self, work: Work) -> Plan:
         ranks = latent_plan.ranks_of(work, self.group, self.keep, self.allocator)

@@ -21,10 +21,10 @@ from ...errors import ConvertError
 from ...ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ...rows import sizes
 from ...schema import ENUMS, RANK_PAD
+from ...work import Work
 from .. import latent_plan
 from ..budget import split_groups, water_fill
 from ..output_basis import add_basis, output_bases
-from ..work import Work
 from . import group_size, parse_group
 
 SUMMARY = "TALE: K whole, V truncated in old tokens only, bits by region"
@@ -48,21 +48,21 @@ def add_arguments(parser: Any) -> None:
         type=limits.tokens(0, limits.SINK),
         default=4,
         metavar="N",
-        help="first tokens kept whole, in f16 (default 4)",
+        help="first tokens kept exact, in f16 (default 4)",
     )
     parser.add_argument(
         "--recent-ratio",
         type=_ratio,
         default=0.1,
         metavar="P",
-        help="latest tokens kept whole, as a share of the sequence behind its sinks (default 0.1)",
+        help="latest tokens kept exact, as a share of the sequence after its sinks (default 0.1)",
     )
     parser.add_argument(
         "--recent",
         type=limits.tokens(0, limits.RECENT),
         default=0,
         metavar="N",
-        help="latest tokens kept whole at least (default 0)",
+        help="at least this many latest tokens kept exact (default 0)",
     )
     parser.add_argument(
         "--kv-recent", choices=FORMATS, default="q4", help="row format of recent tokens (default q4)"
@@ -130,8 +130,8 @@ class Tale:
     def needs(self) -> tuple[str, ...]:
         return ("moments",) if self.basis == "whitened" else ()
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        return output_bases(work, layer, side, self.group, self.basis)
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        return output_bases(work, layer, side, group, self.basis)
 
     def plan(self, work: Work) -> Plan:
         n_kv = work.spec.n_kv
@@ -157,7 +157,7 @@ class Tale:
         units = water_fill(np.ones(spec.n_layer), low, high, min(total, int(high.sum())))
         ranks = []
         for layer, share in enumerate(units):
-            counts = split_groups(int(share), work.sigmas(layer, "v"), capacity, RANK_PAD)
+            counts = split_groups(int(share), work.sigmas(layer, "v", self.group), capacity, RANK_PAD)
             ranks.append(tuple(min(count * RANK_PAD, width) for count in counts))
         return ranks
 

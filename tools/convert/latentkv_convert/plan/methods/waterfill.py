@@ -9,27 +9,24 @@ one price per byte buys (latentkv/plan/allocation.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from latentkv.console.progress import stage
-
-from ... import floats
-from ...course import CHOOSE
+from ... import frontier
 from ...errors import ConvertError
-from ...ir import F64, SIDES, Basis, LayerPlan, Master, ModelSpec, Plan, SidePlan, form
-from ...rows import cached_rows, exact, sizes
+from ...frontier import Frontier, Line, Point
+from ...ir import F64, SIDES, Basis, Forecast, Master, ModelSpec, Plan
+from ...rows import exact, sizes
 from ...schema import RANK_PAD
-from ...write.fuse.finish import finished
-from .. import forecast, frontier, kv_budget, latent_plan, master, segments
-from ..frontier import Frontier, Line, Point
-from ..linalg import spectrum
+from ...work import CHECKED, Work
+from .. import allotment, forecast, kv_budget, latent_plan, master, segments, weighted_basis
+from ..allotment import DROP_PENALTY, Allotment, Terms
+from ..candidates import Candidate, Shape, candidates
 from ..times import features, gpu_file
 from ..waterfill_options import AUTO, PREFER, SEGMENT_WIDTHS, add_arguments
-from ..work import CHECKED, Work
 from . import group_size
 
 __all__ = ["SUMMARY", "Waterfill", "add_arguments", "create"]
@@ -42,9 +39,6 @@ GROUP_WIDTH = 1024
 DEPTHS = (4096, 16384, 65536)  # at which files are compared with f16 rows, and the served context past them
 BUDGETS = (0.5, 1.0, 2.0)  # for compressed rows, of the frontier, times the conversion's own
 QUICK_CHECKED = 2  # windows
-FISHER_FLOOR = 1e-6  # of the largest eigenvalue: F^(-1/2) goes into factors stored in f16
-# Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
-DROP_PENALTY = 3.0
 # Compressed bytes at which a master is measured, in its own: from 8 % to 28 % of f16 at the default.
 MEASURED = (0.5, 1.0, 2.2)
 
@@ -68,7 +62,13 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
     path = latent_plan.k_path({"k_path": None}, spec, PREFER[options["prefer"]])
     rotates = path == "rotated" and spec.block.position == "rope"
     return Waterfill(
-        paths={"k": path, "v": "latent"},
+        Shape(
+            paths={"k": path, "v": "latent"},
+            widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
+            sink=sink,
+            recent=recent,
+            context=(served or spec.n_ctx) if rotates else None,
+        ),
         groupings=groupings,
         count=kv_budget.count(
             options["kv_budget"],
@@ -80,17 +80,11 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             exact.formats(spec) if kept else exact.FORMATS[:1],
         ),
         share_context=served or SHARE_CONTEXT,
-        keeps_tables=options["master"],
-        context=(served or spec.n_ctx) if rotates else None,
-        sink=sink,
-        recent=recent,
-        widths=SEGMENT_WIDTHS if options["segment"] is None else (options["segment"],),
+        is_master=options["master"],
         prefer=options["prefer"],
         times=gpu_file.load(options["gpu_times"]),
         depths=DEPTHS + tuple(n for n in (served or spec.n_ctx,) if n > DEPTHS[-1]),
         quick=options["quick"],
-        weight=options["weight"],
-        balance=options["balance"],
     )
 
 
@@ -104,24 +98,23 @@ def _groupings(k: int | None, v: int | None, spec: ModelSpec) -> tuple[Mapping[s
 
 
 @dataclass(frozen=True)
+class Offer(Line):
+    """What is said of a candidate, with the candidate."""
+
+    candidate: Candidate
+
+
+@dataclass(frozen=True)
 class Waterfill:
-    paths: Mapping[str, str]
+    shape: Shape
     groupings: tuple[Mapping[str, int], ...]  # side -> KV heads that share a latent; to choose from
     count: kv_budget.Count
     share_context: int
-    keeps_tables: bool  # a master file
-    context: int | None  # that a rotated k is fitted for
-    sink: int
-    recent: int
-    widths: tuple[int, ...]
+    is_master: bool
     prefer: str
     times: gpu_file.Times
     depths: tuple[int, ...]
     quick: bool = False
-    weight: str = "fisher"
-    balance: bool = True
-    prices: Mapping[str, float] = field(default_factory=dict)  # of exact tokens by row format, nats a token
-    scale: float = 1.0  # of summed distortions, to nats a token
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -132,47 +125,33 @@ class Waterfill:
         """Windows that the plan is checked on."""
         return QUICK_CHECKED if self.quick else CHECKED
 
-    @property
-    def groups(self) -> Mapping[str, int]:
-        return self.groupings[0]
-
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
-        """One weighted basis per group, every coordinate divided by the fourth root of its variance."""
-        cached = self.cached(work, layer, side)
-        width = self.groups[side] * work.spec.head_dim
-        blocks = [slice(begin, begin + width) for begin in range(0, work.spec.kv_width, width)]
-        where = f"layer {layer} {side}"
-        return tuple(
-            weighted(
-                cached.moment[block, block], cached.fisher[block, block], where, self.balance, work.device
-            )
-            for block in blocks
-        )
-
-    def cached(self, work: Work, layer: int, side: str) -> cached_rows.CachedRows:
-        found = cached_rows.of(work, layer, side, self.paths[side], self.context)
-        if self.weight == "fisher":
-            return found
-        width = len(found.fisher)
-        return replace(found, fisher=np.eye(width) * (np.trace(found.fisher) / width))
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        """Weighted bases, every coordinate divided by the fourth root of its variance."""
+        cached, where = self.shape.cached(work, layer, side), f"layer {layer} {side}"
+        return weighted_basis.bases(cached, group * work.spec.head_dim, where, work.device)
 
     def plan(self, work: Work) -> Plan:
-        priced = self.priced(work)
-        seen: list[Grouped] = []
-        full_us = self.us(features.full(work.spec))
-        lines, chosen = frontier.choose(priced._lines(work, seen), full_us, self.prefer)
-        best = seen[chosen]
-        work.rebase(best.method.decompose)
-        cut, plan = best.checked(work)
-        full_bytes = sizes.full_cache_bytes(work.spec, self.count.slots)
+        terms = self._terms(work)
+        full_us = self._us(features.full(work.spec))
+        offers, chosen = frontier.choose(self._offers(work, terms), full_us, self.prefer)
+        allotment = self._settled(work, terms, offers[chosen].candidate)
+        plan = allotment.plan(self.shape, work.spec)
+        seen = forecast.measured(work, plan, allotment.predicted(terms))
         found = Frontier(
-            self.times.gpu, self.depths, full_bytes, full_us, lines, chosen, self.count.n_ctx, self.prefer
+            self.times.gpu,
+            self.depths,
+            sizes.full_cache_bytes(work.spec, self.count.slots),
+            full_us,
+            tuple(Line(offer.groups, offer.points) for offer in offers),
+            chosen,
+            self.count.n_ctx,
+            self.prefer,
         )
-        plan = replace(plan, frontier=found)
-        return replace(plan, master=best.method.tables_of(work, cut, plan)) if self.keeps_tables else plan
+        tables = self._master(work, terms, allotment, seen) if self.is_master else None
+        return replace(plan, forecast=seen, frontier=found, master=tables)
 
-    def priced(self, work: Work) -> Waterfill:
-        """With the prices of exact tokens. Those of trained factors are latents in f16.
+    def _terms(self, work: Work) -> Terms:
+        """Prices of exact tokens are measured. Those of trained factors are latents in f16.
 
         Raises:
             ConvertError: exact tokens of trained factors take the budget.
@@ -184,209 +163,82 @@ class Waterfill:
             raise ConvertError("--kv-budget", wanted, f"{self.count.budget} bytes", "raise it")
         prices = {name: 0.0 for name in fixed}
         for name in set(fixed) - {widest}:  # in the precision of a master file, for the same plan there
-            price = forecast.price(work, self.paths, self._regions(name))
+            price = forecast.price(work, self.shape.paths, self.shape.regions(name))
             prices[name] = float(np.float32(max(price, 0.0)))
-        return replace(self, count=replace(self.count, exact=fixed), prices=prices)
+        return Terms(replace(self.count, exact=fixed), prices)
 
-    def _regions(self, fmt: str) -> Plan:
-        """Exact tokens in one row format, and no layers yet."""
-        regions = Plan((), self.sink, self.recent, fitted_context=self.context)
-        return replace(regions, sink_format=fmt, recent_format=fmt)
+    def _offers(self, work: Work, terms: Terms) -> Iterator[Offer]:
+        """One for every candidate that the budget is enough for.
 
-    def _lines(self, work: Work, seen: list[Grouped]) -> Iterator[Line]:
-        """Of every grouping that the budget is enough for, one by one; what they come from is left in
-        `seen`."""
-        known: dict[tuple[str, int], list[list[kv_budget.Group]]] = {}
-        too_large = None
-        for groups in self.groupings:
-            method = replace(self, groupings=(groups,))
-            work.rebase(method.decompose)
-            grouped = Grouped(method, work.spec, method.measured(work, known))
-            if max(self.count.rooms(self.count.budget).values()) < kv_budget.least(grouped.tables):
-                too_large = too_large or grouped
+        Raises:
+            LatentKVError: it is enough for none.
+        """
+        budget = terms.count.budget
+        room, is_enough, refused = max(terms.count.rooms(budget).values()), False, None
+        for candidate in candidates(work, self.shape, terms.count, self.groupings):
+            if kv_budget.least(candidate.tables) > room:
+                refused = refused or candidate
                 continue
-            seen.append(grouped)
-            yield grouped.line(work)
-        if not seen and too_large is not None:
-            too_large.allocated(self.count.budget)  # says how many bytes there must be
+            is_enough = True
+            yield Offer(candidate.groups, self._points(work, terms, candidate), candidate)
+        if refused is not None and not is_enough:
+            allotment.best(refused, self.shape, terms, budget)  # says how many bytes there must be
 
-    def us(self, counted: features.Features | None) -> frontier.Us | None:
+    def _points(self, work: Work, terms: Terms, candidate: Candidate) -> tuple[Point, ...]:
+        """What a candidate is worth at BUDGETS; one below the cheapest plan is left out."""
+        own = allotment.best(candidate, self.shape, terms, terms.count.budget)
+        budgets = [(share, terms.multiple(share, own.exact)) for share in BUDGETS]
+        least = kv_budget.least(candidate.tables) + min(terms.count.exact.values())
+        points = []
+        for share, budget in budgets:
+            if budget >= least:
+                bought = allotment.best(candidate, self.shape, terms, budget)
+                points.append(self._point(work, terms, share, bought))
+        return tuple(points)
+
+    def _point(self, work: Work, terms: Terms, share: float, bought: Allotment) -> Point:
+        plan = bought.plan(self.shape, work.spec)
+        if not self.is_master:
+            plan = replace(plan, trained=work.trains).cut()
+        size = sizes.cache_bytes(work.spec, plan, terms.count.n_ctx)
+        if terms.count.pays_factors:
+            size += kv_budget.added(work, plan)
+        us = self._us(features.mean(work.spec, plan.layers))
+        return Point(share, size, bought.predicted(terms, DROP_PENALTY), us, bought.exact)
+
+    def _us(self, counted: features.Features | None) -> frontier.Us | None:
         """Microseconds a layer at every depth."""
         found = [self.times.us(counted, depth) for depth in self.depths]
         known = tuple(us for us in found if us is not None)
         return known if len(known) == len(found) else None
 
-    def measured(
-        self, work: Work, known: dict[tuple[str, int], list[list[kv_budget.Group]]]
-    ) -> list[kv_budget.Group]:
-        """Tables of all groups, by layer, side and group. known: (side, KV heads of a group) -> layer ->
-        tables, those that another grouping had too."""
-        sides = [(side, self.groups[side]) for side in SIDES]
-        missing = [key for key in sides if key not in known]
-        with stage(len(missing) * work.spec.n_layer, CHOOSE, "tensor") as bar:
-            for layer in range(work.spec.n_layer):
-                for key in missing:
-                    known.setdefault(key, []).append(self.tables(work, layer, key[0]))
-                    bar.update(1)
-        return [group for layer in range(work.spec.n_layer) for key in sides for group in known[key][layer]]
+    def _settled(self, work: Work, terms: Terms, candidate: Candidate) -> Allotment:
+        """What the budget buys for the candidate. Distortions are nats up to a factor (3.6 for models/demo,
+        8.5 %), and prices of exact tokens are nats, so the first windows may ask for another format."""
+        bought = allotment.best(candidate, self.shape, terms, terms.count.budget)
+        if len(terms.prices) == 1:
+            return bought
+        measured = forecast.roughly(work, bought.plan(self.shape, work.spec)) - terms.prices[bought.exact]
+        scale = max(measured, 0.0) / max(bought.distortion(DROP_PENALTY), 1e-30)
+        other = allotment.best(candidate, self.shape, replace(terms, scale=scale), terms.count.budget)
+        return bought if other.exact == bought.exact else other
 
-    def allocated(self, groups: Sequence[kv_budget.Group], budget: int) -> tuple[str, list[kv_budget.Choice]]:
-        """The row format of exact tokens, and what the bytes that they leave buy."""
-        rooms = self.count.rooms(budget)
-        return kv_budget.allocate_beside(groups, rooms, self.prices, lambda x: self.scale * x, DROP_PENALTY)
-
-    def planned(self, spec: ModelSpec, cut: Cut, budget: int) -> tuple[Plan, list[kv_budget.Choice]]:
-        """The best formats for segments that are cut already, and for exact tokens."""
-        name, chosen = self.allocated(cut.groups, budget)
-        choices = zip(cut.widths, chosen, strict=True)
-        layers = []
-        for _ in range(spec.n_layer):
-            k, v = (self._chosen(spec, side, choices) for side in SIDES)
-            layers.append(LayerPlan(k, v))
-        return replace(self._regions(name), layers=tuple(layers)), chosen
-
-    def scaled(self, multiple: float, own: Plan) -> int:
-        """The budget with so many times the bytes for compressed rows that it leaves `own`."""
-        fixed = self.count.exact[own.recent_format]
-        return fixed + int(multiple * (self.count.budget - fixed))
-
-    def predicted(
-        self, cut: Cut, plan: Plan, chosen: Sequence[kv_budget.Choice], drop_penalty: float = 1.0
-    ) -> float:
-        """Nats per token, of exact tokens too."""
-        return self.prices[plan.recent_format] + kv_budget.total(cut.groups, chosen, drop_penalty)
-
-    def tables_of(self, work: Work, cut: Cut, own: Plan) -> Master:
+    def _master(self, work: Work, terms: Terms, own: Allotment, seen: Forecast) -> Master:
         """What the formats were chosen from, and plans around the file's own, measured to forecast others."""
+        spec, cut = work.spec, own.cut
         points = {}
+        least = kv_budget.least(cut.groups) + min(terms.count.exact.values())
         for multiple in MEASURED:
-            least = kv_budget.least(cut.groups) + min(self.count.exact.values())
-            plan, chosen = self.planned(work.spec, cut, max(self.scaled(multiple, own), least))
-            predicted = kv_budget.total(cut.groups, chosen, DROP_PENALTY)
-            seen = own.forecast if multiple == 1 else forecast.measured(work, plan, predicted)
-            assert seen is not None
-            points[predicted] = seen.kld - self.prices[plan.recent_format]
+            bought = allotment.within(cut, terms, max(terms.multiple(multiple, own.exact), least))
+            predicted = bought.distortion(DROP_PENALTY)
+            if multiple != 1:
+                seen = forecast.measured(work, bought.plan(self.shape, spec), predicted)
+            points[predicted] = seen.kld - terms.prices[bought.exact]
         rows = iter(group[0].distortion for group in cut.groups)
         by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
-        for _ in range(work.spec.n_layer):
+        for _ in range(spec.n_layer):
             for side in SIDES:
-                by_side[side] += [next(rows) for _ in range(work.spec.n_kv // self.groups[side])]
+                by_side[side] += [next(rows) for _ in range(spec.n_kv // cut.candidate.groups[side])]
         distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
-        return master.of(segments.FORMATS, self.share_context, DROP_PENALTY, distortions, points, self.prices)
-
-    def tables(self, work: Work, layer: int, side: str) -> list[kv_budget.Group]:
-        """Per group, one table for every width that segments may have."""
-        cached = self.cached(work, layer, side)
-        made = form(work.spec, self.paths[side], self.sink > 0 or self.recent > 0, work.trains)
-        group_width = self.groups[side] * work.spec.head_dim
-        channel = work.stored_as.channel_bytes(made, group_width, work.spec.n_embd)
-        share = group_width / work.spec.kv_width
-        replaced = share * work.projection_bytes(layer, side) if made == "a" else 0.0
-        cuts = []
-        for width in self.widths:
-            n_groups = work.spec.n_kv // self.groups[side]
-            widths = self._cut(work.spec, side, width)
-            whole = self._side(work.spec, side, (widths,) * n_groups)
-            bases = finished(work, whole, layer, side)
-            tables = segments.tables(cached, bases, whole, work.spec.head_dim, work.device)
-            cuts.append([self.count.table(each, layer, widths, channel, replaced) for each in tables])
-        return list(zip(*cuts, strict=True))
-
-    def _cut(self, spec: ModelSpec, side: str, width: int) -> tuple[int, ...]:
-        return segments.cut(self.groups[side] * spec.head_dim, width)
-
-    def _side(self, spec: ModelSpec, side: str, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
-        return SidePlan(self.paths[side], self.groups[side], tuple(map(sum, widths)), widths)
-
-    def _chosen(
-        self, spec: ModelSpec, side: str, choices: Iterator[tuple[int, kv_budget.Choice]]
-    ) -> SidePlan:
-        """The next widths and choices, one per group of this side, as a plan with formats."""
-        widths, formats = [], []
-        for _ in range(spec.n_kv // self.groups[side]):
-            width, choice = next(choices)
-            widths.append(self._cut(spec, side, width))
-            formats.append(tuple(segments.FORMATS[at] for at in choice.formats))
-        return replace(self._side(spec, side, tuple(widths)), formats=tuple(formats))
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """One grouping of KV heads and what its segments cost."""
-
-    method: Waterfill
-    spec: ModelSpec
-    tables: list[kv_budget.Group]
-
-    def allocated(self, budget: int) -> tuple[Cut, Plan, list[kv_budget.Choice]]:
-        """The best cuts and formats for a budget."""
-        _, free = self.method.allocated(self.tables, budget)
-        cut = Cut(
-            tuple((group[choice.table],) for group, choice in zip(self.tables, free, strict=True)),
-            tuple(self.method.widths[choice.table] for choice in free),
-        )
-        return cut, *self.method.planned(self.spec, cut, budget)
-
-    def checked(self, work: Work) -> tuple[Cut, Plan]:
-        """The best plan with its forecast. Distortions are nats up to a factor (3.6 for models/demo, 8.5 %),
-        prices of exact tokens are nats: where the first windows ask for another format, that one's plan."""
-        cut, plan, choices = self.allocated(self.method.count.budget)
-        if len(self.method.prices) > 1:
-            distortion = kv_budget.total(cut.groups, choices, DROP_PENALTY)
-            nats = forecast.roughly(work, plan) - self.method.prices[plan.recent_format]
-            scaled = replace(self, method=replace(self.method, scale=max(nats, 0.0) / max(distortion, 1e-30)))
-            other = scaled.allocated(self.method.count.budget)
-            if other[1].recent_format != plan.recent_format:
-                cut, plan, choices = other
-        predicted = self.method.predicted(cut, plan, choices)
-        return cut, replace(plan, forecast=forecast.measured(work, plan, predicted))
-
-    def line(self, work: Work) -> Line:
-        """What it is worth at BUDGETS; one below the cheapest plan is left out."""
-        _, own, _ = self.allocated(self.method.count.budget)
-        budgets = [(each, self.method.scaled(each, own)) for each in BUDGETS]
-        least = kv_budget.least(self.tables) + min(self.method.count.exact.values())
-        points = tuple(self._point(work, each, budget) for each, budget in budgets if budget >= least)
-        return Line(self.method.groups, points)
-
-    def _point(self, work: Work, share: float, budget: int) -> Point:
-        cut, plan, chosen = self.allocated(budget)
-        method = self.method
-        if not method.keeps_tables:
-            plan = replace(plan, trained=work.trains).cut()
-        size = sizes.cache_bytes(self.spec, plan, method.count.n_ctx)
-        if method.count.pays_factors:
-            size += kv_budget.added(work, plan)
-        us = method.us(features.mean(self.spec, plan.layers))
-        predicted = method.predicted(cut, plan, chosen, DROP_PENALTY)
-        return Point(share, size, predicted, us, plan.recent_format)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Groups of all layers and sides, each cut in segments one way."""
-
-    groups: tuple[kv_budget.Group, ...]
-    widths: tuple[int, ...]  # of a group's segments
-
-
-def weighted(moment: F64, fisher: F64, where: str, balance: bool = True, device: str = "cpu") -> Basis:
-    """down = R U Λ^(-1/4), up = Λ^(1/4) Uᵀ R⁻¹, with R = F^(1/2) and R M R = U Λ Uᵀ; sigma = Λ^(1/2).
-    Without balance Λ^(1/4) is left out. Where F is 0, as of a layer whose queries see no further than the
-    exact recent tokens, R = 1: what is cached is never read there.
-
-    Raises:
-        ConvertError: a moment is not finite.
-    """
-    import torch
-
-    rows, costs = (floats.tensor(each, device) for each in (moment, fisher))
-    root, axes = spectrum(costs, where)
-    if not root[0] > 0:
-        root = torch.ones_like(root)
-    root = root.clamp_min(FISHER_FLOOR**0.5 * float(root[0]))
-    forward, backward = (axes * root) @ axes.T, (axes / root) @ axes.T
-    sigma, directions = spectrum(forward @ rows @ forward, where)
-    scale = sigma.clamp_min(1e-6 * float(sigma[0])).sqrt() if balance else torch.ones_like(sigma)
-    down, up = forward @ directions / scale, scale[:, None] * (directions.T @ backward)
-    return Basis(sigma.cpu().numpy(), down.cpu().numpy(), up.cpu().numpy())
+        formats = segments.FORMATS
+        return master.of(formats, self.share_context, DROP_PENALTY, distortions, points, terms.prices)

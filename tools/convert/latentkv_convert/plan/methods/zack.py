@@ -18,13 +18,13 @@ import numpy as np
 
 from ... import limits
 from ...errors import ConvertError
+from ...fuse import center
 from ...ir import F64, Basis, ModelSpec, Plan
 from ...rows import served
 from ...source.frequencies import frequencies
-from ...write.fuse import center
+from ...work import Work
 from .. import allocate, latent_plan
 from ..linalg import eigenbasis, tied, untied
-from ..work import Work
 from . import group_size, parse_group
 
 SUMMARY = "ZACK: K rotated after RoPE and cut, per KV head"
@@ -43,7 +43,7 @@ def add_arguments(parser: Any) -> None:
         "--allocate",
         choices=allocate.names(),
         default="removal",
-        help="how ranks are shared out (default removal: eq. 6, one removal rate for all heads)",
+        help="how ranks are divided (default removal: eq. 6, one removal rate for all heads)",
     )
     parser.add_argument(
         "--basis",
@@ -88,13 +88,13 @@ class ZACK:
     def needs(self) -> tuple[str, ...]:
         return ("moments", "heads", *allocate.module(self.allocator).NEEDS)
 
-    def decompose(self, work: Work, layer: int, side: str) -> tuple[Basis, ...]:
+    def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         cached, readers = self.moments_k(work, layer) if side == "k" else moments_v(work, layer)
-        width = self.group * work.spec.head_dim
+        width = group * work.spec.head_dim
         bases = []
-        for group, begin in enumerate(range(0, work.spec.kv_width, width)):
+        for index, begin in enumerate(range(0, work.spec.kv_width, width)):
             block = slice(begin, begin + width)
-            read = block_diagonal(readers[group * self.group : (group + 1) * self.group])
+            read = block_diagonal(readers[index * group : (index + 1) * group])
             bases.append(self._basis(cached[block, block], read, side, f"layer {layer} {side}"))
         return tuple(bases)
 

@@ -1,5 +1,7 @@
-"""falcon: Falcon 7B (one KV head), 40B and 180B (new decoder architecture, two input norms), 11B (new, one
-norm). Attention and FFN in parallel, packed QKV."""
+"""falcon: Falcon 7B, 40B, 180B and 11B.
+
+7B has one KV head; 40B and 180B have the new decoder architecture with two input norms, 11B the same with
+one. Attention and FFN in parallel, packed QKV."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""gemma2: Gemma 2 (2B, 9B, 27B). Llama's block with RMS norms before and after each branch, scaled
-embeddings, soft caps of scores and logits, and a sliding window in every second layer."""
+"""gemma2: Gemma 2 (2B, 9B, 27B).
+
+Llama's block with RMS norms before and after each branch, scaled embeddings, soft caps of scores and
+logits, and a sliding window in every second layer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""gemma3_text: Gemma 3 (text, 270M to 27B). Llama's block with RMS norms before and after each branch and on
-queries and keys, scaled embeddings, and in five of six layers a sliding window and a RoPE base of their
-own."""
+"""gemma3_text: Gemma 3, text (270M to 27B).
+
+Llama's block with RMS norms before and after each branch and on queries and keys, scaled embeddings, and
+in five of six layers a sliding window and a RoPE base of their own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""glm4: GLM-4 0414 (9B, 32B). Llama's block with norms before and after each branch, RoPE over half of the
-head, biases on Q, K and V, packed gate and up projections."""
+"""glm4: GLM-4 0414 (9B, 32B).
+
+Llama's block with norms before and after each branch, RoPE over half of the head, biases on Q, K and V,
+packed gate and up projections."""
 
 from __future__ import annotations
 

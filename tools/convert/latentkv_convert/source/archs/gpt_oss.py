@@ -1,5 +1,6 @@
-"""gpt_oss: gpt-oss (20B, 120B). Sinks beside the scores, a sliding window in every second layer, experts with
-biases and a clamped gate."""
+"""gpt_oss: gpt-oss (20B, 120B).
+
+Sink logits, a sliding window in every second layer, experts with biases and a clamped gate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""granite: Granite 3.x (dense). Llama's block and row order with scaled embeddings, scores, branches and
-logits."""
+"""granite: Granite 3.x (dense).
+
+Llama's block and row order with scaled embeddings, scores, branches and logits."""
 
 from __future__ import annotations
 

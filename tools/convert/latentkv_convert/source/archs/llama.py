@@ -1,5 +1,6 @@
-"""llama: Llama 1, 2, 3.x, Yi, LongChat, TinyLlama, SmolLM. RMS norm, gated FFN, RoPE in the GGUF's paired row
-order."""
+"""llama: Llama 1, 2, 3.x, Yi, LongChat, TinyLlama, SmolLM.
+
+RMS norm, gated FFN, RoPE in the GGUF's paired row order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""mistral: Mistral 7B, NeMo, Small. Llama's block and file, with a sliding window where the checkpoint has
-one."""
+"""mistral: Mistral 7B, NeMo, Small.
+
+Llama's block and file, with a sliding window where the checkpoint has one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""mpt: MPT 7B and 30B. ALiBi, packed QKV that may be clipped, layer norms and linears without biases, exact
-GELU."""
+"""mpt: MPT 7B and 30B.
+
+ALiBi, packed QKV that may be clipped, layer norms and linears without biases, exact GELU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""olmo2: OLMo 2 (1B, 7B, 13B, 32B). Llama's block with RMS norms after each branch and none before, and on
-queries and keys over all of their heads together."""
+"""olmo2: OLMo 2 (1B, 7B, 13B, 32B).
+
+Llama's block with RMS norms after each branch and none before, and on queries and keys over all of their
+heads together."""
 
 from __future__ import annotations
 

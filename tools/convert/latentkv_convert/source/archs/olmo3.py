@@ -1,5 +1,6 @@
-"""olmo3: OLMo 3 (7B, 32B). OLMo 2's block and file, with a sliding window in three of four layers, whose RoPE
-is not scaled."""
+"""olmo3: OLMo 3 (7B, 32B).
+
+OLMo 2's block and file, with a sliding window in three of four layers, whose RoPE is not scaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""opt: OPT 125M to 66B except 350M, Galactica. Learned positions, biases, layer norm before each branch."""
+"""opt: OPT 125M to 66B except 350M, Galactica.
+
+Learned positions, biases, layer norm before each branch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""phi3: Phi-3, 3.5, 4 and their mini forms. Llama's block with packed QKV and packed gate and up projections,
-long RoPE, RoPE over part of the head."""
+"""phi3: Phi-3, 3.5, 4 and their mini forms.
+
+Llama's block with packed QKV and packed gate and up projections, long RoPE, RoPE over part of the head."""
 
 from __future__ import annotations
 

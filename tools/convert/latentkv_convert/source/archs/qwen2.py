@@ -1,4 +1,6 @@
-"""qwen2: Qwen 1.5, 2, 2.5 and what is built on them. Llama's block with biases on Q, K and V."""
+"""qwen2: Qwen 1.5, 2, 2.5 and models built on them.
+
+Llama's block with biases on Q, K and V."""
 
 from __future__ import annotations
 

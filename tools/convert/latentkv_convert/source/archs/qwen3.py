@@ -1,4 +1,6 @@
-"""qwen3: Qwen 3 (dense). Llama's block with an RMS norm on every query and key head before RoPE."""
+"""qwen3: Qwen 3 (dense).
+
+Llama's block with an RMS norm on every query and key head before RoPE."""
 
 from __future__ import annotations
 

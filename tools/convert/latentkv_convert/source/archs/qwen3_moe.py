@@ -1,5 +1,6 @@
-"""qwen3_moe: Qwen 3 with experts (30B-A3B, 235B-A22B). Qwen 3's attention; a router chooses some of a layer's
-experts for each token."""
+"""qwen3_moe: Qwen 3 with experts (30B-A3B, 235B-A22B).
+
+Qwen 3's attention; a router chooses some of a layer's experts for each token."""
 
 from __future__ import annotations
 

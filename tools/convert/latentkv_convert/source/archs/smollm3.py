@@ -1,4 +1,6 @@
-"""smollm3: SmolLM3. Llama's block and row order, without RoPE in every fourth layer."""
+"""smollm3: SmolLM3.
+
+Llama's block and row order, without RoPE in every fourth layer."""
 
 from __future__ import annotations
 

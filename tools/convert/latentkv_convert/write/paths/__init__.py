@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...fuse import center
 from ...ir import F32, Basis, ModelSpec, SidePlan
-from ...plan.work import Work
 from ...schema import TENSORS
 from ...source.rope_rows import paired_rows
-from ..fuse import center
-from ..gguf_write import OutTensor
+from ...weights.out_tensor import OutTensor
+from ...work import Work
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ query, which the softmax removes.
 
 from __future__ import annotations
 
-from ..gguf_write import OutTensor
+from ...weights.out_tensor import OutTensor
 from . import SideJob, down, query_side
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..fuse import center
-from ..gguf_write import OutTensor
+from ...fuse import center
+from ...weights.out_tensor import OutTensor
 from . import SideJob, projection
 
 

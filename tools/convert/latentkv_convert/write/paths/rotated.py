@@ -3,7 +3,7 @@ read."""
 
 from __future__ import annotations
 
-from ..gguf_write import OutTensor
+from ...weights.out_tensor import OutTensor
 from . import SideJob, encoder, full, query_side
 
 

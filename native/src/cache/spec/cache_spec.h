@@ -1,0 +1,69 @@
+// What the file says about the cache: per layer, for K and V, the path, the groups, their ranks and segments.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "cache/formats.h"
+#include "cache/spec/master.h"
+#include "decoder/hparams.h"
+#include "gguf/reader.h"
+
+namespace lkv {
+
+using schema::KPath;
+using schema::Prefill;
+using schema::VPath;
+
+struct TensorSpec {
+    int group = 1;                                            // KV heads that share one latent
+    std::vector<int> ranks;                                   // [n_kv / group]
+    std::vector<std::vector<int>> segments;                   // [n_kv / group][n_segments] widths
+    std::optional<std::vector<std::vector<Format>>> formats;  // the file's plan, same shape
+    std::optional<float> energy;                              // kept share, informational
+    bool encoded = false;  // form E: latents are E of the projection's output; else form A, of the layer's input
+
+    // Full rows: one segment per head.
+    static TensorSpec full(int n_kv, int head_dim);
+    int rank_sum() const;
+    int rank_max() const;
+};
+
+struct LayerCacheSpec {
+    KPath k_path = KPath::full;
+    VPath v_path = VPath::full;
+    TensorSpec k;
+    TensorSpec v;
+
+    // Whether exact tokens are stored as full rows of K and V, unlike those of the middle.
+    bool exact_is_full() const;
+};
+
+struct CacheSpec {
+    std::vector<LayerCacheSpec> layers;
+    int sink = 0;
+    int recent = 0;
+    float recent_ratio = 0;  // share of the sequence after its sinks
+    Format sink_format = Format::f16;
+    Format recent_format = Format::f16;
+    Prefill prefill = Prefill::eager;
+    int fitted_context = 0;  // 0 = any
+    bool plain = true;       // every layer full/full
+    std::optional<Master> master;
+
+    // One tensor's segments over all layers and groups, in the file's order.
+    std::vector<int> widths(TensorSpec LayerCacheSpec::* tensor) const;
+    // Replaces the file's plan: one format per segment, in the same order. flag: the option that messages name.
+    // Errors: Error for another number of formats, a stored segment behind a dropped one, or a width that a format cannot take.
+    void set_formats(TensorSpec LayerCacheSpec::* tensor, std::span<const Format> formats, std::string_view flag);
+};
+
+// Errors: every refusal of docs/gguf.md.
+CacheSpec read_cache_spec(const GgufFile& file, const HParams& hparams);
+
+std::string_view path_name(KPath path);
+std::string_view path_name(VPath path);
+
+}  // namespace lkv

@@ -1,0 +1,190 @@
+#include "decoder/block.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "decoder/hparams.h"
+
+namespace lkv {
+namespace {
+
+constexpr uint32_t widest_window = 1U << 30;
+constexpr float largest_base = 1e15F;
+constexpr float largest_scale = 1e6F;
+
+constexpr std::array optional_keys = {
+    key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
+    key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
+    key::block_windows,         key::block_rope_bases,      key::block_rope_scaled};
+
+template <typename Enum, size_t n>
+Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
+    const std::string_view word = file.get_string(key);
+    const auto found = schema::parse<Enum>(words, word);
+    if (!found) {
+        fail(key, "expected a known word (docs/gguf.md); got ", quoted(word));
+    }
+    return *found;
+}
+
+const schema::StockBlock& stock_block(const GgufFile& file, const std::string& architecture) {
+    for (const std::string_view key : optional_keys) {
+        if (file.has(key)) fail(key, "expected ", key::block_norm, " beside it; got none");
+    }
+    std::string known;
+    for (const schema::StockBlock& stock : schema::stock_blocks) {
+        if (architecture == stock.architecture) return stock;
+        known += (known.empty() ? "" : ", ") + std::string(stock.architecture);
+    }
+    fail("gguf", "expected latentkv.block.* keys or a general.architecture of ", known, "; got ", quoted(architecture));
+}
+
+// A value for every layer; nothing without the key.
+template <typename T>
+std::vector<T> per_layer(std::string_view key, std::optional<std::vector<T>> found, int n_layer) {
+    if (!found) return {};
+    if (found->size() != static_cast<size_t>(n_layer)) {
+        fail(key, "expected ", n_layer, " values, one a layer; got ", found->size());
+    }
+    return *std::move(found);
+}
+
+// Every layer as the stock keys have it.
+std::vector<LayerAttention> uniform_layers(const GgufFile& file, const HParams& h, Position position) {
+    const std::string dot = h.architecture + ".";
+    LayerAttention layer;
+    const uint32_t window = find_layers_u32(file, dot + "attention.sliding_window", h.n_layer).value_or(0);
+    layer.window = static_cast<int>(std::min(window, widest_window));
+    if (position == Position::rope) {
+        layer.rope_base = read_float(file, dot + "rope.freq_base", 1.0F, largest_base, 10000.0F);
+    }
+    return std::vector(static_cast<size_t>(h.n_layer), layer);
+}
+
+void read_layers(const GgufFile& file, const HParams& h, BlockDescription& block) {
+    block.layers = uniform_layers(file, h, block.position);
+    const auto windows = per_layer(key::block_windows, file.find_u32_array(key::block_windows), h.n_layer);
+    const auto bases = per_layer(key::block_rope_bases, file.find_f32_array(key::block_rope_bases), h.n_layer);
+    const auto scaled = per_layer(key::block_rope_scaled, file.find_bool_array(key::block_rope_scaled), h.n_layer);
+    if (block.position != Position::rope && !(bases.empty() && scaled.empty())) {
+        fail(bases.empty() ? key::block_rope_scaled : key::block_rope_bases, "expected position rope; got another");
+    }
+    for (size_t il = 0; il < block.layers.size(); il++) {
+        LayerAttention& layer = block.layers[il];
+        if (!windows.empty()) layer.window = static_cast<int>(std::min(windows[il], widest_window));
+        if (!scaled.empty()) layer.rope_scaled = scaled[il];
+        if (bases.empty()) continue;
+        layer.rope_base = bases[il];
+        if (layer.rope_base != 0.0F && !(layer.rope_base >= 1.0F && layer.rope_base <= largest_base)) {
+            fail(key::block_rope_bases, "expected 0 or numbers from 1 to ", largest_base, "; got ", layer.rope_base);
+        }
+    }
+}
+
+BlockDescription described(const GgufFile& file, const HParams& h) {
+    const auto scale = [&](std::string_view key, float absent) {
+        return read_float(file, std::string(key), 1.0F / largest_scale, largest_scale, absent);
+    };
+    BlockDescription block;
+    block.norm = need_word<Norm>(file, key::block_norm, schema::norm_words);
+    block.activation = need_word<Activation>(file, key::block_activation, schema::activation_words);
+    block.ffn = need_word<Ffn>(file, key::block_ffn, schema::ffn_words);
+    block.parallel = file.get_bool(key::block_parallel);
+    block.position = need_word<Position>(file, key::block_position, schema::position_words);
+    block.rope_pairing = need_word<RopePairing>(file, key::block_rope_pairing, schema::rope_pairing_words);
+    block.embedding_scale = scale(key::block_embedding_scale, 1.0F);
+    block.attention_scale = scale(key::block_attention_scale, 1.0F / std::sqrt(static_cast<float>(h.head_dim)));
+    block.residual_scale = scale(key::block_residual_scale, 1.0F);
+    block.logit_scale = scale(key::block_logit_scale, 1.0F);
+    block.logit_softcap = read_float(file, std::string(key::block_logit_softcap), 0.0F, largest_scale, 0.0F);
+    block.attention_softcap = read_float(file, std::string(key::block_attention_softcap), 0.0F, largest_scale, 0.0F);
+    block.expert_norm = file.find_bool(key::block_expert_norm).value_or(true);
+    block.yarn_truncate = file.find_bool(key::block_yarn_truncate).value_or(true);
+    if (block.activation == Activation::swiglu_oai && block.ffn == Ffn::plain) {
+        fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
+    }
+    read_layers(file, h, block);
+    return block;
+}
+
+// Which layers have a window: all but every so manieth, or as a list of all layers says.
+std::vector<bool> local_layers(const GgufFile& file, const HParams& h, int stock_period) {
+    const std::string key = h.architecture + ".attention.sliding_window_pattern";
+    const GgufValue* const found = file.find(key);
+    if (found != nullptr && found->is_array) {
+        return per_layer(key, file.find_bool_array(key), h.n_layer);
+    }
+    const auto usual = static_cast<uint32_t>(stock_period);
+    const int period = static_cast<int>(std::clamp<uint32_t>(file.find_u32(key).value_or(usual), 1, 1U << 16));
+    std::vector<bool> local;
+    for (int il = 0; il < h.n_layer; il++) local.push_back((il + 1) % period != 0);
+    return local;
+}
+
+// Layers with a window turn by a base of their own, or unscaled, and the others see all tokens.
+void alternate(const GgufFile& file, const HParams& h, const schema::StockBlock& stock, BlockDescription& block) {
+    const float base =
+        read_float(file, h.architecture + ".rope.freq_base_swa", 1.0F, largest_base, stock.local_rope_base);
+    const std::vector<bool> local = local_layers(file, h, stock.window_period);
+    for (size_t il = 0; il < local.size(); il++) {
+        LayerAttention& layer = block.layers[il];
+        if (!local[il]) {
+            layer.window = 0;
+            continue;
+        }
+        if (base > 0.0F) layer.rope_base = base;
+        if (base > 0.0F || stock.local_unscaled) layer.rope_scaled = false;
+    }
+}
+
+// 0 means none; logit_scale is what logits are divided by.
+void read_stock_scales(const GgufFile& file, const std::string& dot, BlockDescription& block) {
+    const auto read = [&](const char* name, float absent) {
+        const float found = read_float(file, dot + name, 0.0F, largest_scale, 0.0F);
+        return found > 0.0F ? found : absent;
+    };
+    block.embedding_scale = read("embedding_scale", block.embedding_scale);
+    block.attention_scale = read("attention.scale", block.attention_scale);
+    block.residual_scale = read("residual_scale", block.residual_scale);
+    block.logit_scale = 1.0F / read("logit_scale", 1.0F);
+}
+
+BlockDescription of_stock(const GgufFile& file, const HParams& h) {
+    const schema::StockBlock& stock = stock_block(file, h.architecture);
+    BlockDescription block;
+    block.norm = stock.norm;
+    block.activation = stock.activation;
+    block.ffn = stock.ffn;
+    block.parallel = stock.parallel;
+    block.position = stock.position;
+    block.rope_pairing = stock.rope_pairing;
+    block.yarn_truncate = stock.yarn_truncate;
+    if (stock.root_embedding) block.embedding_scale = std::sqrt(static_cast<float>(h.n_embd));
+    const int width = h.n_layer == stock.wide_scale_layers ? h.n_embd / h.n_head : h.head_dim;
+    block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, width)));
+    block.attention_softcap = read_float(file, h.architecture + ".attn_logit_softcapping", 0.0F, largest_scale, 0.0F);
+    block.logit_softcap = read_float(file, h.architecture + ".final_logit_softcapping", 0.0F, largest_scale, 0.0F);
+    if (stock.stock_scales) read_stock_scales(file, h.architecture + ".", block);
+    block.layers = uniform_layers(file, h, block.position);
+    for (int il = stock.rope_period - 1; stock.rope_period > 0 && il < h.n_layer; il += stock.rope_period) {
+        block.layers[static_cast<size_t>(il)].rope_base = 0.0F;
+    }
+    if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
+    return block;
+}
+
+}  // namespace
+
+void check_architecture(const GgufFile& file, const std::string& architecture) {
+    if (!file.has(key::block_norm)) stock_block(file, architecture);
+}
+
+BlockDescription read_block(const GgufFile& file, const HParams& sizes) {
+    return file.has(key::block_norm) ? described(file, sizes) : of_stock(file, sizes);
+}
+
+}  // namespace lkv

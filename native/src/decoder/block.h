@@ -1,0 +1,51 @@
+// The block description (docs/gguf.md): from latentkv.block.* keys, or from the architecture of a stock file.
+#pragma once
+
+#include <vector>
+
+#include "gguf/reader.h"
+#include "gguf_schema.h"
+
+namespace lkv {
+
+struct HParams;
+
+using schema::Activation;
+using schema::Ffn;
+using schema::Norm;
+using schema::Position;
+using schema::RopePairing;
+
+// Attention settings that differ between layers.
+struct LayerAttention {
+    int window = 0;           // sliding window in tokens, 0 = none
+    float rope_base = 0.0F;   // 0: the layer has no RoPE
+    bool rope_scaled = true;  // whether the file's scaling and divisors apply
+};
+
+struct BlockDescription {
+    Norm norm = Norm::rms;
+    Activation activation = Activation::silu;
+    Ffn ffn = Ffn::gated;
+    bool parallel = false;
+    Position position = Position::rope;
+    RopePairing rope_pairing = RopePairing::norm;
+    float embedding_scale = 1.0F;    // factor of token embeddings
+    float attention_scale = 0.0F;    // factor of scores
+    float attention_softcap = 0.0F;  // c: scores become c · tanh(scores / c), 0 = none
+    float residual_scale = 1.0F;     // factor of both branches, before they are added
+    bool yarn_truncate = true;       // YaRN's ramp begins and ends at whole planes
+    bool expert_norm = true;         // weights of the chosen experts are divided by their sum
+    float logit_scale = 1.0F;
+    float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
+    std::vector<LayerAttention> layers;  // [n_layer]
+};
+
+// Errors: Error for a file without latentkv.block.* keys whose architecture has no stock description.
+void check_architecture(const GgufFile& file, const std::string& architecture);
+
+// sizes: the decoder's sizes; their block is not read.
+// Errors: Error for an unknown architecture or word, a number out of range, or an array that is not one value a layer.
+BlockDescription read_block(const GgufFile& file, const HParams& sizes);
+
+}  // namespace lkv

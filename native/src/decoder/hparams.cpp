@@ -1,0 +1,107 @@
+#include "decoder/hparams.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace lkv {
+float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent) {
+    const auto found = file.find_f32(key);
+    if (found && !(*found >= low && *found <= high)) {
+        fail(key, "expected a number from ", low, " to ", high, "; got ", *found);
+    }
+    return found.value_or(absent);
+}
+
+std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer) {
+    const GgufValue* const found = file.find(key);
+    if (n_layer == 0 || found == nullptr || !found->is_array) {
+        return file.find_u32(key);
+    }
+    const std::vector<uint32_t> values = file.get_u32_array(key);
+    if (values.size() != static_cast<size_t>(n_layer)) {
+        fail(key, "expected one number, or ", n_layer, ", one a layer; got ", values.size());
+    }
+    const auto other = std::find_if(values.begin(), values.end(), [&](uint32_t v) { return v != values.front(); });
+    if (other != values.end()) {
+        fail(key, "expected the same number for every layer; got ", values.front(), " and, in layer ",
+             other - values.begin(), ", ", *other);
+    }
+    return values.front();
+}
+
+HParams read_hparams(const GgufFile& file) {
+    HParams h;
+    h.architecture = file.get_string("general.architecture");
+    check_architecture(file, h.architecture);  // before its keys are missed
+    const std::string dot = h.architecture + ".";
+
+    const auto of_layers = [&](const std::string& name) { return find_layers_u32(file, dot + name, h.n_layer); };
+    const auto need = [&](const std::string& name, int64_t low, int64_t high) {
+        const int64_t value = of_layers(name) ? *of_layers(name) : file.get_u32(dot + name);
+        if (value < low || value > high) {
+            fail(dot + name, "expected a value from ", low, " to ", high, "; got ", value);
+        }
+        return static_cast<int>(value);
+    };
+    h.n_layer = need("block_count", 1, 4096);
+    h.n_embd = need("embedding_length", 1, 1 << 20);
+    h.n_ff = need("feed_forward_length", 1, 1 << 22);
+    h.n_head = need("attention.head_count", 1, 4096);
+    h.n_ctx_train = need("context_length", 1, 1 << 30);
+    h.n_kv = of_layers("attention.head_count_kv") ? need("attention.head_count_kv", 1, 4096) : h.n_head;
+    if (h.n_head % h.n_kv != 0) {
+        fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", h.n_head, "; got ", h.n_kv);
+    }
+    if (const auto key_length = of_layers("attention.key_length")) {
+        h.head_dim = need("attention.key_length", 1, 4096);
+        if (const auto value_length = of_layers("attention.value_length");
+            value_length && *value_length != *key_length) {
+            fail(dot + "attention.value_length", "expected the key length ", *key_length, "; got ", *value_length);
+        }
+    } else {
+        if (h.n_embd % h.n_head != 0) {
+            fail("gguf", "expected the key " + dot + "attention.key_length", "; got ", "none");
+        }
+        h.head_dim = h.n_embd / h.n_head;
+    }
+
+    h.block = read_block(file, h);
+    if (h.block.ffn == Ffn::experts) {
+        h.n_expert = need("expert_count", 2, 4096);
+        h.n_expert_used = need("expert_used_count", 1, h.n_expert);
+        const char* const own = "expert_feed_forward_length";
+        h.n_ff = of_layers(own) ? need(own, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
+    } else if (const uint32_t n = file.find_u32(dot + "expert_count").value_or(0); n > 0) {
+        fail(dot + "expert_count", "expected 0 beside an FFN without experts; got ", n);
+    }
+    const char* epsilon =
+        h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
+    h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
+    h.n_rot = h.head_dim;
+    if (of_layers("rope.dimension_count")) {
+        h.n_rot = need("rope.dimension_count", 2, h.head_dim);
+    }
+    if (h.block.position == Position::rope && h.n_rot % 2 != 0) {
+        fail(dot + "rope.dimension_count", "expected an even number", "; got ", h.n_rot);
+    }
+    h.clamp_kqv = read_float(file, dot + "attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
+    h.max_alibi_bias = read_float(file, dot + "attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);
+    if (h.block.position == Position::alibi && h.max_alibi_bias <= 0.0F) {
+        fail(dot + "attention.max_alibi_bias", "expected a positive number for position alibi", "; got ",
+             h.max_alibi_bias);
+    }
+    if (h.block.position != Position::alibi) {
+        h.max_alibi_bias = 0.0F;
+    }
+
+    const TensorInfo* embedding = file.find_tensor("token_embd.weight");
+    if (embedding == nullptr || embedding->n_dims != 2 || embedding->ne[0] != h.n_embd) {
+        fail("gguf", "expected a tensor token_embd.weight of width ", h.n_embd, "; got ",
+             embedding == nullptr ? std::string("none") : std::to_string(embedding->ne[0]));
+    }
+    h.n_vocab = static_cast<int>(embedding->ne[1]);
+    return h;
+}
+
+}  // namespace lkv

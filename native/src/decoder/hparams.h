@@ -1,0 +1,46 @@
+// The decoder's sizes and block description, from the file.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "decoder/block.h"
+#include "gguf/reader.h"
+
+namespace lkv {
+
+struct HParams {
+    std::string architecture;  // stock name, only used to look up "<architecture>.*" keys
+    BlockDescription block;
+
+    int n_layer = 0;
+    int n_embd = 0;
+    int n_ff = 0;           // of one expert, if the model has experts
+    int n_expert = 0;       // 0: no experts
+    int n_expert_used = 0;  // per token
+    int n_head = 0;
+    int n_kv = 0;
+    int head_dim = 0;
+    int n_ctx_train = 0;
+    int n_vocab = 0;
+    float norm_eps = 1e-5F;
+
+    int n_rot = 0;        // rotated dims of a head
+    float clamp_kqv = 0;  // 0 = none
+    float max_alibi_bias = 0;
+
+    int width_kv() const { return n_kv * head_dim; }
+    int width_q() const { return n_head * head_dim; }
+};
+
+// Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.
+HParams read_hparams(const GgufFile& file);
+
+// A number that files give once or once per layer. Errors: Error if layers differ.
+std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer);
+
+// The float of `key`, or `absent`. Errors: Error if it is not from `low` to `high`, or NaN.
+float read_float(const GgufFile& file, const std::string& key, float low, float high, float absent);
+
+}  // namespace lkv

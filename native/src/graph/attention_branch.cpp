@@ -1,0 +1,182 @@
+#include "graph/attention_branch.h"
+
+namespace lkv {
+namespace {
+
+// Queries meet latents in the latents' own space.
+bool moves_queries(const LayerCacheSpec& spec) {
+    return spec.k_path == KPath::rotated || spec.k_path == KPath::absorbed;
+}
+
+}  // namespace
+
+ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il) {
+    if (from.exact == nullptr && from.cache.placement().evicts(il)) return graph.evicting[static_cast<size_t>(il)];
+    return from.exact == nullptr && from.cache.placement().in_ring(il) ? graph.ring_reference : graph.reference;
+}
+
+bool AttentionBranch::expands_keys(int il) const {
+    const KPath path = from_.model.cache_spec().layers[static_cast<size_t>(il)].k_path;
+    return path != KPath::rebuild && !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu &&
+           from_.shape.fused && from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
+           !in_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
+}
+
+void AttentionBranch::describe(LatentAttnParams& p, int il) const {
+    p.n_head = h_.n_head;
+    p.n_kv = h_.n_kv;
+    p.head_dim = h_.head_dim;
+    p.k_group = p.v_group = 1;
+    p.scale = h_.block.attention_scale;
+    p.softcap = h_.block.attention_softcap;
+    p.window = h_.block.layers[static_cast<size_t>(il)].window;
+    const LayerWeights& layer = from_.model.layers()[static_cast<size_t>(il)];
+    p.sinks = layer.sinks.empty() ? nullptr : layer.sinks.data();
+    p.sink_values = layer.sink_values.empty() ? nullptr : layer.sink_values.data();
+    p.alibi_slopes = from_.constants.alibi_slopes.empty() ? nullptr : from_.constants.alibi_slopes.data();
+}
+
+void AttentionBranch::describe_rebuild(LatentAttnParams& p, int il) const {
+    const LayerWeights& layer = weights_of(il);
+    p.k_bias = layer.k_bias.empty() ? nullptr : layer.k_bias.data();
+    p.k_norm = layer.k_norm.empty() ? nullptr : layer.k_norm.data();
+    p.k_norm_eps = h_.norm_eps;
+    const Rope& rope = from_.ropes.of(il);
+    p.rope_freqs = rope.turns() ? rope.freqs.data() : nullptr;
+    p.rope_mscale = rope.mscale;
+    p.n_rot = h_.n_rot;
+    p.rope_neox = h_.block.rope_pairing == RopePairing::neox;
+}
+
+void AttentionBranch::describe_full(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const {
+    describe(p, il);
+    p.q_width = h_.head_dim;
+    if (spec.k_path == KPath::rebuild) {
+        p.k_raw = true;
+        p.k_rank_max = h_.head_dim;
+        describe_rebuild(p, il);
+    }
+}
+
+void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const {
+    const LayerWeights& layer = weights_of(il);
+    describe(p, il);
+    p.k_group = spec.k.group;
+    p.v_group = spec.v.group;
+    if (spec.k_path == KPath::rebuild || expands_keys(il)) {
+        p.k_b = layer.k_b.data();
+        p.k_rank_max = spec.k.rank_max();
+    }
+    if (spec.k_path == KPath::rebuild) {
+        describe_rebuild(p, il);
+    }
+    if (spec.v_path == VPath::latent) {
+        p.v_b = layer.v_b.data();
+        p.v_rank_max = spec.v.rank_max();
+    }
+}
+
+// split: exact windows hold full rows, and are a problem of their own.
+AttentionNode& AttentionBranch::attention_node(int il, const Queries& q, bool split) {
+    const ExactRows* const exact = from_.exact;
+    const LayerCacheSpec& spec = exact != nullptr ? exact->spec : spec_of(il);
+    AttentionNode& node = graph_.attention[static_cast<size_t>(il)];
+    node.cache = exact != nullptr ? exact->cache : &from_.cache;
+    node.batch = exact != nullptr ? &exact->batch : &from_.batch;
+    node.layer = il;
+    node.row_layer = exact != nullptr ? 0 : il;
+    node.on_gpu = from_.shape.on_gpu;
+    if (split) {
+        LatentAttnParams& p = node.full.emplace();
+        describe_full(p, spec, il);
+        node.list_regions(true, p);
+    }
+    if (q.latents != nullptr) {
+        LatentAttnParams& p = node.latents.emplace();
+        describe_latents(p, spec, il);
+        p.q_width = static_cast<int32_t>(q.latents->ne[0]);
+        node.list_regions(false, p);
+    }
+    return node;
+}
+
+AttentionBranch::Reads AttentionBranch::read_cache(ggml_tensor* q, const Rows& rows, int il) {
+    const bool split = from_.cache.rows().is_full(0, il);
+    Queries queries{split ? q : nullptr, nullptr};
+    if (!split || (from_.cache.placement().in_ring(il) ? from_.shape.ring : from_.shape.latents)) {
+        const bool moves = moves_queries(spec_of(il)) && !expands_keys(il);
+        queries.latents = moves ? projections_.project(q, weights_of(il)) : q;
+    }
+    AttentionNode& node = attention_node(il, queries, split);
+    return {node, queries, store_rows(ctx_, node, rows.full, rows.latents)};
+}
+
+// A lazy prefill attends to rows before compression, and writes both these and the cache's.
+AttentionBranch::Reads AttentionBranch::read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, int il) {
+    AttentionNode& writer = graph_.writers[static_cast<size_t>(il)];
+    writer.cache = &from_.cache;
+    writer.batch = &from_.batch;
+    writer.layer = writer.row_layer = il;
+    writer.on_gpu = from_.shape.on_gpu;
+    ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, rows.full, rows.latents));
+    const bool moves = moves_queries(spec_of(il)) && from_.exact->spec.k_path != KPath::full;
+    const Queries queries{nullptr, moves ? projections_.project(q, weights_of(il)) : q};
+    AttentionNode& node = attention_node(il, queries, false);
+    return {node, queries, store_rows(ctx_, node, std::nullopt, projections_.exact_rows(*rows.latents, heads, il))};
+}
+
+// [head_dim, n_head, n_tokens]; under eviction masses are added to the layer's.
+ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
+    const GraphShape& shape = from_.shape;
+    const bool evicts = from_.exact == nullptr && from_.cache.placement().evicts(il);
+    ggml_tensor* out = nullptr;
+    ggml_tensor* masses = nullptr;
+    if (shape.fused) {
+        out = latent_attn(ctx_, reads.node, reads.q, reads.stored, shape.n_threads);
+        if (evicts) masses = attn_mass(ctx_, reads.node, reads.q, shape.on_gpu ? out : reads.stored, shape.n_threads);
+    } else {
+        ggml_tensor* const factors = from_.constants.rope_factors[from_.ropes.of_layer[static_cast<size_t>(il)]];
+        out = latent_attn_reference(ctx_, reads.node, from_.model, from_.ropes.of(il), factors,
+                                    reference_inputs(from_, graph_, il), reads.q, reads.stored,
+                                    evicts ? &masses : nullptr);
+    }
+    if (evicts) {
+        ggml_build_forward_expand(graph_.nodes, shape.on_gpu ? masses : store_masses(ctx_, reads.node, masses));
+    }
+    return out;
+}
+
+ggml_tensor* AttentionBranch::output(ggml_tensor* x, int il) const {
+    const LayerWeights& layer = weights_of(il);
+    const int64_t hd = h_.head_dim;
+    const int64_t n_tokens = x->ne[2];
+    if (spec_of(il).v_path == VPath::full) {
+        x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
+    } else if (layer.attn_v_bias != nullptr) {
+        x = ggml_reshape_4d(ctx_, x, hd, h_.n_head / h_.n_kv, h_.n_kv, n_tokens);
+        x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, layer.attn_v_bias, hd, 1, h_.n_kv));
+    }
+    x = ggml_reshape_2d(ctx_, x, hd * h_.n_head, n_tokens);
+    return ops_.linear(x, layer.attn_output, layer.attn_output_bias);
+}
+
+ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
+    const LayerCacheSpec& spec = spec_of(il);
+    const bool split = from_.cache.rows().is_full(0, il);
+    ops_.held(x);
+    const Heads heads = projections_.heads(x, il);
+    ggml_tensor* const q =
+        spec.k_path == KPath::full ? ops_.held(ops_.rotate(heads.q, from_.constants.hadamard_k)) : heads.q;
+    Rows rows;
+    if (split) {
+        rows.full = projections_.full_rows(heads, spec);
+    }
+    if (!split || from_.shape.to_middle || from_.exact != nullptr) {
+        rows.latents = projections_.latent_rows(x, heads, weights_of(il), spec);
+    }
+    const Reads reads = from_.exact != nullptr ? read_exact(q, rows, heads, il) : read_cache(q, rows, il);
+    ggml_build_forward_expand(graph_.nodes, reads.stored);  // rows are written even where no output follows
+    return output(attended(reads, il), il);
+}
+
+}  // namespace lkv

@@ -1,0 +1,119 @@
+#include "graph/ffn.h"
+
+namespace lkv {
+namespace {
+
+constexpr float oai_alpha = 1.702F;
+constexpr float oai_limit = 7.0F;
+constexpr int own_nodes = 24;  // without those that add experts up
+
+ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x) {
+    switch (activation) {
+        case Activation::silu:
+            return ggml_silu(ctx, x);
+        case Activation::gelu:
+            return ggml_gelu_erf(ctx, x);
+        case Activation::gelu_tanh:
+            return ggml_gelu(ctx, x);
+        case Activation::relu:
+            return ggml_relu(ctx, x);
+        case Activation::swiglu_oai:
+            break;  // no plain FFN has it, see block.cpp
+    }
+    return x;
+}
+
+ggml_glu_op gate_of(Activation activation) {
+    switch (activation) {
+        case Activation::silu:
+            return GGML_GLU_OP_SWIGLU;
+        case Activation::gelu:
+            return GGML_GLU_OP_GEGLU_ERF;
+        case Activation::gelu_tanh:
+            return GGML_GLU_OP_GEGLU;
+        case Activation::relu:
+            return GGML_GLU_OP_REGLU;
+        case Activation::swiglu_oai:
+            return GGML_GLU_OP_SWIGLU_OAI;
+    }
+    return GGML_GLU_OP_SWIGLU;
+}
+
+// act(gate) · up; without a gate `up` holds [gate | up].
+ggml_tensor* gated(ggml_context* ctx, Activation activation, ggml_tensor* gate, ggml_tensor* up) {
+    const ggml_glu_op op = gate_of(activation);
+    if (op == GGML_GLU_OP_SWIGLU_OAI) return ggml_swiglu_oai(ctx, gate, up, oai_alpha, oai_limit);
+    return gate == nullptr ? ggml_glu(ctx, up, op, false) : ggml_glu_split(ctx, gate, up, op);
+}
+
+ggml_tensor* linear(ggml_context* ctx, ggml_tensor* weight, ggml_tensor* bias, ggml_tensor* x) {
+    x = ggml_mul_mat(ctx, weight, x);
+    return bias == nullptr ? x : ggml_add(ctx, x, bias);
+}
+
+// Of each token's experts. weight [n_in, n_out, n_expert], bias [n_out, n_expert], x [n_in, 1 or used, n_tokens],
+// chosen i32 [used, n_tokens] -> [n_out, used, n_tokens]
+ggml_tensor* linear_of(ggml_context* ctx, ggml_tensor* weight, ggml_tensor* bias, ggml_tensor* x, ggml_tensor* chosen) {
+    x = ggml_mul_mat_id(ctx, weight, x, chosen);
+    return bias == nullptr ? x : ggml_add_id(ctx, x, bias, chosen);
+}
+
+// The experts of each token, i32 [used, n_tokens], and their weights [1, used, n_tokens].
+struct Routing {
+    ggml_tensor* chosen;
+    ggml_tensor* weights;
+};
+
+Routing route(ggml_context* ctx, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
+    const int64_t n_tokens = x->ne[1];
+    ggml_tensor* scores = linear(ctx, layer.ffn_gate_inp, layer.ffn_gate_inp_bias, x);  // [n_expert, n_tokens]
+    // weights that are divided by their sum are the softmax over the chosen ones alone
+    const bool late = h.block.expert_norm;
+    if (!late) scores = ggml_soft_max(ctx, scores);
+    ggml_tensor* const chosen = ggml_argsort_top_k(ctx, scores, h.n_expert_used);
+    ggml_tensor* weights = ggml_get_rows(ctx, ggml_reshape_3d(ctx, scores, 1, h.n_expert, n_tokens), chosen);
+    if (late) {
+        weights = ggml_soft_max(ctx, ggml_reshape_2d(ctx, weights, h.n_expert_used, n_tokens));
+        weights = ggml_reshape_3d(ctx, weights, 1, h.n_expert_used, n_tokens);
+    }
+    return {chosen, weights};
+}
+
+ggml_tensor* experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer,
+                     ggml_tensor* x) {
+    const int64_t n_tokens = x->ne[1];
+    const Routing to = route(ctx, h, layer, x);
+    ggml_build_forward_expand(nodes, to.weights);
+    x = ggml_reshape_3d(ctx, x, h.n_embd, 1, n_tokens);
+    ggml_tensor* const up = linear_of(ctx, layer.ffn_up, layer.ffn_up_bias, x, to.chosen);
+    ggml_tensor* const gate = linear_of(ctx, layer.ffn_gate, layer.ffn_gate_bias, x, to.chosen);
+    ggml_tensor* y = gated(ctx, h.block.activation, gate, up);
+    y = linear_of(ctx, layer.ffn_down, layer.ffn_down_bias, y, to.chosen);
+    y = ggml_mul(ctx, y, to.weights);  // [n_embd, used, n_tokens]
+    ggml_tensor* sum = nullptr;
+    for (int i = 0; i < h.n_expert_used; i++) {
+        ggml_tensor* const one = ggml_view_2d(ctx, y, h.n_embd, n_tokens, y->nb[2], static_cast<size_t>(i) * y->nb[1]);
+        sum = sum == nullptr ? one : ggml_add(ctx, sum, one);
+    }
+    return h.n_expert_used == 1 ? ggml_cont(ctx, sum) : sum;
+}
+
+}  // namespace
+
+int ffn_nodes(const HParams& h) { return own_nodes + 2 * h.n_expert_used; }
+
+ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
+    const BlockDescription& block = h.block;
+    if (block.ffn == Ffn::experts) return experts(ctx, nodes, h, layer, x);
+    ggml_tensor* y = linear(ctx, layer.ffn_up, layer.ffn_up_bias, x);
+    if (block.ffn == Ffn::plain) {
+        y = activated(ctx, block.activation, y);
+    } else {
+        ggml_tensor* const gate =
+            layer.ffn_gate == nullptr ? nullptr : linear(ctx, layer.ffn_gate, layer.ffn_gate_bias, x);
+        y = gated(ctx, block.activation, gate, y);
+    }
+    return linear(ctx, layer.ffn_down, layer.ffn_down_bias, y);
+}
+
+}  // namespace lkv

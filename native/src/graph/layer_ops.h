@@ -1,0 +1,34 @@
+// Steps that several branches of the decoder block take, in stock ggml ops.
+#pragma once
+
+#include "decoder/hparams.h"
+#include "ggml.h"
+
+namespace lkv {
+
+class LayerOps {
+public:
+    // keeps: tensors that held() is given keep their memory until the graph has run.
+    LayerOps(ggml_context* ctx, const HParams& hparams, bool keeps) : ctx_(ctx), h_(hparams), keeps_(keeps) {}
+
+    ggml_context* context() const { return ctx_; }
+
+    ggml_tensor* norm(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
+    ggml_tensor* linear(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
+    ggml_tensor* scaled(ggml_tensor* x, float by) const { return by == 1.0F ? x : ggml_scale(ctx_, x, by); }
+    // Clips a projection, if the file asks for it.
+    ggml_tensor* clamp(ggml_tensor* x) const;
+    // x times a Hadamard matrix [b, b], b channels at a time; null: x.
+    ggml_tensor* rotate(ggml_tensor* x, ggml_tensor* hadamard) const;
+    // The tensors that lead to K, V and Q keep their memory: a GPU computes them concurrently, so none may overwrite another.
+    ggml_tensor* held(ggml_tensor* x) const;
+    // [.., n_tokens] as one row a token.
+    ggml_tensor* as_rows(ggml_tensor* x, int64_t n_tokens) const;
+
+private:
+    ggml_context* ctx_;
+    const HParams& h_;
+    bool keeps_;
+};
+
+}  // namespace lkv

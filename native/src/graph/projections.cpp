@@ -1,0 +1,134 @@
+#include "graph/projections.h"
+
+#include "graph/encode.h"
+
+namespace lkv {
+namespace {
+
+bool raw_keys(const LayerCacheSpec& spec) { return spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed; }
+
+}  // namespace
+
+ggml_tensor* Projections::rope(ggml_tensor* x, int il) const {
+    const Rope& rope = ropes_.of(il);
+    if (!rope.turns()) return x;
+    // held: a GPU's products with E_q and E_k turn their vectors themselves
+    ops_.held(x);
+    const int mode = h_.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL;
+    return ggml_rope_ext(ctx_, x, positions_, constants_.rope_factors[ropes_.of_layer[static_cast<size_t>(il)]],
+                         h_.n_rot, mode, 0, rope.base, 1.0F, 0.0F, rope.mscale, 32.0F, 1.0F);
+}
+
+ggml_tensor* Projections::project(ggml_tensor* q, const LayerWeights& layer) const {
+    // heads of one KV head share its E_q
+    return ops_.held(swapped(ctx_, ops_.held(ggml_mul_mat(ctx_, layer.attn_q_e, ops_.held(swapped(ctx_, q))))));
+}
+
+ggml_tensor* Projections::encode(ggml_tensor* x, ggml_tensor* e, const TensorSpec& spec) const {
+    return lkv::encode(ctx_, e, x, spec, [this](ggml_tensor* t) { return ops_.held(t); });
+}
+
+Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer) const {
+    ggml_tensor* const qkv = ops_.held(ops_.clamp(ops_.linear(x, layer.attn_qkv, layer.attn_qkv_bias)));
+    const auto width = static_cast<size_t>(h_.head_dim) * sizeof(float);
+    const auto cut = [&](int64_t heads, int64_t first) {
+        return ops_.held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, h_.head_dim, heads, x->ne[1], width, qkv->nb[1],
+                                                      static_cast<size_t>(first) * width)));
+    };
+    return {cut(h_.n_head, 0), cut(h_.n_kv, h_.n_head), cut(h_.n_kv, h_.n_head + h_.n_kv)};
+}
+
+Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) const {
+    const auto project = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n_heads) {
+        if (weight == nullptr) return weight;
+        ggml_tensor* const y = ops_.held(ops_.clamp(ops_.linear(x, weight, bias)));
+        return ggml_reshape_3d(ctx_, y, h_.head_dim, n_heads, x->ne[1]);
+    };
+    // behind a norm over all heads the bias of raw keys is added later
+    ggml_tensor* const raw_bias = layer.attn_k_norm_whole != nullptr ? nullptr : layer.attn_k_e_bias;
+    Heads found;
+    found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+    found.k = project(layer.attn_k, raw_keys(spec) ? raw_bias : layer.attn_k_bias, h_.n_kv);
+    // a latent's bias is added once, to the output
+    found.v = project(layer.attn_v, spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias, h_.n_kv);
+    return found;
+}
+
+Heads Projections::heads(ggml_tensor* x, int il) const {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
+    const bool raw = raw_keys(spec);
+    Heads found = layer.attn_qkv != nullptr ? packed(x, layer) : apart(x, layer, spec);
+    if (layer.attn_q_norm_whole != nullptr) {
+        found.q = normed_whole(found.q, layer.attn_q_norm_whole, nullptr);
+    }
+    if (found.k != nullptr && layer.attn_k_norm_whole != nullptr) {
+        found.k = normed_whole(found.k, layer.attn_k_norm_whole, raw ? layer.attn_k_e_bias : nullptr);
+    }
+    if (layer.attn_q_norm != nullptr) {
+        found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
+    }
+    found.q = ops_.held(rope(found.q, il));
+    if (found.k != nullptr && !raw) {
+        found.k = finished(found.k, il);
+    }
+    return found;
+}
+
+ggml_tensor* Projections::normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {
+    ggml_tensor* const rows = ggml_reshape_2d(ctx_, x, x->ne[0] * x->ne[1], x->ne[2]);
+    return ggml_reshape_3d(ctx_, ops_.held(ops_.norm(rows, weight, bias)), x->ne[0], x->ne[1], x->ne[2]);
+}
+
+ggml_tensor* Projections::finished(ggml_tensor* k, int il) const {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    if (layer.attn_k_norm != nullptr) {
+        k = ops_.norm(k, layer.attn_k_norm, nullptr);
+    }
+    return ops_.held(rope(k, il));
+}
+
+BatchRows Projections::full_rows(const Heads& heads, const LayerCacheSpec& spec) const {
+    const auto rotated = [&](bool full, ggml_tensor* x, ggml_tensor* hadamard) {
+        return ops_.as_rows(full ? ops_.held(ops_.rotate(x, hadamard)) : x, x->ne[2]);
+    };
+    return {rotated(spec.k_path == KPath::full, heads.k, constants_.hadamard_k),
+            rotated(spec.v_path == VPath::full, heads.v, constants_.hadamard_v)};
+}
+
+BatchRows Projections::exact_rows(const BatchRows& latents, const Heads& heads, int il) const {
+    const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
+    const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
+    BatchRows rows = latents;
+    if (spec.k.encoded) {
+        ggml_tensor* k = heads.k;
+        if (spec.k_path == KPath::rebuild) {
+            if (layer.attn_k_bias != nullptr) {
+                k = ggml_add(ctx_, k, ggml_reshape_2d(ctx_, layer.attn_k_bias, h_.head_dim, h_.n_kv));
+            }
+            k = finished(k, il);
+        }
+        rows.k = ops_.as_rows(k, k->ne[2]);
+    }
+    if (spec.v.encoded) {
+        rows.v = ops_.as_rows(heads.v, heads.v->ne[2]);
+    }
+    return rows;
+}
+
+BatchRows Projections::latent_rows(ggml_tensor* x, const Heads& heads, const LayerWeights& layer,
+                                   const LayerCacheSpec& spec) const {
+    const auto encoded = [&](ggml_tensor* whole, ggml_tensor* e, ggml_tensor* a, ggml_tensor* bias,
+                             const TensorSpec& side) {
+        return side.encoded ? encode(whole, e, side) : ops_.held(ops_.linear(x, a, bias));
+    };
+    ggml_tensor* const k = spec.k_path == KPath::full
+                               ? ops_.held(ops_.rotate(heads.k, constants_.hadamard_k))
+                               : encoded(heads.k, layer.attn_k_e, layer.attn_k_a, layer.attn_k_a_bias, spec.k);
+    ggml_tensor* const v = spec.v_path == VPath::full
+                               ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
+                               : encoded(heads.v, layer.attn_v_e, layer.attn_v_a, layer.attn_v_a_bias, spec.v);
+    return {ops_.as_rows(k, x->ne[1]), ops_.as_rows(v, x->ne[1])};
+}
+
+}  // namespace lkv

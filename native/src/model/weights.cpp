@@ -1,0 +1,216 @@
+#include "model/weights.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace lkv {
+namespace {
+
+// [rank, n_kv·head_dim] with the rank contiguous -> [n_kv, rank, head_dim]: row c is what latent channel c adds to a head.
+std::vector<float> by_channel(const ggml_tensor* b, int n_kv, int head_dim) {
+    const std::vector<float> source = to_floats(b);
+    const int rank = static_cast<int>(b->ne[0]);
+    std::vector<float> out(source.size());
+    for (int j = 0; j < n_kv; j++) {
+        for (int i = 0; i < head_dim; i++) {
+            for (int c = 0; c < rank; c++) {
+                out[(static_cast<size_t>(j) * rank + c) * head_dim + i] =
+                    source[(static_cast<size_t>(j) * head_dim + i) * rank + c];
+            }
+        }
+    }
+    return out;
+}
+
+class Loader {
+public:
+    Loader(const FileTensors& tensors, const HParams& hparams, const LayerCacheSpec& spec, int il)
+        : tensors_(tensors), h_(hparams), spec_(spec), blk_("blk." + std::to_string(il) + ".") {}
+
+    LayerWeights load() {
+        load_norms();
+        load_projections();
+        load_sinks();
+        load_keys();
+        load_values();
+        h_.block.ffn == Ffn::experts ? load_experts() : load_ffn();
+        return std::move(l_);
+    }
+
+private:
+    ggml_tensor* need(const char* role, std::initializer_list<int64_t> ne) const {
+        return tensors_.need(blk_ + role, ne);
+    }
+    ggml_tensor* optional(const char* role, std::initializer_list<int64_t> ne) const {
+        return tensors_.optional(blk_ + role, ne);
+    }
+    bool is_full_key() const { return spec_.k_path == KPath::full || spec_.k_path == KPath::rotated; }
+
+    void load_projections();
+    void load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const;
+    void load_sinks();
+    void load_keys();
+    void load_values();
+    void load_norms();
+    void load_experts();
+    void load_ffn();
+
+    const FileTensors& tensors_;
+    const HParams& h_;
+    const LayerCacheSpec& spec_;
+    const std::string blk_;
+    LayerWeights l_;
+};
+
+// Q, K and V, apart or packed, with their biases and norms, and what follows attention.
+void Loader::load_projections() {
+    const int64_t d = h_.n_embd;
+    const int64_t w = h_.width_kv();
+    const int64_t wq = h_.width_q();
+    l_.attn_qkv = optional("attn_qkv.weight", {d, wq + 2 * w});
+    l_.attn_qkv_bias = optional("attn_qkv.bias", {wq + 2 * w});
+    if (l_.attn_qkv == nullptr) {
+        l_.attn_q = need("attn_q.weight", {d, wq});
+        l_.attn_k = is_full_key() || spec_.k.encoded ? need("attn_k.weight", {d, w}) : nullptr;
+        l_.attn_v = spec_.v_path == VPath::full || spec_.v.encoded ? need("attn_v.weight", {d, w}) : nullptr;
+    } else if (!is_full_key() || spec_.v_path != VPath::full) {
+        fail("gguf", "expected ", blk_, "attn_q.weight beside latent K or V; got packed ", blk_, "attn_qkv.weight");
+    }
+    l_.attn_q_bias = optional("attn_q.bias", {wq});
+    l_.attn_k_bias = optional("attn_k.bias", {w});
+    l_.attn_v_bias = optional("attn_v.bias", {w});
+    load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
+    load_head_norm("attn_k_norm.weight", h_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
+    l_.attn_output = need("attn_output.weight", {wq, d});
+    l_.attn_output_bias = optional("attn_output.bias", {d});
+}
+
+// A weight as wide as one head is every head's norm, one as wide as all of them theirs together.
+void Loader::load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const {
+    const ggml_tensor* const found = tensors_.find(blk_ + role);
+    const int64_t width = n_heads * h_.head_dim;
+    if (found != nullptr && n_heads > 1 && found->ne[0] == width) {
+        whole = need(role, {width});
+    } else {
+        of_each = optional(role, {h_.head_dim});
+    }
+}
+
+void Loader::load_sinks() {
+    l_.attn_sinks = optional("attn_sinks.weight", {h_.n_head});
+    if (l_.attn_sinks == nullptr) return;
+    l_.sinks = to_floats(l_.attn_sinks);
+    if (spec_.v_path == VPath::latent && l_.attn_v_bias != nullptr) {
+        l_.sink_values = to_floats(l_.attn_v_bias);
+        for (float& x : l_.sink_values) x = -x;
+    }
+}
+
+// Factors of K: A or E makes its latents, B rebuilds keys, E_q takes queries to the latents.
+void Loader::load_keys() {
+    const int64_t rank = spec_.k.rank_max();
+    const int64_t w = h_.width_kv();
+    if (spec_.k_path == KPath::rotated || spec_.k.encoded) {
+        l_.attn_k_e = need("attn_k_e.weight", {static_cast<int64_t>(spec_.k.group) * h_.head_dim, spec_.k.rank_sum()});
+        if (spec_.k_path != KPath::rotated) l_.attn_k_e_bias = optional("attn_k_e.bias", {w});
+    } else if (spec_.k_path != KPath::full) {
+        if (l_.attn_k_norm_whole != nullptr) {
+            fail("gguf", "expected ", blk_, "attn_k_e.weight, latents of K behind its norm over all heads; got none");
+        }
+        l_.attn_k_a = need("attn_k_a.weight", {h_.n_embd, spec_.k.rank_sum()});
+        l_.attn_k_a_bias = optional("attn_k_a.bias", {spec_.k.rank_sum()});
+    }
+    if (spec_.k_path == KPath::rebuild) {
+        l_.attn_k_b = need("attn_k_b.weight", {rank, w});
+        l_.k_b = by_channel(l_.attn_k_b, h_.n_kv, h_.head_dim);
+        if (l_.attn_k_bias != nullptr) l_.k_bias = to_floats(l_.attn_k_bias);
+        if (l_.attn_k_norm != nullptr) l_.k_norm = to_floats(l_.attn_k_norm);
+    }
+    if (spec_.k_path == KPath::rotated || spec_.k_path == KPath::absorbed) {
+        l_.attn_q_e = need("attn_q_e.weight", {h_.head_dim, rank, h_.n_kv});
+    }
+}
+
+void Loader::load_values() {
+    if (spec_.v_path != VPath::latent) return;
+    const int64_t w = h_.width_kv();
+    if (spec_.v.encoded) {
+        l_.attn_v_e = need("attn_v_e.weight", {static_cast<int64_t>(spec_.v.group) * h_.head_dim, spec_.v.rank_sum()});
+        l_.attn_v_e_bias = optional("attn_v_e.bias", {w});
+    } else {
+        l_.attn_v_a = need("attn_v_a.weight", {h_.n_embd, spec_.v.rank_sum()});
+        l_.attn_v_a_bias = optional("attn_v_a.bias", {spec_.v.rank_sum()});
+    }
+    l_.attn_v_b = need("attn_v_b.weight", {spec_.v.rank_max(), w});
+    l_.v_b = by_channel(l_.attn_v_b, h_.n_kv, h_.head_dim);
+}
+
+void Loader::load_norms() {
+    const int64_t d = h_.n_embd;
+    l_.attn_post_norm = optional("post_attention_norm.weight", {d});
+    l_.ffn_post_norm = optional("post_ffw_norm.weight", {d});
+    l_.attn_norm = l_.attn_post_norm == nullptr ? need("attn_norm.weight", {d}) : optional("attn_norm.weight", {d});
+    l_.attn_norm_bias = optional("attn_norm.bias", {d});
+    l_.attn_norm_2 = optional("attn_norm_2.weight", {d});
+    l_.attn_norm_2_bias = optional("attn_norm_2.bias", {d});
+    l_.ffn_norm = optional("ffn_norm.weight", {d});
+    l_.ffn_norm_bias = optional("ffn_norm.bias", {d});
+    // a branch has a norm: this one is the FFN's under another name
+    if (l_.ffn_norm == nullptr && l_.ffn_post_norm == nullptr && l_.attn_norm != nullptr) {
+        std::swap(l_.ffn_norm, l_.attn_post_norm);
+    }
+    if (l_.ffn_norm == nullptr && l_.ffn_post_norm == nullptr && !h_.block.parallel) {
+        fail("gguf", "expected a tensor ", blk_, "ffn_norm.weight; got none");
+    }
+}
+
+void Loader::load_experts() {
+    const int64_t d = h_.n_embd;
+    const int64_t ff = h_.n_ff;
+    const int64_t n = h_.n_expert;
+    l_.ffn_gate_inp = need("ffn_gate_inp.weight", {d, n});
+    l_.ffn_gate_inp_bias = optional("ffn_gate_inp.bias", {n});
+    l_.ffn_gate = need("ffn_gate_exps.weight", {d, ff, n});
+    l_.ffn_gate_bias = optional("ffn_gate_exps.bias", {ff, n});
+    l_.ffn_up = need("ffn_up_exps.weight", {d, ff, n});
+    l_.ffn_up_bias = optional("ffn_up_exps.bias", {ff, n});
+    l_.ffn_down = need("ffn_down_exps.weight", {ff, d, n});
+    l_.ffn_down_bias = optional("ffn_down_exps.bias", {d, n});
+}
+
+void Loader::load_ffn() {
+    const int64_t d = h_.n_embd;
+    const int64_t ff = h_.n_ff;
+    const bool is_gated = h_.block.ffn == Ffn::gated;
+    const bool packed_up = is_gated && tensors_.find(blk_ + "ffn_gate.weight") == nullptr;
+    if (packed_up && h_.block.activation == Activation::swiglu_oai) {
+        fail("gguf", "expected a tensor ", blk_, "ffn_gate.weight; got none");
+    }
+    if (is_gated && !packed_up) {
+        l_.ffn_gate = need("ffn_gate.weight", {d, ff});
+        l_.ffn_gate_bias = optional("ffn_gate.bias", {ff});
+    }
+    const int64_t up = packed_up ? 2 * ff : ff;
+    l_.ffn_up = need("ffn_up.weight", {d, up});
+    l_.ffn_up_bias = optional("ffn_up.bias", {up});
+    l_.ffn_down = need("ffn_down.weight", {ff, d});
+    l_.ffn_down_bias = optional("ffn_down.bias", {d});
+}
+
+}  // namespace
+
+LayerWeights load_layer(const FileTensors& tensors, const HParams& hparams, const LayerCacheSpec& spec, int il) {
+    return Loader(tensors, hparams, spec, il).load();
+}
+
+size_t factor_bytes(const LayerWeights& l) {
+    size_t bytes = 0;
+    for (const ggml_tensor* factor : {l.attn_k_a, l.attn_k_a_bias, l.attn_k_b, l.attn_k_e, l.attn_k_e_bias, l.attn_q_e,
+                                      l.attn_v_a, l.attn_v_a_bias, l.attn_v_b, l.attn_v_e, l.attn_v_e_bias}) {
+        bytes += factor == nullptr ? 0 : ggml_nbytes(factor);
+    }
+    return bytes;
+}
+
+}  // namespace lkv

@@ -1,0 +1,254 @@
+#include "runtime/plan/session_plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/cores.h"
+#include "base/error.h"
+#include "cache/evict/policies.h"
+#include "runtime/lazy_prefill.h"
+
+namespace lkv {
+namespace {
+
+constexpr int longest_exact_ubatch = 128;
+constexpr int least_evicting_ubatch = 16;
+
+// in_blocks: whether the rows may be of blocks of tokens, which are the middle's K alone.
+std::optional<Format> parse_kv(const char* flag, const std::string& name, bool in_blocks) {
+    if (name.empty()) {
+        return std::nullopt;
+    }
+    const auto format = parse_format(name);
+    if (!format || *format == Format::none) {
+        std::string known;
+        for (const Format each : all_formats) {
+            if (format_in_blocks(each) && !in_blocks) continue;
+            known += known.empty() ? "" : " ";
+            known += format_name(each);
+        }
+        fail(flag, "expected one of ", known, "; got ", quoted(name));
+    }
+    return format;
+}
+
+std::vector<Format> parse_plan(const char* flag, const std::vector<std::string>& names) {
+    std::vector<Format> plan;
+    plan.reserve(names.size());
+    for (const std::string& name : names) {
+        const auto format = parse_format(name);
+        if (!format) {
+            fail(flag, "expected known row formats (docs/gguf.md); got ", quoted(name));
+        }
+        plan.push_back(*format);
+    }
+    return plan;
+}
+
+int check_range(const char* flag, int value, int low, int high) {
+    if (value < low || value > high) {
+        fail(flag, "expected a value from ", low, " to ", high, "; got ", value);
+    }
+    return value;
+}
+
+int thread_count(const char* flag, int wanted) {
+    return wanted == 0 ? usable_cores() : check_range(flag, wanted, 1, 512);
+}
+
+bool is_fused(const SessionOptions& options) {
+    if (options.implementation != "fused" && options.implementation != "reference") {
+        fail("implementation", "expected fused or reference; got ", quoted(options.implementation));
+    }
+    return options.implementation == "fused";
+}
+
+// Tokens that each layer keeps of a sequence, sinks and recent ones among them.
+EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& cache) {
+    if (!options.evicts()) {
+        if (!options.keep_tokens.empty()) {
+            fail("keep_tokens", "expected a policy beside it, --evict h2o; got none");
+        }
+        return {};
+    }
+    EvictOptions evict;
+    evict.policy = find_policy(options.evict);
+    if (evict.policy == nullptr) {
+        std::string known;
+        for (const EvictPolicy* policy : evict_policies) known += std::string(policy->name) + " ";
+        fail("evict", "expected one of ", known, "none; got ", quoted(options.evict));
+    }
+    const std::string& text = options.keep_tokens;
+    const bool share = !text.empty() && text.back() == '%';
+    double number = 0;
+    const char* const end = text.data() + text.size() - (share ? 1 : 0);
+    const auto [parsed, error] = std::from_chars(text.data(), end, number);
+    const bool whole = share ? number <= 100.0 : number <= 1 << 28 && number == std::floor(number);
+    if (text.empty() || error != std::errc() || parsed != end || !(number > 0.0) || !whole) {
+        fail("keep_tokens", "expected a number of tokens, or a share of the context up to 100%, beside --evict ",
+             options.evict, "; got ", text.empty() ? "none" : quoted(text));
+    }
+    evict.keep = static_cast<int>(share ? std::ceil(number / 100.0 * cache.n_ctx / cache.n_seq_max) : number);
+    return evict;
+}
+
+// Whether tokens of a long ubatch may attend to each other's rows before these are stored: on a GPU, where exact rows are full ones.
+bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
+    return model.n_host_layers() == 0 && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
+           std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
+                       [](const LayerCacheSpec& layer) { return layer.exact_is_full(); });
+}
+
+void set_sizes(const Model& model, const SessionOptions& options, KvCacheOptions& cache) {
+    cache.n_ctx = options.n_ctx == 0 ? model.hparams().n_ctx_train : check_range("n_ctx", options.n_ctx, 1, 1 << 28);
+    cache.n_ubatch = std::min(check_range("n_ubatch", options.n_ubatch, 1, 1 << 16), cache.n_ctx);
+    cache.n_seq_max = check_range("n_seq_max", options.n_seq_max, 1, max_sequences);
+    cache.runs = model.runs();
+}
+
+void set_exact_tokens(const CacheSpec& spec, const SessionOptions& options, KvCacheOptions& cache) {
+    cache.sink = options.sink < 0 ? spec.sink : check_range("sink", options.sink, 0, 1 << 16);
+    if (!(options.recent_ratio <= 1.0)) {
+        fail("recent_ratio", "expected a ratio from 0 to 1; got ", options.recent_ratio);
+    }
+    const bool own_window = options.recent >= 0 || options.recent_ratio >= 0;
+    cache.recent =
+        options.recent < 0 ? (own_window ? 0 : spec.recent) : check_range("recent", options.recent, 0, 1 << 20);
+    cache.recent_ratio = own_window ? std::max(0.0, options.recent_ratio) : static_cast<double>(spec.recent_ratio);
+    const auto sink = parse_kv("kv_sink", options.kv_sink, false);
+    const auto recent = parse_kv("kv_recent", options.kv_recent, false);
+    cache.sink_format = {sink.value_or(spec.sink_format), sink.has_value()};
+    cache.recent_format = {recent.value_or(spec.recent_format), recent.has_value()};
+}
+
+// Ubatches are as short as the recent region and eviction need them.
+void shorten_ubatches(const Model& model, const SessionOptions& options, KvCacheOptions& cache) {
+    if (cache.keeps_recent()) {
+        // a ubatch enters the recent region whole before the rest is demoted: 512 exact tokens more would cost 1.6 % of an
+        // f16 cache at 32K, half the budget that an exact window is for
+        cache.exact_ubatch = std::min(cache.n_ubatch, longest_exact_ubatch);
+        if (!sees_own_rows(model, cache) || options.evicts()) cache.n_ubatch = cache.exact_ubatch;
+    }
+    cache.evict = parse_evict(options, cache);
+    if (cache.evict.policy != nullptr) {
+        // the tokens of a ubatch take at most a quarter of the slots that a layer has for those it keeps
+        cache.n_ubatch = std::min(cache.n_ubatch, std::max(least_evicting_ubatch, cache.evict_budget() / 4));
+        cache.exact_ubatch = std::min(cache.exact_ubatch, cache.n_ubatch);
+    }
+}
+
+void set_formats(const SessionOptions& options, KvCacheOptions& cache) {
+    const auto chosen = parse_kv("kv", options.kv, true);
+    const auto k_chosen = parse_kv("kv_k", options.kv_k, true);
+    const auto v_chosen = parse_kv("kv_v", options.kv_v, false);
+    cache.k_format = k_chosen ? k_chosen : chosen;
+    cache.v_format = v_chosen ? v_chosen : chosen;
+    cache.k_plan = parse_plan("k_plan", options.k_plan);
+    cache.v_plan = parse_plan("v_plan", options.v_plan);
+}
+
+KvCacheOptions cache_options(const Model& model, const SessionOptions& options) {
+    KvCacheOptions cache;
+    set_sizes(model, options, cache);
+    set_exact_tokens(model.cache_spec(), options, cache);
+    shorten_ubatches(model, options, cache);
+    set_formats(options, cache);
+    return cache;
+}
+
+// Prefill is lazy where the options or the file ask for it, but not beside eviction or on several devices: options that ask for it
+// there are refused, and a file that does is prefilled eagerly, with a warning.
+Prefill choose_prefill(const Model& model, const SessionOptions& options, std::vector<std::string>& warnings) {
+    const bool asked = !options.prefill.empty();
+    Prefill prefill = model.cache_spec().prefill;
+    if (asked) {
+        const auto word = schema::parse<Prefill>(schema::prefill_words, options.prefill);
+        if (!word) {
+            fail("prefill", "expected eager or lazy; got ", quoted(options.prefill));
+        }
+        prefill = *word;
+    }
+    if (prefill == Prefill::eager) return prefill;
+    if (options.evicts()) {
+        const std::string wanted =
+            concat("expected eager beside --evict ", options.evict, ", as a prompt is cut while it comes");
+        if (asked) fail("prefill", wanted, "; got lazy");
+        warnings.push_back(
+            concat("[prefill] ", wanted, "; got lazy, by the file: prompts are compressed as they come"));
+        prefill = Prefill::eager;
+    } else if (!model.on_one_device()) {
+        const std::string runs = runs_text(model.runs());
+        const std::string hint = "; use -ngl 0, or 99 with --split-mode none";
+        if (asked)
+            fail("prefill", "expected all layers on one device for lazy; got ", runs, hint, ", or --prefill eager");
+        warnings.push_back(concat("[prefill] expected all layers on one device for lazy, by the file; got ", runs,
+                                  ": prompts are compressed as they come", hint));
+        prefill = Prefill::eager;
+    }
+    if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
+        fail("prefill", "expected eager, as ", obstacle, "; got lazy");
+    }
+    return prefill;
+}
+
+void warn_of_context(const CacheSpec& spec, const KvCacheOptions& cache, std::vector<std::string>& warnings) {
+    // sequences of one cache share its context
+    if (spec.fitted_context > 0 && cache.n_ctx / cache.n_seq_max > spec.fitted_context) {
+        warnings.push_back(concat("[context] expected at most ", spec.fitted_context,
+                                  " positions, the context this file's K basis was fitted for; got n_ctx ",
+                                  cache.n_ctx));
+    }
+}
+
+void warn_of_window(const CacheSpec& spec, const KvCacheOptions& cache, std::vector<std::string>& warnings) {
+    KvCacheOptions fitted;
+    fitted.sink = spec.sink;
+    fitted.recent = spec.recent;
+    fitted.recent_ratio = static_cast<double>(spec.recent_ratio);
+    if (cache.window(cache.n_ctx) < fitted.window(cache.n_ctx)) {
+        warnings.push_back(concat("[recent] expected at least ", fitted.window(cache.n_ctx),
+                                  " recent tokens, the window this file's plan was fitted for; got ",
+                                  cache.window(cache.n_ctx)));
+    }
+}
+
+}  // namespace
+
+SessionPlan resolve(const Model& model, const SessionOptions& options) {
+    SessionPlan plan;
+    std::vector<std::string> of_prefill;
+    plan.fused = is_fused(options);
+    plan.kv_rotate = options.kv_rotate;
+    plan.prefill = choose_prefill(model, options, of_prefill);
+    plan.n_threads = thread_count("n_threads", options.n_threads);
+    plan.n_threads_batch =
+        options.n_threads_batch == 0 ? plan.n_threads : thread_count("n_threads_batch", options.n_threads_batch);
+    plan.cache = cache_options(model, options);
+    warn_of_context(model.cache_spec(), plan.cache, plan.warnings);
+    warn_of_window(model.cache_spec(), plan.cache, plan.warnings);
+    plan.warnings.insert(plan.warnings.end(), of_prefill.begin(), of_prefill.end());
+    return plan;
+}
+
+void require_runnable(const Model& model, const SessionOptions& options) {
+    if (model.describe_only()) {
+        fail("session", "expected a model to run; got one opened with describe_only");
+    }
+    if (options.require_fused) {
+        const char* const where = model.gpu_asked() ? "the GPU" : "the CPU";
+        if (!is_fused(options)) {
+            fail("require_fused", "expected fused attention on ", where,
+                 "; got stock ggml operations; leave out --implementation reference");
+        }
+        if (model.gpu_asked() && !model.on_gpu()) {
+            fail("require_fused", "expected fused attention on the GPU, as -ngl / n_gpu_layers asks; got the CPU (",
+                 model.gpu_absent(), "); use -ngl 0");
+        }
+    }
+    if (!is_fused(options) && model.on_gpu()) {
+        fail("implementation", "expected fused on a GPU; got reference; use -ngl 0");
+    }
+}
+
+}  // namespace lkv

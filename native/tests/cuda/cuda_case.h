@@ -1,0 +1,205 @@
+// A case of attn_case.h on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attn/attn_case.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/plan.h"
+#include "ops/cuda/shared_plan.h"
+
+namespace lkv::test {
+
+inline void cuda_check(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) {
+        throw std::runtime_error(std::string("[cuda] expected ") + what + " to work; got " + cudaGetErrorString(error));
+    }
+}
+
+class DeviceBuffer {
+public:
+    DeviceBuffer() = default;
+    explicit DeviceBuffer(size_t bytes) : bytes_(bytes) {
+        cuda_check(cudaMalloc(&data_, bytes == 0 ? 16 : bytes), "cudaMalloc");
+    }
+    template <class T>
+    explicit DeviceBuffer(const std::vector<T>& host) : DeviceBuffer(host.size() * sizeof(T)) {
+        upload(host.data(), bytes_);
+    }
+    DeviceBuffer(DeviceBuffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+    DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~DeviceBuffer() { cudaFree(data_); }
+
+    void upload(const void* host, size_t bytes) {
+        cuda_check(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice), "an upload");
+    }
+    template <class T>
+    std::vector<T> download() const {
+        std::vector<T> host(bytes_ / sizeof(T));
+        cuda_check(cudaMemcpy(host.data(), data_, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "a download");
+        return host;
+    }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
+    size_t bytes() const { return bytes_; }
+
+private:
+    void* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+inline cuda::Device device_limits() {
+    cuda::Device of{};
+    cuda_check(cuda::describe_device(of), "a device");
+    return of;
+}
+
+// Everything of a case but its plan; memory lives as long as this.
+class DeviceCase {
+public:
+    cuda::AttnArgs args{};
+    bool keeps_parts = false;  // memory for maxima and sums even where results are all
+
+    // apart: tokens may read the slots of their own sequences alone
+    explicit DeviceCase(const LatentAttnParams& p, const cuda::Device& device = device_limits(), bool apart = false) {
+        const int last = p.n_regions - 1;
+        const int steps = (p.regions[last].n_slots + cuda::step_slots - 1) / cuda::step_slots;
+        int32_t* const own_counts = apart ? keep(std::vector<int32_t>(static_cast<size_t>(p.n_tokens), -1)) : nullptr;
+        int32_t* const own_steps =
+            apart ? keep(std::vector<int32_t>(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(steps), -1))
+                  : nullptr;
+        args.own = {own_counts, own_steps, steps};
+        int capacity = 0;
+        for (int r = 0; r < p.n_regions; r++) capacity += p.regions[r].n_slots;
+        cuda::plan_attention(p, capacity, device, args);
+        args.q = keep(p.q, static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.q_width));
+        args.q_pos = keep(p.q_pos, static_cast<size_t>(p.n_tokens));
+        args.q_seq = keep(p.q_seq, static_cast<size_t>(p.n_tokens));
+        args.alibi_slopes = keep(p.alibi_slopes, static_cast<size_t>(p.n_head));
+        if (p.k_b != nullptr) {
+            const auto pack = [&](const std::vector<int>& dims) {
+                return keep(cuda::pack_k_b(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks, dims));
+            };
+            args.k_b = pack(cuda::dims_in_order(p.head_dim));
+            args.k_b_rows = keep(
+                cuda::pack_rows(p.k_b, static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.k_rank_max * p.head_dim)));
+            args.k_b_planes = pack(cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox));
+            args.k_b_cores =
+                keep(cuda::pack_k_b_cores(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, cuda::decode_blocks(args),
+                                          cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox)));
+            args.k_bias = keep(p.k_bias, static_cast<size_t>(p.n_kv * p.head_dim));
+            args.k_norm = keep(p.k_norm, static_cast<size_t>(p.head_dim));
+            std::vector<uint64_t> phases;
+            if (p.rope_freqs != nullptr) phases = cuda::pack_phases(p.rope_freqs, p.n_rot / 2);
+            if (!phases.empty()) args.phases = keep(phases);
+            args.angles = keep(cuda::pack_angles(phases, cuda::all_turned_tiles(p.head_dim, args.n_rot)));
+            args.rebuilt_angles = keep(cuda::pack_angles(phases, cuda::rebuilt_tiles));
+        }
+        if (p.v_b != nullptr) {
+            const auto n = static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.v_rank_max * p.head_dim);
+            args.v_b = keep(cuda::pack_rows(p.v_b, n));
+        }
+        std::vector<int32_t> n_slots;
+        for (int r = 0; r < p.n_regions; r++) {
+            const RegionView& from = p.regions[r];
+            const auto n = static_cast<size_t>(from.n_slots);
+            cuda::RegionArgs& to = args.regions[r];
+            to.k_block = in_blocks(from.k) ? block_slots : 1;
+            const size_t n_k = (n + static_cast<size_t>(to.k_block) - 1) / static_cast<size_t>(to.k_block) *
+                               static_cast<size_t>(to.k_block);
+            to.k_rows = keep_rows(from.k_rows, n_k * static_cast<size_t>(from.k.row_bytes));
+            to.v_rows = keep_rows(from.v_rows, n * static_cast<size_t>(from.v.row_bytes));
+            to.pos = keep(from.pos, n);
+            to.seq = keep(from.seq, n);
+            to.k_row_bytes = static_cast<uint32_t>(from.k.row_bytes);
+            to.v_row_bytes = static_cast<uint32_t>(from.v.row_bytes);
+            const cuda::RegionTables tables = cuda::region_tables(from.k, from.v, args.k_blocks, args.v_blocks);
+            to.k_groups = keep(tables.k_groups);
+            to.v_groups = keep(tables.v_groups);
+            to.chunks = keep(tables.chunks);
+            n_slots.push_back(from.n_slots);
+        }
+        args.n_slots = keep(n_slots);
+        if (apart) {
+            const cuda::FindStepsArgs find{
+                args.q_seq, args.regions[last].seq, args.n_slots + last, own_counts, own_steps, steps};
+            cuda_check(cuda::find_own_steps(find, p.n_tokens, nullptr), "finding own steps");
+        }
+        args.expanded = cuda::expanded_region(p.n_kv, p.head_dim, [this](const auto& host) { return keep(host); });
+        args.context = capacity + 64 * p.n_regions;
+        out_ =
+            DeviceBuffer(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.head_dim) * sizeof(float));
+        args.out = out_.as<float>();
+    }
+
+    // Poisoned first: what the kernels do not write stays NaN.
+    std::vector<float> run() {
+        prepare();
+        cuda_check(cuda::attend(args, nullptr), "attend");
+        cuda_check(cudaDeviceSynchronize(), "attention");
+        return out_.download<float>();
+    }
+
+    // With full rows beside these latents.
+    std::vector<float> run_beside(DeviceCase& full) {
+        full.args.leaves = cuda::Leaves::parts;
+        full.prepare();
+        prepare();
+        cuda_check(cuda::attend(full.args, nullptr), "full rows");
+        cuda_check(cuda::begin_beside(args, nullptr), "the latents beside them");
+        cuda_check(cuda::end_beside(args, full.args, nullptr), "both");
+        cuda_check(cudaDeviceSynchronize(), "attention");
+        return out_.download<float>();
+    }
+
+    void prepare() {
+        const bool parts = args.n_split > 1 || args.v_b != nullptr || args.expand != 0 ||
+                           args.leaves != cuda::Leaves::results || keeps_parts;
+        if (parts) {
+            partial_ = DeviceBuffer(cuda::partial_floats(args) * sizeof(float));
+            partial_ml_ = DeviceBuffer(cuda::partial_ml_floats(args) * sizeof(float));
+            cuda_check(cudaMemset(partial_.as<void>(), 0xff, partial_.bytes()), "a memset");
+            cuda_check(cudaMemset(partial_ml_.as<void>(), 0xff, partial_ml_.bytes()), "a memset");
+        }
+        args.done = keep(std::vector<uint32_t>(static_cast<size_t>(cuda::merge_counters(args.n_head, args.n_kv)), 0));
+        args.partial = parts ? partial_.as<float>() : nullptr;
+        args.partial_ml = parts ? partial_ml_.as<float>() : nullptr;
+        cuda_check(cudaMemset(out_.as<void>(), 0xff, out_.bytes()), "a memset");
+    }
+
+    template <class T>
+    T* keep(const std::vector<T>& host) {
+        kept_.emplace_back(host);
+        return kept_.back().template as<T>();
+    }
+    template <class T>
+    const T* keep(const T* host, size_t n) {
+        return host == nullptr ? nullptr : keep(std::vector<T>(host, host + n));
+    }
+
+private:
+    // storage is a multiple of 16 bytes
+    const uint8_t* keep_rows(const uint8_t* host, size_t n) {
+        std::vector<uint8_t> rows(host, host + n);
+        rows.resize((n + 15) / 16 * 16, 0xff);
+        return keep(rows);
+    }
+
+    std::vector<DeviceBuffer> kept_;
+    DeviceBuffer out_;
+    DeviceBuffer partial_;
+    DeviceBuffer partial_ml_;
+};
+
+}  // namespace lkv::test

@@ -1,0 +1,1556 @@
+// The CUDA kernels on the CPU's cases, against the contract in double; rows against the CPU's bytes.
+#include <limits>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+
+#include "attn/attn_matrix.h"
+#include "check.h"
+#include "cuda/cuda_case.h"
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/step/early_start.h"
+#include "ops/cuda/step/product.h"
+
+namespace {
+
+using lkv::Format;
+using lkv::RowLayout;
+using lkv::RowPlan;
+using lkv::test::AttnCase;
+using lkv::test::AttnShape;
+using lkv::test::cuda_check;
+using lkv::test::DeviceBuffer;
+using lkv::test::DeviceCase;
+using lkv::test::Perturb;
+using lkv::test::relative_error;
+
+// f16 rows enter the products as they are; other rows are rounded to f16 once, rebuilt keys twice more.
+constexpr double exact_tolerance = 1e-3;
+constexpr double rounded_tolerance = 2.5e-3;
+
+std::map<std::string, double> largest;
+
+double tolerance_of(const AttnShape& s) {
+    bool f16 = !s.k_rebuild && !s.v_latent;
+    for (const Format f : s.k_formats) f16 = f16 && f == Format::f16;
+    for (const Format f : s.v_formats) f16 = f16 && f == Format::f16;
+    return f16 ? exact_tolerance : rounded_tolerance;
+}
+
+struct Cut {
+    const char* name;
+    int tile;  // 0: as planned
+    int stages;
+    int n_split;
+    bool by_warp = false;  // K rebuild without products by warpgroups, as on other GPUs
+};
+
+constexpr Cut cuts[] = {{"planned", 0, 0, 0},
+                        {"tiles of 16, one stage, 3 parts", 16, 1, 3},
+                        {"tiles of 32, 2 parts", 32, 2, 2},
+                        {"one part, one stage", 64, 1, 1},
+                        {"planned, by warp", 0, 0, 0, true}};
+
+void compare(const AttnShape& shape) {
+    AttnCase c(shape);
+    const std::vector<double> want = c.oracle();
+    const double tolerance = tolerance_of(shape);
+    for (const Cut& cut : cuts) {
+        lkv::cuda::Device limits = lkv::test::device_limits();
+        if (cut.by_warp) {
+            if (DeviceCase(c.params, limits).args.specialized == 0) continue;
+            limits.specialized = false;
+        }
+        DeviceCase device(c.params, limits);
+        if (cut.tile > 0) {
+            const int wc = device.args.prefill;
+            const bool expands = device.args.expand != 0;
+            // several chunks of the context
+            if (expands) device.args.expand = lkv::cuda::expand_slots * cut.n_split;
+            const int tile = device.args.in_blocks != 0 ? std::max(cut.tile, lkv::block_slots) : cut.tile;
+            if (wc == 0 && device.args.specialized == 0 && !expands)
+                device.args.tile = std::min(tile, device.args.tile);
+            // the decode kernel copies a direct K a tile ahead
+            int least_stages = device.args.decode != 0 && device.args.rebuild == 0 ? 2 : 1;
+            if (device.args.specialized != 0) {
+                least_stages = lkv::cuda::least_latent_buffers(lkv::cuda::decode_blocks(device.args), device.args.unit,
+                                                               device.args.pair != 0);
+            }
+            device.args.stages = std::min(std::max(cut.stages, least_stages), device.args.stages);
+            // wide rows may be read from the cache, without copies; tiles that are made by the warp that uses them
+            if (wc > 1 && cut.tile == 16) device.args.stages = 0;
+            if (wc == 1 && cut.tile == 16) device.args.buffers = 1;
+            device.args.least_tiles = 1;
+            device.args.n_split = cut.n_split;
+        }
+        std::vector<float> got;
+        try {
+            got = device.run();
+        } catch (const std::exception& e) {
+            CHECK_MSG(false, shape.name + ", " + cut.name + ": " + e.what());
+            continue;
+        }
+        const double error = relative_error(got, want);
+        double& seen = largest[tolerance == exact_tolerance ? "f16 rows, direct" : "other rows and paths"];
+        seen = std::max(seen, error);
+        CHECK_MSG(error <= tolerance, shape.name + ", " + cut.name + ": relative error " + std::to_string(error));
+        if (cut.tile == 0 && !cut.by_warp) {
+            CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance,
+                      shape.name + ": scores 1 % off go unseen");
+        }
+    }
+}
+
+// Which kernel a plan takes.
+std::string kernel_of(const lkv::cuda::AttnArgs& a) {
+    if (a.expand != 0) return a.mla.rows != 0 ? "expanded keys" : "expanded";
+    if (a.specialized != 0) return a.pair != 0 ? "pairs" : "specialized";
+    if (a.decode != 0) return a.rebuild != 0 ? "decode, rebuilt" : "decode";
+    if (a.mla.rows != 0) return "mla";
+    if (a.wide != 0) return "wide";
+    if (a.prefill != 0) return "prefill";
+    return a.rebuild != 0 ? "rebuilt" : "direct";
+}
+
+// A random row: bits of {8, 4, 2, 1} that do not rise along a group, dropped segments last; windows keep every segment.
+std::vector<std::vector<lkv::SegmentSpec>> random_row(std::mt19937& random, int n_groups, int rank, bool latent,
+                                                      std::optional<Format> whole) {
+    using enum Format;
+    constexpr Format falling[] = {f16, q8, q4, q2, q1, none};
+    std::vector<std::vector<lkv::SegmentSpec>> groups;
+    for (int g = 0; g < n_groups; g++) {
+        auto& group = groups.emplace_back();
+        size_t at = random() % 4;
+        for (int left = rank; left > 0;) {
+            const int widest = latent ? std::min(left, 16 << random() % 5) : left;
+            const int width = left - widest < 16 ? left : widest;
+            group.push_back({whole.value_or(falling[latent ? at : std::min<size_t>(at, 4)]), width});
+            left -= width;
+            at = std::min(std::size(falling) - 1, at + random() % 3 / 2 + (random() % 6 == 0 ? 1 : 0));
+        }
+    }
+    return groups;
+}
+
+// What a file with windows may be opened with: regions that are not there, empty or full, rows of random plans, a few tokens of several
+// sequences, holes. The contract in double is the judge, for the kernel as planned.
+void random_regions(unsigned seed, int n_cases) {
+    std::mt19937 random(seed);
+    const auto from = [&](std::initializer_list<int> of) { return *(of.begin() + random() % of.size()); };
+    std::map<std::string, int> taken;
+    for (int i = 0; i < n_cases; i++) {
+        AttnShape s;
+        const int kind = static_cast<int>(random() % 5);
+        const bool k_latent = kind != 0;
+        s.k_rebuild = kind >= 3;
+        s.v_latent = kind == 1 || kind == 2 || kind == 4;
+        s.head_dim = from({64, 128});
+        s.n_kv = from({2, 4});
+        s.rep = from({1, 2, 4});
+        s.k_group = k_latent ? from({1, 2, s.n_kv}) : 1;
+        s.v_group = s.v_latent ? (random() % 4 == 0 ? from({1, 2}) : s.k_group) : 1;
+        const auto rank = [&](int group) { return 16 * (1 + static_cast<int>(random() % 8) * group); };
+        const int k_rank = k_latent ? std::min(rank(s.k_group), s.k_group * s.head_dim) : s.head_dim;
+        const int v_rank = s.v_latent ? std::min(rank(s.v_group), s.v_group * s.head_dim) : s.head_dim;
+        if (k_latent) s.k_ranks.assign(static_cast<size_t>(s.n_kv / s.k_group), k_rank);
+        if (s.v_latent) s.v_ranks.assign(static_cast<size_t>(s.n_kv / s.v_group), v_rank);
+        const int n_regions = from({1, 2, 3, 3});
+        s.k_formats.assign(static_cast<size_t>(n_regions), Format::q8);  // not f16: see tolerance_of
+        s.v_formats = s.k_formats;
+        for (int r = 0; r < n_regions; r++) {
+            std::optional<Format> whole;
+            if (r + 1 < n_regions) whole = random() % 4 == 0 ? Format::q8 : Format::f16;
+            s.k_rows.push_back(random_row(random, s.n_kv / s.k_group, k_rank, k_latent, whole));
+            s.v_rows.push_back(random_row(random, s.n_kv / s.v_group, v_rank, s.v_latent, whole));
+            s.absent.push_back(r + 1 < n_regions && random() % 3 == 0);
+        }
+        s.region_tokens = {from({0, 1, 4}), from({0, 1, 20})};
+        s.n_tokens = from({1, 1, 1, 2, 3, 5, 8});
+        s.n_seq = from({1, 1, 2, 3});
+        s.n_past = from({0, 14, 70, 150}) + 7 * s.n_seq;
+        s.permute = random() % 2 == 0;
+        s.seed = static_cast<unsigned>(random());
+        s.name = "random case " + std::to_string(i) + " of seed " + std::to_string(seed);
+        const AttnCase c(s);
+        DeviceCase device(c.params);
+        s.name += ", " + kernel_of(device.args);
+        taken[kernel_of(device.args)]++;
+        const std::vector<float> got = device.run();
+        const double error = relative_error(got, c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        if (s.n_past >= 70) {
+            CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > rounded_tolerance,
+                      s.name + ": scores 1 % off go unseen");
+        }
+    }
+    for (const auto& [kernel, n] : taken) std::printf("random cases of %s: %d\n", kernel.c_str(), n);
+}
+
+// A short case of every kernel.
+void samples() {
+    struct Sample {
+        const char* kernel;
+        int n_kv, rep, group, k_rank, v_rank;  // rank 0: full
+        bool rebuild;
+        Format format;
+        int n_tokens = 1, n_past = 150, n_regions = 1;
+        int n_split = 0;  // 0: as planned; 1 where every buffer between roles is to be used several times
+        int late_parts = 0;
+        int head_dim = 128;
+    };
+    constexpr Sample all[] = {
+        {"decode", 2, 4, 1, 0, 0, false, Format::f16},
+        {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
+        {"decode", 4, 2, 2, 128, 96, false, Format::q5},
+        {"decode, rebuilt", 2, 4, 1, 64, 64, true, Format::q4},
+        {"specialized", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
+        {"specialized", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 1},
+        {"specialized", 4, 4, 2, 96, 128, true, Format::q4, 1, 1450, 1, 3, 1},
+        {"specialized", 2, 4, 2, 176, 256, true, Format::q5, 1, 100, 3},
+        {"pairs", 4, 4, 4, 256, 256, true, Format::q8},
+        {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
+        {"pairs", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
+        {"pairs", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
+        {"mla", 4, 4, 4, 256, 192, false, Format::q4},
+        {"wide", 4, 4, 4, 256, 192, false, Format::q3},
+        {"mla", 2, 5, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
+        {"mla", 4, 2, 4, 64, 256, false, Format::q8, 2},         // a head has four rows, of two tokens
+        {"mla", 4, 3, 4, 64, 256, false, Format::q8, 1, 12000},  // nearly as many parts as there can be
+        // many tiles a part
+        {"mla", 4, 4, 4, 256, 192, false, Format::q4, 1, 1010, 1, 1},
+        {"mla", 4, 2, 4, 320, 512, false, Format::q1, 4, 700, 1, 1},
+        {"mla", 8, 1, 8, 512, 640, false, Format::q2, 1, 1100, 1, 1},
+        {"mla", 2, 2, 2, 96, 128, false, Format::f16, 1, 500, 1, 1},
+        {"wide", 4, 3, 4, 64, 256, false, Format::q5, 1, 12000},
+        {"wide", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
+        {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
+        {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 0, 192},
+        {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40},
+        {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
+        {"expanded keys", 4, 4, 4, 320, 384, true, Format::q4},
+        {"expanded keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
+        {"expanded keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
+        {"expanded keys", 4, 2, 4, 288, 128, true, Format::f16},
+        {"expanded", 2, 4, 1, 64, 64, true, Format::q4, 9, 40},
+        {"expanded", 1, 4, 1, 64, 64, true, Format::q8, 70, 270},
+    };
+    for (const Sample& of : all) {
+        AttnShape s;
+        s.name = std::string(of.kernel) + ", " + lkv::format_name(of.format) + ", ranks " + std::to_string(of.k_rank) +
+                 " and " + std::to_string(of.v_rank) + " of " + std::to_string(of.group) + " heads";
+        s.head_dim = of.head_dim;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.rope_base = 5e5;
+        s.k_rebuild = of.rebuild;
+        s.k_group = s.v_group = of.group;
+        if (of.k_rank > 0) s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), of.k_rank);
+        if (of.v_rank > 0) s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), of.v_rank);
+        s.v_latent = of.v_rank > 0;
+        s.k_formats = s.v_formats = {of.format};
+        if (of.n_regions > 1) s.k_formats = s.v_formats = {Format::f16, of.format, of.format};
+        s.uniform = of.n_regions == 1;
+        s.n_tokens = of.n_tokens;
+        s.n_past = of.n_past;
+        AttnCase c(s);
+        lkv::cuda::Device limits = lkv::test::device_limits();
+        if (of.kernel == std::string("decode, rebuilt")) limits.specialized = false;
+        DeviceCase device(c.params, limits);
+        // GPUs that lack a kernel take another
+        const bool has_all = lkv::test::device_limits().specialized && limits.pairs;
+        CHECK_MSG(!has_all || kernel_of(device.args) == of.kernel, s.name + ": planned for " + kernel_of(device.args));
+        if (of.n_split != 0) {
+            device.args.n_split = of.n_split;
+            device.args.late_parts = of.late_parts;
+        }
+        const std::vector<float> got = device.run();
+        const double error = relative_error(got, c.oracle());
+        const double tolerance = tolerance_of(s);
+        CHECK_MSG(error <= tolerance, s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, s.name + ": scores 1 % off go unseen");
+        if (device.args.expand == 0) continue;
+        const lkv::cuda::ExpandBy planned = device.args.expand_by;
+        limits.specialized = false;
+        DeviceCase other(c.params, limits);
+        for (const auto by :
+             {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units, lkv::cuda::ExpandBy::warpgroup}) {
+            if (by >= planned || other.args.expand == 0) continue;
+            other.args.expand_by = by;
+            CHECK_MSG(relative_error(other.run(), c.oracle()) <= tolerance,
+                      s.name + ": expanded by way " + std::to_string(static_cast<int>(by)));
+        }
+        if (device.args.expand <= lkv::cuda::expand_slots) continue;
+        device.args.expand = lkv::cuda::expand_slots;  // several chunks
+        CHECK_MSG(relative_error(device.run(), c.oracle()) <= tolerance, s.name + ": in several chunks");
+    }
+}
+
+// Heads of two query heads each that share one latent of K and of V in q4.
+AttnShape one_latent(const char* name, int heads, int k_rank, int v_rank, int n_past) {
+    AttnShape s;
+    s.name = name;
+    s.v_latent = true;
+    s.n_kv = s.k_group = s.v_group = heads;
+    s.rep = 2;
+    s.k_ranks = {k_rank};
+    s.v_ranks = {v_rank};
+    s.k_formats = s.v_formats = {Format::q4};
+    s.uniform = true;
+    s.n_past = n_past;
+    return s;
+}
+
+// Chunks of expanded keys add up in the same parts, however many of these each would choose for itself: 8 steps of 32 slots in 7 parts
+// are four times two, the 5 steps behind them five.
+void uneven_chunks() {
+    AttnShape s = one_latent("expanded keys in uneven chunks", 4, 320, 256, 405);
+    s.k_rebuild = true;
+    AttnCase c(s);
+    DeviceCase device(c.params);
+    CHECK(kernel_of(device.args) == "expanded keys");
+    device.args.expand = 256;
+    device.args.n_split = 7;
+    const double error = relative_error(device.run(), c.oracle());
+    CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
+}
+
+// Parts that start late have less work: 42 steps of 32 slots are 13, 13, 8 and 8.
+void late_parts() {
+    const AttnShape s = one_latent("parts that start late", 2, 96, 64, 1340);
+    AttnCase c(s);
+    DeviceCase device(c.params);
+    CHECK(kernel_of(device.args) == "mla");
+    device.args.n_split = 4;
+    device.args.mla.late_parts = 2;
+    const double error = relative_error(device.run(), c.oracle());
+    CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
+}
+
+// Latents beside full rows of exact windows.
+void beside() {
+    for (const auto& [full, latents] : lkv::test::shapes_beside()) {
+        const lkv::test::Beside c{AttnCase(full), AttnCase(latents)};
+        DeviceCase of_full(c.full.params);
+        DeviceCase of_latents(c.latents.params);
+        of_latents.keeps_parts = true;
+        const std::vector<float> got = of_latents.run_beside(of_full);
+        const double error = relative_error(got, c.oracle());
+        const double tolerance = tolerance_of(latents);
+        CHECK_MSG(error <= tolerance,
+                  full.name + " (" + of_latents.args.kernel + "): relative error " + std::to_string(error));
+        if (latents.n_past > 0) CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, full.name);
+    }
+}
+
+// Shapes of the models this is for: head_dim 128, grouped queries, wide joint latents.
+void wide() {
+    struct Wide {
+        const char* name;
+        int n_kv, rep, k_rank, v_rank, k_group, v_group;
+        bool rebuild;
+    };
+    constexpr Wide cases[] = {
+        {"8B full", 8, 4, 0, 0, 1, 1, false},
+        {"8B joint rotated", 8, 4, 512, 512, 8, 8, false},
+        {"8B joint rotated, wide", 8, 4, 1024, 768, 8, 8, false},
+        {"8B rebuild", 8, 4, 256, 256, 4, 4, true},
+        {"7B joint rotated", 16, 1, 1280, 2048, 16, 16, false},
+        {"7B rebuild joint", 8, 1, 1024, 1024, 8, 8, true},
+    };
+    for (const Wide& w : cases) {
+        for (const Format f : {Format::f16, Format::q4}) {
+            for (const int n_tokens : {1, 20, 70}) {
+                AttnShape s;
+                s.name = std::string(w.name) + ", " + lkv::format_name(f) + ", " + std::to_string(n_tokens) + " tokens";
+                s.head_dim = 128;
+                s.n_kv = w.n_kv;
+                s.rep = w.rep;
+                s.k_rebuild = w.rebuild;
+                s.k_group = w.k_group;
+                s.v_group = w.v_group;
+                if (w.k_rank > 0) s.k_ranks.assign(static_cast<size_t>(w.n_kv / w.k_group), w.k_rank);
+                if (w.v_rank > 0) s.v_ranks.assign(static_cast<size_t>(w.n_kv / w.v_group), w.v_rank);
+                s.v_latent = w.v_rank > 0;
+                s.k_formats = s.v_formats = {f};
+                s.n_past = 70;
+                s.n_tokens = n_tokens;
+                compare(s);
+                if (!s.v_latent || n_tokens > 20) continue;
+                s.name += ", one format a row";
+                s.uniform = true;
+                compare(s);
+            }
+        }
+    }
+}
+
+// Default plans: K and V in runs of 8, 4, 2 and 1 bits, f16 windows beside them. Every width alone, segments that end within a warp's
+// share, groups of several heads, more rows than a thread block has, holes, several sequences, parts of one tile and of many.
+void mla() {
+    using enum Format;
+    using Row = std::vector<lkv::SegmentSpec>;
+    struct Plan {
+        const char* name;
+        int n_kv, rep, group;
+        Row k, v;
+        int n_past = 300, n_tokens = 1, n_seq = 1;
+        bool windows = true, permute = false;
+        int n_split = 0, window = 0;
+        bool alibi = false;
+    };
+    const Plan plans[] = {
+        {"8 bits", 2, 6, 2, {{q8, 64}}, {{q8, 128}}},
+        {"4 bits", 2, 6, 2, {{q4, 64}}, {{q4, 128}}},
+        {"2 bits", 2, 6, 2, {{q2, 64}}, {{q2, 128}}},
+        {"1 bit", 2, 6, 2, {{q1, 96}}, {{q1, 64}}},
+        {"f16", 2, 6, 2, {{f16, 64}}, {{f16, 96}}, 100, 1, 1, false},
+        {"four widths",
+         4,
+         4,
+         4,
+         {{q8, 32}, {q4, 64}, {q2, 64}, {q1, 96}},
+         {{q8, 64}, {q4, 96}, {q2, 32}, {q1, 64}},
+         700},
+        {"dropped channels", 4, 2, 4, {{q8, 32}, {q4, 32}, {q2, 64}, {none, 64}}, {{q4, 64}, {q1, 96}, {none, 96}}},
+        {"segments of 32",
+         2,
+         8,
+         2,
+         {{q4, 32}, {q4, 32}, {q2, 32}, {q2, 32}},
+         {{q8, 32}, {q4, 32}, {q4, 32}, {q1, 32}, {q1, 32}}},
+        {"two groups", 4, 5, 2, {{q8, 32}, {q2, 96}}, {{q4, 64}, {q2, 32}}, 300, 1, 1, true, false, 2},
+        {"three tokens, three row blocks", 4, 8, 4, {{q8, 32}, {q4, 96}}, {{q4, 128}, {q2, 64}}, 200, 3},
+        {"holes, two sequences",
+         4,
+         1,
+         4,
+         {{q8, 64}, {q4, 64}},
+         {{q8, 32}, {q4, 64}, {q1, 128}},
+         200,
+         2,
+         2,
+         true,
+         true,
+         3,
+         90},
+        {"ALiBi, one part", 2, 8, 2, {{q4, 64}, {q2, 64}}, {{q4, 64}, {q2, 64}}, 700, 1, 1, true, true, 1, 0, true},
+        {"wide",
+         8,
+         4,
+         8,
+         {{q8, 128}, {q4, 256}, {q2, 256}, {q1, 128}},
+         {{q8, 64}, {q4, 192}, {q2, 384}, {q1, 384}},
+         300,
+         1,
+         1,
+         true,
+         false,
+         2},
+    };
+    unsigned seed = 900;
+    for (const Plan& of : plans) {
+        AttnShape s;
+        s.name = std::string("mla, ") + of.name;
+        s.head_dim = 64;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_group = s.v_group = of.group;
+        const auto width = [](const Row& row) {
+            int n = 0;
+            for (const lkv::SegmentSpec& segment : row) n += segment.width;
+            return n;
+        };
+        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.k));
+        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), width(of.v));
+        s.v_latent = true;
+        s.k_segments = of.k;
+        s.v_segments = of.v;
+        s.k_formats = s.v_formats = of.windows ? std::vector{f16, f16, q4} : std::vector{f16};
+        s.uniform = true;
+        s.n_past = of.n_past;
+        s.n_tokens = of.n_tokens;
+        s.n_seq = of.n_seq;
+        s.permute = of.permute;
+        s.window = of.window;
+        s.alibi = of.alibi;
+        s.seed = seed++;
+        const AttnCase c(s);
+        DeviceCase device(c.params);
+        CHECK_MSG(kernel_of(device.args) == "mla", s.name + ": planned for " + kernel_of(device.args));
+        if (of.n_split != 0) device.args.n_split = of.n_split;
+        const std::vector<float> got = device.run();
+        const double error = relative_error(got, c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > rounded_tolerance,
+                  s.name + ": scores 1 % off go unseen");
+    }
+}
+
+// Tokens of several sequences, each of which reads the steps that hold its own: few and many sequences, slots in any order, shared ones,
+// sequences that nobody asks about, and one without a token. As many parts as tokens, and more.
+void apart() {
+    using enum Format;
+    struct Batch {
+        const char* name;
+        int n_kv, rep, group, n_seq, n_past;
+        std::vector<int32_t> q_seq;  // in place of one token a sequence
+        bool permute = false, shared = false;
+        int n_split = 0, window = 0;
+    };
+    const Batch batches[] = {
+        {"two sequences", 4, 2, 4, 2, 300, {}},
+        {"eight of 8 rows", 4, 2, 4, 8, 170, {}, false, false, 9},
+        {"eight of 20 rows, a part each", 4, 5, 4, 8, 100, {}, false, false, 1},
+        {"three of 40 rows, any order", 4, 10, 4, 3, 150, {}, true, false, 7},
+        {"five, of which two are asked", 4, 4, 2, 5, 140, {1, 1, 3, 1, 3}, false, false, 6},
+        {"one of six, once", 4, 4, 4, 6, 130, {4, 4, 4, 4, 4, 4}, true},
+        {"slots that two sequences share, and a window", 4, 4, 4, 4, 200, {}, true, true, 11, 90},
+    };
+    unsigned seed = 1700;
+    for (const Batch& of : batches) {
+        AttnShape s;
+        s.name = std::string("apart, ") + of.name;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_group = s.v_group = of.group;
+        s.k_ranks.assign(static_cast<size_t>(of.n_kv / of.group), 192);
+        s.v_ranks.assign(static_cast<size_t>(of.n_kv / of.group), 224);
+        s.v_latent = true;
+        s.k_segments = {{q8, 32}, {q4, 64}, {q2, 96}};
+        s.v_segments = {{q8, 64}, {q4, 96}, {q1, 64}};
+        s.k_formats = s.v_formats = {q4};
+        s.uniform = true;
+        s.n_seq = of.n_seq;
+        s.n_past = of.n_past;
+        s.permute = of.permute;
+        s.window = of.window;
+        s.seed = seed++;
+        AttnCase c(s);
+        if (!of.q_seq.empty()) c.params.q_seq = of.q_seq.data();
+        std::vector<uint64_t> seq(c.params.regions[0].seq, c.params.regions[0].seq + c.params.regions[0].n_slots);
+        if (of.shared) {
+            for (uint64_t& each : seq) each |= (each & 1) << 2;  // what the first has the third has too
+        }
+        c.params.regions[0].seq = seq.data();
+        DeviceCase device(c.params, lkv::test::device_limits(), true);
+        CHECK_MSG(kernel_of(device.args) == "mla" && device.args.mla.apart == 1, s.name + ": planned otherwise");
+        if (of.n_split != 0) device.args.n_split = of.n_split;
+        const double error = relative_error(device.run(), c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        DeviceCase together(c.params);
+        CHECK_MSG(together.args.mla.apart == 0, s.name + ": apart unasked");
+        const double between = relative_error(device.run(), together.run());
+        CHECK_MSG(between <= rounded_tolerance, s.name + ": from all slots, " + std::to_string(between));
+    }
+}
+
+// A rehearsal on one slot a region leaves nothing behind that the real attention reads, and takes whole groups of K and V.
+void rehearsals() {
+    struct Shape {
+        const char* name;
+        int n_kv, rep, rank, group;
+        bool rebuild;
+    };
+    constexpr Shape shapes[] = {{"full rows", 8, 4, 0, 1, false},
+                                {"64 channels a head", 8, 4, 64, 1, true},
+                                {"128 channels of two heads", 8, 4, 128, 2, true},
+                                {"256 channels of four heads", 8, 4, 256, 4, true},
+                                {"latents of all heads", 8, 4, 512, 8, false}};
+    for (const Shape& of : shapes) {
+        AttnShape s;
+        s.name = of.name;
+        s.head_dim = 128;
+        s.n_kv = of.n_kv;
+        s.rep = of.rep;
+        s.k_rebuild = of.rebuild;
+        s.v_latent = of.rank > 0;
+        s.k_group = s.v_group = of.group;
+        if (of.rank > 0) s.k_ranks = s.v_ranks = std::vector<int>(static_cast<size_t>(of.n_kv / of.group), of.rank);
+        s.k_formats = s.v_formats = {Format::q8};
+        s.n_past = 300;
+        const AttnCase c(s);
+        DeviceCase device(c.params);
+        const std::vector<float> want = device.run();
+        lkv::cuda::AttnArgs args = lkv::cuda::rehearsal(device.args);
+        CHECK_MSG(args.rehearsed > 0 && of.n_kv / args.unit % args.rehearsed == 0 &&
+                      args.rehearsed * args.unit % of.group == 0,
+                  s.name + ": " + std::to_string(args.rehearsed) + " work items");
+        args.n_slots = device.keep(std::vector<int32_t>(lkv::cuda::max_regions, 1));
+        cuda_check(lkv::cuda::attend(args, nullptr), "a rehearsal");
+        cuda_check(cudaDeviceSynchronize(), "a rehearsal");
+        CHECK_MSG(device.run() == want, s.name + ": another result behind a rehearsal");
+    }
+}
+
+// Regions of which one starts its rows on 16 bytes and one, with more bytes or fewer, does not.
+void wide_regions() {
+    using enum Format;
+    for (const std::vector<Format>& formats :
+         {std::vector{q8, q4_0}, {q4_0, q8}, {f16, q8}, {q4, f16}, {q4_0, q4, q8}}) {
+        for (const int rank : {512, 2048}) {
+            for (const int n_tokens : {1, 3}) {
+                AttnShape s;
+                s.name = "a latent of " + std::to_string(rank) + " in regions of";
+                for (const Format f : formats) s.name += std::string(" ") + lkv::format_name(f);
+                s.name += ", " + std::to_string(n_tokens) + " tokens";
+                s.n_kv = 4;
+                s.rep = 2;
+                s.k_group = s.v_group = 4;
+                s.k_ranks = s.v_ranks = {rank};
+                s.v_latent = true;
+                s.k_formats = s.v_formats = formats;
+                s.uniform = true;
+                s.n_past = 200;
+                s.n_tokens = n_tokens;
+                compare(s);
+            }
+        }
+    }
+}
+
+// Latents of more than 1024 channels: every copy path, holes, regions of different formats, several tokens and sequences.
+void wide_latents() {
+    struct Wide {
+        const char* name;
+        int k_rank, v_rank, rep;
+        std::vector<Format> formats;  // of the regions
+        bool uniform;
+        int n_tokens, n_seq, dropped;
+    };
+    using enum Format;
+    const Wide cases[] = {
+        {"f16", 2048, 2048, 8, {f16}, true, 1, 1, 0},
+        {"q8", 2048, 2048, 8, {q8}, true, 1, 1, 0},
+        {"q4", 2048, 2048, 8, {q4}, true, 1, 1, 0},
+        {"q5", 2048, 2048, 8, {q5}, true, 1, 1, 0},
+        {"f16, two tokens", 2048, 2048, 4, {f16}, true, 2, 1, 0},
+        {"q8, two sequences", 2048, 2048, 4, {q8}, true, 1, 2, 0},
+        {"q4, four tokens of two sequences", 2048, 1600, 2, {q4}, true, 2, 2, 0},
+        {"two formats a row", 2048, 2048, 8, {q4}, false, 1, 1, 0},
+        {"f16, odd halves", 1216, 1984, 8, {f16}, true, 1, 1, 0},
+        {"q8, odd halves", 1216, 1984, 7, {q8}, true, 1, 1, 0},
+        {"f16, K of one block", 64, 2048, 8, {f16}, true, 1, 1, 0},
+        {"f16, ragged", 1000, 2000, 3, {f16}, true, 1, 1, 0},
+        {"regions of f16", 2048, 2048, 8, {f16, f16, f16}, true, 1, 1, 0},
+        {"regions of f16 and q8", 2048, 2048, 8, {f16, q8}, true, 1, 1, 0},
+        {"regions of f16, q8 and q4, fewer channels", 2048, 2048, 4, {f16, q8, q4}, true, 2, 1, 64},
+    };
+    for (const Wide& of : cases) {
+        for (const bool permute : {false, true}) {
+            AttnShape s;
+            s.name = std::string("wide latents, ") + of.name + (permute ? ", holes" : "");
+            s.n_kv = 4;
+            s.rep = of.rep;
+            s.k_group = s.v_group = 4;
+            s.k_ranks = {of.k_rank};
+            s.v_ranks = {of.v_rank};
+            s.v_latent = true;
+            s.k_formats = s.v_formats = of.formats;
+            s.uniform = of.uniform;
+            s.n_tokens = of.n_tokens;
+            s.n_seq = of.n_seq;
+            s.dropped = of.dropped;
+            s.n_past = 150;
+            s.permute = permute;
+            s.window = permute ? 120 : 0;
+            compare(s);
+        }
+    }
+}
+
+// Latents that several heads share and K is rebuilt from: heads side by side in one tile of scores, rows that start on any bytes,
+// dimensions that leave a batch of 64 part empty.
+void shared_latents() {
+    struct Heads {
+        int n_kv, rep, head_dim, group, k_rank, v_rank;
+    };
+    unsigned seed = 200;
+    for (const Heads& h : {Heads{8, 4, 128, 4, 256, 256}, Heads{4, 1, 128, 4, 240, 144}, Heads{4, 2, 96, 2, 128, 176},
+                           Heads{4, 3, 80, 2, 144, 16}, Heads{2, 1, 256, 1, 192, 256}, Heads{8, 8, 64, 8, 160, 208}}) {
+        for (const Format f : {Format::f16, Format::q8, Format::q4, Format::q3}) {
+            for (const int n_tokens : {1, 2}) {
+                AttnShape s;
+                s.name = "K of " + std::to_string(h.k_rank) + " and V of " + std::to_string(h.v_rank) + " for " +
+                         std::to_string(h.group) + " x " + std::to_string(h.rep) + " heads of " +
+                         std::to_string(h.head_dim) + ", " + lkv::format_name(f) + ", " + std::to_string(n_tokens) +
+                         " tokens";
+                s.head_dim = h.head_dim;
+                s.n_kv = h.n_kv;
+                s.rep = h.rep;
+                s.k_rebuild = s.v_latent = true;
+                s.k_group = s.v_group = h.group;
+                s.k_ranks.assign(static_cast<size_t>(h.n_kv / h.group), h.k_rank);
+                s.v_ranks.assign(static_cast<size_t>(h.n_kv / h.group), h.v_rank);
+                s.k_formats = s.v_formats = {f};
+                // exact windows beside it
+                if (seed % 3 == 0) s.k_formats = s.v_formats = {Format::f16, Format::f16, f};
+                s.bias = seed % 2 == 0;
+                s.norm = seed % 5 < 2;
+                s.neox = seed % 7 < 4;
+                s.permute = seed % 4 == 1;
+                s.alibi = seed % 11 == 0;
+                s.window = seed % 6 == 0 ? 90 : 0;
+                s.n_past = 300;
+                s.n_tokens = n_tokens;
+                s.seed = seed++;
+                compare(s);
+            }
+        }
+    }
+}
+
+// Parts so long that every buffer between the roles of the specialized kernel is filled and emptied many times.
+void long_parts() {
+    struct Heads {
+        int group, rep, rank;
+    };
+    for (const Heads& h :
+         {Heads{1, 4, 64}, Heads{2, 4, 64}, Heads{1, 8, 128}, Heads{2, 2, 112}, Heads{4, 4, 256}, Heads{1, 1, 208}}) {
+        for (const bool permute : {false, true}) {
+            AttnShape s;
+            s.name = "long parts, latents of " + std::to_string(h.rank) + " for " + std::to_string(h.group) + " x " +
+                     std::to_string(h.rep) + " heads" + (permute ? ", slots in any order" : "");
+            s.head_dim = 128;
+            s.n_kv = 4;
+            s.rep = h.rep;
+            s.k_rebuild = s.v_latent = true;
+            s.k_group = s.v_group = h.group;
+            s.k_ranks.assign(static_cast<size_t>(4 / h.group), h.rank);
+            s.v_ranks = s.k_ranks;
+            s.k_formats = s.v_formats = {permute ? Format::f16 : Format::q4};
+            s.uniform = true;
+            s.permute = permute;
+            s.n_past = 2500;
+            compare(s);
+        }
+    }
+}
+
+// Slow planes of rebuilt keys that the specialized kernel absorbs into the queries: parts of several spans, slots in any order, every
+// assignment of columns to queries, positions far from 0.
+void absorbed_planes() {
+    struct Heads {
+        int group, rep, rank, unit;
+    };
+    unsigned seed = 300;
+    for (const Heads& h : {Heads{1, 4, 64, 1}, Heads{2, 4, 128, 2}, Heads{4, 4, 256, 2}, Heads{2, 1, 80, 2},
+                           Heads{4, 2, 176, 2}, Heads{2, 3, 96, 2}, Heads{1, 3, 128, 1}, Heads{1, 1, 112, 1}}) {
+        for (const double base : {5e5, 1e7}) {
+            for (const bool permute : {false, true}) {
+                AttnShape s;
+                s.name = "slow planes of base " + std::to_string(base) + ", latents of " + std::to_string(h.rank) +
+                         " for " + std::to_string(h.group) + " x " + std::to_string(h.rep) + " heads" +
+                         (permute ? ", slots in any order" : "");
+                s.head_dim = 128;
+                s.n_kv = 4;
+                s.rep = h.rep;
+                s.rope_base = base;
+                s.k_rebuild = s.v_latent = true;
+                s.k_group = s.v_group = h.group;
+                s.k_ranks.assign(static_cast<size_t>(4 / h.group), h.rank);
+                s.v_ranks = s.k_ranks;
+                const Format f = seed % 3 == 0 ? Format::f16 : (seed % 3 == 1 ? Format::q4 : Format::q3);
+                s.k_formats = s.v_formats = {f};
+                if (seed % 4 == 3) s.k_formats = s.v_formats = {Format::f16, Format::f16, f};
+                s.uniform = seed % 2 == 0;
+                s.neox = seed % 5 < 3;
+                s.permute = permute;
+                s.window = seed % 7 == 0 ? 700 : 0;
+                s.first_pos = seed % 2 == 0 ? 0 : 1000000;
+                s.n_past = 1500;
+                s.seed = seed++;
+                const DeviceCase device(AttnCase(s).params);
+                const bool specialized = lkv::test::device_limits().specialized;
+                CHECK((device.args.absorbed_span != 0) == specialized);
+                if (specialized) CHECK(device.args.unit == h.unit);
+                compare(s);
+            }
+        }
+    }
+    // as far as positions go, and tiles without tokens
+    for (const bool far : {true, false}) {
+        AttnShape s;
+        s.name = far ? "slow planes at the last positions" : "slow planes, tiles without tokens";
+        s.head_dim = 128;
+        s.rep = 4;
+        s.rope_base = 5e5;
+        s.k_rebuild = true;
+        s.k_ranks = {64, 64};
+        s.n_past = 1500;
+        if (far) s.first_pos = std::numeric_limits<int32_t>::max() - 1600;
+        AttnCase c(s);
+        std::vector<uint64_t> seq(c.params.regions[0].seq, c.params.regions[0].seq + c.params.regions[0].n_slots);
+        if (!far) std::fill(seq.begin() + 512, seq.begin() + 1100, 0);
+        c.params.regions[0].seq = seq.data();
+        DeviceCase device(c.params);
+        device.args.n_split = 2;
+        const double error = relative_error(device.run(), c.oracle());
+        CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+    }
+    // no columns for two tokens of four queries, a norm that needs whole keys, planes that turn too fast
+    AttnShape s;
+    s.head_dim = 128;
+    s.rep = 4;
+    s.rope_base = 5e5;
+    s.k_rebuild = true;
+    s.k_ranks = {64, 64};
+    AttnShape two_tokens = s;
+    two_tokens.n_tokens = 2;
+    AttnShape norm = s;
+    norm.norm = true;
+    AttnShape fast = s;
+    fast.rope_base = 10000.0;
+    for (const AttnShape& shape : {two_tokens, norm, fast}) {
+        CHECK(DeviceCase(AttnCase(shape).params).args.absorbed_span == 0);
+    }
+}
+
+// Tokens in the case's slots get other positions, of(position); what is returned holds them.
+template <class Of>
+std::vector<std::vector<int32_t>> move_tokens(AttnCase& c, const Of& of) {
+    std::vector<std::vector<int32_t>> moved;
+    for (int r = 0; r < c.params.n_regions; r++) {
+        lkv::RegionView& region = c.params.regions[r];
+        std::vector<int32_t>& to = moved.emplace_back(region.pos, region.pos + region.n_slots);
+        for (int32_t& pos : to) pos = pos < 0 ? pos : of(pos);
+        region.pos = to.data();
+    }
+    return moved;
+}
+
+// Two thread blocks that make every second tile of latents for each other: parts of one tile and of many, odd and even numbers of them,
+// regions, sequences that share tiles, positions that two tiles' queries are not turned back for at once.
+void pairs() {
+    struct Shape {
+        int rep, rank, n_past, n_seq;
+        bool permute, regions;
+        int stride;  // between positions
+        int v_rank, v_group;
+    };
+    constexpr Shape shapes[] = {
+        {4, 256, 40, 1, false, false, 1, 256, 4},   {4, 256, 100, 1, false, false, 1, 256, 4},
+        {4, 256, 2500, 1, false, false, 1, 256, 4}, {4, 224, 2500, 1, true, false, 1, 224, 4},
+        {2, 176, 700, 1, false, true, 1, 176, 4},   {1, 256, 600, 2, false, false, 1, 256, 4},
+        {1, 160, 500, 2, true, true, 1, 160, 4},    {4, 256, 700, 1, false, false, 3, 256, 4},
+        {4, 256, 300, 1, false, true, 90, 256, 4},  {2, 192, 300, 1, true, false, 5000, 192, 4},
+        {4, 256, 700, 1, false, false, 1, 96, 4},   {4, 224, 700, 1, true, true, 1, 64, 4},
+        {4, 128, 700, 1, false, false, 1, 240, 4},  {4, 256, 700, 1, false, false, 1, 144, 2},
+    };
+    unsigned seed = 700;
+    for (const Shape& h : shapes) {
+        for (const Format f : {Format::f16, Format::q8, Format::q4}) {
+            AttnShape s;
+            s.name = "pairs, " + std::string(lkv::format_name(f)) + " latents of " + std::to_string(h.rank) +
+                     " for 4 x " + std::to_string(h.rep) + " heads, " + std::to_string(h.n_past) + " tokens " +
+                     std::to_string(h.stride) + " apart" + (h.permute ? ", slots in any order" : "") + ", V of " +
+                     std::to_string(h.v_rank) + " for " + std::to_string(h.v_group);
+            s.head_dim = 128;
+            s.n_kv = 4;
+            s.rep = h.rep;
+            s.rope_base = 5e5;
+            s.k_rebuild = s.v_latent = true;
+            s.k_group = 4;
+            s.v_group = h.v_group;
+            s.k_ranks = {h.rank};
+            s.v_ranks.assign(static_cast<size_t>(4 / h.v_group), h.v_rank);
+            s.k_formats = s.v_formats = {f};
+            if (h.regions) s.k_formats = s.v_formats = {Format::f16, f, f};
+            s.uniform = !h.permute;
+            s.permute = h.permute;
+            s.n_past = h.n_past;
+            s.n_seq = h.n_seq;
+            s.seed = seed++;
+            AttnCase c(s);
+            const auto moved = move_tokens(c, [&](int32_t pos) { return pos * h.stride; });
+            std::vector<int32_t> q_pos(c.params.q_pos, c.params.q_pos + c.params.n_tokens);
+            for (int32_t& pos : q_pos) pos *= h.stride;
+            c.params.q_pos = q_pos.data();
+            const std::vector<double> want = c.oracle();
+            for (const int n_split : {0, 1, 2, 3}) {
+                DeviceCase device(c.params);
+                CHECK((device.args.pair != 0) == (lkv::test::device_limits().specialized && h.v_group == 4));
+                if (n_split != 0) device.args.n_split = n_split;
+                const double error = relative_error(device.run(), want);
+                CHECK_MSG(error <= rounded_tolerance,
+                          s.name + ", parts " + std::to_string(n_split) + ": relative error " + std::to_string(error));
+            }
+        }
+    }
+}
+
+// Prefill that expands chunks of the context: what a chunk takes along of positions, sequences, regions and formats.
+void expanded() {
+    unsigned seed = 300;
+    for (const char* const what : {"three regions", "three sequences", "window", "ALiBi", "bias and norm", "full V",
+                                   "no RoPE", "wide latents", "partial rotation"}) {
+        const std::string name = what;
+        for (const Format f : {Format::f16, Format::q4, Format::q3}) {
+            AttnShape s;
+            s.name = "expanded, " + name + ", " + lkv::format_name(f);
+            s.head_dim = seed % 2 == 0 ? 128 : 80;
+            s.n_kv = 4;
+            s.rep = 4;
+            s.k_rebuild = true;
+            s.v_latent = name != "full V";
+            s.k_group = 2;
+            s.v_group = s.v_latent ? 4 : 1;
+            s.k_ranks = {96, 160};
+            if (name == "wide latents") {
+                s.k_group = 4;
+                s.k_ranks = {1040};
+            }
+            if (s.v_latent) s.v_ranks = {name == "wide latents" ? 672 : 208};
+            s.k_formats = s.v_formats = {f};
+            if (name == "three regions") {
+                s.k_formats = s.v_formats = {Format::f16, Format::q8, f};
+                s.dropped = 32;
+            }
+            s.n_seq = name == "three sequences" ? 3 : 1;
+            s.window = name == "window" ? 77 : 0;
+            s.alibi = name == "ALiBi";
+            s.rope = name != "no RoPE";
+            s.n_rot = name == "partial rotation" ? 32 : 0;
+            s.bias = s.norm = name == "bias and norm";
+            s.neox = seed % 3 != 0;
+            s.permute = seed % 4 != 0;
+            s.n_past = 300;
+            s.n_tokens = 64;
+            s.seed = seed++;
+            CHECK(DeviceCase(AttnCase(s).params).args.expand != 0);
+            compare(s);
+            if (f == Format::q3 || !s.v_latent) continue;
+            s.name += ", few rows";
+            s.n_tokens = seed % 3 == 0 ? 3 : 1;
+            s.k_ranks.assign(s.k_ranks.size(), 272);  // wider than what the decode kernels rebuild
+            s.v_ranks.assign(s.v_ranks.size(), 224);
+            s.uniform = true;
+            s.head_dim = seed % 2 == 0 ? 64 : 96;
+            CHECK(DeviceCase(AttnCase(s).params).args.mla.rows != 0);
+            compare(s);
+        }
+    }
+}
+
+// The heads of a vector turned by a position, in double.
+std::vector<double> turned(const std::vector<float>& x, const std::vector<float>& freqs, int head_dim, bool neox,
+                           int pos, double mscale) {
+    std::vector<double> out(x.begin(), x.end());
+    const size_t n = freqs.size();
+    for (size_t head = 0; head < x.size(); head += static_cast<size_t>(head_dim)) {
+        for (size_t i = 0; i < n; i++) {
+            const size_t a = head + (neox ? i : 2 * i);
+            const size_t b = head + (neox ? i + n : 2 * i + 1);
+            const double angle = pos * double{freqs[i]};
+            out[a] = mscale * (x[a] * std::cos(angle) - x[b] * std::sin(angle));
+            out[b] = mscale * (x[b] * std::cos(angle) + x[a] * std::sin(angle));
+        }
+    }
+    return out;
+}
+
+// Of base 10000.
+std::vector<float> freqs_of(int n_rot) {
+    std::vector<float> freqs;
+    for (int i = 0; i < n_rot / 2; i++) freqs.push_back(std::pow(10000.0F, -2.0F * i / n_rot));
+    return freqs;
+}
+
+// RoPE of a token's heads, in place too.
+void turned_heads() {
+    struct Shape {
+        int head_dim, n_rot, n_heads;
+    };
+    constexpr int pos = 70001;
+    constexpr float mscale = 1.25F;
+    for (const Shape& of : {Shape{128, 128, 32}, Shape{128, 64, 8}, Shape{64, 64, 3}, Shape{80, 20, 7},
+                            Shape{96, 38, 6}, Shape{256, 256, 2}, Shape{512, 256, 1}}) {
+        for (const bool neox : {false, true}) {
+            std::mt19937 random(5);
+            std::normal_distribution<float> normal;
+            std::vector<float> x(static_cast<size_t>(of.head_dim * of.n_heads));
+            for (float& v : x) v = normal(random);
+            const std::vector<float> freqs = freqs_of(of.n_rot);
+            const DeviceBuffer phases(lkv::cuda::pack_phases(freqs.data(), of.n_rot / 2));
+            const DeviceBuffer device_pos(std::vector<int32_t>{pos});
+            const std::vector<double> want = turned(x, freqs, of.head_dim, neox, pos, mscale);
+            for (const bool in_place : {false, true}) {
+                const DeviceBuffer from(x);
+                const DeviceBuffer to(x.size() * sizeof(float));
+                cuda_check(cudaMemset(to.as<void>(), 0xff, to.bytes()), "a memset");
+                const DeviceBuffer& result = in_place ? from : to;
+                const lkv::cuda::TurnArgs args{
+                    {phases.as<uint64_t>(), device_pos.as<int32_t>(), of.head_dim, of.n_rot, neox ? 1 : 0, mscale},
+                    from.as<float>(),
+                    result.as<float>(),
+                    of.n_heads};
+                cuda_check(lkv::cuda::turn_heads(args, nullptr), "turn_heads");
+                cuda_check(cudaDeviceSynchronize(), "turning heads");
+                const double error = relative_error(result.download<float>(), want);
+                CHECK_MSG(error < 1e-5, std::to_string(of.n_heads) + " heads of " + std::to_string(of.head_dim) +
+                                            " dimensions, " + std::to_string(of.n_rot) + " turned" +
+                                            (neox ? ", by halves: " : ": ") + std::to_string(error));
+            }
+        }
+    }
+}
+
+// y = W x for many small matrices, in double; heads of x may be turned first.
+void products() {
+    struct Shape {
+        int n_in, n_out, n_matrices, n_columns;
+        int head_dim = 0, n_rot = 0;  // n_rot > 0: turned
+        bool neox = true;
+    };
+    for (const Shape& of : {Shape{128, 512, 8, 4},
+                            Shape{1024, 512, 1, 1},
+                            Shape{64, 48, 8, 1},
+                            Shape{96, 33, 2, 3},
+                            Shape{80, 16, 5, 8},
+                            Shape{4096, 1000, 1, 2},
+                            Shape{128, 2048, 32, 1},
+                            Shape{128, 512, 8, 4, 128, 128},
+                            Shape{1024, 512, 1, 1, 128, 128},
+                            Shape{128, 512, 8, 4, 128, 128, false},
+                            Shape{96, 33, 2, 3, 96, 38},
+                            Shape{96, 33, 2, 3, 96, 38, false},
+                            Shape{160, 24, 3, 2, 80, 20},
+                            Shape{512, 64, 2, 1, 256, 256},
+                            Shape{3072, 64, 1, 4},
+                            Shape{1536, 64, 1, 8},
+                            Shape{64, 1024, 8, 8},
+                            Shape{64, 1024, 8, 4},
+                            Shape{128, 512, 8, 8},
+                            Shape{256, 2048, 2, 2},
+                            Shape{256, 2048, 2, 8},
+                            Shape{4096, 512, 1, 1}}) {
+        const int n_vectors = of.n_matrices * of.n_columns;
+        std::mt19937 random(7);
+        std::normal_distribution<float> normal;
+        std::vector<uint16_t> w(static_cast<size_t>(of.n_matrices) * static_cast<size_t>(of.n_out * of.n_in));
+        std::vector<float> x(static_cast<size_t>(n_vectors * of.n_in));
+        for (uint16_t& v : w) v = lkv::half_from_float(normal(random));
+        for (float& v : x) v = normal(random);
+        const DeviceBuffer device_w(w);
+        const DeviceBuffer device_x(x);
+        const DeviceBuffer y(static_cast<size_t>(n_vectors * of.n_out) * sizeof(float));
+        cuda_check(cudaMemset(y.as<void>(), 0xff, y.bytes()), "a memset");
+        lkv::cuda::ProductArgs args{};
+        args.w = device_w.as<uint16_t>();
+        args.x = device_x.as<float>();
+        args.y = y.as<float>();
+        args.w_row = of.n_in;
+        args.w_matrix = int64_t{of.n_in} * of.n_out;
+        args.n_in = of.n_in;
+        args.n_out = of.n_out;
+        args.n_matrices = of.n_matrices;
+        args.n_columns = of.n_columns;
+        constexpr int pos = 70001;
+        constexpr float mscale = 1.25F;
+        const std::vector<float> freqs = freqs_of(of.n_rot);
+        const DeviceBuffer phases(lkv::cuda::pack_phases(freqs.data(), of.n_rot / 2));
+        const DeviceBuffer device_pos(std::vector<int32_t>{pos});
+        std::vector<double> vectors(x.begin(), x.end());
+        if (of.n_rot > 0) {
+            args.turn = {
+                phases.as<uint64_t>(), device_pos.as<int32_t>(), of.head_dim, of.n_rot, of.neox ? 1 : 0, mscale};
+            vectors = turned(x, freqs, of.head_dim, of.neox, pos, mscale);
+        }
+        cuda_check(lkv::cuda::multiply(args, nullptr), "multiply");
+        cuda_check(cudaDeviceSynchronize(), "products");
+        std::vector<double> want;
+        for (int i = 0; i < n_vectors; i++) {
+            const uint16_t* const matrix = w.data() + args.w_matrix * (i / of.n_columns);
+            for (int r = 0; r < of.n_out; r++) {
+                double sum = 0;
+                for (int d = 0; d < of.n_in; d++) {
+                    sum += double{lkv::half_to_float(matrix[r * of.n_in + d])} *
+                           vectors[static_cast<size_t>(i * of.n_in + d)];
+                }
+                want.push_back(sum);
+            }
+        }
+        const double error = relative_error(y.download<float>(), want);
+        CHECK_MSG(error < 1e-5, "products of " + std::to_string(of.n_in) + " channels" +
+                                    (of.n_rot > 0 ? ", turned: " : ": ") + std::to_string(error));
+    }
+}
+
+#if CUDART_VERSION >= 12030
+// Which of a recording's products, by their results, depends on which, and how.
+std::map<std::pair<int, int>, cudaGraphEdgeData> dependencies(cudaGraph_t graph, const std::vector<DeviceBuffer>& y) {
+    lkv::cuda::Edges edges;
+    cuda_check(lkv::cuda::edges_of(graph, edges), "dependencies");
+    const auto product_of = [&](cudaGraphNode_t node) {
+        cudaKernelNodeParams kernel{};
+        cuda_check(cudaGraphKernelNodeGetParams(node, &kernel), "a kernel's arguments");
+        const float* const to_y = static_cast<const lkv::cuda::ProductArgs*>(kernel.kernelParams[0])->y;
+        const auto found =
+            std::find_if(y.begin(), y.end(), [&](const auto& of) { return of.template as<float>() == to_y; });
+        return static_cast<int>(found - y.begin());
+    };
+    std::map<std::pair<int, int>, cudaGraphEdgeData> of;
+    for (size_t i = 0; i < edges.from.size(); i++) {
+        of[{product_of(edges.from[i]), product_of(edges.to[i])}] = edges.data[i];
+    }
+    return of;
+}
+#endif
+
+// Products on two streams, recorded: what depends on what is the same with and without what start_early leaves out.
+//
+//   0 -> 1 -> 2 on one stream, 0 -> 3 -> 4 on the other; 5 takes 4's result, waits for both and, needlessly, for 1
+void recorded_steps() {
+    constexpr int n = 256;
+    constexpr int n_products = 6;
+    constexpr int input_of[n_products] = {-1, 0, 1, 0, 3, 4};
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal(0.0F, 1.0F / 16);
+    std::vector<uint16_t> w(size_t{n} * n);
+    std::vector<float> x(n);
+    for (uint16_t& v : w) v = lkv::half_from_float(normal(random));
+    for (float& v : x) v = 16 * normal(random);
+    const DeviceBuffer device_w(w);
+    const DeviceBuffer device_x(x);
+    std::vector<DeviceBuffer> y;
+    for (int i = 0; i < n_products; i++) y.emplace_back(n * sizeof(float));
+    const auto product = [&](int i, cudaStream_t stream) {
+        lkv::cuda::ProductArgs args{};
+        args.w = device_w.as<uint16_t>();
+        args.x = input_of[i] < 0 ? device_x.as<float>() : y[static_cast<size_t>(input_of[i])].as<float>();
+        args.y = y[static_cast<size_t>(i)].as<float>();
+        args.w_row = args.n_in = args.n_out = n;
+        args.n_matrices = args.n_columns = 1;
+        cuda_check(lkv::cuda::multiply(args, stream), "multiply");
+    };
+    for (int i = 0; i < n_products; i++) product(i, nullptr);
+    cuda_check(cudaDeviceSynchronize(), "products in order");
+    std::vector<std::vector<float>> want;
+    for (const DeviceBuffer& of : y) {
+        want.push_back(of.download<float>());
+        cuda_check(cudaMemset(of.as<void>(), 0xff, of.bytes()), "a memset");
+    }
+    cuda_check(cudaDeviceSynchronize(), "memsets");
+
+    cudaStream_t streams[2];
+    cudaEvent_t events[3];
+    int lowest = 0;
+    int highest = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "priorities");
+    cuda_check(cudaStreamCreateWithPriority(&streams[0], cudaStreamNonBlocking, highest), "a stream");
+    cuda_check(cudaStreamCreateWithPriority(&streams[1], cudaStreamNonBlocking, lowest), "a stream");
+    for (cudaEvent_t& event : events) cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
+    const auto wait = [&](int from, int to, cudaEvent_t event) {
+        cuda_check(cudaEventRecord(event, streams[from]), "an event");
+        cuda_check(cudaStreamWaitEvent(streams[to], event, 0), "a wait");
+    };
+    cuda_check(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed), "recording");
+    product(0, streams[0]);
+    wait(0, 1, events[0]);
+    product(1, streams[0]);
+    cuda_check(cudaEventRecord(events[1], streams[0]), "an event");
+    product(2, streams[0]);
+    product(3, streams[1]);
+    product(4, streams[1]);
+    wait(1, 0, events[2]);
+    cuda_check(cudaStreamWaitEvent(streams[0], events[1], 0), "a needless wait");
+    product(5, streams[0]);
+    cudaGraph_t graph = nullptr;
+    cuda_check(cudaStreamEndCapture(streams[0], &graph), "a recording");
+    cuda_check(lkv::cuda::start_early(graph), "start_early");
+    cudaGraphExec_t step = nullptr;
+    cuda_check(cudaGraphInstantiate(&step, graph, cudaGraphInstantiateFlagUseNodePriority), "an instance");
+    for (int again = 0; again < 3; again++) {
+        for (const DeviceBuffer& of : y) cuda_check(cudaMemset(of.as<void>(), 0xff, of.bytes()), "a memset");
+        cuda_check(cudaDeviceSynchronize(), "memsets");
+        cuda_check(cudaGraphLaunch(step, streams[0]), "a step");
+        cuda_check(cudaStreamSynchronize(streams[0]), "a step");
+        for (size_t i = 0; i < y.size(); i++) {
+            CHECK_MSG(y[i].download<float>() == want[i], "recorded product " + std::to_string(i) + " differs");
+        }
+    }
+#if CUDART_VERSION >= 12030
+    const std::set<std::pair<int, int>> expected = {{0, 1}, {1, 2}, {0, 3}, {3, 4}, {2, 5}, {4, 5}};
+    std::set<std::pair<int, int>> left;
+    for (const auto& [products, edge] : dependencies(graph, y)) {
+        left.insert(products);
+        if (!lkv::cuda::device_chains()) continue;
+        CHECK(edge.type == cudaGraphDependencyTypeProgrammatic);
+        // the last product, of a higher priority than the other stream's, waits for what that lets start
+        CHECK(edge.from_port == (products == std::pair(4, 5) ? cudaGraphKernelNodePortProgrammatic
+                                                             : cudaGraphKernelNodePortLaunchCompletion));
+    }
+    CHECK(left == expected);
+#endif
+    cudaGraphExecDestroy(step);
+    cudaGraphDestroy(graph);
+    for (cudaEvent_t event : events) cudaEventDestroy(event);
+    for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
+// Positions that no span of the angle table covers: a K that is rebuilt takes several passes over a tile.
+void scattered_positions() {
+    for (const int stride : {2, 7, 1000, -2, -7, -1000}) {
+        const bool shared = stride < 0;  // a wide latent of both heads
+        AttnShape s;
+        s.name = "rebuild, positions " + std::to_string(std::abs(stride)) + " apart" + (shared ? ", shared" : "");
+        s.k_rebuild = true;
+        s.head_dim = 64;
+        s.n_kv = 2;
+        s.rep = 2;
+        if (shared) s.k_group = 2;
+        s.k_ranks.assign(shared ? 1 : 2, shared ? 112 : 48);
+        s.n_past = 90;
+        s.n_tokens = 1;
+        AttnCase c(s);
+        // slots far apart swap places with their neighbours too
+        const auto moved = move_tokens(c, [&](int32_t pos) { return (pos ^ 5) * std::abs(stride); });
+        const std::vector<int32_t> q_pos(1, 100 * std::abs(stride));
+        c.params.q_pos = q_pos.data();
+        const std::vector<double> want = c.oracle();
+        for (const bool specialized : {true, false}) {
+            lkv::cuda::Device limits = lkv::test::device_limits();
+            limits.specialized = limits.specialized && specialized;
+            DeviceCase device(c.params, limits);
+            CHECK(limits.specialized ? device.args.specialized != 0 : device.args.decode != 0);
+            const double error = relative_error(device.run(), want);
+            CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
+        }
+    }
+}
+
+void nothing_visible() {
+    for (const bool rebuild : {false, true}) {
+        for (const int n_tokens : {1, 140}) {
+            AttnShape s;
+            s.n_tokens = n_tokens;
+            s.k_rebuild = s.v_latent = rebuild;
+            if (rebuild) s.k_ranks = s.v_ranks = {48, 64};
+            AttnCase c(s);
+            if (rebuild && n_tokens == 1) {
+                // parts without a tile
+                DeviceCase empty(c.params);
+                empty.args.n_slots = empty.keep(std::vector<int32_t>(static_cast<size_t>(c.params.n_regions), 0));
+                for (const float x : empty.run()) CHECK(x == 0.0f);
+            }
+            std::vector<int32_t> other(static_cast<size_t>(c.params.n_tokens), 5);
+            c.params.q_seq = other.data();
+            DeviceCase device(c.params);
+            for (const float x : device.run()) CHECK(x == 0.0f);
+        }
+    }
+}
+
+// A deeper cache than the plan was shown: the number of slots is read on the device.
+void grows() {
+    AttnShape s;
+    s.name = "growing cache";
+    s.n_past = 1000;
+    AttnCase c(s);
+    DeviceCase device(c.params);
+    CHECK_MSG(device.args.n_split > 1, "a long cache is split");
+    CHECK_MSG(relative_error(device.run(), c.oracle()) <= exact_tolerance, s.name);
+    const int32_t fewer = 37;
+    device.args.n_slots = device.keep(std::vector<int32_t>{fewer});
+    c.params.regions[0].n_slots = fewer;
+    CHECK_MSG(relative_error(device.run(), c.oracle()) <= exact_tolerance, s.name + ", seen early");
+}
+
+struct DevicePlan {
+    DeviceBuffer segments;
+    int n = 0;
+
+    explicit DevicePlan(const RowLayout& row) {
+        for (int g = 0; g < row.n_groups; g++) n += row.groups[g].n_segments;
+        segments = DeviceBuffer(std::vector<lkv::SegmentLayout>(row.segments, row.segments + n));
+    }
+};
+
+lkv::cuda::RowTarget target(const RowLayout& row, const DevicePlan& plan, const DeviceBuffer& k,
+                            const DeviceBuffer& v) {
+    const auto* segments = plan.segments.as<lkv::SegmentLayout>();
+    return {0, k.as<uint8_t>(), v.as<uint8_t>(), segments, segments, row.row_bytes, row.row_bytes, plan.n, plan.n};
+}
+
+// Values as caches hold them: channels of different spread, outliers, offsets, an all-zero and a constant row.
+std::vector<float> rows_of_values(int n, int width, std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    std::vector<float> x(static_cast<size_t>(n * width));
+    for (int i = 0; i < n; i++) {
+        for (int d = 0; d < width; d++) {
+            const float spread = std::exp(1.5f * std::sin(static_cast<float>(d)));
+            float v = normal(random) * spread * (d % 37 == 5 ? 20.0f : 1.0f) + (d % 64 == 3 ? 4.0f : 0.0f);
+            if (i == 0) v = 0.0f;
+            if (i == 1) v = -2.75f;
+            if (i == 2) v *= 1e-7f;
+            if (i == 3) v *= 1e5f;
+            x[static_cast<size_t>(i * width + d)] = v;
+        }
+    }
+    return x;
+}
+
+void rows() {
+    std::mt19937 random(11);
+    constexpr int n = 64;
+    int64_t differing = 0;
+    int64_t total = 0;
+    for (const Format format : lkv::all_formats) {
+        if (lkv::format_in_blocks(format)) continue;  // see block_rows
+        const RowPlan plan({{{Format::q8, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 256}}});
+        const RowLayout row = plan.view();
+        const std::vector<float> x = rows_of_values(n, row.width, random);
+        const auto row_bytes = static_cast<size_t>(row.row_bytes);
+        std::vector<uint8_t> want(n * row_bytes, 0xee);
+        for (int i = 0; i < n; i++) {
+            lkv::write_row(row, &x[static_cast<size_t>(i * row.width)],
+                           &want[static_cast<size_t>(n - 1 - i) * row_bytes]);
+        }
+        const DevicePlan device_plan(row);
+        const DeviceBuffer values(x);
+        const DeviceBuffer k(n * row_bytes);
+        const DeviceBuffer v(n * row_bytes);
+        std::vector<int32_t> slots;
+        for (int i = 0; i < n; i++) slots.push_back(n - 1 - i);
+        const DeviceBuffer slot(slots);
+        const DeviceBuffer region(std::vector<int32_t>(n, 0));
+        lkv::cuda::StoreArgs args{};
+        args.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
+        args.with_k = args.with_v = 1;
+        args.region = region.as<int32_t>();
+        args.slot = slot.as<int32_t>();
+        args.targets[0] = target(row, device_plan, k, v);
+        if (static_cast<int>(format) % 2 == 0) {
+            cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+        } else {
+            lkv::cuda::StoreArgs alone = args;
+            alone.with_v = 0;
+            cuda_check(lkv::cuda::store_rows(alone, n, nullptr), "store_rows of K");
+            alone = args;
+            alone.with_k = 0;
+            cuda_check(lkv::cuda::store_rows(alone, n, nullptr), "store_rows of V");
+        }
+        cuda_check(cudaDeviceSynchronize(), "storing");
+        for (const DeviceBuffer* side : {&k, &v}) {
+            const auto got = side->download<uint8_t>();
+            int64_t wrong = 0;
+            for (size_t i = 0; i < want.size(); i++) {
+                if (got[i] != want[i] && wrong < 3) {
+                    std::printf("%s: row %zu byte %zu: %02x instead of %02x\n", lkv::format_name(format),
+                                n - 1 - i / row_bytes, i % row_bytes, got[i], want[i]);
+                }
+                wrong += got[i] != want[i];
+            }
+            differing += wrong;
+            total += static_cast<int64_t>(want.size());
+            CHECK_MSG(wrong == 0, std::string("rows of ") + lkv::format_name(format) + ": " + std::to_string(wrong) +
+                                      " bytes of " + std::to_string(want.size()) + " differ from the CPU's");
+        }
+
+        // requantized from an exact region
+        const RowPlan exact({{{Format::f16, 160}, {Format::f16, 32}}, {{Format::f16, 64}}, {{Format::f16, 256}}});
+        const RowLayout from = exact.view();
+        std::vector<uint8_t> source(n * static_cast<size_t>(from.row_bytes));
+        for (int i = 0; i < n; i++) {
+            lkv::write_row(from, &x[static_cast<size_t>(i * row.width)],
+                           &source[static_cast<size_t>(i * from.row_bytes)]);
+        }
+        lkv::move_rows(from, source.data(), row, want.data(), n);
+        const DevicePlan from_plan(from);
+        const DeviceBuffer source_rows(source);
+        std::vector<int32_t> same(n);
+        std::iota(same.begin(), same.end(), 0);
+        const DeviceBuffer index(same);
+        lkv::cuda::MoveArgs move{};
+        move.from = target(from, from_plan, source_rows, source_rows);
+        move.to = target(row, device_plan, k, v);
+        move.from_slot = move.to_slot = index.as<int32_t>();
+        move.k_width = move.v_width = row.width;
+        cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows");
+        cuda_check(cudaDeviceSynchronize(), "moving");
+        const auto moved = v.download<uint8_t>();
+        CHECK_MSG(moved == want, std::string("moved rows of ") + lkv::format_name(format) + " differ from the CPU's");
+    }
+    std::printf("row bytes that differ from the CPU's: %lld of %lld\n", static_cast<long long>(differing),
+                static_cast<long long>(total));
+}
+
+// K in blocks of tokens, beside segments of single rows: from an exact region, and from latents as they are made.
+void block_rows() {
+    std::mt19937 random(13);
+    constexpr int n = 3 * lkv::block_slots;
+    constexpr int blocks[] = {2, 0, 1};  // where they go
+    std::vector<int32_t> from_slots;
+    std::vector<int32_t> to_slots;
+    for (int i = 0; i < n; i++) {
+        from_slots.push_back(n - 1 - i);
+        to_slots.push_back(blocks[i / lkv::block_slots] * lkv::block_slots + i % lkv::block_slots);
+    }
+    for (const Format format : {Format::c8, Format::c4, Format::c3, Format::c2}) {
+        const RowPlan plan({{{Format::q4, 64}, {format, 96}, {Format::none, 32}}, {{format, 64}}, {{format, 272}}});
+        const RowPlan exact({{{Format::f16, 160}, {Format::f16, 32}}, {{Format::f16, 64}}, {{Format::f16, 272}}});
+        const RowLayout row = plan.view();
+        const RowLayout from = exact.view();
+        const auto width = static_cast<size_t>(row.width);
+        std::vector<float> x = rows_of_values(n, row.width, random);
+        std::vector<uint8_t> source(n * static_cast<size_t>(from.row_bytes));
+        for (size_t i = 0; i < n; i++)
+            lkv::write_row(from, &x[i * width], &source[i * static_cast<size_t>(from.row_bytes)]);
+        std::vector<uint8_t> moved(n * static_cast<size_t>(row.row_bytes), 0xee);
+        std::vector<uint8_t> written = moved;
+        for (size_t b = 0; b < std::size(blocks); b++) {
+            const uint8_t* rows[lkv::block_slots];
+            for (size_t i = 0; i < lkv::block_slots; i++) {
+                rows[i] = &source[static_cast<size_t>(from_slots[b * lkv::block_slots + i] * from.row_bytes)];
+            }
+            const auto at = static_cast<size_t>(blocks[b] * lkv::block_slots * row.row_bytes);
+            lkv::move_block(from, rows, row, &moved[at]);
+            lkv::write_block(row, &x[b * lkv::block_slots * width], &written[at]);
+        }
+        const DevicePlan to_plan(row);
+        const DevicePlan from_plan(from);
+        const DeviceBuffer values(x);
+        const DeviceBuffer source_rows(source);
+        const DeviceBuffer k(moved.size());
+        const DeviceBuffer v(moved.size());
+        const DeviceBuffer from_slot(from_slots);
+        const DeviceBuffer to_slot(to_slots);
+        const auto check = [&](const std::vector<uint8_t>& want, const char* what) {
+            cuda_check(cudaDeviceSynchronize(), "blocks");
+            const auto got = k.download<uint8_t>();
+            size_t wrong = 0;
+            for (size_t i = 0; i < want.size(); i++) wrong += got[i] != want[i] ? 1 : 0;
+            CHECK_MSG(wrong == 0, std::string("blocks of ") + lkv::format_name(format) + ", " + what + ": " +
+                                      std::to_string(wrong) + " bytes differ from the CPU's");
+        };
+        lkv::cuda::MoveArgs move{};
+        move.from = target(from, from_plan, source_rows, source_rows);
+        move.to = target(row, to_plan, k, v);
+        move.from_slot = from_slot.as<int32_t>();
+        move.to_slot = to_slot.as<int32_t>();
+        move.k_width = move.v_width = row.width;
+        lkv::cuda::BlockArgs args{};
+        args.rows = source_rows.as<uint8_t>();
+        args.row_bytes = from.row_bytes;
+        args.segments = move.from.k_segments;
+        args.n_segments = move.from.n_k_segments;
+        args.from_slot = move.from_slot;
+        args.to = move.to;
+        args.to_slot = move.to_slot;
+        cuda_check(lkv::cuda::move_rows(move, n, nullptr), "move_rows");
+        cuda_check(lkv::cuda::store_blocks(args, n, nullptr), "store_blocks");
+        check(moved, "moved");
+
+        const DeviceBuffer region(std::vector<int32_t>(n, 0));
+        lkv::cuda::StoreArgs store{};
+        store.latents = {values.as<float>(), values.as<float>(), row.width, row.width};
+        store.with_k = 1;
+        store.region = region.as<int32_t>();
+        store.slot = args.to_slot;
+        store.targets[0] = args.to;
+        args.rows = values.as<uint8_t>();
+        args.row_bytes = static_cast<int64_t>(width * sizeof(float));
+        args.segments = nullptr;
+        args.from_slot = nullptr;
+        cuda_check(lkv::cuda::store_rows(store, n, nullptr), "store_rows");
+        cuda_check(lkv::cuda::store_blocks(args, n, nullptr), "store_blocks");
+        check(written, "stored");
+    }
+}
+
+// A case of every format, each on another path.
+void blocks_in_short() {
+    int i = 0;
+    lkv::test::blocks([&](const AttnShape& shape) {
+        if (shape.n_tokens == 5 && i++ % 6 == 0) compare(shape);
+    });
+}
+
+// One wide segment a row, as a latent of all heads has it.
+void rows_of_one_segment() {
+    std::mt19937 random(12);
+    constexpr int n = 40;
+    for (const Format format : lkv::all_formats) {
+        if (lkv::format_in_blocks(format)) continue;
+        for (const int width : {240, 256, 272, 512, 1040, 2048, 2064}) {
+            if (width % lkv::format_width_multiple(format) != 0) continue;
+            const RowPlan plan({{{format, width}}});
+            const RowLayout row = plan.view();
+            const std::vector<float> x = rows_of_values(n, width, random);
+            const auto row_bytes = static_cast<size_t>(row.row_bytes);
+            std::vector<uint8_t> want(n * row_bytes);
+            for (size_t i = 0; i < n; i++) {
+                lkv::write_row(row, &x[i * static_cast<size_t>(width)], &want[i * row_bytes]);
+            }
+            const DevicePlan device_plan(row);
+            const DeviceBuffer values(x);
+            const DeviceBuffer k(want.size());
+            const DeviceBuffer v(want.size());
+            std::vector<int32_t> slots(n);
+            std::iota(slots.begin(), slots.end(), 0);
+            const DeviceBuffer slot(slots);
+            const DeviceBuffer region(std::vector<int32_t>(n, 0));
+            lkv::cuda::StoreArgs args{};
+            args.latents = {values.as<float>(), values.as<float>(), width, width};
+            args.with_k = args.with_v = 1;
+            args.region = region.as<int32_t>();
+            args.slot = slot.as<int32_t>();
+            args.targets[0] = target(row, device_plan, k, v);
+            cuda_check(lkv::cuda::store_rows(args, n, nullptr), "store_rows");
+            cuda_check(cudaDeviceSynchronize(), "storing");
+            CHECK_MSG(k.download<uint8_t>() == want && v.download<uint8_t>() == want,
+                      std::string("rows of ") + std::to_string(width) + " channels of " + lkv::format_name(format) +
+                          " differ from the CPU's");
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
+        std::printf("cuda_attn: skipped: no CUDA device\n");
+        return 77;
+    }
+    // "small" leaves out what takes compute-sanitizer minutes; other arguments name the tests to run
+    const std::set<std::string> named(argv + 1, argv + argc);
+    const bool small = named.contains("small");
+    const auto run = [&](const char* name, bool in_small, const auto& test) {
+        if (small ? in_small : named.empty() || named.contains(name)) test();
+    };
+    run("samples", true, samples);
+    run("uneven_chunks", true, uneven_chunks);
+    run("beside", true, beside);
+    run("late_parts", true, late_parts);
+    run("mla", true, mla);
+    run("apart", true, apart);
+    run("random_regions", true, [] { random_regions(1, 60); });
+    run("rows", true, rows);
+    run("rows_of_one_segment", true, rows_of_one_segment);
+    run("block_rows", true, block_rows);
+    run("blocks_in_short", true, blocks_in_short);
+    run("blocks", false, [] { lkv::test::blocks(compare); });
+    run("turned_heads", true, turned_heads);
+    run("products", true, products);
+    run("recorded_steps", true, recorded_steps);
+    run("shared_latents", true, shared_latents);
+    run("long_parts", false, long_parts);
+    run("absorbed_planes", false, absorbed_planes);
+    run("pairs", false, pairs);
+    run("scattered_positions", true, scattered_positions);
+    run("nothing_visible", true, nothing_visible);
+    run("expanded", true, expanded);
+    run("grows", true, grows);
+    run("formats", true, [] { lkv::test::formats(compare); });
+    run("regions", false, [] { lkv::test::regions(compare); });
+    run("masks", false, [] { lkv::test::masks(compare); });
+    run("paths_and_shapes", false, [] { lkv::test::paths_and_shapes(compare); });
+    run("wide", true, wide);
+    run("wide_regions", true, wide_regions);
+    run("rehearsals", true, rehearsals);
+    run("wide_latents", true, wide_latents);
+    for (const auto& [name, error] : largest) std::printf("largest relative error, %s: %.2e\n", name.c_str(), error);
+    return lkv::test::report("cuda_attn");
+}

@@ -1,0 +1,28 @@
+"""Options of a cache that change nothing of it are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from latentkv.errors import expected
+from latentkv.plan.options import SessionOptions
+
+if TYPE_CHECKING:
+    from latentkv import _core
+
+
+def require_effect(session: _core.Session, options: SessionOptions) -> None:
+    """Of the options that a session was opened with. Raises LatentKVError for one without an effect."""
+    require_regions([region["name"] for region in session.kv_bytes()["regions"]], options)
+    if not options.kv_rotate and not session.can_rotate:
+        got = "none that is quantized row by row"
+        raise expected("--no-kv-rotate", "full K or V in formats as q8_0", got, "pass --kv, or leave it out")
+
+
+def require_regions(names: Collection[str], options: SessionOptions) -> None:
+    """The part of it that regions, by name, say."""
+    for name in ("sink", "recent"):
+        if options[f"kv_{name}"] and name not in names:
+            hint = f"pass --{name}, or leave it out"
+            raise expected(f"--kv-{name}", f"{name} tokens, whose format it is", "none", hint)

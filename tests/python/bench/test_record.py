@@ -1,0 +1,41 @@
+"""bench/record.py and curves.py: finished rows are kept, curves are frontiers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import curves
+import record
+
+
+def test_rows_of_the_same_command_are_kept(tmp_path: Path) -> None:
+    path, command = tmp_path / "x.json", "python bench/ladder.py models/demo"
+    assert record.finished(path, command, False) == []
+    path.write_text(json.dumps({"command": command, "rows": [{"kv": "q4"}]}))
+    assert record.finished(path, command, False) == [{"kv": "q4"}]
+    assert record.finished(path, command, True) == []
+    with pytest.raises(
+        SystemExit, match=r"error: \[--save\] expected results of `python bench/ladder.py models/demo -c 64"
+    ):
+        record.finished(path, f"{command} -c 64", False)
+
+
+def test_a_path_is_shown_as_a_reader_types_it(tmp_path: Path) -> None:
+    assert record.shown(record.ROOT / "models" / "demo") == "models/demo"
+    assert record.shown(tmp_path / "val.txt") == "val.txt"
+
+
+def test_a_curve_leaves_out_what_is_beaten(tmp_path: Path) -> None:
+    assert curves.frontier([(30, 0.1), (10, 0.5), (20, 0.6)]) == [(10, 0.5), (30, 0.1)]
+    rows = [
+        {"method": "none", "share": 1.0, "kld": 0.0},
+        {"method": "none", "share": 0.3, "kld": 0.02},
+        {"method": "palu", "share": 0.2, "kld": 0.03},
+        {"method": "palu", "share": None, "kld": None},
+    ]
+    curves.draw(rows, tmp_path / "x.png", "title")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]

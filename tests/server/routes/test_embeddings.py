@@ -1,0 +1,204 @@
+"""/v1/embeddings with OpenAI's client, llama.cpp's routes, and embeddings beside answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from asking import TEXT, asked, run, scheduler
+
+from latentkv.engine.request import Request, Ticket
+from latentkv.sampling.options import SamplingOptions
+
+TEXTS = ["The clerk of the town wrote numbers into a book.", "A bridge", TEXT[3000:4500]]
+
+
+def ask(http: Any, path: str = "/v1/embeddings", **body: Any) -> Any:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def rows(http: Any, text: Any) -> Any:
+    """Of each token, as llama.cpp's server has them where nothing is pooled: not normalized."""
+    return np.array(ask(http, "/embedding", content=text)[0]["embedding"])
+
+
+def unit(vector: Any) -> Any:
+    return vector / np.linalg.norm(vector)
+
+
+def test_openais_client(openai: Any, http: Any) -> None:
+    got = openai.embeddings.create(model="demo", input=TEXTS)  # base64
+    floats = openai.embeddings.create(model="demo", input=TEXTS, encoding_format="float", user="me")
+    assert [each.index for each in got.data] == [0, 1, 2]
+    assert (got.object, got.data[0].object, got.model) == ("list", "embedding", "demo")
+    assert [each.embedding for each in got.data] == [each.embedding for each in floats.data]
+    lengths = [len(rows(http, text)) for text in TEXTS]
+    assert got.usage.prompt_tokens == got.usage.total_tokens == sum(lengths)
+    for each, text in zip(got.data, TEXTS, strict=True):
+        assert np.allclose(each.embedding, unit(rows(http, text).mean(axis=0)), atol=1e-6)
+
+
+def test_token_ids_are_a_text_too(openai: Any, http: Any) -> None:
+    ids = [ask(http, "/tokenize", content=text, add_special=True)["tokens"] for text in TEXTS]
+    want = [each.embedding for each in openai.embeddings.create(model="demo", input=TEXTS).data]
+    found = openai.embeddings.create(model="demo", input=ids).data
+    assert np.allclose([each.embedding for each in found], want, atol=1e-5)
+    alone = openai.embeddings.create(model="demo", input=ids[0]).data
+    assert np.allclose(alone[0].embedding, want[0], atol=1e-5)
+    assert len(alone) == 1
+
+
+def test_llama_cpps_shape(http: Any) -> None:
+    found = ask(http, "/embeddings", input=TEXTS[:2])
+    assert [each["index"] for each in found] == [0, 1]
+    assert [len(each["embedding"]) for each in found] == [len(rows(http, text)) for text in TEXTS[:2]]
+    assert ask(http, content=TEXTS[0]) == ask(http, "/embedding", content=TEXTS[0])  # as llama.cpp's
+
+
+@pytest.mark.parametrize(
+    ("norm", "size"),
+    [
+        (1, lambda v: np.abs(v).sum()),
+        (2, np.linalg.norm),
+        (3, lambda v: (np.abs(v) ** 3).sum() ** (1 / 3)),
+        (0, lambda v: np.abs(v).max() / 32760),
+    ],
+)
+def test_norms(http: Any, norm: int, size: Callable[[Any], float]) -> None:
+    raw = np.array(ask(http, input="A bridge", embd_normalize=-1)["data"][0]["embedding"])
+    got = np.array(ask(http, input="A bridge", embd_normalize=norm)["data"][0]["embedding"])
+    assert np.allclose(raw, rows(http, "A bridge").mean(axis=0), atol=1e-5)
+    assert np.allclose(got, raw / size(raw), rtol=1e-5)
+    assert size(got) == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"input": ""}, 400, "at least one token"),
+        ({"input": ["a", ""]}, 400, "at least one token"),
+        ({"input": []}, 400, "an empty list"),
+        ({}, 400, "[input] expected a text"),
+        ({"input": 5}, 400, "int"),
+        ({"input": [[1], [70000]]}, 400, "token ids below"),
+        ({"input": [1, [2]]}, 400, "[input]"),
+        ({"input": ["a"] * 2049}, 400, "at most 2048"),
+        ({"input": ["a", "word " * 5000]}, 400, "at most 2047 tokens"),
+        ({"input": "a", "dimensions": 16}, 400, "[dimensions] expected 256, the model's"),
+        ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
+        ({"input": "a", "embd_normalize": -2}, 400, "embd_normalize"),
+        ({"input": "a", "embd_normalize": 10**30}, 400, "embd_normalize"),
+        ({"input": "a", "pooling": "mean"}, 400, "pooling"),
+        ({"input": "a", "model": "other"}, 404, "other"),
+    ],
+)
+def test_what_is_refused(http: Any, body: dict[str, Any], status: int, said: str) -> None:
+    for path in ("/v1/embeddings", "/embedding"):
+        answer = http.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("pooling", "of"), [("last", lambda r: r[-1]), ("cls", lambda r: r[0])])
+def test_pooling_of_the_command_line(
+    pooling: str, of: Callable[[Any], Any], http: Any, serve: Any, converted: Callable[..., Path]
+) -> None:
+    import httpx
+
+    plain = converted("--method", "none", "--outtype", "f32")
+    options = ("-c", "1024", "--kv", "f32", "--pooling", pooling, "--embd-normalize", "-1", "--embeddings")
+    with serve(plain, *options) as address, httpx.Client(base_url=address, timeout=60) as other:
+        want = of(rows(http, TEXTS[0]))
+        assert np.allclose(ask(other, input=TEXTS[0])["data"][0]["embedding"], want, atol=1e-4)
+        assert np.allclose(rows(other, TEXTS[0]), [want], atol=1e-4)
+
+
+def test_without_pooling_openais_route_says_so(serve: Any, converted: Callable[..., Path]) -> None:
+    import httpx
+
+    with serve(
+        converted("--method", "none", "--outtype", "f32"), "-c", "256", "--pooling", "none"
+    ) as address:
+        refused = httpx.post(f"{address}/v1/embeddings", json={"input": "a"})
+    assert refused.status_code == 400
+    assert "--pooling mean" in refused.json()["error"]["message"]
+
+
+# Beside answers, without a server.
+
+
+@pytest.fixture(scope="module")
+def model(converted: Callable[..., Path]) -> Any:
+    from latentkv import _core
+
+    return _core.Model(str(converted("--method", "none", "--outtype", "f32")))
+
+
+def to_embed(model: Any, text: str, pooling: str = "mean") -> Ticket:
+    options = SamplingOptions(temperature=0)
+    return Ticket(Request(model.tokenize(text.encode()), options, 0, reuses=False, pooling=pooling))
+
+
+def embedding(ticket: Ticket) -> Any:
+    assert ticket.progress.embedding is not None
+    return ticket.progress.embedding
+
+
+@pytest.mark.parametrize("cache", [{}, {"prefill": "lazy"}, {"sink": 4, "recent": 32}], ids=str)
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls", "none"])
+def test_beside_others_and_alone(model: Any, cache: dict[str, Any], pooling: str) -> None:
+    alone = []
+    for text in TEXTS:
+        ticket = to_embed(model, text, pooling)
+        run(scheduler(model, 1, cache=cache), ticket)
+        alone.append(embedding(ticket))
+    said = run(scheduler(model, 1, cache=cache), asked(model, "The clerk", 40))
+    others = [to_embed(model, text, pooling) for text in TEXTS]
+    together = scheduler(model, 3, cache=cache)
+    assert run(together, asked(model, "The clerk", 40), *others)[0] == said[0]
+    for want, got in zip(alone, others, strict=True):
+        assert np.allclose(embedding(got), want, atol=1e-4)
+    assert len(embedding(others[0])) == (len(others[0].request.prompt) if pooling == "none" else 1)
+
+
+def test_an_embedding_leaves_no_rows_and_one_conversation_at_most_moves(model: Any) -> None:
+    two = scheduler(model, 2)
+    talks = ["The clerk of the town wrote numbers. " * 4, "A bridge leads over the river. " * 4]
+    for talk in talks:
+        run(two, asked(model, talk))
+    tickets = [to_embed(model, text) for text in TEXTS * 2]
+    run(two, *tickets)
+    assert all(ticket.progress.timings.cached_n == 0 for ticket in tickets)
+    again = asked(model, talks[1])  # the one that was used last
+    run(two, again)
+    assert again.progress.timings.cached_n == len(again.request.prompt) - 1
+    assert two.session.n_cells_used() == len(again.request.prompt) + again.progress.completion_tokens - 1
+
+
+def test_a_cancelled_embedding_leaves_nothing(model: Any) -> None:
+    one = scheduler(model, 1, n_batch=32)
+    ticket = to_embed(model, TEXTS[2])
+    one.submit(ticket)
+    one.step()
+    assert one.session.n_cells_used() == 32
+    ticket.cancel()
+    assert not one.step()
+    assert one.session.n_cells_used() == 0
+
+
+def test_answers_go_on_while_texts_are_embedded(model: Any) -> None:
+    two = scheduler(model, 2)
+    answer, long = asked(model, "The clerk", 60), to_embed(model, TEXT[:1500])
+    two.submit(answer)
+    two.step()
+    two.submit(long)
+    before, steps = answer.progress.completion_tokens, 0
+    while long.progress.embedding is None:
+        two.step()
+        steps += 1
+    assert answer.progress.completion_tokens - before == steps >= len(long.request.prompt) // 128

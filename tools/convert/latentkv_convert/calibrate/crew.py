@@ -1,0 +1,48 @@
+"""Threads that work on the windows of a text: each takes one window at a time, and torch computes it on that
+thread's share of the cores. Operations on a window are too short for all cores to join in every one of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+MOST = 8  # threads; each holds what torch makes of its window
+T = TypeVar("T")
+_task = threading.local()
+
+
+def each(step: Callable[[int], T], n: int, device: str = "cpu") -> Iterator[T]:
+    """step(0) … step(n - 1), in that order, computed at the same time where `device` is the processor. Every
+    step has the caller's gradient mode."""
+    import torch
+
+    cores = torch.get_num_threads()
+    n_threads = min(cores, n, MOST) if device == "cpu" else 1
+    graded = torch.is_grad_enabled()
+
+    def run(at: int) -> T:
+        _task.at = at
+        together = min(n_threads, n - at // n_threads * n_threads)  # fewer in the last round
+        torch.set_num_threads(cores // together)
+        with torch.set_grad_enabled(graded):
+            return step(at)
+
+    if n_threads < 2:
+        yield from map(run, range(n))
+        return
+    with ThreadPoolExecutor(n_threads, initializer=torch.set_flush_denormal, initargs=(True,)) as threads:
+        found = [threads.submit(run, at) for at in range(n)]
+        try:
+            for future in found:
+                yield future.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+            torch.set_num_threads(cores)
+
+
+def current() -> int:
+    """Which of the steps this thread is at; 0 outside of them."""
+    return getattr(_task, "at", 0)

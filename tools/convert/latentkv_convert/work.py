@@ -1,0 +1,102 @@
+"""What a method may look at while it plans: the model, its weights, the statistics and its own bases, kept
+once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .calibrate.sample import Sample
+from .ir import F32, F64, Array, Basis, ModelSpec
+from .kept import Kept
+from .source.source import Source
+from .weights.encoding import Encoding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKED = 6  # windows that a plan is run on: they differ, and one or two of them are a rough forecast
+_KEEP_BYTES = 2 << 30  # of bases, and of rows; the rest is computed anew when its layer is written
+
+
+@dataclass
+class Checked:
+    """What plan/forecast.py knows of windows, which are named by their tokens."""
+
+    exact: dict[bytes, Tensor] = field(default_factory=dict)  # last outputs [scored tokens, d], uncompressed
+    plan: Any = None  # that was run last
+    nats: dict[bytes, float] = field(default_factory=dict)  # a token, of that plan
+
+
+@dataclass
+class Work:
+    source: Source
+    stats: Mapping[str, Sequence[Mapping[str, Array]]]  # statistic -> layer -> array
+    seed: int
+    decompose: Callable[[Work, int, str, int], tuple[Basis, ...]]  # see `bases`
+    sample: Sample | None = None  # the largest that was read, for methods that measure while they plan
+    device: str = "cpu"
+    rotate: bool = True
+    center: bool = True
+    encoding: Encoding | None = None  # of the file's tensors
+    trains: bool = False  # the factors, after the plan
+    n_checked: int = CHECKED
+    _sigmas: dict[tuple[int, str, int], tuple[F64, ...]] = field(default_factory=dict)
+    _kept: Kept[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
+    checked: Checked = field(default_factory=lambda: Checked())
+    rows: Kept[tuple[Any, ...], Any] = field(default_factory=lambda: Kept(_KEEP_BYTES))  # rows/cached_rows.py
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.source.spec
+
+    @property
+    def stored_as(self) -> Encoding:
+        return self.encoding or Encoding.of(self.spec, "f16")
+
+    def projection_bytes(self, layer: int, side: str) -> int:
+        """Of W of k or v as the file would hold it."""
+        stored = self.source.stored(f"attn_{side}.weight", layer)
+        return self.stored_as.projection_bytes(self.spec, layer, side, stored)
+
+    def weight(self, layer: int, side: str) -> F32:
+        """W of q, k or v, [out, n_embd] in transformers' row order."""
+        return self.source.tensor(f"attn_{side}.weight", layer)
+
+    def output_map(self, layer: int, side: str) -> F64:
+        """[w, n_embd]: W, and the weights of a norm over all heads of K. The norm divides by another number
+        for every token, which changes no axis."""
+        weight = self.weight(layer, side).astype(np.float64)
+        if side == "k" and self.spec.norms_whole("k"):
+            weight *= self.source.tensor("attn_k_norm.weight", layer)[:, None]
+        return weight
+
+    def bias(self, layer: int, side: str) -> F32 | None:
+        role = f"attn_{side}.bias"
+        return self.source.tensor(role, layer) if self.source.has(role, layer) else None
+
+    def output_weight(self, layer: int) -> F32:
+        """W_o [n_embd, n_head·head_dim]."""
+        return self.source.tensor("attn_output.weight", layer)
+
+    def bases(self, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        """One full-rank, importance-ordered Basis for every `group` KV heads."""
+        return self._kept.get(
+            (layer, side, group),
+            lambda: self._decomposed(layer, side, group),
+            lambda bases: sum(basis.down.nbytes + basis.up.nbytes for basis in bases),
+        )
+
+    def _decomposed(self, layer: int, side: str, group: int) -> tuple[Basis, ...]:
+        bases = self.decompose(self, layer, side, group)
+        self._sigmas[layer, side, group] = tuple(basis.sigma for basis in bases)
+        return bases
+
+    def sigmas(self, layer: int, side: str, group: int) -> tuple[F64, ...]:
+        """The importance of every column of these bases; remembered for all layers."""
+        if (layer, side, group) not in self._sigmas:
+            self.bases(layer, side, group)
+        return self._sigmas[layer, side, group]
