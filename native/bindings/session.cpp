@@ -12,6 +12,7 @@
 #include "gil.h"
 
 namespace py = pybind11;
+using lkv::Positions;
 using lkv::Session;
 
 namespace {
@@ -73,7 +74,7 @@ py::array_t<float> decode(PySession& self, const std::vector<int32_t>& tokens,
         std::vector<int32_t> next(lkv::max_sequences, -1);
         for (const int32_t s : sequences) {
             int32_t& at = next[static_cast<size_t>(std::clamp(s, 0, lkv::max_sequences - 1))];
-            at = at < 0 ? self.session.seq_pos_max(s) + 1 : at;
+            at = at < 0 ? self.session.placement().last(s) + 1 : at;
             positions.push_back(at++);
         }
     }
@@ -135,7 +136,11 @@ void bind_session(py::module_& module) {
         .def_property_readonly("n_ctx", [](const PySession& s) { return s.session.options().n_ctx; })
         .def_property_readonly("n_ubatch", [](const PySession& s) { return s.session.options().n_ubatch; })
         .def_property_readonly("n_seq_max", [](const PySession& s) { return s.session.options().n_seq_max; })
-        .def_property_readonly("window", [](const PySession& s) { return s.session.cache().ring_window(); })
+        .def_property_readonly(
+            "window",
+            [](const PySession& s) {
+                return s.session.placement().ring() == nullptr ? 0 : s.session.placement().ring()->window();
+            })
         .def(
             "n_recent", [](const PySession& s, int length) { return s.session.options().window(length); },
             py::arg("length"))
@@ -143,11 +148,11 @@ void bind_session(py::module_& module) {
         .def_property_readonly(
             "prefill",
             [](const PySession& s) { return lkv::schema::prefill_words[static_cast<size_t>(s.session.prefill())]; })
-        .def_property_readonly("evict", [](const PySession& s) { return s.session.cache().policy_name(); })
+        .def_property_readonly("evict", [](const PySession& s) { return s.session.placement().policy_name(); })
         .def_property_readonly("rewinds",
                                [](const PySession& s) {
                                    return s.session.prefill() == lkv::Prefill::eager &&
-                                          s.session.cache().eviction() == nullptr;
+                                          s.session.placement().eviction() == nullptr;
                                })
         .def_property_readonly("implementations",
                                [](const PySession& s) {
@@ -161,25 +166,35 @@ void bind_session(py::module_& module) {
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         // In a child of fork(): the parent's other thread was in the middle of a call, so that not even freeing it is safe.
         .def("leave", [](PySession& s) { s.left = true; })
-        .def("clear", [](PySession& s) { s.session.clear(); })
+        .def("clear", [](PySession& s) { s.session.placement().clear(); })
         .def(
-            "seq_rm", [](PySession& s, int seq, int32_t p0, int32_t p1) { return s.session.seq_rm(seq, p0, p1); },
+            "seq_rm",
+            [](PySession& s, int seq, int32_t p0, int32_t p1) {
+                return s.session.placement().remove(seq, Positions::between(p0, p1));
+            },
             py::arg("seq"), py::arg("p0") = -1, py::arg("p1") = -1)
         .def(
             "seq_cp",
-            [](PySession& s, int src, int dst, int32_t p0, int32_t p1) { s.session.seq_cp(src, dst, p0, p1); },
+            [](PySession& s, int src, int dst, int32_t p0, int32_t p1) {
+                s.session.placement().copy(src, dst, Positions::between(p0, p1));
+            },
             py::arg("src"), py::arg("dst"), py::arg("p0") = -1, py::arg("p1") = -1)
         .def(
-            "seq_keep", [](PySession& s, int seq) { s.session.seq_keep(seq); }, py::arg("seq"))
+            "seq_keep", [](PySession& s, int seq) { s.session.placement().keep(seq); }, py::arg("seq"))
         .def(
             "seq_add",
-            [](PySession& s, int seq, int32_t p0, int32_t p1, int32_t delta) { s.session.seq_add(seq, p0, p1, delta); },
+            [](PySession& s, int seq, int32_t p0, int32_t p1, int32_t delta) {
+                s.session.shift(seq, Positions::between(p0, p1), delta);
+            },
             py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("delta"))
         .def(
-            "seq_pos_min", [](const PySession& s, int seq) { return s.session.seq_pos_min(seq); }, py::arg("seq"))
+            "seq_pos_min", [](const PySession& s, int seq) { return s.session.placement().first(seq); }, py::arg("seq"))
         .def(
-            "seq_pos_max", [](const PySession& s, int seq) { return s.session.seq_pos_max(seq); }, py::arg("seq"))
-        .def("n_cells_used", [](const PySession& s) { return s.session.cache().n_occupied(); })
+            "seq_pos_max", [](const PySession& s, int seq) { return s.session.placement().last(seq); }, py::arg("seq"))
+        .def(
+            "require_room", [](const PySession& s, size_t n) { s.session.placement().check_room(n); }, py::arg("n"))
+        .def("n_cells_used", [](const PySession& s) { return s.session.placement().n_occupied(); })
+        .def("n_cells_visited", [](const PySession& s) { return s.session.placement().n_visited(); })
         .def("kv_bytes", [](const PySession& s) { return kv_bytes_dict(s.session.cache().bytes()); })
         .def("compute_bytes", [](const PySession& s) { return s.session.compute_bytes(); })
         .def("prefill_bytes", [](const PySession& s) { return s.session.prefill_bytes(); })
@@ -215,7 +230,8 @@ void bind_session(py::module_& module) {
             },
             py::arg("seq"), py::arg("cuts"))
         .def(
-            "seq_settled", [](const PySession& s, int seq) { return s.session.seq_settled(seq); }, py::arg("seq"))
+            "seq_settled", [](const PySession& s, int seq) { return s.session.placement().settled(seq); },
+            py::arg("seq"))
         .def(
             "set_seq_state",
             [](PySession& s, int seq, const py::object& data, const std::string& accept) {

@@ -1,5 +1,5 @@
 # Reader, layer runs, master tables, vocabulary, sampler and graph tests, against latentkv_native. Include after that target exists.
-foreach(file test_branches test_layer_runs files/test_gguf files/test_master files/test_vocab)
+foreach(file test_branches test_layer_runs test_placement files/test_gguf files/test_master files/test_vocab)
     cmake_path(GET file FILENAME name)
     add_executable(${name} ${CMAKE_CURRENT_LIST_DIR}/${file}.cpp)
     target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_LIST_DIR})

@@ -178,7 +178,7 @@ class Session:
         states: hidden states behind the last norm, [n_outputs, n_embd], in place of logits.
         n_ahead: so many of the last tokens, of one sequence, are guesses that seq_rm may take back: no token
         leaves the recent window on their account.
-        Raises Error when the cache is full: "[context] expected at most N cells; got M; raise -c / n_ctx"."""
+        Raises Error when the cache is full, before anything runs (require_room)."""
     def interrupt(self) -> None:
         """Async-signal-safe: the running decode() stops after its ubatch and raises KeyboardInterrupt."""
     @property
@@ -196,6 +196,11 @@ class Session:
         """Context shift. Free and lossless where K is `rebuild`; refused with the reason elsewhere."""
     def seq_pos_min(self, seq: int) -> int: ...
     def seq_pos_max(self, seq: int) -> int: ...
+    def n_cells_visited(self) -> int:
+        """Cells that all calls so far have looked at: host work that may grow with the context. For tests."""
+    def require_room(self, n: int) -> None:
+        """Raises Error where n more tokens do not fit: "[context] expected at most 32 cells; got 40 (31 used
+        and 9 new); raise -c / n_ctx"."""
     def n_cells_used(self) -> int:
         """Cells that no new token can take: those of tokens, and what is left of broken blocks."""
     # bytes

@@ -108,6 +108,38 @@ def test_copy_keep_remove(m: Any) -> None:
     assert (s.seq_pos_max(0), s.n_cells_used()) == (-1, 101)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sink": 4, "recent": 64},
+        {"recent_ratio": 0.1},
+        {"evict": "h2o", "keep_tokens": "160", "recent": 32},
+        {"n_seq_max": 3, "recent": 32},
+    ],
+    ids=str,
+)
+def test_a_token_costs_the_host_no_more_in_a_long_context(m: Any, options: dict[str, Any]) -> None:
+    """Cells that the host looks at for each decoded token and the questions that go with it."""
+    visited = []
+    for depth in (400, 3200):
+        s = session(m, kv="q4", n_ctx=4096, **options)
+        n_seq = options.get("n_seq_max", 1)
+        for first in range(0, depth, 80):
+            n = 80 // n_seq
+            s.decode(tokens(m, n * n_seq), seq=[i // n for i in range(n * n_seq)], output="none")
+            assert s.n_cells_used() <= first + 80
+        before = s.n_cells_visited()
+        for _ in range(96):
+            s.decode([7] * n_seq, seq=list(range(n_seq)), output="none")
+            assert all(s.seq_pos_max(i) >= 0 for i in range(n_seq))
+        visited.append((s.n_cells_visited() - before) / 96)
+    assert 0 < visited[1] <= 1.5 * visited[0] + 8
+    before = s.n_cells_visited()
+    s.state_bytes()  # looks at all of them
+    assert s.n_cells_visited() - before >= 160
+
+
 def test_state_is_bit_exact(m: Any) -> None:
     ids = tokens(m, N)
     s = session(m, kv="q4", sink=4, recent=32)

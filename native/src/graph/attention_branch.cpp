@@ -11,15 +11,15 @@ bool moves_queries(const LayerCacheSpec& spec) {
 }  // namespace
 
 ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il) {
-    if (from.exact == nullptr && from.cache.evicts(il)) return graph.evicting[static_cast<size_t>(il)];
-    return from.exact == nullptr && from.cache.in_ring(il) ? graph.ring_reference : graph.reference;
+    if (from.exact == nullptr && from.cache.placement().evicts(il)) return graph.evicting[static_cast<size_t>(il)];
+    return from.exact == nullptr && from.cache.placement().in_ring(il) ? graph.ring_reference : graph.reference;
 }
 
 bool AttentionBranch::expands_keys(int il) const {
     const KPath path = from_.model.cache_spec().layers[static_cast<size_t>(il)].k_path;
     return path != KPath::rebuild && !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu &&
            from_.shape.fused && from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
-           !in_blocks(from_.cache.k_layout(from_.cache.n_regions() - 1, il));
+           !in_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
@@ -101,9 +101,9 @@ AttentionNode& AttentionBranch::attention_node(int il, const Queries& q, bool sp
 }
 
 AttentionBranch::Reads AttentionBranch::read_cache(ggml_tensor* q, const Rows& rows, int il) {
-    const bool split = from_.cache.is_full(0, il);
+    const bool split = from_.cache.rows().is_full(0, il);
     Queries queries{split ? q : nullptr, nullptr};
-    if (!split || (from_.cache.in_ring(il) ? from_.shape.ring : from_.shape.latents)) {
+    if (!split || (from_.cache.placement().in_ring(il) ? from_.shape.ring : from_.shape.latents)) {
         const bool moves = moves_queries(spec_of(il)) && !expands_keys(il);
         queries.latents = moves ? projections_.project(q, weights_of(il)) : q;
     }
@@ -128,7 +128,7 @@ AttentionBranch::Reads AttentionBranch::read_exact(ggml_tensor* q, const Rows& r
 // [head_dim, n_head, n_tokens]; under eviction masses are added to the layer's.
 ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
     const GraphShape& shape = from_.shape;
-    const bool evicts = from_.exact == nullptr && from_.cache.evicts(il);
+    const bool evicts = from_.exact == nullptr && from_.cache.placement().evicts(il);
     ggml_tensor* out = nullptr;
     ggml_tensor* masses = nullptr;
     if (shape.fused) {
@@ -162,7 +162,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, int il) const {
 
 ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     const LayerCacheSpec& spec = spec_of(il);
-    const bool split = from_.cache.is_full(0, il);
+    const bool split = from_.cache.rows().is_full(0, il);
     ops_.held(x);
     const Heads heads = projections_.heads(x, il);
     ggml_tensor* const q =

@@ -17,20 +17,21 @@ void run_store(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const int n_jobs = 2 * static_cast<int>(batch.slots.size());
     for (int job = ith; job < n_jobs; job += nth) {
         const int token = job / 2;
-        const SlotRef to = node.cache->row_of(batch.slots[static_cast<size_t>(token)], node.row_layer);
+        const SlotRef to = node.cache->placement().row_of(batch.slots[static_cast<size_t>(token)], node.row_layer);
         const bool value = job % 2 == 1;
         if (to.slot < 0) continue;  // no query of this layer sees the token
-        const bool full = node.cache->is_full(to.region, node.row_layer);
+        const bool full = node.cache->rows().is_full(to.region, node.row_layer);
         const ggml_tensor* const source = dst->src[(full ? 0 : node.latent_source) + (value ? 1 : 0)];
         const auto* row =
             reinterpret_cast<const float*>(static_cast<const char*>(source->data) + token * source->nb[1]);
         if (value) {
-            write_row(node.cache->v_layout(to.region, node.row_layer), row,
-                      node.cache->v_row(to.region, node.row_layer, to.slot));
-        } else if (const RowLayout& layout = node.cache->k_layout(to.region, node.row_layer); in_blocks(layout)) {
+            write_row(node.cache->rows().v_layout(to.region, node.row_layer), row,
+                      node.cache->rows().v_row(to.region, node.row_layer, to.slot));
+        } else if (const RowLayout& layout = node.cache->rows().k_layout(to.region, node.row_layer);
+                   in_blocks(layout)) {
             std::copy_n(row, layout.width, batch.k_staged + int64_t{token} * layout.width);
         } else {
-            write_row(layout, row, node.cache->k_row(to.region, node.row_layer, to.slot));
+            write_row(layout, row, node.cache->rows().k_row(to.region, node.row_layer, to.slot));
         }
     }
 }
@@ -100,7 +101,7 @@ void run_mass(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
     std::array<LatentAttnParams, 2> problems;
     const int n = mass_problems(node, dst, problems);
-    const Eviction& eviction = *node.cache->eviction();
+    const Eviction& eviction = *node.cache->placement().eviction();
     const AttnMassParams params{std::span(problems).first(static_cast<size_t>(n)), eviction.weights().data(),
                                 eviction.policy().has_noise, node.layer};
     auto* const mass = static_cast<float*>(dst->data);
@@ -113,11 +114,11 @@ void run_store_masses(ggml_tensor* dst, int ith, int, void* userdata) {
     if (ith > 0) return;
     KvCache& cache = *node.cache;
     int n_slots = 0;
-    for (int r = 0; r < cache.n_regions(); r++) n_slots += cache.cells(r, node.row_layer).end();
+    for (int r = 0; r < cache.placement().n_regions(); r++) n_slots += cache.placement().cells(r, node.row_layer).end();
     const auto* const masses = static_cast<const float*>(dst->src[0]->data);
     int first = 0;
-    for (int r = 0; r < cache.n_regions(); r++) {
-        const int n = cache.cells(r, node.row_layer).end();
+    for (int r = 0; r < cache.placement().n_regions(); r++) {
+        const int n = cache.placement().cells(r, node.row_layer).end();
         float* const to = cache.masses(r, node.row_layer);
         for (int i = 0; to != nullptr && i < n; i++) {
             for (int row = 0; row < node.mass_rows; row++) to[i] += masses[int64_t{row} * n_slots + first + i];
@@ -136,8 +137,8 @@ void run_noise(ggml_tensor* dst, int ith, int nth, void* userdata) {
         const int32_t pos = node.batch->pos[static_cast<size_t>(i % n_tokens)];
         const uint64_t seed = noise_seed(node.layer, static_cast<int>(i / n_tokens), pos);
         int64_t at = 0;
-        for (int r = 0; r < node.cache->n_regions(); r++) {
-            const Cells& cells = node.cache->cells(r, node.row_layer);
+        for (int r = 0; r < node.cache->placement().n_regions(); r++) {
+            const Cells& cells = node.cache->placement().cells(r, node.row_layer);
             for (int slot = 0; slot < cells.end(); slot++, at++) {
                 if (cells.used(slot)) row[at] = gumbel(seed, cells.pos(slot));
             }
@@ -149,19 +150,19 @@ template <bool full, bool value_side>
 void run_read(ggml_tensor* dst, int ith, int nth, void* userdata) {
     const auto& node = *static_cast<const AttentionNode*>(userdata);
     int64_t out = 0;
-    for (int r = 0; r < node.cache->n_regions(); r++) {
-        if (node.cache->is_full(r, node.row_layer) != full) continue;
-        const RowLayout& layout =
-            value_side ? node.cache->v_layout(r, node.row_layer) : node.cache->k_layout(r, node.row_layer);
-        const Cells& cells = node.cache->cells(r, node.row_layer);
+    for (int r = 0; r < node.cache->placement().n_regions(); r++) {
+        if (node.cache->rows().is_full(r, node.row_layer) != full) continue;
+        const RowLayout& layout = value_side ? node.cache->rows().v_layout(r, node.row_layer)
+                                             : node.cache->rows().k_layout(r, node.row_layer);
+        const Cells& cells = node.cache->placement().cells(r, node.row_layer);
         for (int slot = 0; slot < cells.end(); slot++, out++) {
             if (out % nth != ith) {
                 continue;
             }
             auto* const row =
                 reinterpret_cast<float*>(static_cast<char*>(dst->data) + out * static_cast<int64_t>(dst->nb[1]));
-            const uint8_t* const bytes =
-                value_side ? node.cache->v_row(r, node.row_layer, 0) : node.cache->k_row(r, node.row_layer, 0);
+            const uint8_t* const bytes = value_side ? node.cache->rows().v_row(r, node.row_layer, 0)
+                                                    : node.cache->rows().k_row(r, node.row_layer, 0);
             if (cells.used(slot)) {
                 read_slot(layout, bytes, slot, row);
             } else {
@@ -183,8 +184,8 @@ void gpu_mass_node(ggml_tensor*, int, int, void*) { GGML_ABORT("[gpu] expected t
 
 void AttentionNode::list_regions(bool full_rows, LatentAttnParams& p) const {
     p.n_regions = 0;
-    for (int r = 0; r < cache->n_regions(); r++) {
-        if (cache->is_full(r, row_layer) == full_rows) p.regions[p.n_regions++] = cache->view(r, row_layer);
+    for (int r = 0; r < cache->placement().n_regions(); r++) {
+        if (cache->rows().is_full(r, row_layer) == full_rows) p.regions[p.n_regions++] = cache->view(r, row_layer);
     }
 }
 
@@ -251,8 +252,8 @@ ggml_tensor* attn_mass(ggml_context* ctx, AttentionNode& node, const Queries& q,
                               GGML_N_TASKS_MAX, &node);
     }
     int most_slots = 0;
-    for (int r = 0; r < node.cache->n_regions(); r++) {
-        most_slots += static_cast<int>(whole_tiles(node.cache->cells(r, node.row_layer).capacity()));
+    for (int r = 0; r < node.cache->placement().n_regions(); r++) {
+        most_slots += static_cast<int>(whole_tiles(node.cache->placement().cells(r, node.row_layer).capacity()));
     }
     node.mass_plan = attn_mass_plan({problems, nullptr, false, node.layer}, most_slots, n_threads);
     node.mass_rows = problems.front().n_kv;
@@ -282,9 +283,10 @@ const ggml_tensor* last_queries(const ggml_tensor* attention) {
 
 ggml_tensor* read_rows(ggml_context* ctx, AttentionNode& node, ggml_tensor* stored, bool full, bool value_side,
                        int n_slots) {
-    const int r = full ? 0 : node.cache->n_regions() - 1;
+    const int r = full ? 0 : node.cache->placement().middle();
     const int width =
-        (value_side ? node.cache->v_layout(r, node.row_layer) : node.cache->k_layout(r, node.row_layer)).width;
+        (value_side ? node.cache->rows().v_layout(r, node.row_layer) : node.cache->rows().k_layout(r, node.row_layer))
+            .width;
     const auto read = full ? (value_side ? run_read<true, true> : run_read<true, false>)
                            : (value_side ? run_read<false, true> : run_read<false, false>);
     return ggml_custom_4d(ctx, GGML_TYPE_F32, width, n_slots, 1, 1, &stored, 1, read, GGML_N_TASKS_MAX, &node);

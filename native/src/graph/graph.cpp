@@ -180,7 +180,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     graph->context = tensor_context(ggml_tensor_overhead() * n_nodes * 2 + ggml_graph_overhead_custom(n_nodes, false));
     graph->nodes = ggml_new_graph_custom(graph->context.get(), n_nodes, false);
     graph->attention.resize(static_cast<size_t>(h.n_layer));
-    if (!shape.fused && cache.eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));
+    if (!shape.fused && cache.placement().eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));
     graph->writers.resize(exact != nullptr ? static_cast<size_t>(h.n_layer) : 0);
     const GraphSources from{model, cache, ropes, constants, batch, shape, exact};
     Builder(from, *graph).build();

@@ -22,7 +22,7 @@ ggml_tensor* head_factor(ggml_context* ctx, ggml_tensor* b, int j, int head_dim,
 }
 
 // One problem's rows, f32: full ones of the exact windows, or those of every other region.
-struct Rows {
+struct ProblemRows {
     const LatentAttnParams& p;
     ggml_tensor* q;
     ggml_tensor* k;
@@ -35,7 +35,7 @@ struct Rows {
 
 // k of KV head j as its queries see it: [q_width, n].
 ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights& layer, const Rope& rope,
-                      ggml_tensor* rope_factors, const ReferenceInputs& inputs, const Rows& rows, int j) {
+                      ggml_tensor* rope_factors, const ReferenceInputs& inputs, const ProblemRows& rows, int j) {
     const HParams& h = model.hparams();
     const GroupLayout& group = rows.k_layout.groups[j / rows.p.k_group];
     ggml_tensor* k = ggml_cont(ctx, group_rows(ctx, rows.k, group));
@@ -66,7 +66,8 @@ ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights&
 }
 
 // What a problem's slots add to a head's output, of weights p [n_slots, n_tokens]: [head_dim, n_tokens].
-ggml_tensor* weighed_values(ggml_context* ctx, const LayerWeights& layer, const Rows& rows, ggml_tensor* p, int j) {
+ggml_tensor* weighed_values(ggml_context* ctx, const LayerWeights& layer, const ProblemRows& rows, ggml_tensor* p,
+                            int j) {
     const GroupLayout& group = rows.v_layout.groups[j / rows.p.v_group];
     ggml_tensor* const v = ggml_cont(ctx, ggml_transpose(ctx, group_rows(ctx, rows.v, group)));  // [n, rank]
     ggml_tensor* const own = ggml_cont(
@@ -101,28 +102,28 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
     const int rep = h.n_head / h.n_kv;
-    std::vector<Rows> problems;
+    std::vector<ProblemRows> problems;
     for (const bool full : {true, false}) {
         const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
         const int first = full || !node.full ? 0 : inputs.n_exact;
         const int n = full ? inputs.n_exact : inputs.n_slots - first;
         if (!params || n == 0) continue;
-        const int r = full ? 0 : node.cache->n_regions() - 1;
+        const int r = full ? 0 : node.cache->placement().middle();
         problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx, node, stored, full, false, n),
-                            read_rows(ctx, node, stored, full, true, n), node.cache->k_layout(r, node.row_layer),
-                            node.cache->v_layout(r, node.row_layer), first, n});
+                            read_rows(ctx, node, stored, full, true, n), node.cache->rows().k_layout(r, node.row_layer),
+                            node.cache->rows().v_layout(r, node.row_layer), first, n});
     }
     const LatentAttnParams& any = problems.front().p;
     const int64_t n_tokens = problems.front().q->ne[2];
 
     ggml_tensor* noise = nullptr;
-    if (masses != nullptr && node.cache->eviction()->policy().has_noise) {
+    if (masses != nullptr && node.cache->placement().eviction()->policy().has_noise) {
         noise = mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.n_head);
     }
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
     for (int j = 0; j < h.n_kv; j++) {
         std::vector<ggml_tensor*> keys;
-        for (const Rows& rows : problems) {
+        for (const ProblemRows& rows : problems) {
             keys.push_back(key_rows(ctx, model, layer, rope, rope_factors, inputs, rows, j));
         }
         for (int r = 0; r < rep; r++) {
@@ -166,7 +167,7 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                 ggml_soft_max_add_sinks(p, sink);
             }
             ggml_tensor* o = nullptr;
-            for (const Rows& rows : problems) {
+            for (const ProblemRows& rows : problems) {
                 ggml_tensor* const of_rows = weighed_values(ctx, layer, rows, p, j);
                 o = o == nullptr ? of_rows : ggml_add(ctx, o, of_rows);
             }
@@ -192,8 +193,8 @@ void fill_reference_inputs(const KvCache& cache, int layer, const BatchSlots& ba
     };
     std::vector<int32_t> slot_pos;
     std::vector<uint64_t> slot_seq;  // 0: free
-    for (int r = 0; r < cache.n_regions(); r++) {
-        const Cells& cells = cache.cells(r, layer);
+    for (int r = 0; r < cache.placement().n_regions(); r++) {
+        const Cells& cells = cache.placement().cells(r, layer);
         for (int slot = 0; slot < cells.end(); slot++) {
             slot_pos.push_back(cells.used(slot) ? cells.pos(slot) : 0);
             slot_seq.push_back(cells.seq(slot));
@@ -219,7 +220,7 @@ void fill_reference_inputs(const KvCache& cache, int layer, const BatchSlots& ba
     if (inputs.mass_weight == nullptr) return;
     std::vector<float> weight;
     std::vector<float> cold;
-    for (const QueryWeight& query : cache.eviction()->weights()) {
+    for (const QueryWeight& query : cache.placement().eviction()->weights()) {
         weight.push_back(query.weight);
         cold.push_back(1.0F / query.temperature);
     }

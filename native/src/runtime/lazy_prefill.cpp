@@ -25,7 +25,7 @@ size_t hidden_bytes(const Model& model, size_t n_tokens) {
 }
 
 size_t staged_bytes(const KvCache& cache, int layer, size_t n_tokens) {
-    const RowLayout& layout = cache.k_layout(cache.n_regions() - 1, layer);
+    const RowLayout& layout = cache.rows().k_layout(cache.placement().middle(), layer);
     return in_blocks(layout) ? n_tokens * static_cast<size_t>(layout.width) * sizeof(float) : 0;
 }
 
@@ -95,7 +95,7 @@ StagedKeys::StagedKeys(KvCache& cache, int layer, size_t n_tokens, CacheDevice* 
     : cache_(cache),
       device_(device),
       layer_(layer),
-      width_(static_cast<size_t>(cache.k_layout(cache.n_regions() - 1, layer).width)),
+      width_(static_cast<size_t>(cache.rows().k_layout(cache.placement().middle(), layer).width)),
       bytes_(staged_bytes(cache, layer, n_tokens)) {
     if (bytes_ == 0) {
         return;
@@ -115,7 +115,7 @@ void StagedKeys::write(std::span<const SlotRef> targets) {
     if (rows_ == nullptr) {
         return;
     }
-    const int middle = cache_.n_regions() - 1;
+    const int middle = cache_.placement().middle();
     std::vector<RowMove> moves;
     for (size_t i = 0; i < targets.size(); i++) {
         if (targets[i].region == middle) moves.push_back({static_cast<int>(i), targets[i].slot, -1});
@@ -131,25 +131,25 @@ void StagedKeys::write(std::span<const SlotRef> targets) {
         for (size_t n = 0; n < block_slots; n++) {
             std::copy_n(row(static_cast<size_t>(moves[first + n].from)), width_, &block[n * width_]);
         }
-        write_block(cache_.k_layout(middle, layer_), block.data(), cache_.k_row(middle, layer_, moves[first].to));
+        write_block(cache_.rows().k_layout(middle, layer_), block.data(),
+                    cache_.rows().k_row(middle, layer_, moves[first].to));
     }
 }
 
 bool Session::starts_sequences(std::span<const int32_t> seq) const {
     uint64_t seen = 0;
     for (const int32_t s : seq) {
-        const uint64_t bit = uint64_t{1} << s;
-        if ((seen & bit) == 0 && cache_.seq_pos_max(s) >= 0) {
+        if ((seen & bit(s)) == 0 && cache_.placement().last(s) >= 0) {
             return false;
         }
-        seen |= bit;
+        seen |= bit(s);
     }
     return seen != 0;
 }
 
 void Session::prefill_lazily(const LazyPrompt& prompt) {
     Part& part = parts_.front();  // of all layers
-    const std::vector<SlotRef> targets = cache_.claim_settled(prompt.pos, prompt.seq);
+    const std::vector<SlotRef> targets = cache_.placement().claim({prompt.pos, prompt.seq, true});
     const auto forget = [&] {
         part.graph.reset();  // it reads rows of a layer that is over
         if (part.on_gpu()) part.gpu->detach_exact();
@@ -176,7 +176,7 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
         // no layer, no token: half a prompt would be a cache that no one can use
         forget();
         for (const SlotRef& to : targets) {
-            cache_.release(to);
+            cache_.placement().release(to);
         }
         throw;
     }
@@ -186,7 +186,7 @@ void Session::prefill_layer(int il, const LazyPrompt& prompt, std::span<const Sl
                             const StagedKeys& staged, std::span<float> hidden) {
     const auto n_ubatch = static_cast<size_t>(cache_.options().n_ubatch);
     const auto width = static_cast<size_t>(model_->hparams().n_embd);
-    const std::vector<SlotRef> slots = exact.cache->claim(prompt.pos, prompt.seq);
+    const std::vector<SlotRef> slots = exact.cache->placement().claim({prompt.pos, prompt.seq, false});
     BatchSlots& batch = exact.batch;
     batch_.own_rows = false;
     Part& all = parts_.front();

@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cache/state/reader.h"
+#include "cache/state/writer.h"
 #include "runtime/lazy_prefill.h"
 #include "runtime/plan/rotation.h"
 
@@ -51,7 +53,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
     ggml_backend_cpu_set_n_threads(backend_.get(), n_threads_);  // a state may need latents before any graph has run
     if (!parts_.front().on_gpu()) {
         encoder_.emplace(*model_, backend_.get());
-        cache_.set_encoder(&*encoder_);
+        cache_.rows().set_encoder(&*encoder_);
     }
     const KvBytes bytes = cache_.bytes();
     log(LogLevel::info, "kv: ", cache_.options().n_ctx, " cells, K ", bytes.k >> 10, " KiB, V ", bytes.v >> 10,
@@ -81,12 +83,6 @@ std::string Session::implementation() const {
     return model_->gpu_asked() ? "fused cpu (cuda: " + model_->gpu_absent() + ")" : "fused cpu";
 }
 
-void Session::check_seq(int seq) const {
-    if (seq < 0 || seq >= cache_.options().n_seq_max) {
-        fail("sequence", "expected 0 to ", cache_.options().n_seq_max - 1, "; got ", seq, "; raise n_seq_max");
-    }
-}
-
 void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
                           std::span<const int32_t> seq) const {
     const HParams& h = model_->hparams();
@@ -95,10 +91,10 @@ void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32
         if (tokens[i] < 0 || tokens[i] >= h.n_vocab) {
             fail("decode", "expected tokens from 0 to ", h.n_vocab - 1, "; got ", tokens[i]);
         }
-        check_seq(seq[i]);
+        cache_.placement().check_seq(seq[i]);
         int32_t& previous = last[static_cast<size_t>(seq[i])];
         if (previous == -2) {
-            previous = cache_.seq_pos_max(seq[i]);
+            previous = cache_.placement().last(seq[i]);
         }
         if (pos[i] <= previous) {
             fail("decode", "expected a position above ", previous, ", the last of sequence ", seq[i], "; got ", pos[i]);
@@ -108,10 +104,7 @@ void Session::check_batch(std::span<const int32_t> tokens, std::span<const int32
         }
         previous = pos[i];
     }
-    const int needed = cache_.n_occupied() + static_cast<int>(tokens.size());
-    if (needed > cache_.options().n_ctx) {
-        fail("context", "expected at most ", cache_.options().n_ctx, " cells; got ", needed, "; raise -c / n_ctx");
-    }
+    cache_.placement().check_room(tokens.size());
 }
 
 void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
@@ -130,7 +123,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
     if (n_ahead < 0 || n_sure < 0) {
         fail("decode", "expected 0 to ", tokens.size(), " guesses among as many tokens; got ", n_ahead);
     }
-    if (n_ahead > 0 && cache_.eviction() != nullptr) {
+    if (n_ahead > 0 && cache_.placement().eviction() != nullptr) {
         fail("decode", "expected no guesses under eviction, as they count in what goes; got ", n_ahead,
              "; leave out the draft model or --evict");
     }
@@ -160,7 +153,7 @@ size_t Session::next_ubatch(std::span<const int32_t> seq) const {
     const size_t n = of(options.n_ubatch);
     if (!options.keeps_recent() || n <= static_cast<size_t>(options.exact_ubatch)) return n;
     const bool settles =
-        fused_ && !cache_.in_blocks() &&
+        fused_ && cache_.placement().cells(cache_.placement().middle()).block() == 1 &&
         std::all_of(seq.begin(), seq.begin() + static_cast<ptrdiff_t>(n), [&](int32_t s) { return s == seq.front(); });
     return settles ? n : of(options.exact_ubatch);
 }
@@ -181,23 +174,25 @@ GraphShape Session::graph_shape(size_t n_tokens, size_t n_outputs, const KvCache
     shape.n_outputs = static_cast<int>(n_outputs);
     shape.n_threads = shape.n_tokens == 1 ? n_threads_ : n_threads_batch_;
     shape.fused = fused_;
-    const int middle = rows.n_regions() - 1;
+    const int middle = rows.placement().middle();
     for (int r = 0; !fused_ && r <= middle; r++) {
-        shape.n_slots += rows.cells(r).end();
-        if (rows.has_ring()) shape.n_ring_slots += (r < middle ? rows.cells(r) : rows.ring()).end();
-        if (r < middle) shape.n_exact += rows.cells(r).end();
+        shape.n_slots += rows.placement().cells(r).end();
+        if (rows.placement().ring() != nullptr)
+            shape.n_ring_slots += (r < middle ? rows.placement().cells(r) : rows.placement().ring()->cells()).end();
+        if (r < middle) shape.n_exact += rows.placement().cells(r).end();
     }
-    for (int il = 0; !fused_ && rows.eviction() != nullptr && il < model_->hparams().n_layer; il++) {
-        if (rows.evicts(il)) {
-            shape.n_evicting_slots = std::max(shape.n_evicting_slots, shape.n_exact + rows.cells(middle, il).end());
+    for (int il = 0; !fused_ && rows.placement().eviction() != nullptr && il < model_->hparams().n_layer; il++) {
+        if (rows.placement().evicts(il)) {
+            shape.n_evicting_slots =
+                std::max(shape.n_evicting_slots, shape.n_exact + rows.placement().cells(middle, il).end());
         }
     }
     const bool exact = std::any_of(batch_.slots.begin(), batch_.slots.end(),
                                    [middle](const SlotRef& to) { return to.region < middle; });
     shape.to_middle = !exact || std::any_of(batch_.slots.begin(), batch_.slots.end(),
                                             [middle](const SlotRef& to) { return to.region == middle; });
-    shape.latents = rows.cells(middle).end() > 0;
-    shape.ring = rows.has_ring() && rows.ring().end() > 0;
+    shape.latents = rows.placement().cells(middle).end() > 0;
+    shape.ring = rows.placement().ring() != nullptr && rows.placement().ring()->cells().end() > 0;
     return shape;
 }
 
@@ -233,7 +228,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.own_rows =
         cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
-    batch_.slots = batch_.own_rows ? cache_.claim_settled(pos, seq) : cache_.claim(pos, seq);
+    batch_.slots = cache_.placement().claim({pos, seq, batch_.own_rows});
     try {
         GraphShape shape = graph_shape(tokens.size(), out_ids.size(), cache_);
         shape.result = result;
@@ -248,11 +243,11 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     } catch (...) {
         for (const Part& part : parts_) part.abandon();
         for (const SlotRef& to : batch_.slots) {
-            cache_.release(to);
+            cache_.placement().release(to);
         }
         throw;
     }
-    if (cache_.eviction() != nullptr && parts_.front().on_gpu()) {
+    if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
         parts_.front().gpu->take_masses(cache_);
     }
 }
@@ -263,11 +258,11 @@ void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, con
     const HParams& h = model_->hparams();
     const int n_layer = &rows == &cache_ ? h.n_layer : 1;
     for (int il = 0; il < n_layer; il++) {
-        if (rows.evicts(il)) {
+        if (rows.placement().evicts(il)) {
             lkv::fill_reference_inputs(rows, il, batch, h, graph.evicting[static_cast<size_t>(il)]);
-        } else if (rows.in_ring(il) && !std::exchange(ring_filled, true)) {
+        } else if (rows.placement().in_ring(il) && !std::exchange(ring_filled, true)) {
             lkv::fill_reference_inputs(rows, il, batch, h, graph.ring_reference);
-        } else if (!rows.in_ring(il) && !std::exchange(filled, true)) {
+        } else if (!rows.placement().in_ring(il) && !std::exchange(filled, true)) {
             lkv::fill_reference_inputs(rows, il, batch, h, graph.reference);
         }
     }
@@ -294,44 +289,9 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
     part.compute(backend_.get());
 }
 
-bool Session::seq_rm(int seq, int32_t p0, int32_t p1) {
-    if (seq >= 0) {
-        check_seq(seq);
-    }
-    return cache_.seq_rm(seq, p0, p1);
-}
-
-void Session::seq_cp(int src, int dst, int32_t p0, int32_t p1) {
-    check_seq(src);
-    check_seq(dst);
-    if (!cache_.seq_cp(src, dst, p0, p1)) {
-        refuse_gone("seq_cp", concat("tokens ", p0, " to ", p1, " of sequence ", src));
-    }
-}
-
-// A verb would bring tokens back into sight whose rows are gone.
-void Session::refuse_gone(const char* verb, const std::string& got) const {
-    if (cache_.eviction() != nullptr) {
-        fail(verb, "expected whole sequences that stay where they are under --evict ", cache_.eviction()->policy().name,
-             ", as some of their tokens are gone; use --evict none; got ", got);
-    }
-    fail(verb, "expected the ", cache_.ring_window(), " tokens before a sequence's end to be those before the end of ",
-         "one that was computed, as layers with a sliding window keep no others; compute them anew; got ", got);
-}
-
-void Session::seq_keep(int seq) {
-    check_seq(seq);
-    cache_.seq_keep(seq);
-}
-
-void Session::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
-    check_seq(seq);
-    const std::string got = concat("positions ", p0, " to ", p1, " of sequence ", seq, " moved by ", delta);
-    if (cache_.eviction() != nullptr) {
-        refuse_gone("seq_add", got);
-    }
+void Session::shift(int seq, const Positions& positions, int32_t delta) {
     const HParams& h = model_->hparams();
-    for (int il = 0; il < h.n_layer; il++) {
+    for (int il = 0; cache_.placement().eviction() == nullptr && il < h.n_layer; il++) {
         const KPath path = model_->cache_spec().layers[static_cast<size_t>(il)].k_path;
         if (h.block.position == Position::learned) {
             fail("context shift",
@@ -342,19 +302,7 @@ void Session::seq_add(int seq, int32_t p0, int32_t p1, int32_t delta) {
                  path_name(path), " in layer ", il);
         }
     }
-    if (!cache_.seq_add(seq, p0, p1, delta)) {
-        refuse_gone("seq_add", got);
-    }
-}
-
-int32_t Session::seq_pos_min(int seq) const {
-    check_seq(seq);
-    return cache_.seq_pos_min(seq);
-}
-
-int32_t Session::seq_pos_max(int seq) const {
-    check_seq(seq);
-    return cache_.seq_pos_max(seq);
+    cache_.placement().shift(seq, positions, delta);
 }
 
 size_t Session::compute_bytes() const {
@@ -398,32 +346,27 @@ std::pair<std::span<const uint8_t>, RowTurn> Session::unsigned_state(std::span<c
 
 bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) || rotates_full(*model_, cache_, true); }
 
-std::vector<uint8_t> Session::state() const { return signed_state(cache_.save()); }
+std::vector<uint8_t> Session::state() const { return signed_state(StateWriter(cache_).all()); }
 
 std::string Session::set_state(std::span<const uint8_t> state, Accept accept) {
     const auto [rows, turned] = unsigned_state(state);
-    return told(cache_.restore(rows, accept, turned), accept);
+    return told(StateReader(cache_, accept, turned).all(rows), accept);
 }
 
 std::vector<uint8_t> Session::seq_state(int seq) const {
-    check_seq(seq);
-    return signed_state(cache_.save_sequence(seq));
+    cache_.placement().check_seq(seq);
+    return signed_state(StateWriter(cache_).sequence(seq));
 }
 
 std::vector<std::vector<uint8_t>> Session::seq_state_parts(int seq, std::span<const int32_t> cuts) const {
-    check_seq(seq);
-    auto parts = cache_.save_sequence(seq, cuts);
+    cache_.placement().check_seq(seq);
+    auto parts = StateWriter(cache_).sequence(seq, cuts);
     for (std::vector<uint8_t>& part : parts) part = signed_state(std::move(part));
     return parts;
 }
 
-int32_t Session::seq_settled(int seq) const {
-    check_seq(seq);
-    return cache_.settled(seq);
-}
-
 std::string Session::set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept) {
-    check_seq(seq);
+    cache_.placement().check_seq(seq);
     std::vector<std::span<const uint8_t>> rows;
     RowTurn turned;
     for (const std::span<const uint8_t> part : parts) {
@@ -432,7 +375,7 @@ std::string Session::set_seq_state(int seq, std::span<const std::span<const uint
         turned.sides |= turned_part.sides;
         std::copy_n(turned_part.block, 2, turned.block);
     }
-    return told(cache_.restore_sequence(seq, rows, accept, turned), accept);
+    return told(StateReader(cache_, accept, turned).sequence(seq, rows), accept);
 }
 
 }  // namespace lkv

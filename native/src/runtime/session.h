@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "cache/saved_state.h"
+#include "cache/state/saved_state.h"
 #include "decoder/rope.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -50,25 +50,20 @@ public:
                 std::span<const uint8_t> output, const ResultRoom& room,
                 const std::function<void()>& between_ubatches = {}, int n_ahead = 0, Result result = Result::logits);
 
-    void clear() { cache_.clear(); }
-    // Of a sequence that goes on, layers with a window must have the rows that its next token sees (KvCache::ring): where they are
-    // gone seq_rm returns false and changes nothing, the others refuse. Errors: Error for a sequence out of range, or that.
-    bool seq_rm(int seq, int32_t p0, int32_t p1);
-    void seq_cp(int src, int dst, int32_t p0, int32_t p1);
-    void seq_keep(int seq);
-    void seq_add(int seq, int32_t p0, int32_t p1, int32_t delta);
-    int32_t seq_pos_min(int seq) const;
-    int32_t seq_pos_max(int seq) const;
+    // Its tokens, and the verbs of their sequences; but positions are moved by shift().
+    const Placement& placement() const { return cache_.placement(); }
+    Placement& placement() { return cache_.placement(); }
+    // Errors: Error for rows that carry their position; those of Placement::shift.
+    void shift(int seq, const Positions& positions, int32_t delta);
 
     size_t compute_bytes() const;
     size_t prefill_bytes() const { return prefill_bytes_; }  // the most that a lazy prefill has taken
 
     std::vector<uint8_t> state() const;
-    // Both say what was lost: see KvCache::restore
+    // Both say what was lost (StateReader).
     std::string set_state(std::span<const uint8_t> state, Accept accept = Accept::same);
     std::vector<uint8_t> seq_state(int seq) const;
     std::vector<std::vector<uint8_t>> seq_state_parts(int seq, std::span<const int32_t> cuts) const;
-    int32_t seq_settled(int seq) const;  // KvCache::settled
     std::string set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept = Accept::same);
     std::string set_seq_state(int seq, std::span<const uint8_t> whole, Accept accept = Accept::same) {
         return set_seq_state(seq, std::span(&whole, 1), accept);
@@ -81,8 +76,6 @@ private:
         void operator()(ggml_threadpool* pool) const { ggml_threadpool_free(pool); }
     };
 
-    void check_seq(int seq) const;
-    [[noreturn]] void refuse_gone(const char* verb, const std::string& got) const;
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                     std::span<const int32_t> out_ids, Result result, float* rows);

@@ -384,7 +384,7 @@ bool in_blocks(size_t shape, const std::string& prefill) {
 int ring_slots(const File& file, const lkv::SessionOptions& options) {
     const lkv::Model model(file.path(), {});
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::resolve(model, options).cache, false);
-    return cache.has_ring() ? cache.ring().capacity() : 0;
+    return cache.placement().ring() != nullptr ? cache.placement().ring()->cells().capacity() : 0;
 }
 
 // So many of the last layers on one GPU.
@@ -429,14 +429,14 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     run(1, {0});
     run(9, {1});
     run(6, {0, 1});
-    session.seq_rm(0, 20, 30);
-    session.seq_rm(1, 3, -1);
+    CHECK(session.placement().remove(0, {20, 30}));
+    CHECK(session.placement().remove(1, {3}));
     length[1] = 3;
     run(32, {0});
     run(1, {1});
     if (!options.prefill.empty()) {
         const std::vector<uint8_t> state = session.state();
-        session.clear();
+        session.placement().clear();
         session.set_state(state);
         CHECK(session.state() == state);
     }
@@ -513,8 +513,8 @@ public:
     void resume(const std::vector<uint8_t>& state) { session_.set_state(state); }
     Kept kept() const {
         Kept kept;
-        const lkv::Eviction& eviction = *session_.cache().eviction();
-        for (int il = 0; il < session_.cache().n_layers(); il++) {
+        const lkv::Eviction& eviction = *session_.placement().eviction();
+        for (int il = 0; il < session_.placement().n_layers(); il++) {
             if (!eviction.evicts(il)) continue;
             const lkv::Cells& cells = eviction.cells(il);
             std::vector<std::tuple<int32_t, uint64_t, float>> tokens;
@@ -729,7 +729,7 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
                        logits.data());
     };
     next(*sessions[0], want);
-    sessions[0]->clear();
+    sessions[0]->placement().clear();
     for (const auto& session : sessions) {
         session->set_state(state);
         CHECK(session->state() == state);
@@ -737,9 +737,9 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
         next(*session, got);
         CHECK(relative_error(got, want) < 4e-3);
     }
-    sessions[0]->clear();
+    sessions[0]->placement().clear();
     CHECK(sessions[0]->set_seq_state(1, sessions[1]->seq_state(0)).empty());
-    CHECK(sessions[0]->seq_pos_max(1) == 70);
+    CHECK(sessions[0]->placement().last(1) == 70);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Fuzzes saved states: any bytes are restored, and the cache works on, or refused with lkv::Error. The first byte of an
 // input chooses the cache and what is restored, all of it or one sequence; the rest is the state.
 // With clang: -fsanitize=fuzzer,address,undefined. Otherwise mutations of states that each cache has saved (mutate.h).
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -11,13 +12,16 @@
 #include "base/error.h"
 #include "cache/evict/policies.h"
 #include "cache/kv_cache.h"
-#include "cache/saved_state.h"
+#include "cache/state/reader.h"
+#include "cache/state/writer.h"
 #include "decoder/hparams.h"
 
 namespace {
 
 using lkv::Format;
 using lkv::KvCache;
+using lkv::StateReader;
+using lkv::StateWriter;
 using Bytes = std::vector<uint8_t>;
 
 constexpr int n_kinds = 5;  // of caches
@@ -73,7 +77,7 @@ void fill(KvCache& cache, int seq, int first, int end) {
     for (int32_t pos = first; pos < end; pos++) {
         const std::array<int32_t, 1> at{pos};
         const std::array<int32_t, 1> of{seq};
-        cache.claim(at, of);
+        cache.placement().claim({at, of, false});
         cache.demote();
     }
 }
@@ -85,11 +89,11 @@ void expect(bool holds) {
 // What a session does next with a cache, whatever a state left in it.
 void use(KvCache& cache) {
     try {
-        fill(cache, 0, cache.seq_pos_max(0) + 1, cache.seq_pos_max(0) + 3);
+        fill(cache, 0, cache.placement().last(0) + 1, cache.placement().last(0) + 3);
     } catch (const lkv::Error&) {  // no room
     }
-    (void)cache.seq_rm(0, cache.seq_pos_max(0), -1);
-    cache.restore(cache.save(), lkv::Accept::same);
+    (void)cache.placement().remove(0, {std::max(0, cache.placement().last(0))});
+    StateReader(cache, lkv::Accept::same).all(StateWriter(cache).all());
 }
 
 // Why a state is refused; empty: it is not.
@@ -104,27 +108,27 @@ std::string refusal(std::span<const uint8_t> input) {
         cache = std::make_unique<KvCache>(of.hparams, of.spec, of.options);
     }
     const Bytes exact(input.begin() + 1, input.end());  // sanitizers see its end
-    cache->clear();
+    cache->placement().clear();
     if (mode != whole) fill(*cache, 1, 0, 6);
-    const Bytes other = mode == whole ? Bytes() : cache->save_sequence(1);
+    const Bytes other = mode == whole ? Bytes() : StateWriter(*cache).sequence(1);
     std::string refused;
     try {
         if (mode == whole) {
-            cache->restore(exact, lkv::Accept::same);
+            StateReader(*cache, lkv::Accept::same).all(exact);
         } else {
-            cache->restore_sequence(0, std::array{std::span<const uint8_t>(exact)},
-                                    mode == converted ? lkv::Accept::any : lkv::Accept::same);
+            StateReader(*cache, mode == converted ? lkv::Accept::any : lkv::Accept::same)
+                .sequence(0, std::array{std::span<const uint8_t>(exact)});
         }
     } catch (const lkv::Error& error) {
         refused = error.what();
-        expect(cache->seq_pos_max(0) == -1);  // a bad state leaves nothing
+        expect(cache->placement().last(0) == -1);  // a bad state leaves nothing
     }
     if (mode != whole && kind != 4)
-        expect(cache->save_sequence(1) == other);  // under eviction it tells of all sequences
+        expect(StateWriter(*cache).sequence(1) == other);  // under eviction it tells of all sequences
     if (refused.empty()) {
-        const Bytes again = cache->save();
-        cache->restore(again, lkv::Accept::same);
-        expect(cache->save() == again);
+        const Bytes again = StateWriter(*cache).all();
+        StateReader(*cache, lkv::Accept::same).all(again);
+        expect(StateWriter(*cache).all() == again);
         use(*cache);
     }
     return refused;
@@ -169,11 +173,11 @@ int main(int argc, char** argv) {
         const Small of = small(kind);
         KvCache cache(of.hparams, of.spec, of.options);
         fill(cache, 0, 0, kind >= 3 ? 45 : 12);
-        const Bytes one = cache.save_sequence(0);
+        const Bytes one = StateWriter(cache).sequence(0);
         fill(cache, 1, 0, 3);
         for (int mode = 0; mode < n_modes; mode++) {
             Bytes state = {static_cast<uint8_t>(kind + n_kinds * mode)};
-            const Bytes body = mode == whole ? cache.save() : one;
+            const Bytes body = mode == whole ? StateWriter(cache).all() : one;
             state.insert(state.end(), body.begin(), body.end());
             expect(refusal(state).empty());
             states.push_back(std::move(state));

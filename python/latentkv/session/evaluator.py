@@ -189,7 +189,7 @@ class Evaluator:
 
     def compute(self, tokens: Sequence[int]) -> None:
         """eval() for who holds the cache."""
-        self.require_room(len(tokens))
+        self.session.require_room(len(tokens))
         size = self._batch_size(len(tokens), self.n_batch)
         for start in range(0, len(tokens), size):
             batch = tokens[start : start + size]
@@ -204,7 +204,7 @@ class Evaluator:
     def compute_all(self, tokens: Sequence[int], n_ahead: int = 0) -> NDArray[np.float32]:
         """eval_all() for who holds the cache. n_ahead: so many of the last tokens are guesses, which rewind()
         may take back."""
-        self.require_room(len(tokens))
+        self.session.require_room(len(tokens))
         size = self._batch_size(len(tokens), self.n_batch)
         n_sure = len(tokens) - n_ahead
         rows = np.concatenate(
@@ -223,7 +223,7 @@ class Evaluator:
     def compute_each(self, tokens: Sequence[int], take: Callable[[NDArray[np.float32]], None]) -> None:
         """compute() that hands on the logits of all tokens, in order, in pieces [n, n_vocab] of which none is
         kept."""
-        self.require_room(len(tokens))
+        self.session.require_room(len(tokens))
         size = self._batch_size(len(tokens), min(self.n_batch, PIECE))
         done = len(self._tokens)
         last: list[NDArray[np.float32]] = []
@@ -250,7 +250,7 @@ class Evaluator:
         """Runs `tokens` through an empty cache, which is empty again afterwards. Hands on the hidden states
         behind the last norm of those with a flag in `output`, in order, in pieces [n, n_embd]."""
         self.reset()
-        self.require_room(len(tokens))
+        self.session.require_room(len(tokens))
         size = self._batch_size(len(tokens), self.n_batch)
         try:
             for start in range(0, len(tokens), size):
@@ -363,15 +363,6 @@ class Evaluator:
             self.session.clear()
             raise expected("state", f"a cache of {len(tokens)} tokens, as its token list has", cached)
         self._tokens = list(tokens)
-
-    def require_room(self, count: int) -> None:
-        if len(self._tokens) + count > self.session.n_ctx:
-            raise expected(
-                "context",
-                f"at most {self.session.n_ctx} tokens",
-                f"{len(self._tokens)} cached and {count} new",
-                "raise -c / n_ctx",
-            )
 
     @in_turn
     def reset(self) -> None:

@@ -218,7 +218,7 @@ def test_context_overflow(latent_gguf: Path) -> None:
         ):
             llama("word " * 40)
         with pytest.raises(
-            LatentKVError, match=r"^\[context\] expected at most 32 tokens; got 31 cached and 9 new"
+            LatentKVError, match=r"^\[context\] expected at most 32 cells; got 40 \(31 used and 9 new\)"
         ):
             llama.eval([5] * 9)
 

@@ -255,7 +255,7 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
     for (int il = layers_.run().first_layer; il < layers_.run().end_layer; il++) {
         const cuda::Layer& layer = layers_[il];
         const auto [found, is_new] = lists.try_emplace(layer.cells);
-        if (is_new) found->second = list_of(cache.moves_of(il, slots), to);
+        if (is_new) found->second = list_of(cache.placement().moves_of(il, slots), to);
         const auto* const list = found->second.as<int32_t>();
         const auto n = static_cast<int>(found->second.bytes() / (3 * sizeof(int32_t)));
         if (n == 0) continue;
@@ -268,8 +268,8 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
         args.to = layer.targets[to];
         args.from_slot = list;
         args.to_slot = list + n;
-        args.k_width = cache.k_layout(from, il).width;
-        args.v_width = cache.v_layout(from, il).width;
+        args.k_width = cache.rows().k_layout(from, il).width;
+        args.v_width = cache.rows().v_layout(from, il).width;
         check(cuda::move_rows(args, n, main_.stream()), "moving rows");
         if (!layer.in_blocks) continue;
         const cuda::BlockArgs blocks{
@@ -283,10 +283,10 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
 void CudaGpu::write_blocks(const KvCache& cache, int layer, const float* rows, std::span<const RowMove> moves) {
     if (moves.empty()) return;
     enter();
-    const int middle = cache.n_regions() - 1;
+    const int middle = cache.placement().middle();
     const DeviceMemory slots = list_of(moves, middle);
     const auto n = static_cast<int>(moves.size());
-    const cuda::BlockArgs args = of_latents(rows, cache.k_layout(middle, layer).width, slots.as<int32_t>(),
+    const cuda::BlockArgs args = of_latents(rows, cache.rows().k_layout(middle, layer).width, slots.as<int32_t>(),
                                             layers_[layer].targets[middle], slots.as<int32_t>() + n);
     check(cuda::store_blocks(args, n, main_.stream()), "storing blocks");
     check(cudaStreamSynchronize(main_.stream()), "storing blocks");

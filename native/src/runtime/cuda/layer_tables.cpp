@@ -125,7 +125,8 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
     run_ = run;
     layers_.resize(static_cast<size_t>(model.hparams().n_layer));
     size_t slots = 0;  // of the exact windows
-    for (int r = 0; r + 1 < cache.n_regions(); r++) slots += static_cast<size_t>(cache.cells(r).capacity());
+    for (int r = 0; r + 1 < cache.placement().n_regions(); r++)
+        slots += static_cast<size_t>(cache.placement().cells(r).capacity());
     whole_ = RowPlan::uniform(model.hparams().n_kv, model.hparams().head_dim, Format::f16);
     const auto& specs = model.cache_spec().layers;
     if (std::any_of(specs.begin(), specs.end(),
@@ -164,16 +165,16 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
                                int row_layer) {
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[row_layer];
-    layer.splits = cache.is_full(0, row_layer);
-    layer.in_ring = cache.in_ring(row_layer);
+    layer.splits = cache.rows().is_full(0, row_layer);
+    layer.in_ring = cache.placement().in_ring(row_layer);
     layer.cells = inputs.cells_of(row_layer);
-    layer.in_blocks = in_blocks(cache.k_layout(cache.n_regions() - 1, row_layer));
+    layer.in_blocks = in_blocks(cache.rows().k_layout(cache.placement().middle(), row_layer));
     LatentAttnParams p{};
     int first = 0;  // region of the latents
-    for (int r = 0; r < cache.n_regions(); r++) {
+    for (int r = 0; r < cache.placement().n_regions(); r++) {
         const RegionView view = cache.view(r, row_layer);
-        attach_target(layer, view, cache.is_full(r, row_layer), r);
-        if (cache.is_full(r, row_layer)) {
+        attach_target(layer, view, cache.rows().is_full(r, row_layer), r);
+        if (cache.rows().is_full(r, row_layer)) {
             first = r + 1;
         } else {
             p.regions[p.n_regions++] = view;
@@ -234,15 +235,19 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
     const int whole = (h.head_dim + 63) / 64;
     uint8_t* to = finished_.as<uint8_t>();
     int r = 0;
-    for (; cache.is_full(r, il); r++) {
+    for (; cache.rows().is_full(r, il); r++) {
         RegionView view = cache.view(r, il);
         const RowTarget& target = layer.targets[r];
         if (layer.full_rows.raw) {
-            layer.full_rows.regions[r] = {view.k_rows, view.k.row_bytes,         target.k_segments, inputs.pos(r, 0),
-                                          to,          cache.cells(r).capacity()};
+            layer.full_rows.regions[r] = {view.k_rows,
+                                          view.k.row_bytes,
+                                          target.k_segments,
+                                          inputs.pos(r, 0),
+                                          to,
+                                          cache.placement().cells(r).capacity()};
             view.k = whole_.view();
             view.k_rows = to;
-            to += static_cast<size_t>(cache.cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
+            to += static_cast<size_t>(cache.placement().cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
         }
         layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, 0), inputs.seq(r, 0));
     }

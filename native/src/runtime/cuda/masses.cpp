@@ -5,13 +5,13 @@
 namespace lkv::cuda {
 
 void Masses::attach(const KvCache& cache) {
-    const Eviction* const eviction = cache.eviction();
+    const Eviction* const eviction = cache.placement().eviction();
     if (eviction == nullptr) return;
     n_recent_ = eviction->sizes().n_recent;
     int64_t n = 0;
-    for (int il = 0; il < cache.n_layers(); il++) {
+    for (int il = 0; il < cache.placement().n_layers(); il++) {
         first_.push_back(n);
-        if (cache.evicts(il)) n += n_recent_ + eviction->cells(il).capacity();
+        if (cache.placement().evicts(il)) n += n_recent_ + eviction->cells(il).capacity();
     }
     masses_ = DeviceMemory(static_cast<size_t>(n) * sizeof(float));
     copy_ = std::make_unique<PinnedMemory>(masses_.bytes());
@@ -19,7 +19,7 @@ void Masses::attach(const KvCache& cache) {
 
 int64_t Masses::place(const KvCache& cache, int region, int layer) const {
     if (!cache.has_masses(region)) return -1;
-    return first_[static_cast<size_t>(layer)] + (region == cache.n_regions() - 1 ? n_recent_ : 0);
+    return first_[static_cast<size_t>(layer)] + (region == cache.placement().middle() ? n_recent_ : 0);
 }
 
 MassArgs Masses::args_of(const AttentionNode& node) {
@@ -31,8 +31,8 @@ MassArgs Masses::args_of(const AttentionNode& node) {
         AttnArgs& problem = args.problems[args.n_problems];
         problem = *plan;
         problem.n_regions = 0;
-        for (int r = 0; r < cache.n_regions(); r++) {
-            if (cache.is_full(r, node.layer) != full) continue;
+        for (int r = 0; r < cache.placement().n_regions(); r++) {
+            if (cache.rows().is_full(r, node.layer) != full) continue;
             const int64_t at = place(cache, r, node.layer);
             if (at >= 0) args.mass[args.n_problems][problem.n_regions] = masses_.as<float>() + at;
             problem.n_regions++;
@@ -41,7 +41,7 @@ MassArgs Masses::args_of(const AttentionNode& node) {
     }
     args.weights = inputs_.weights();
     args.sinks = layers_[node.layer].sinks.logits;
-    args.has_noise = cache.eviction()->policy().has_noise ? 1 : 0;
+    args.has_noise = cache.placement().eviction()->policy().has_noise ? 1 : 0;
     args.layer = node.layer;
     plan_masses(args, inputs_.exact() + inputs_.middle(false), device_);
     return args;
@@ -50,7 +50,7 @@ MassArgs Masses::args_of(const AttentionNode& node) {
 void Masses::prepare(const Graph& graph, cudaStream_t stream) {
     size_t bytes = 0;
     for (const AttentionNode& node : graph.attention) {
-        if (node.cache != nullptr && node.cache->evicts(node.layer))
+        if (node.cache != nullptr && node.cache->placement().evicts(node.layer))
             bytes = std::max(bytes, mass_part_bytes(args_of(node)));
     }
     if (bytes <= parts_.bytes()) return;
@@ -70,11 +70,11 @@ void Masses::take(KvCache& cache, cudaStream_t stream) {
     check(cudaMemcpyAsync(masses, masses_.as<void>(), masses_.bytes(), cudaMemcpyDeviceToHost, stream),
           "a copy of masses");
     check(cudaStreamSynchronize(stream), "the stream");
-    for (int il = 0; il < cache.n_layers(); il++) {
-        for (int r = 0; cache.evicts(il) && r < cache.n_regions(); r++) {
+    for (int il = 0; il < cache.placement().n_layers(); il++) {
+        for (int r = 0; cache.placement().evicts(il) && r < cache.placement().n_regions(); r++) {
             const int64_t at = place(cache, r, il);
             float* const to = cache.masses(r, il);
-            for (int i = 0; at >= 0 && i < cache.cells(r, il).end(); i++) to[i] += masses[at + i];
+            for (int i = 0; at >= 0 && i < cache.placement().cells(r, il).end(); i++) to[i] += masses[at + i];
         }
     }
 }

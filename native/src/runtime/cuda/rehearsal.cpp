@@ -10,8 +10,8 @@ namespace lkv::cuda {
 
 void Rehearsal::attach(const KvCache& cache, const HParams& h) {
     std::vector<int32_t> one_slot(max_regions, 0);  // of every region that has any
-    for (int r = 0; r < cache.n_regions(); r++) {
-        one_slot[static_cast<size_t>(r)] = std::min(1, cache.cells(r).capacity());
+    for (int r = 0; r < cache.placement().n_regions(); r++) {
+        one_slot[static_cast<size_t>(r)] = std::min(1, cache.placement().cells(r).capacity());
     }
     n_slots_ = DeviceMemory::of(one_slot);
     done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(merge_counters(h.n_head, h.n_kv)), 0));

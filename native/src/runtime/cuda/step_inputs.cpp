@@ -16,23 +16,23 @@ int steps_of(int slots) { return (slots + step_slots - 1) / step_slots; }
 }  // namespace
 
 void StepInputs::attach(const KvCache& cache) {
-    n_regions_ = cache.n_regions();
+    n_regions_ = cache.placement().n_regions();
     const int middle = n_regions_ - 1;
     const auto hold = [this](int n_slots) {
         pos_.emplace_back(static_cast<size_t>(n_slots) * sizeof(int32_t));
         seq_.emplace_back(static_cast<size_t>(n_slots) * sizeof(uint64_t));
         return n_slots;
     };
-    for (int r = 0; r < middle; r++) exact_ += hold(cache.cells(r).capacity());
-    const bool evicts = cache.eviction() != nullptr;
-    middle_[0] = hold(evicts ? 0 : cache.cells(middle).capacity());
-    middle_[1] = hold(cache.has_ring() ? cache.ring().capacity() : 0);
-    for (int il = 0; il < cache.n_layers(); il++) {
-        cells_of_.push_back(cache.in_ring(il) ? of_ring : 0);
-        if (!cache.evicts(il)) continue;
+    for (int r = 0; r < middle; r++) exact_ += hold(cache.placement().cells(r).capacity());
+    const bool evicts = cache.placement().eviction() != nullptr;
+    middle_[0] = hold(evicts ? 0 : cache.placement().cells(middle).capacity());
+    middle_[1] = hold(cache.placement().ring() != nullptr ? cache.placement().ring()->cells().capacity() : 0);
+    for (int il = 0; il < cache.placement().n_layers(); il++) {
+        cells_of_.push_back(cache.placement().in_ring(il) ? of_ring : 0);
+        if (!cache.placement().evicts(il)) continue;
         cells_of_.back() = first_own + static_cast<int>(evicting_.size());
         evicting_.push_back(il);
-        middle_[0] = hold(cache.cells(middle, il).capacity());
+        middle_[0] = hold(cache.placement().cells(middle, il).capacity());
     }
     for (const int in_ring : {0, 1}) {
         // tokens of layers that evict read all slots
@@ -53,11 +53,12 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     next_pinned_ ^= 1;
     auto* const to = pinned_[next_pinned_]->as<int32_t>();
     const int middle = n_regions_ - 1;
-    const int ends[] = {cache.cells(middle).end(), cache.has_ring() ? cache.ring().end() : 0};
+    const int ends[] = {cache.placement().cells(middle).end(),
+                        cache.placement().ring() != nullptr ? cache.placement().ring()->cells().end() : 0};
     int32_t* const full = to + 2 * max_regions;
     exact_context_ = 0;
     for (int r = 0; r < max_regions; r++) {
-        const int exact = r < middle ? cache.cells(r).end() : 0;
+        const int exact = r < middle ? cache.placement().cells(r).end() : 0;
         full[r] = to[r] = to[max_regions + r] = exact;
         exact_context_ += round_up(exact, expand_tile);
     }
@@ -80,8 +81,8 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     if (!evicting_.empty()) put_evicting(cache, batch, to);
     check(cudaMemcpyAsync(batch_.as<void>(), to, batch_words() * sizeof(int32_t), cudaMemcpyHostToDevice, stream),
           "a copy of the batch");
-    if (cache.cells_version() != cells_version_) {
-        cells_version_ = cache.cells_version();
+    if (cache.placement().version() != cells_version_) {
+        cells_version_ = cache.placement().version();
         copy_cells(cache, stream);
         if (batch.own_rows) claim(static_cast<int>(n), false, stream);
     } else {
@@ -95,17 +96,17 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
 void StepInputs::put_evicting(const KvCache& cache, const BatchSlots& batch, int32_t* to) {
     const int middle = n_regions_ - 1;
     auto* const weights = reinterpret_cast<QueryMass*>(to + counts + 7 * static_cast<size_t>(n_ubatch_));
-    const std::span<const QueryWeight> queries = cache.eviction()->weights();
+    const std::span<const QueryWeight> queries = cache.placement().eviction()->weights();
     for (size_t i = 0; i < batch.pos.size(); i++) weights[i] = {queries[i].weight, 1.0F / queries[i].temperature};
     middle_context_[0] = 0;
     for (size_t e = 0; e < evicting_.size(); e++) {
         int32_t* const own = to + own_at(first_own + static_cast<int>(e));
-        const int end = cache.cells(middle, evicting_[e]).end();
+        const int end = cache.placement().cells(middle, evicting_[e]).end();
         std::copy_n(to, middle, own);
         std::fill(own + middle, own + max_regions, 0);
         own[middle] = own[max_regions] = end;
         for (size_t i = 0; i < batch.slots.size(); i++) {
-            own[static_cast<size_t>(own_counts) + i] = cache.row_of(batch.slots[i], evicting_[e]).slot;
+            own[static_cast<size_t>(own_counts) + i] = cache.placement().row_of(batch.slots[i], evicting_[e]).slot;
         }
         middle_context_[0] = std::max(middle_context_[0], round_up(end, expand_tile));
     }
@@ -126,10 +127,11 @@ void StepInputs::find_apart(const KvCache& cache, const BatchSlots& batch, cudaS
     for (const int in_ring : {0, 1}) {
         apart_[in_ring] = false;
         if (own_[in_ring].bytes() == 0 || n > small_batch) continue;
-        const int64_t in_use = in_ring != 0 ? cache.ring().end() : cache.cells(middle).end();
+        const int64_t in_use =
+            in_ring != 0 ? cache.placement().ring()->cells().end() : cache.placement().cells(middle).end();
         int64_t seen = 0;
         for (const int32_t pos : batch.pos) {
-            seen += in_ring != 0 ? std::min(pos + 1, cache.ring_window()) : pos + 1;
+            seen += in_ring != 0 ? std::min(pos + 1, cache.placement().ring()->window()) : pos + 1;
         }
         apart_[in_ring] = 10 * seen < 9 * std::min(n, 2) * in_use;
         if (!apart_[in_ring]) continue;
@@ -151,9 +153,9 @@ void StepInputs::end(cudaStream_t stream) {
 
 const Cells& StepInputs::cells_at(const KvCache& cache, size_t index) const {
     const auto n_regions = static_cast<size_t>(n_regions_);
-    if (index < n_regions) return cache.cells(static_cast<int>(index));
-    if (index == n_regions) return cache.ring();
-    return cache.cells(n_regions_ - 1, evicting_[index - n_regions - 1]);
+    if (index < n_regions) return cache.placement().cells(static_cast<int>(index));
+    if (index == n_regions) return cache.placement().ring()->cells();
+    return cache.placement().cells(n_regions_ - 1, evicting_[index - n_regions - 1]);
 }
 
 void StepInputs::copy_cells(const KvCache& cache, cudaStream_t stream) {

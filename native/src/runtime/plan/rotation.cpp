@@ -23,8 +23,8 @@ bool rotates_full(const Model& model, const KvCache& cache, bool value_side) {
     for (int il = 0; il < model.hparams().n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool full = value_side ? spec.v_path == VPath::full : spec.k_path == KPath::full;
-        for (int r = 0; full && r < cache.n_regions(); r++) {
-            const RowLayout& row = value_side ? cache.v_layout(r, il) : cache.k_layout(r, il);
+        for (int r = 0; full && r < cache.placement().n_regions(); r++) {
+            const RowLayout& row = value_side ? cache.rows().v_layout(r, il) : cache.rows().k_layout(r, il);
             if (in_blocks(row)) {
                 return false;
             }

@@ -1,5 +1,5 @@
 // Eviction: which tokens of the middle each layer still has. A layer keeps so many tokens of every sequence; one that goes is gone from this
-// layer alone. Knows cells and masses, no rows.
+// layer alone. A kind of placement: it knows cells and masses, no rows.
 //
 // The middle's own cells still say which tokens the sequences have had. A layer's slots are in cells of its own, as many as it keeps of all
 // sequences; the next tokens take those of evicted ones.
@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "cache/cells.h"
 #include "cache/evict/policy.h"
+#include "cache/placement/selection.h"
 
 namespace lkv {
 
@@ -31,7 +31,7 @@ struct Arrival {
     int recent;  // its slot in the recent region, -1: it is new
 };
 
-class Eviction {
+class Eviction : public Selection {
 public:
     struct Sizes {
         int budget;    // tokens of the middle that a layer keeps of a sequence
@@ -42,12 +42,10 @@ public:
 
     // in_layer: whether each layer evicts.
     Eviction(const EvictPolicy& policy, const Sizes& sizes, const std::vector<bool>& in_layer);
-    void allocate();
 
     const EvictPolicy& policy() const { return *policy_; }
     const Sizes& sizes() const { return sizes_; }
     bool evicts(int layer) const { return layers_[static_cast<size_t>(layer)].evicts; }
-    const Cells& cells(int layer) const { return layers_[static_cast<size_t>(layer)].cells; }
     size_t bytes() const;   // cells and masses, all layers
     int most_used() const;  // of a layer's slots
 
@@ -57,22 +55,26 @@ public:
     float* mass(int layer) { return layers_[static_cast<size_t>(layer)].mass.data(); }
     float* recent_mass(int layer) { return layers_[static_cast<size_t>(layer)].recent.data(); }
 
-    // Before the tokens of a ubatch are placed: how its queries count.
-    void begin(std::span<const int32_t> pos, std::span<const int32_t> seq);
-    std::span<const QueryWeight> weights() const { return weights_; }  // [n_tokens] of that ubatch
-    // A new token of that ubatch enters this slot of the recent region.
-    void enter_recent(int slot, int32_t seq);
-    // These take slots in every layer; tokens of the least mass go where their sequence has no room. Whether some went. Errors: Error when
-    // too few may go.
-    bool enter(std::span<const Arrival> arrivals);
-    int slot(int layer, size_t arrival) const { return layers_[static_cast<size_t>(layer)].entered[arrival]; }
-    void release(size_t arrival);
-    // After that: parts of a prompt start from no mass where the policy has it so. recent: its cells, or null.
-    void forget(const Cells* recent);
+    std::span<const QueryWeight> weights() const {
+        return weights_;
+    }  // [n_tokens] of the last ubatch: how its queries count
 
-    // A sequence goes, or every one.
-    void remove(int seq);
-    void clear();
+    void allocate() override;
+    const Cells& cells(int layer) const override { return layers_[static_cast<size_t>(layer)].cells; }
+    int slot_of(const SlotRef& at, int layer) const override {
+        return layers_[static_cast<size_t>(layer)].entered[static_cast<size_t>(at.arrival)];
+    }
+    uint64_t n_visited() const override;
+    bool prepare(const Placement& all, const NewTokens& tokens) override;
+    // Tokens of the middle take slots in every layer; those of the least mass go where their sequence has no room. True: some went.
+    // Errors: Error when too few may go.
+    bool enter(const Placement& all, const NewTokens& tokens, std::span<SlotRef> slots) override;
+    void demote(const Placement& all, std::span<RowMove> moves) override;
+    void release(const SlotRef& at) override;
+    Cells* follower() override { return nullptr; }
+    void forget(int seq) override;
+    void clear() override;
+    bool is_complete(const Placement&, uint64_t) const override { return true; }
 
     // For states.
     Cells& cells(int layer) { return layers_[static_cast<size_t>(layer)].cells; }
@@ -89,7 +91,9 @@ private:
     };
 
     float first_mass(int32_t seq) const;
+    bool enter(std::span<const Arrival> arrivals);
     bool make_room(Layer& layer, int32_t seq, int n_arrivals);
+    void forget_prompts(const Cells* recent);
 
     const EvictPolicy* policy_;
     Sizes sizes_;

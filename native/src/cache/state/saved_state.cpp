@@ -1,24 +1,49 @@
-#include "cache/saved_state.h"
+#include "cache/state/saved_state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "cache/formats.h"
 
 namespace lkv {
+namespace {
 
-void put_name(StateWriter& out, const std::string& name) {
+// A sequence's rows in another layout: never coarser than those that this cache would have written.
+void check_finer(const RowLayout& from, const RowLayout& to) {
+    bool finer = !in_blocks(from) && !in_blocks(to);
+    for (int g = 0; finer && g < to.n_groups; g++) {
+        const GroupLayout& gf = from.groups[g];
+        const GroupLayout& gt = to.groups[g];
+        finer = gf.n_segments >= gt.n_segments;
+        for (int s = 0; finer && s < gt.n_segments; s++) {
+            const SegmentLayout& f = from.segments[gf.first_segment + s];
+            const SegmentLayout& t = to.segments[gt.first_segment + s];
+            finer = f.width == t.width && format_bytes(static_cast<Format>(f.format), f.width) >=
+                                              format_bytes(static_cast<Format>(t.format), t.width);
+        }
+    }
+    if (!finer) {
+        fail("state",
+             "expected rows of single tokens that are as fine as this session's or finer, segment by segment; got ",
+             from.row_bytes, " bytes where this session has ", to.row_bytes, as_it_was_saved);
+    }
+}
+
+}  // namespace
+
+void put_name(ByteWriter& out, const std::string& name) {
     char bytes[name_bytes] = {};
     std::copy_n(name.data(), std::min(name.size(), name_bytes - 1), bytes);
     out.put(bytes, name_bytes);
 }
 
-std::string get_name(StateReader& in) {
+std::string get_name(ByteReader& in) {
     const auto* const bytes = reinterpret_cast<const char*>(in.take(name_bytes));
     return {bytes, std::find(bytes, bytes + name_bytes, '\0')};
 }
 
-void put_layout(StateWriter& out, const RowLayout& row) {
+void put_layout(ByteWriter& out, const RowLayout& row) {
     out.put(static_cast<uint32_t>(row.n_groups));
     for (int g = 0; g < row.n_groups; g++) {
         const GroupLayout& group = row.groups[g];
@@ -35,7 +60,7 @@ void put_layout(StateWriter& out, const RowLayout& row) {
     }
 }
 
-RowPlan get_layout(StateReader& in, const RowLayout& own) {
+RowPlan get_layout(ByteReader& in, const RowLayout& own) {
     const auto n_groups = in.get<uint32_t>();
     if (n_groups == 0) {
         return RowPlan(std::vector<std::vector<SegmentSpec>>());
@@ -82,7 +107,28 @@ bool same_layout(const RowLayout& a, const RowLayout& b) {
     return same;
 }
 
-void SavedRegion::read_tokens(StateReader& in, uint32_t n_used, size_t row_bytes) {
+bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept) {
+    if (same_layout(from, own)) return false;
+    expect_same("groups in a row", own.n_groups, from.n_groups);
+    if (accept == Accept::same) {
+        expect_same("row bytes", own.row_bytes, from.row_bytes);
+        fail("state", "expected the row layout of this session; got another of as many bytes", as_it_was_saved);
+    }
+    check_finer(from, own);
+    return true;
+}
+
+void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, uint8_t* rows, int slot) {
+    uint8_t* const row = rows + static_cast<size_t>(slot) * static_cast<size_t>(to.row_bytes);
+    if (same_layout(from, to)) {
+        std::memcpy(row, saved, static_cast<size_t>(to.row_bytes));
+    } else {
+        const std::vector<uint8_t> aligned(saved, saved + from.row_bytes);
+        move_rows(from, aligned.data(), to, row);
+    }
+}
+
+void SavedRegion::read_tokens(ByteReader& in, uint32_t n_used, size_t row_bytes) {
     constexpr size_t head = sizeof(int32_t) * 2 + sizeof(uint64_t);
     stride = head + row_bytes;
     for (uint32_t i = 0; i < n_used; i++) {

@@ -1,61 +1,19 @@
-// A state's bytes as they are read and written, and what of them stands for rows: nothing here knows where rows go.
+// What a state says of regions, rows and tokens: nothing here knows where these go.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "cache/row.h"
+#include "cache/state/bytes.h"
 
 namespace lkv {
 
-class StateWriter {
-public:
-    template <typename T>
-    void put(T value) {
-        put(&value, sizeof value);
-    }
-    void put(const void* data, size_t n) {
-        const auto* p = static_cast<const uint8_t*>(data);
-        bytes_.insert(bytes_.end(), p, p + n);
-    }
-    std::vector<uint8_t> take() { return std::move(bytes_); }
-
-private:
-    std::vector<uint8_t> bytes_;
-};
-
-class StateReader {
-public:
-    explicit StateReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
-    template <typename T>
-    T get() {
-        T value;
-        std::memcpy(&value, take(sizeof value), sizeof value);
-        return value;
-    }
-    // The next n bytes, which stay the state's.
-    const uint8_t* take(size_t n) {
-        if (n > bytes_.size()) {
-            fail("state", "expected ", n, " more bytes; got ", bytes_.size());
-        }
-        const uint8_t* const at = bytes_.data();
-        bytes_ = bytes_.subspan(n);
-        return at;
-    }
-    bool done() const { return bytes_.empty(); }
-
-private:
-    std::span<const uint8_t> bytes_;
-};
-
-constexpr size_t name_bytes = 16;  // of a region, of a policy of eviction
-
-void put_name(StateWriter& out, const std::string& name);
-std::string get_name(StateReader& in);
+constexpr uint32_t state_magic = 0x53564B4C;  // "LKVS"
+constexpr uint32_t state_version = 5;
 
 // Which rows a state may have beside those of the session that takes it.
 enum class Accept {
@@ -63,6 +21,15 @@ enum class Accept {
     finer,  // of a sequence, in the same regions: as fine or finer, segment by segment
     any,    // whatever the same weights left: rows are coded anew
 };
+
+// Sides whose full rows are rotated in a state and not in a cache, or the reverse.
+struct RowTurn {
+    unsigned sides = 0;     // bit 0: K, bit 1: V
+    int block[2] = {1, 1};  // channels that a rotation mixes, a power of two
+};
+
+// A position from which a sequence can go on: sums of positions and windows stay below 2^31.
+constexpr bool is_position(int32_t pos) { return pos >= 0 && pos < (int32_t{1} << 30); }
 
 constexpr const char* as_it_was_saved =
     "; use the same model, --kv, --kv-budget, --sink and --recent, and of models with sliding windows the same -c";
@@ -75,12 +42,18 @@ void expect_same(const char* what, A expected, B got) {
 }
 
 // Stored segments, and behind them what a group drops as one of `none`.
-void put_layout(StateWriter& out, const RowLayout& row);
+void put_layout(ByteWriter& out, const RowLayout& row);
 
 // A layout with the groups of `own`, or with none. Errors: Error for others.
-RowPlan get_layout(StateReader& in, const RowLayout& own);
+RowPlan get_layout(ByteReader& in, const RowLayout& own);
 
 bool same_layout(const RowLayout& a, const RowLayout& b);
+
+// Whether rows of another layout are taken; false: these are the same. Errors: Error where they are not.
+bool is_coded_anew(const RowLayout& from, const RowLayout& own, Accept accept);
+
+// Rows of layout `from` are at `saved`; rows: slot 0 of a tensor in the layout `to`.
+void put_row(const RowLayout& from, const uint8_t* saved, const RowLayout& to, uint8_t* rows, int slot);
 
 struct StateHead {
     uint64_t sequences;  // bit s: tokens of s are in it
@@ -99,6 +72,9 @@ struct SavedToken {
     int32_t pos;  // −1: an empty slot of a block
     uint64_t seq;
     const uint8_t* rows;
+
+    bool is_empty() const { return pos == -1 && seq == 0; }
+    bool is_of(uint64_t sequences) const { return is_position(pos) && seq != 0 && (seq & ~sequences) == 0; }
 };
 
 struct SavedRegion {
@@ -107,9 +83,11 @@ struct SavedRegion {
     std::vector<SavedToken> tokens;
     size_t stride;  // bytes from a token's rows to the next one's
 
+    bool is_exact() const { return name == "sink" || name == "recent"; }
+
     // own(il, side): a layout with the groups that rows of this region have.
     template <typename F>
-    SavedRegion(StateReader& in, size_t n_layers, F&& own) : name(get_name(in)) {
+    SavedRegion(ByteReader& in, size_t n_layers, F&& own) : name(get_name(in)) {
         expect_same("layers", n_layers, in.get<uint32_t>());
         const auto n_used = in.get<uint32_t>();
         size_t row_bytes = 0;
@@ -127,12 +105,12 @@ struct SavedRegion {
     }
 
 private:
-    void read_tokens(StateReader& in, uint32_t n_used, size_t row_bytes);
+    void read_tokens(ByteReader& in, uint32_t n_used, size_t row_bytes);
 };
 
 // A state, or one of several that make a sequence.
 struct StatePart {
-    StateReader in;
+    ByteReader in;  // behind the regions
     StateHead head;
     std::vector<SavedRegion> regions;
 };

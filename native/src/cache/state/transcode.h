@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "cache/kv_cache.h"
-#include "cache/saved_state.h"
+#include "cache/state/saved_state.h"
 
 namespace lkv {
 
-class KvCache::Transcoder {
+class Transcoder {
 public:
     // saved: each region once. Tokens go to the sequence `to_seq`; -1: to their own.
     Transcoder(KvCache& cache, std::span<const SavedRegion> saved, int to_seq, const RowTurn& turned);
@@ -34,7 +34,7 @@ private:
         int ring_slot = -1;
     };
     struct Target {
-        Region* region;
+        const RegionRows* region;
         std::vector<uint8_t> copy;
         uint8_t* rows;
     };
@@ -52,13 +52,16 @@ private:
     Source source_of(const Token& token, size_t il) const;
     size_t load(const Source& source, size_t il, int side);
     bool turns(size_t il, int side) const;
+    bool is_full(const Source& source, size_t il) const;
     void read(const Source& source, size_t il, int side, std::span<float> x);
     void values(std::span<const Token> tokens, size_t il, int side, size_t width, std::vector<float>& x);
     void write(size_t il, int side);
     void write_single(std::span<const Token> tokens, size_t il, int side, const RowLayout& to, uint8_t* rows);
     std::string lost();
 
-    KvCache& cache_;
+    const KvCacheOptions& options_;
+    Placement& placement_;
+    const Rows& rows_;
     std::span<const SavedRegion> saved_;
     RowTurn turned_;
     const SavedRegion* ring_ = nullptr;

@@ -1,17 +1,17 @@
-#include "cache/evict/eviction.h"
+#include "cache/placement/eviction.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "base/error.h"
+#include "cache/placement/placement.h"
 
 namespace lkv {
 namespace {
 
 constexpr float stays = std::numeric_limits<float>::infinity();  // the mass of a token that no policy gives up
-
-uint64_t bit(int seq) { return uint64_t{1} << seq; }
 
 struct Held {
     int32_t pos;
@@ -66,7 +66,8 @@ int Eviction::most_used() const {
     return most;
 }
 
-void Eviction::begin(std::span<const int32_t> pos, std::span<const int32_t> seq) {
+bool Eviction::prepare(const Placement&, const NewTokens& tokens) {
+    const auto [pos, seq, settles] = tokens;
     std::array<int, max_sequences> to_come{};
     for (const int32_t s : seq) to_come[static_cast<size_t>(s)]++;
     weights_.clear();
@@ -82,22 +83,47 @@ void Eviction::begin(std::span<const int32_t> pos, std::span<const int32_t> seq)
         const auto at = static_cast<size_t>(s);
         weights_.push_back(policy_->weigh({--to_come[at], decoded_[at]}));
     }
+    return false;
 }
 
 float Eviction::first_mass(int32_t seq) const {
     return policy_->prompt_only && !prompts_[static_cast<size_t>(seq)] ? stays : 0.0F;
 }
 
-void Eviction::enter_recent(int slot, int32_t seq) {
-    for (Layer& layer : layers_) {
-        if (layer.evicts) layer.recent[static_cast<size_t>(slot)] = first_mass(seq);
+bool Eviction::enter(const Placement& all, const NewTokens& tokens, std::span<SlotRef> slots) {
+    std::vector<Arrival> arrivals;
+    for (size_t i = 0; i < slots.size(); i++) {
+        if (slots[i].region == all.middle()) {
+            arrivals.push_back({tokens.pos[i], tokens.seq[i], -1});
+        } else if (slots[i].region == all.recent()) {
+            for (Layer& layer : layers_) {
+                if (layer.evicts) layer.recent[static_cast<size_t>(slots[i].slot)] = first_mass(tokens.seq[i]);
+            }
+        }
     }
+    const bool some_went = enter(arrivals);
+    int n = 0;
+    for (SlotRef& at : slots) {
+        if (at.region == all.middle()) at.arrival = n++;
+    }
+    forget_prompts(all.recent() < 0 ? nullptr : &all.cells(all.recent()));
+    return some_went;
+}
+
+void Eviction::demote(const Placement& all, std::span<RowMove> moves) {
+    const Cells& recent = all.cells(all.recent());
+    std::vector<Arrival> arrivals;
+    for (const RowMove& move : moves) {
+        arrivals.push_back({recent.pos(move.from), std::countr_zero(recent.seq(move.from)), move.from});
+    }
+    enter(arrivals);
 }
 
 bool Eviction::enter(std::span<const Arrival> arrivals) {
     bool some_went = false;
     std::array<int, max_sequences> n_arrivals{};
     for (const Arrival& arrival : arrivals) n_arrivals[static_cast<size_t>(arrival.seq)]++;
+    for (Layer& layer : layers_) layer.entered.clear();
     for (Layer& layer : layers_) {
         if (!layer.evicts) continue;
         for (int32_t s = 0; s < max_sequences; s++) {
@@ -107,9 +133,8 @@ bool Eviction::enter(std::span<const Arrival> arrivals) {
     }
     for (Layer& layer : layers_) {
         if (!layer.evicts) continue;
-        layer.entered.clear();
         for (const Arrival& arrival : arrivals) {
-            const int slot = layer.cells.claim(arrival.pos, bit(arrival.seq));
+            const int slot = layer.cells.claim({arrival.pos, bit(arrival.seq)});
             layer.mass[static_cast<size_t>(slot)] =
                 arrival.recent < 0 ? first_mass(arrival.seq) : layer.recent[static_cast<size_t>(arrival.recent)];
             layer.entered.push_back(slot);
@@ -119,14 +144,12 @@ bool Eviction::enter(std::span<const Arrival> arrivals) {
 }
 
 bool Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
-    std::vector<Held> held;
-    for (int slot = 0; slot < layer.cells.end(); slot++) {
-        if ((layer.cells.seq(slot) & bit(seq)) != 0) {
-            held.push_back({layer.cells.pos(slot), slot, layer.mass[static_cast<size_t>(slot)], 0.0F});
-        }
-    }
-    const int over = static_cast<int>(held.size()) + n_arrivals - sizes_.budget;
+    const int over = layer.cells.count(seq) + n_arrivals - sizes_.budget;
     if (over <= 0) return false;
+    std::vector<Held> held;
+    for (const int slot : layer.cells.slots_of(seq)) {
+        held.push_back({layer.cells.pos(slot), slot, layer.mass[static_cast<size_t>(slot)], 0.0F});
+    }
     std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.pos < b.pos; });
     pool(held, policy_->pool);
     const int32_t first_latest = newest_[static_cast<size_t>(seq)] - sizes_.latest + 1;
@@ -146,16 +169,25 @@ bool Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
     return true;
 }
 
-void Eviction::release(size_t arrival) {
+uint64_t Eviction::n_visited() const {
+    uint64_t n = 0;
+    for (const Layer& layer : layers_) n += layer.cells.n_visited();
+    return n;
+}
+
+void Eviction::release(const SlotRef& at) {
     for (Layer& layer : layers_) {
-        if (layer.evicts && arrival < layer.entered.size()) layer.cells.release(layer.entered[arrival]);
+        if (at.arrival >= 0 && static_cast<size_t>(at.arrival) < layer.entered.size()) {
+            layer.cells.release(layer.entered[static_cast<size_t>(at.arrival)]);
+        }
     }
 }
 
-void Eviction::forget(const Cells* recent) {
-    if (!policy_->prompt_only) return;
+// Parts of a prompt start from no mass where the policy has it so. recent: its cells, or null.
+void Eviction::forget_prompts(const Cells* recent) {
     uint64_t mask = 0;
     for (int s = 0; s < max_sequences; s++) mask |= prompts_[static_cast<size_t>(s)] ? bit(s) : 0;
+    if (!policy_->prompt_only || mask == 0) return;
     const auto clear = [mask](const Cells& cells, std::vector<float>& mass) {
         for (int slot = 0; slot < cells.end(); slot++) {
             float& of = mass[static_cast<size_t>(slot)];
@@ -169,11 +201,9 @@ void Eviction::forget(const Cells* recent) {
     }
 }
 
-void Eviction::remove(int seq) {
+void Eviction::forget(int seq) {
     for (Layer& layer : layers_) {
-        for (int slot = 0; slot < layer.cells.end(); slot++) {
-            if ((layer.cells.seq(slot) & bit(seq)) != 0) layer.cells.release(slot);
-        }
+        for (const int slot : layer.cells.slots_of(seq)) layer.cells.release(slot);
     }
     resume(seq, 0, -1);
 }

@@ -1,0 +1,39 @@
+// What a cache is asked to be.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "cache/formats.h"
+#include "cache/placement/eviction.h"
+#include "cache/placement/options.h"
+#include "devices/layer_runs.h"
+
+namespace lkv {
+
+// Rows of a region that keeps every segment. Unless it was asked for by name, its format is never coarser than the one
+// chosen for the middle.
+struct RegionFormat {
+    Format format = Format::f16;
+    bool asked_for = false;
+};
+
+struct KvCacheOptions : PlacementOptions {
+    RegionFormat sink_format;
+    RegionFormat recent_format;
+    std::optional<Format> k_format;  // of stored segments; none given: the file's plan, else f16
+    std::optional<Format> v_format;
+    std::vector<Format> k_plan;  // a format per segment, all layers and groups in order; empty: the file's plan
+    std::vector<Format> v_plan;
+    std::vector<LayerRun> runs;  // where layers have their rows; none given: on the host
+    EvictOptions evict;
+
+    // Under eviction: tokens of the middle that a layer keeps of a sequence.
+    int evict_budget() const { return evict.keep - sink - recent; }
+};
+
+constexpr int slot_tile = 64;  // kernels walk slots in tiles of this many; middle and ring are whole ones
+constexpr int64_t whole_tiles(int64_t n) { return (n + slot_tile - 1) / slot_tile * slot_tile; }
+
+}  // namespace lkv

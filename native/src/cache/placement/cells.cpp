@@ -1,0 +1,209 @@
+#include "cache/placement/cells.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace lkv {
+namespace {
+
+constexpr uint64_t all_bits = ~uint64_t{0};
+
+}  // namespace
+
+void Cells::allocate() {
+    pos_.assign(static_cast<size_t>(capacity_), -1);
+    seq_.assign(static_cast<size_t>(capacity_), 0);
+    remembered_.assign(static_cast<size_t>(n_remembered_), 0);
+    occupied_.assign((static_cast<size_t>(capacity_ / block_) + 63) / 64, 0);
+}
+
+int32_t Cells::first(int seq) const {
+    if (!holding(seq).exact) scan(seq);
+    return holding(seq).first;
+}
+
+int32_t Cells::last(int seq) const {
+    if (!holding(seq).exact) scan(seq);
+    return holding(seq).last;
+}
+
+void Cells::scan(int seq) const {
+    Holding& held = holdings_[static_cast<size_t>(seq)];
+    held.first = held.last = -1;
+    const auto each_position = [&](auto&& visit) {
+        for (int slot = 0; slot < end_; slot++) {
+            if ((this->seq(slot) & bit(seq)) != 0) visit(pos(slot));
+        }
+        n_visited_ += static_cast<uint64_t>(end_);
+    };
+    each_position([&](int32_t at) {
+        if (held.first < 0 || at < held.first) held.first = at;
+        held.last = std::max(held.last, at);
+    });
+    held.exact = true;
+    held.gapless = held.count == held.last - held.first + 1;
+    if (!held.gapless) return;
+    std::vector<bool> found(static_cast<size_t>(held.count));
+    each_position([&](int32_t at) { found[static_cast<size_t>(at - held.first)] = true; });
+    held.gapless = std::find(found.begin(), found.end(), false) == found.end();
+}
+
+std::vector<int> Cells::slots_of(int seq, const Positions& positions) const {
+    std::vector<int> slots;
+    const Holding& held = holding(seq);
+    if (held.count == 0 || held.last < positions.first || held.first >= positions.end) return slots;
+    const bool all = positions.first <= held.first && held.last < positions.end;
+    if (!all && !held.exact) scan(seq);
+    const int32_t first = std::max(held.first, positions.first);
+    const int32_t last = std::min(held.last, positions.end - 1);
+    if (last < first) return slots;
+    const auto n_wanted = static_cast<size_t>(!all && held.gapless ? last - first + 1 : held.count);
+    const bool down = last == held.last;
+    if (!all && held.gapless && last - first < n_remembered_) {
+        const int n = last - first + 1;
+        slots = find(seq, down ? last : first, n, down ? -1 : 1);
+        if (slots.size() == n_wanted) return slots;
+        slots.clear();
+        if (!down) {
+            remember(seq, first);
+            return find(seq, first, n, 1);
+        }
+    }
+    // the latest tokens lie behind the others, as a rule
+    int n_seen = 0;
+    int n = 0;
+    for (; n < end_ && n_seen < held.count && slots.size() < n_wanted; n++) {
+        const int slot = down ? end_ - 1 - n : n;
+        if ((this->seq(slot) & bit(seq)) == 0) continue;
+        n_seen++;
+        if (positions.have(pos(slot))) slots.push_back(slot);
+    }
+    n_visited_ += static_cast<uint64_t>(n);
+    return slots;
+}
+
+void Cells::remember(int seq, int32_t first) const {
+    for (int slot = 0; slot < end_; slot++) {
+        const int32_t at = pos(slot);
+        if ((this->seq(slot) & bit(seq)) != 0 && at >= first && at - first < n_remembered_) remembered(seq, at) = slot;
+    }
+    n_visited_ += static_cast<uint64_t>(end_);
+}
+
+std::vector<int> Cells::find(int seq, int32_t pos, int n, int step) const {
+    std::vector<int> slots;
+    for (int i = 0; i < n; i++, pos += step) {
+        const int slot = remembered(seq, pos);
+        n_visited_++;
+        if ((this->seq(slot) & bit(seq)) == 0 || this->pos(slot) != pos) break;
+        slots.push_back(slot);
+    }
+    return slots;
+}
+
+std::vector<int> Cells::blocks_of(uint64_t mask, const Positions& positions) const {
+    std::vector<int> slots;
+    n_visited_ += static_cast<uint64_t>(end_);
+    for (int first = 0; first < end_; first += block_) {
+        bool held = false;
+        for (int slot = first; slot < first + block_; slot++) {
+            held = held || ((seq(slot) & mask) != 0 && positions.have(pos(slot)));
+        }
+        for (int slot = first; held && slot < first + block_; slot++) slots.push_back(slot);
+    }
+    return slots;
+}
+
+int Cells::claim(const Token& token) {
+    const int slot = find_block();
+    put(slot, token);
+    return slot;
+}
+
+std::vector<int> Cells::claim(std::span<const Token> tokens) {
+    const auto block = static_cast<size_t>(block_);
+    const size_t n = std::min(tokens.size() / block, static_cast<size_t>(n_free()) / block) * block;
+    std::vector<int> slots;
+    slots.reserve(n);
+    for (size_t i = 0; i < n; i++) {
+        slots.push_back(i % block == 0 ? find_block() : slots.back() + 1);
+        put(slots.back(), tokens[i]);
+    }
+    return slots;
+}
+
+int Cells::find_block() {
+    n_visited_++;
+    for (; occupied_[first_free_] == all_bits; first_free_++) n_visited_++;
+    return (static_cast<int>(first_free_) * 64 + std::countr_one(occupied_[first_free_])) * block_;
+}
+
+void Cells::put(int slot, const Token& token) {
+    int32_t& pos = pos_[static_cast<size_t>(slot)];
+    uint64_t& seq = seq_[static_cast<size_t>(slot)];
+    const uint64_t same = pos == token.pos ? seq & token.seq : 0;
+    each_sequence(seq & ~same, [&](int s) { remove(s, pos); });
+    n_used_ += (token.seq != 0 ? 1 : 0) - (seq != 0 ? 1 : 0);
+    pos = token.pos;
+    seq = token.seq;
+    each_sequence(seq & ~same, [&](int s) { add(s, token.pos, slot); });
+    occupy(slot);
+    end_ = seq != 0 ? std::max(end_, slot + 1) : end_;
+    for (; end_ > 0 && !used(end_ - 1); end_--) n_visited_++;
+}
+
+// The block of a slot that has changed is occupied, or free.
+void Cells::occupy(int slot) {
+    const auto block = static_cast<size_t>(slot / block_);
+    const auto first = seq_.begin() + static_cast<ptrdiff_t>(block) * block_;
+    const bool in_use = std::any_of(first, first + block_, [](uint64_t mask) { return mask != 0; });
+    uint64_t& word = occupied_[block / 64];
+    const uint64_t mark = bit(static_cast<int>(block % 64));
+    if (in_use == ((word & mark) != 0)) return;
+    word ^= mark;
+    n_blocks_ += in_use ? 1 : -1;
+    if (!in_use) first_free_ = std::min(first_free_, block / 64);
+}
+
+void Cells::add(int seq, int32_t pos, int slot) {
+    Holding& held = holdings_[static_cast<size_t>(seq)];
+    remembered(seq, pos) = slot;
+    if (held.count++ == 0) {
+        held = {pos, pos, 1, true, true};
+        sequences_ |= bit(seq);
+        return;
+    }
+    held.gapless = held.gapless && (pos == held.last + 1 || pos == held.first - 1);
+    held.first = std::min(held.first, pos);
+    held.last = std::max(held.last, pos);
+    // the last gap may be filled
+    held.exact = held.exact && (held.gapless || held.count != held.last - held.first + 1);
+}
+
+void Cells::remove(int seq, int32_t pos) {
+    Holding& held = holdings_[static_cast<size_t>(seq)];
+    if (--held.count == 0) {
+        held = {};
+        sequences_ &= ~bit(seq);
+    } else if (!held.gapless) {
+        held.exact = held.exact && pos != held.first && pos != held.last;
+    } else if (pos == held.last) {
+        held.last--;
+    } else if (pos == held.first) {
+        held.first++;
+    } else {
+        held.gapless = false;
+    }
+}
+
+void Cells::clear() {
+    std::fill(pos_.begin(), pos_.end(), -1);
+    std::fill(seq_.begin(), seq_.end(), 0);
+    holdings_.fill({});
+    std::fill(occupied_.begin(), occupied_.end(), 0);
+    sequences_ = 0;
+    n_used_ = n_blocks_ = end_ = 0;
+    first_free_ = 0;
+}
+
+}  // namespace lkv

@@ -1,0 +1,145 @@
+// In which region a token lives: where new ones enter, and what leaves the recent window when.
+#include <algorithm>
+#include <bit>
+
+#include "base/error.h"
+#include "cache/placement/placement.h"
+
+namespace lkv {
+
+void Placement::check_room(size_t n) const {
+    const int used = n_occupied();
+    if (used + static_cast<int64_t>(n) > options_.n_ctx) {
+        fail("context", "expected at most ", options_.n_ctx, " cells; got ", used + static_cast<int64_t>(n), " (", used,
+             " used and ", n, " new); raise -c / n_ctx");
+    }
+}
+
+void Placement::refuse_recent(size_t n_wanted) const {
+    fail("recent", "expected room for ", n_wanted, " tokens among the recent ones, where they wait for a block of ",
+         cells(middle()).block(), "; raise --recent or n_seq_max; got ", cells(recent_).n_free());
+}
+
+std::vector<SlotRef> Placement::claim(const NewTokens& tokens) {
+    check_room(tokens.size());
+    for (Selection* selection : selections_) {
+        if (selection->prepare(*this, tokens)) version_++;
+    }
+    std::vector<SlotRef> slots(tokens.size(), SlotRef{-1, -1});
+    try {
+        place(tokens, slots);
+        for (Selection* selection : selections_) {
+            if (selection->enter(*this, tokens, slots)) version_++;
+        }
+    } catch (...) {
+        for (const SlotRef& at : slots) {
+            if (at.region >= 0) release(at);
+        }
+        throw;
+    }
+    return slots;
+}
+
+void Placement::place(const NewTokens& tokens, std::vector<SlotRef>& slots) {
+    std::vector<int32_t> first_recent(max_sequences, tokens.settles ? INT32_MAX : 0);
+    for (size_t i = 0; tokens.settles && i < tokens.size(); i++) {
+        first_recent[static_cast<size_t>(tokens.seq[i])] =
+            std::max(0, tokens.pos[i] + 1 - options_.window(tokens.pos[i] + 1));
+    }
+    const auto enter = [&](int region, size_t i) {
+        const bool fits = region >= 0 && regions_[static_cast<size_t>(region)].n_free() > 0;
+        if (fits) slots[i] = {region, regions_[static_cast<size_t>(region)].claim(tokens[i])};
+        return fits;
+    };
+    const auto enter_middle = [&](std::span<const size_t> all, size_t n_left) {
+        std::vector<Token> entering;
+        for (const size_t i : all) entering.push_back(tokens[i]);
+        const std::vector<int> claimed = regions_.back().claim(entering);
+        for (size_t n = 0; n < all.size(); n++) {
+            if (n < claimed.size()) {
+                slots[all[n]] = {middle(), claimed[n]};
+            } else if (!enter(recent_, all[n])) {  // until a block is full
+                refuse_recent(n_left - n);
+            }
+        }
+    };
+    std::vector<std::vector<size_t>> settling(max_sequences);  // into the middle
+    for (size_t i = 0; i < tokens.size(); i++) {
+        if (tokens.pos[i] < options_.sink && enter(sink_, i)) continue;
+        if (tokens.pos[i] >= first_recent[static_cast<size_t>(tokens.seq[i])] && enter(recent_, i)) continue;
+        if (tokens.settles) {
+            settling[static_cast<size_t>(tokens.seq[i])].push_back(i);
+        } else {
+            enter_middle(std::span(&i, 1), tokens.size() - i);
+        }
+    }
+    for (const std::vector<size_t>& of_sequence : settling) enter_middle(of_sequence, of_sequence.size());
+}
+
+void Placement::release(const SlotRef& at) {
+    regions_[static_cast<size_t>(at.region)].release(at.slot);
+    for (Selection* selection : selections_) selection->release(at);
+    version_++;
+}
+
+// Tokens of which every sequence that holds them has a whole window of newer ones, in the order of their positions.
+std::vector<int> Placement::old_slots(int n_ahead) const {
+    const Cells& recent = cells(recent_);
+    std::vector<int32_t> first_recent(max_sequences, INT32_MAX);
+    bool due = false;
+    each_sequence(recent.sequences(), [&](int s) {
+        const int32_t newest = std::max(-1, recent.last(s) - n_ahead);
+        const int window = options_.window(newest + 1);
+        first_recent[static_cast<size_t>(s)] = newest - window + 1;
+        due = due || recent.count(s) - n_ahead >= window + demotion_batch;
+    });
+    std::vector<int> slots;
+    each_sequence(due ? recent.sequences() : 0, [&](int s) {
+        for (const int slot : recent.slots_of(s, {0, std::max(0, first_recent[static_cast<size_t>(s)])})) {
+            bool old = std::countr_zero(recent.seq(slot)) == s;  // of several sequences once
+            each_sequence(recent.seq(slot),
+                          [&](int other) { old = old && recent.pos(slot) < first_recent[static_cast<size_t>(other)]; });
+            if (old) slots.push_back(slot);
+        }
+    });
+    std::sort(slots.begin(), slots.end(),
+              [&](int a, int b) { return recent.pos(a) != recent.pos(b) ? recent.pos(a) < recent.pos(b) : a < b; });
+    return slots;
+}
+
+std::vector<RowMove> Placement::demote(int n_ahead) {
+    if (recent_ < 0) return {};
+    const Cells& recent = cells(recent_);
+    const std::vector<int> old = old_slots(n_ahead);
+    if (old.empty()) return {};
+    // by the first sequence that holds them: tokens that several share fill blocks with that one's own
+    std::vector<std::vector<int>> owned(max_sequences);
+    for (const int slot : old) {
+        owned[static_cast<size_t>(std::countr_zero(recent.seq(slot)))].push_back(slot);
+    }
+    std::vector<RowMove> moves;
+    for (const std::vector<int>& slots : owned) {
+        std::vector<Token> tokens;
+        for (const int slot : slots) tokens.push_back({recent.pos(slot), recent.seq(slot)});
+        const std::vector<int> claimed = regions_.back().claim(tokens);
+        for (size_t i = 0; i < claimed.size(); i++) moves.push_back({slots[i], claimed[i], -1});
+    }
+    if (moves.empty()) return moves;
+    version_++;
+    try {
+        for (Selection* selection : selections_) selection->demote(*this, moves);
+    } catch (...) {
+        for (size_t i = 0; i < moves.size(); i++) {
+            release({middle(), moves[i].to, moves[i].ring, static_cast<int>(i)});
+        }
+        throw;
+    }
+    return moves;
+}
+
+void Placement::leave_recent(std::span<const RowMove> moves) {
+    for (const RowMove& move : moves) regions_[static_cast<size_t>(recent_)].release(move.from);
+    if (!moves.empty()) version_++;
+}
+
+}  // namespace lkv

@@ -1,0 +1,237 @@
+#include "cache/placement/placement.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "cache/placement/journal.h"
+
+namespace lkv {
+namespace {
+
+// As llama.cpp's verbs are given it: -1 is an open end.
+std::string range_text(const Positions& positions) {
+    return concat(positions.first, " to ", positions.end == Positions{}.end ? -1 : positions.end);
+}
+
+}  // namespace
+
+Placement::Placement(const PlacementOptions& options, const Sizes& sizes, int n_layers)
+    : options_(options), of_layer_(static_cast<size_t>(n_layers), nullptr) {
+    if (sizes.sink > 0) {
+        sink_ = n_regions();
+        regions_.emplace_back(sizes.sink);
+    }
+    if (sizes.recent > 0) {
+        recent_ = n_regions();
+        // it may be a share of the context, and its earliest tokens leave
+        regions_.emplace_back(sizes.recent, 1, 2048);
+    }
+    regions_.emplace_back(sizes.middle, sizes.block);
+}
+
+void Placement::select(std::unique_ptr<Ring> ring, const std::vector<bool>& in_layer) {
+    ring_ = std::move(ring);
+    selections_.push_back(ring_.get());
+    for (size_t il = 0; il < of_layer_.size(); il++) {
+        if (in_layer[il]) of_layer_[il] = ring_.get();
+    }
+}
+
+void Placement::select(std::unique_ptr<Eviction> eviction, const std::vector<bool>& in_layer) {
+    eviction_ = std::move(eviction);
+    selections_.push_back(eviction_.get());
+    for (size_t il = 0; il < of_layer_.size(); il++) {
+        if (in_layer[il]) of_layer_[il] = eviction_.get();
+    }
+}
+
+void Placement::allocate() {
+    for (Cells& cells : regions_) cells.allocate();
+    for (Selection* selection : selections_) selection->allocate();
+}
+
+const Cells& Placement::cells(int region, int layer) const {
+    const Selection* const selection = of_layer_[static_cast<size_t>(layer)];
+    return region == middle() && selection != nullptr ? selection->cells(layer) : cells(region);
+}
+
+int Placement::n_occupied() const {
+    int n = 0;
+    for (const Cells& cells : regions_) n += cells.n_occupied();
+    return n;
+}
+
+uint64_t Placement::n_visited() const {
+    uint64_t n = 0;
+    for (const Cells& cells : regions_) n += cells.n_visited();
+    for (const Selection* selection : selections_) n += selection->n_visited();
+    return n;
+}
+
+SlotRef Placement::row_of(const SlotRef& at, int layer) const {
+    const Selection* const selection = of_layer_[static_cast<size_t>(layer)];
+    const bool selected = at.region == middle() && selection != nullptr;
+    return {at.region, selected ? selection->slot_of(at, layer) : at.slot};
+}
+
+std::vector<RowMove> Placement::moves_of(int layer, std::span<const RowMove> moves) const {
+    std::vector<RowMove> in_layer;
+    for (size_t i = 0; i < moves.size(); i++) {
+        const RowMove& move = moves[i];
+        const int to = row_of({middle(), move.to, move.ring, static_cast<int>(i)}, layer).slot;
+        if (to >= 0) in_layer.push_back({move.from, to, move.ring});
+    }
+    return in_layer;
+}
+
+uint64_t Placement::sequences() const {
+    uint64_t mask = 0;
+    for (const Cells& cells : regions_) mask |= cells.sequences();
+    return mask;
+}
+
+void Placement::check_seq(int seq) const {
+    if (seq < 0 || seq >= options_.n_seq_max) {
+        fail("sequence", "expected 0 to ", options_.n_seq_max - 1, "; got ", seq, "; raise n_seq_max");
+    }
+}
+
+int32_t Placement::first(int seq) const {
+    check_seq(seq);
+    int32_t first = -1;
+    for (const Cells& cells : regions_) {
+        const int32_t of = cells.first(seq);
+        if (of >= 0 && (first < 0 || of < first)) first = of;
+    }
+    return first;
+}
+
+int32_t Placement::last(int seq) const {
+    check_seq(seq);
+    int32_t last = -1;
+    for (const Cells& cells : regions_) last = std::max(last, cells.last(seq));
+    return last;
+}
+
+int32_t Placement::settled(int seq) const {
+    check_seq(seq);
+    if (!is_divisible()) return 0;
+    const int32_t waiting = recent_ < 0 ? -1 : cells(recent_).first(seq);
+    return waiting < 0 ? last(seq) + 1 : waiting;
+}
+
+bool Placement::is_divisible() const {
+    return std::none_of(selections_.begin(), selections_.end(), [](Selection* s) { return s->follower() == nullptr; });
+}
+
+bool Placement::takes_part(int seq, const Positions& positions) const {
+    size_t n = 0;
+    size_t n_all = 0;
+    for (const Cells& cells : regions_) {
+        n += cells.slots_of(seq, positions).size();
+        n_all += static_cast<size_t>(cells.count(seq));
+    }
+    return n > 0 && n < n_all;
+}
+
+template <typename F>
+void Placement::each_cells(F&& visit) {
+    for (Cells& cells : regions_) visit(cells);
+    for (Selection* selection : selections_) {
+        if (Cells* const cells = selection->follower()) visit(*cells);
+    }
+}
+
+bool Placement::is_complete(uint64_t sequences) const {
+    return std::all_of(selections_.begin(), selections_.end(),
+                       [&](const Selection* selection) { return selection->is_complete(*this, sequences); });
+}
+
+// Ends a verb: what it leaves is complete, or is taken back.
+bool Placement::keeps(Journal& journal) {
+    version_++;
+    if (is_complete(journal.touched())) return true;
+    journal.undo();
+    return false;
+}
+
+void Placement::take_out(int seq, const Positions& positions, Journal& journal) {
+    each_cells([&](Cells& cells) {
+        for (const int slot : cells.slots_of(seq, positions)) {
+            journal.put(cells, slot, {cells.pos(slot), cells.seq(slot) & ~bit(seq)});
+        }
+    });
+}
+
+// A verb would bring tokens back into sight whose rows are gone.
+void Placement::refuse(const char* verb, const std::string& got) const {
+    if (!is_divisible()) {
+        fail(verb, "expected whole sequences that stay where they are under --evict ", policy_name(),
+             ", as some of their tokens are gone; use --evict none; got ", got);
+    }
+    fail(verb, "expected the ", ring_->window(), " tokens before a sequence's end to be those before the end of ",
+         "one that was computed, as layers with a sliding window keep no others; compute them anew; got ", got);
+}
+
+bool Placement::remove(int seq, const Positions& positions) {
+    if (seq >= 0) check_seq(seq);
+    const uint64_t mask = seq < 0 ? sequences() : bit(seq);
+    bool whole = true;
+    each_sequence(is_divisible() ? 0 : mask, [&](int s) { whole = whole && !takes_part(s, positions); });
+    if (!whole) return false;
+    Journal journal;
+    each_sequence(mask, [&](int s) { take_out(s, positions, journal); });
+    if (!keeps(journal)) return false;
+    each_sequence(mask & ~sequences(), [&](int s) {
+        for (Selection* selection : selections_) selection->forget(s);
+    });
+    return true;
+}
+
+void Placement::copy(int src, int dst, const Positions& positions) {
+    check_seq(src);
+    check_seq(dst);
+    const std::string got = concat("tokens ", range_text(positions), " of sequence ", src);
+    if (!is_divisible()) refuse("seq_cp", got);
+    Journal journal;
+    each_cells([&](Cells& cells) {
+        for (const int slot : cells.slots_of(src, positions)) {
+            journal.put(cells, slot, {cells.pos(slot), cells.seq(slot) | bit(dst)});
+        }
+    });
+    if (!keeps(journal)) refuse("seq_cp", got);
+}
+
+void Placement::shift(int seq, const Positions& positions, int32_t delta) {
+    check_seq(seq);
+    const std::string got = concat("positions ", range_text(positions), " of sequence ", seq, " moved by ", delta);
+    if (!is_divisible()) refuse("seq_add", got);
+    Journal journal;
+    each_cells([&](Cells& cells) {
+        for (const int slot : cells.slots_of(seq, positions)) {
+            const Token to{cells.pos(slot) + delta, cells.seq(slot)};
+            journal.put(cells, slot, to.pos < 0 ? Token{-1, 0} : to);
+        }
+    });
+    if (!keeps(journal)) refuse("seq_add", got);
+}
+
+void Placement::remove_whole(int seq) {
+    version_++;
+    Journal journal;
+    take_out(seq, {}, journal);
+    for (Selection* selection : selections_) selection->forget(seq);
+}
+
+void Placement::keep(int seq) {
+    check_seq(seq);
+    each_sequence(sequences() & ~bit(seq), [&](int s) { remove_whole(s); });
+}
+
+void Placement::clear() {
+    version_++;
+    for (Cells& cells : regions_) cells.clear();
+    for (Selection* selection : selections_) selection->clear();
+}
+
+}  // namespace lkv

@@ -1,0 +1,133 @@
+// Which slot holds which position of which sequence. Knows cells, and nothing of rows or bytes.
+//
+//   region   tokens
+//   sink     the first `sink` of a sequence
+//   recent   at least the latest `recent`
+//   middle   all others
+//
+// A token lives in exactly one region. New tokens enter sink or recent (middle when the cache keeps no recent tokens) and
+// are demoted from recent to middle in batches. Where the middle takes blocks of slots only, a batch is 32 tokens of one sequence,
+// and fewer wait in recent.
+//
+// The middle's cells say which tokens there are. Some layers may keep a selection of them: those of a sliding window (ring.h), or
+// those that eviction leaves (eviction.h).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache/placement/eviction.h"
+#include "cache/placement/options.h"
+#include "cache/placement/ring.h"
+
+namespace lkv {
+
+class Journal;
+
+class Placement {
+public:
+    // Slots of each region; 0: there is none. block: slots of the middle that are claimed together.
+    struct Sizes {
+        int sink;
+        int recent;
+        int middle;
+        int block;
+    };
+    Placement(const PlacementOptions& options, const Sizes& sizes, int n_layers);
+    void select(std::unique_ptr<Ring> ring, const std::vector<bool>& in_layer);
+    void select(std::unique_ptr<Eviction> eviction, const std::vector<bool>& in_layer);
+    void allocate();  // before the first claim
+
+    const PlacementOptions& options() const { return options_; }
+    int n_regions() const { return static_cast<int>(regions_.size()); }
+    int n_layers() const { return static_cast<int>(of_layer_.size()); }
+    int middle() const { return n_regions() - 1; }
+    int sink() const { return sink_; }      // -1: there is none
+    int recent() const { return recent_; }  // -1: there is none
+    const Ring* ring() const { return ring_.get(); }
+    const Eviction* eviction() const { return eviction_.get(); }
+    Eviction* eviction() { return eviction_.get(); }
+    const char* policy_name() const { return eviction_ == nullptr ? "none" : eviction_->policy().name; }
+    bool in_ring(int layer) const { return ring_ != nullptr && of_layer_[static_cast<size_t>(layer)] == ring_.get(); }
+    bool evicts(int layer) const {
+        return eviction_ != nullptr && of_layer_[static_cast<size_t>(layer)] == eviction_.get();
+    }
+    const Cells& cells(int region) const { return regions_[static_cast<size_t>(region)]; }
+    const Cells& cells(int region, int layer) const;
+    const Cells& cells_of_rows(int region) const {  // as Rows counts regions, the ring last
+        return region == n_regions() ? ring_->cells() : cells(region);
+    }
+    // Cells that no new token can take: used ones, and what is left of the middle's broken blocks.
+    int n_occupied() const;
+    uint64_t n_visited() const;  // Cells::n_visited of all cells
+    // Changes whenever slots change hands other than by claim() of free ones: a copy of the cells is stale then.
+    uint64_t version() const { return version_; }
+
+    // Where a token's row of this layer is; slot -1: nowhere, no query of the layer sees it again.
+    SlotRef row_of(const SlotRef& at, int layer) const;
+    // Moves that have a row in this layer, to where it is there.
+    std::vector<RowMove> moves_of(int layer, std::span<const RowMove> moves) const;
+
+    // Errors: Error for a sequence out of range.
+    void check_seq(int seq) const;
+    // Errors: Error when fewer than n cells are free.
+    void check_room(size_t n) const;
+    // Slots for new tokens (positions must be new in their sequence). Those that settle in blocks lie there in the order of their
+    // positions. At most n_ubatch of them, where there is a ring and they do not settle. Errors: Error for no room; in recent, where
+    // the middle takes blocks only.
+    std::vector<SlotRef> claim(const NewTokens& tokens);
+    void release(const SlotRef& at);
+    // Slots of the middle for what is no longer recent, once a sequence has a batch more than its window; empty: for none. The tokens
+    // are in both until leave_recent(). n_ahead: so many of the latest tokens may be taken back, and push nothing out.
+    std::vector<RowMove> demote(int n_ahead);
+    void leave_recent(std::span<const RowMove> moves);
+
+    // llama.cpp's sequence verbs. They are refused, and change nothing, where a sequence's next token would see tokens in its window whose
+    // rows have left the ring; and under eviction where a part of a sequence would go, move or be lent, while what was evicted had been
+    // chosen with all of it. remove() returns false then. Errors: Error for a sequence out of range; of copy() and shift() where they are
+    // refused.
+    [[nodiscard]] bool remove(int seq, const Positions& positions = {});  // seq < 0: every sequence
+    void copy(int src, int dst, const Positions& positions);
+    void shift(int seq, const Positions& positions, int32_t delta);
+    void keep(int seq);
+    void clear();
+    uint64_t sequences() const;    // mask of those that have tokens
+    int32_t first(int seq) const;  // position, -1: it has no tokens
+    int32_t last(int seq) const;
+    // The position before which tokens of the sequence stay where they are, whatever follows. Under eviction 0.
+    int32_t settled(int seq) const;
+
+    // For states, which say themselves where tokens are.
+    Cells& cells_of_rows(int region) {
+        return region == n_regions() ? ring_->cells() : regions_[static_cast<size_t>(region)];
+    }
+    Ring* ring() { return ring_.get(); }
+    void remove_whole(int seq);  // whatever it leaves of others
+    bool is_complete(uint64_t sequences) const;
+    void changed() { version_++; }
+
+private:
+    void place(const NewTokens& tokens, std::vector<SlotRef>& slots);
+    [[noreturn]] void refuse_recent(size_t n_wanted) const;
+    std::vector<int> old_slots(int n_ahead) const;
+    bool takes_part(int seq, const Positions& positions) const;
+    bool is_divisible() const;  // whether parts of sequences may go, move or be lent
+    template <typename F>
+    void each_cells(F&& visit);  // that tokens are removed from, copied and shifted in
+    void take_out(int seq, const Positions& positions, Journal& journal);
+    bool keeps(Journal& journal);
+    [[noreturn]] void refuse(const char* verb, const std::string& got) const;
+
+    PlacementOptions options_;
+    std::vector<Cells> regions_;
+    int sink_ = -1;
+    int recent_ = -1;
+    std::unique_ptr<Ring> ring_;
+    std::unique_ptr<Eviction> eviction_;
+    std::vector<Selection*> selections_;
+    std::vector<Selection*> of_layer_;  // null: the layer keeps every token
+    uint64_t version_ = 0;
+};
+
+}  // namespace lkv

@@ -1,0 +1,70 @@
+// How rows of recent tokens become rows of the middle, on the host.
+#include <array>
+
+#include "cache/rows/rows.h"
+
+namespace lkv {
+
+// K or V of these recent slots as the middle stores it, before any format: [slots, width].
+std::vector<float> Rows::middle_values(int layer, bool value_side, std::span<const int> slots) const {
+    const RowLayout& from = layout(recent_, layer, value_side);
+    const auto width = static_cast<size_t>(from.width);
+    std::vector<float> rows(slots.size() * width);
+    for (size_t i = 0; i < slots.size(); i++)
+        read_row(from, row(recent_, layer, value_side, slots[i]), &rows[i * width]);
+    std::vector<float> z(slots.size() * static_cast<size_t>(layout(middle_, layer, value_side).width));
+    encoder_->encode(layer, value_side, rows, static_cast<int>(slots.size()), z);
+    return z;
+}
+
+// Full rows of K or V into single rows of the middle.
+void Rows::encode(int layer, bool value_side, std::span<const RowMove> moves) const {
+    const RowLayout& to = layout(middle_, layer, value_side);
+    std::vector<int> slots;
+    for (const RowMove& move : moves) slots.push_back(move.from);
+    const std::vector<float> z = middle_values(layer, value_side, slots);
+    const float* values = z.data();
+    for (const RowMove& move : moves) {
+        write_row(to, values, row(middle_, layer, value_side, move.to));
+        values += to.width;
+    }
+}
+
+// K into blocks, 32 moves each.
+void Rows::move_to_blocks(int layer, std::span<const RowMove> moves) const {
+    const RowLayout& to = k_layout(middle_, layer);
+    for (size_t first = 0; first < moves.size(); first += block_slots) {
+        std::array<int, block_slots> slots;
+        std::array<const uint8_t*, block_slots> rows;
+        for (size_t i = 0; i < rows.size(); i++) {
+            slots[i] = moves[first + i].from;
+            rows[i] = k_row(recent_, layer, slots[i]);
+        }
+        uint8_t* const block = k_row(middle_, layer, moves[first].to);
+        if (is_full(recent_, layer)) {
+            write_block(to, middle_values(layer, false, slots).data(), block);
+        } else {
+            move_block(k_layout(recent_, layer), rows.data(), to, block);
+        }
+    }
+}
+
+void Rows::demote(int layer, std::span<const RowMove> moves) {
+    if (moves.empty()) return;
+    for (const bool value_side : {false, true}) {
+        const RowLayout& from = layout(recent_, layer, value_side);
+        const RowLayout& to = layout(middle_, layer, value_side);
+        if (in_blocks(to)) {
+            move_to_blocks(layer, moves);
+        } else if (is_full(recent_, layer)) {
+            encode(layer, value_side, moves);
+        } else {
+            for (const RowMove& move : moves) {
+                move_rows(from, row(recent_, layer, value_side, move.from), to,
+                          row(middle_, layer, value_side, move.to));
+            }
+        }
+    }
+}
+
+}  // namespace lkv

@@ -1,0 +1,164 @@
+#include "cache/rows/rows.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace lkv {
+namespace {
+
+// Slots of an exact window come in multiples of this, so that the rows of every layer start on 64 bytes. No kernel reads
+// rows of slots that are not in use, so whole tiles would be room for nothing: 4 sinks took 64 slots.
+constexpr int exact_step = 16;
+
+std::optional<Format> whole_format(std::optional<RegionFormat> region, std::optional<Format> chosen) {
+    if (!region) {
+        return std::nullopt;
+    }
+    constexpr int width = 256;  // any that every format can hold
+    if (region->asked_for || !chosen) {
+        return region->format;
+    }
+    const Format rows = format_of_rows(*chosen);
+    return format_bytes(rows, width) > format_bytes(region->format, width) ? rows : region->format;
+}
+
+// The row of one tensor: every segment in `whole` where given. Else the file's plan (f16 without one), with another
+// format for what it stores where one is chosen.
+RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& spec, std::optional<Format> whole,
+                 std::optional<Format> chosen) {
+    std::vector<std::vector<SegmentSpec>> groups;
+    for (size_t g = 0; g < spec.segments.size(); g++) {
+        std::vector<SegmentSpec> segments;
+        for (size_t s = 0; s < spec.segments[g].size(); s++) {
+            const int width = spec.segments[g][s];
+            Format format = whole.value_or(spec.formats ? (*spec.formats)[g][s] : Format::f16);
+            if (!whole && chosen && format != Format::none) {
+                format = *chosen;
+            }
+            if (width % format_width_multiple(format) != 0) {
+                fail(std::string("kv ") + side, "expected segments in multiples of ", format_width_multiple(format),
+                     " channels for ", format_name(format), " rows; choose another --kv",
+                     whole ? "-" + region : std::string(), "; got ", width);
+            }
+            if (format_in_blocks(format)) {
+                if (whole) {
+                    fail("kv_" + region, "expected a format of single tokens, as ", format_name(format_of_rows(format)),
+                         ": blocks of 32 are for K of compressed tokens; got ", format_name(format));
+                }
+                if (side == std::string_view("v")) {
+                    fail("kv v", "expected a format of single tokens for V; choose --kv ", format_name(format), '/',
+                         format_name(format_of_rows(format)), "; got ", format_name(format));
+                }
+            }
+            segments.push_back({format, width});
+        }
+        groups.push_back(std::move(segments));
+    }
+    return RowPlan(groups);
+}
+
+}  // namespace
+
+Rows::Rows(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options,
+           const std::vector<CacheDevice*>& devices)
+    : spec_(spec),
+      options_(options),
+      n_kv_(hparams.n_kv),
+      head_dim_(hparams.head_dim),
+      devices_(devices),
+      full_(RowPlan::uniform(hparams.n_kv, hparams.head_dim, Format::f16)) {
+    if (!options.k_plan.empty()) spec_.set_formats(&LayerCacheSpec::k, options.k_plan, "k_plan");
+    if (!options.v_plan.empty()) spec_.set_formats(&LayerCacheSpec::v, options.v_plan, "v_plan");
+}
+
+void Rows::add_exact(const std::string& name, int n_slots, const RegionFormat& format) {
+    if (name == "recent") recent_ = static_cast<int>(regions_.size());
+    regions_.push_back(make_region(name, n_slots, format, [](int) { return true; }));
+}
+
+void Rows::add_middle(int n_slots, bool is_selected, const std::vector<bool>& in_ring, int n_ring) {
+    in_ring_ = in_ring;
+    middle_ = static_cast<int>(regions_.size());
+    const auto is_in = [&](int layer) { return static_cast<bool>(in_ring[static_cast<size_t>(layer)]); };
+    regions_.push_back(make_region("middle", n_slots, std::nullopt, [&](int layer) { return !is_in(layer); }));
+    regions_.back().is_selected = is_selected;
+    if (n_ring == 0) return;
+    ring_ = static_cast<int>(regions_.size());
+    regions_.push_back(make_region("ring", n_ring, std::nullopt, is_in));
+}
+
+bool Rows::takes_blocks() const {
+    return std::any_of(spec_.layers.begin(), spec_.layers.end(), [this](const LayerCacheSpec& layer) {
+        return in_blocks(plan_row("middle", "k", layer.k, std::nullopt, options_.k_format).view());
+    });
+}
+
+template <typename F>
+RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const {
+    const int step = exact ? exact_step : slot_tile;
+    n_slots = (n_slots + step - 1) / step * step;
+    RegionRows region{std::move(name), n_slots, false, {}, nullptr};
+    const TensorSpec whole = TensorSpec::full(n_kv_, head_dim_);
+    size_t offset = 0;
+    for (int il = 0; il < n_layers(); il++) {
+        const bool full = exact && exact_is_full(il);
+        const size_t rows = holds(il) ? static_cast<size_t>(n_slots) : 0;
+        LayerRows layer;
+        layer.held = rows > 0;
+        for (const bool value_side : {false, true}) {
+            const int side = value_side ? 1 : 0;
+            const TensorSpec& spec = full ? whole : value_side ? layer_spec(il).v : layer_spec(il).k;
+            const std::optional<Format> chosen = value_side ? options_.v_format : options_.k_format;
+            layer.plan[side] = plan_row(region.name, value_side ? "v" : "k", spec, whole_format(exact, chosen), chosen);
+            layer.layout[side] = layer.plan[side].view();
+            layer.offset[side] = offset;
+            const size_t bytes = static_cast<size_t>(layer.layout[side].row_bytes) * rows;
+            offset += bytes;
+            region.bytes[side] += bytes;
+        }
+        region.layers.push_back(std::move(layer));
+    }
+    return region;
+}
+
+void Rows::allocate() {
+    for (RegionRows& region : regions_) allocate(region);
+}
+
+void Rows::allocate(RegionRows& region) const {
+    std::vector<SplitStorage::Piece> pieces;
+    for (size_t i = 0; i < devices_.size(); i++) {
+        const size_t size = region.bytes_of(options_.runs[i]);
+        if (devices_[i] == nullptr) {
+            pieces.push_back({size, std::make_unique<HostStorage>(size)});
+        } else {
+            pieces.push_back({size, devices_[i]->allocate(size)});
+        }
+    }
+    if (pieces.empty()) {
+        region.storage = std::make_unique<HostStorage>(region.total_bytes());
+    } else if (pieces.size() == 1) {
+        region.storage = std::move(pieces.front().storage);
+    } else {
+        region.storage = std::make_unique<SplitStorage>(std::move(pieces));
+    }
+}
+
+bool Rows::on_host(int layer) const {
+    for (size_t i = 0; i < devices_.size(); i++) {
+        if (layer < options_.runs[i].end_layer) return devices_[i] == nullptr;
+    }
+    return true;
+}
+
+uint8_t* Rows::row(int region, int layer, bool value_side, int slot) const {
+    const RegionRows& of = this->region(region, layer);
+    const int side = value_side ? 1 : 0;
+    const LayerRows& rows = of.layers[static_cast<size_t>(layer)];
+    if (of.storage == nullptr) return nullptr;
+    return of.storage->at(rows.offset[side]) +
+           static_cast<size_t>(slot) * static_cast<size_t>(rows.layout[side].row_bytes);
+}
+
+}  // namespace lkv

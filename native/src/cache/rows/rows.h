@@ -1,0 +1,130 @@
+// The rows of every region and layer: how each is laid out, where it lies, how many bytes it has. Knows slots, and nothing of tokens.
+//
+//   region   rows
+//   sink     full K and V, or every segment of the latents; f16 or another format
+//   recent   likewise
+//   middle   the plan: kept segments, quantized
+//   ring     as the middle, of the layers whose sliding window is all that they keep
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/options.h"
+#include "cache/placement/selection.h"
+#include "cache/row.h"
+#include "cache/spec/cache_spec.h"
+#include "cache/storage.h"
+
+namespace lkv {
+
+// What makes latents of full rows, where a token leaves the exact window.
+class RowEncoder {
+public:
+    virtual ~RowEncoder() = default;
+    // rows [n, w] of K or V -> z [n, Σ rank]
+    virtual void encode(int layer, bool value_side, std::span<const float> rows, int n, std::span<float> z) = 0;
+};
+
+struct LayerRows {
+    RowPlan plan[2];            // of K and V
+    RowLayout layout[2];        // of plan
+    bool held = true;           // whether the region has rows of it
+    size_t offset[2] = {0, 0};  // of slot 0 in the region's storage
+};
+
+struct RegionRows {
+    std::string name;
+    int n_slots;
+    bool is_selected = false;  // each layer has tokens of its own choice in them
+    std::vector<LayerRows> layers;
+    std::unique_ptr<CacheStorage> storage;
+    size_t bytes[2] = {0, 0};  // of K and V
+
+    // Whether every token of the region has a row in this layer.
+    bool has_row(const LayerRows& layer) const { return layer.held && !is_selected; }
+    size_t total_bytes() const { return bytes[0] + bytes[1]; }
+    // Rows lie layer by layer.
+    size_t bytes_before(int layer) const {
+        return static_cast<size_t>(layer) < layers.size() ? layers[static_cast<size_t>(layer)].offset[0]
+                                                          : total_bytes();
+    }
+    size_t bytes_of(const LayerRun& run) const { return bytes_before(run.end_layer) - bytes_before(run.first_layer); }
+};
+
+class Rows {
+public:
+    // devices: of every run where its rows live, and who moves them, null = the host; none given: all do there. They outlive this.
+    Rows(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options,
+         const std::vector<CacheDevice*>& devices);
+
+    // Regions, in their order. Errors: Error when a format does not fit a segment's width.
+    void add_exact(const std::string& name, int n_slots, const RegionFormat& format);
+    // in_ring: whether a layer's rows are in the ring instead. n_ring: its slots, 0: there is none.
+    void add_middle(int n_slots, bool is_selected, const std::vector<bool>& in_ring, int n_ring);
+    void allocate();
+    // For demotions on the host; null while none is needed. It outlives this.
+    void set_encoder(RowEncoder* encoder) { encoder_ = encoder; }
+    RowEncoder* encoder() const { return encoder_; }
+
+    int n_layers() const { return static_cast<int>(spec_.layers.size()); }
+    int middle() const { return middle_; }
+    int recent() const { return recent_; }
+    bool takes_blocks() const;  // whether K of the middle lies in blocks, in some layer
+    // Whether rows of the exact windows are full ones in this layer, beside latents in the middle.
+    bool exact_is_full(int layer) const { return layer_spec(layer).exact_is_full(); }
+    bool is_full(int region, int layer) const { return region < middle_ && exact_is_full(layer); }
+    bool is_full_path(int layer, bool value_side) const {  // full rows in every region
+        return value_side ? layer_spec(layer).v_path == VPath::full : layer_spec(layer).k_path == KPath::full;
+    }
+    bool on_host(int layer) const;  // whether a layer's rows are the host's
+    const std::vector<CacheDevice*>& devices() const { return devices_; }
+
+    std::span<const RegionRows> regions() const { return regions_; }  // the ring last
+    const RegionRows& region(int region, int layer) const {
+        return regions_[static_cast<size_t>(region == middle_ && in_ring_[static_cast<size_t>(layer)] ? ring_
+                                                                                                      : region)];
+    }
+    const RowLayout& layout(int region, int layer, bool value_side) const {
+        return regions_[static_cast<size_t>(region)].layers[static_cast<size_t>(layer)].layout[value_side ? 1 : 0];
+    }
+    const RowLayout& k_layout(int region, int layer) const { return layout(region, layer, false); }
+    const RowLayout& v_layout(int region, int layer) const { return layout(region, layer, true); }
+    uint8_t* row(int region, int layer, bool value_side, int slot) const;  // null in a forecast
+    uint8_t* k_row(int region, int layer, int slot) const { return row(region, layer, false, slot); }
+    uint8_t* v_row(int region, int layer, int slot) const { return row(region, layer, true, slot); }
+    // A layout with the groups that rows have in this layer: `full` ones, or those of the middle.
+    RowLayout groups_of(int layer, bool value_side, bool full) const {
+        return full ? full_.view() : layout(middle_, layer, value_side);
+    }
+
+    // Rows of recent slots into the middle, those of this layer on the host.
+    void demote(int layer, std::span<const RowMove> moves);
+
+private:
+    template <typename F>
+    RegionRows make_region(std::string name, int n_slots, const std::optional<RegionFormat>& exact, F&& holds) const;
+    void allocate(RegionRows& region) const;
+    const LayerCacheSpec& layer_spec(int layer) const { return spec_.layers[static_cast<size_t>(layer)]; }
+    std::vector<float> middle_values(int layer, bool value_side, std::span<const int> slots) const;
+    void encode(int layer, bool value_side, std::span<const RowMove> moves) const;
+    void move_to_blocks(int layer, std::span<const RowMove> moves) const;
+
+    CacheSpec spec_;
+    KvCacheOptions options_;
+    int n_kv_;
+    int head_dim_;
+    std::vector<CacheDevice*> devices_;
+    RowEncoder* encoder_ = nullptr;
+    RowPlan full_;  // a layout with the groups of full rows
+    std::vector<RegionRows> regions_;
+    std::vector<bool> in_ring_;  // of every layer
+    int recent_ = -1;
+    int middle_ = -1;
+    int ring_ = -1;
+};
+
+}  // namespace lkv

@@ -1,0 +1,208 @@
+// Where tokens are: what cells remember of sequences agrees with what their slots hold, and no decoded token makes the host look at
+// more cells in a long context than in a short one.
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cache/evict/policies.h"
+#include "cache/kv_cache.h"
+#include "check.h"
+
+namespace {
+
+using lkv::bit;
+using lkv::Cells;
+using lkv::Positions;
+
+// What a scan of all slots says.
+struct Scanned {
+    std::vector<int32_t> positions;  // sorted
+    std::set<int> slots;             // of the range
+};
+
+Scanned scan(const Cells& cells, int seq, const Positions& range) {
+    Scanned found;
+    for (int slot = 0; slot < cells.capacity(); slot++) {
+        if ((cells.seq(slot) & bit(seq)) == 0) continue;
+        found.positions.push_back(cells.pos(slot));
+        if (range.have(cells.pos(slot))) found.slots.insert(slot);
+    }
+    std::sort(found.positions.begin(), found.positions.end());
+    return found;
+}
+
+void check_agrees(const Cells& cells, int seq, const Positions& range) {
+    const Scanned want = scan(cells, seq, range);
+    const std::vector<int> got = cells.slots_of(seq, range);
+    CHECK(std::set<int>(got.begin(), got.end()) == want.slots && got.size() == want.slots.size());
+    CHECK(cells.count(seq) == static_cast<int>(want.positions.size()));
+    CHECK(cells.first(seq) == (want.positions.empty() ? -1 : want.positions.front()));
+    CHECK(cells.last(seq) == (want.positions.empty() ? -1 : want.positions.back()));
+    CHECK(((cells.sequences() & bit(seq)) != 0) == !want.positions.empty());
+}
+
+// Tokens come, go, are lent and move in any order; positions repeat and leave gaps.
+void cells_remember() {
+    std::mt19937 random(7);
+    const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+    for (const auto& [block, n_remembered] : {std::pair{1, 256}, std::pair{4, 256}, std::pair{1, 8}}) {
+        Cells cells(48, block, n_remembered);
+        cells.allocate();
+        for (int step = 0; step < 10000; step++) {
+            const int seq = below(3);
+            const int slot = below(cells.capacity());
+            const int what = below(6);
+            if (what < 2 && cells.n_free() > 0) {
+                const int32_t next = cells.last(seq) + 1 + below(2) * below(3);
+                cells.put(cells.find_block(), {next, bit(seq)});
+            } else if (what == 2 && cells.used(slot)) {
+                cells.put(slot, {cells.pos(slot), cells.seq(slot) ^ bit(seq)});
+            } else if (what == 3) {
+                cells.put(slot, {below(60), bit(seq) | bit(below(3))});
+            } else if (what == 4 && cells.used(slot)) {
+                cells.put(slot, {std::max(0, cells.pos(slot) - below(5)), cells.seq(slot)});
+            } else {
+                cells.release(slot);
+            }
+            if (below(400) == 0) cells.clear();
+            check_agrees(cells, below(3), Positions{below(60), below(2) == 0 ? INT32_MAX : below(70)});
+        }
+    }
+}
+
+struct Kind {
+    const char* name;
+    int n_sequences = 1;
+    void (*set)(lkv::HParams&, lkv::CacheSpec&, lkv::KvCacheOptions&) = [](auto&, auto&, auto&) {};
+};
+
+const Kind kinds[] = {
+    {"plain"},
+    {"windows", 1, [](auto&, auto&, auto& options) { options.sink = 4, options.recent = 64; }},
+    {"share", 1, [](auto&, auto&, auto& options) { options.sink = 4, options.recent_ratio = 0.1; }},
+    {"ring", 1, [](auto& hparams, auto&, auto&) { hparams.block.layers[1].window = 64; }},
+    {"blocks", 1,
+     [](auto&, auto& spec, auto& options) {
+         spec.layers[0].k.segments = {{32}};
+         spec.layers[0].k.formats = {{{lkv::Format::c4}}};
+         options.recent = 64;
+     }},
+    {"eviction", 1,
+     [](auto&, auto&, auto& options) {
+         options.evict = {lkv::find_policy("h2o"), 256};
+         options.recent = 32;
+     }},
+    {"sequences", 4, [](auto&, auto&, auto& options) { options.sink = 4, options.recent = 64; }},
+    {"sequences, ring", 4, [](auto& hparams, auto&, auto&) { hparams.block.layers[1].window = 64; }},
+};
+
+lkv::KvCache cache_of(const Kind& kind, int n_ctx) {
+    lkv::HParams hparams;
+    lkv::CacheSpec spec;
+    lkv::KvCacheOptions options;
+    hparams.n_layer = 2;
+    hparams.n_kv = hparams.n_head = 1;
+    hparams.head_dim = hparams.n_embd = 32;
+    hparams.block.layers.resize(2);
+    spec.layers.resize(2);
+    for (lkv::LayerCacheSpec& layer : spec.layers) {
+        layer.k.ranks = layer.v.ranks = {32};
+        layer.k.segments = layer.v.segments = {{16, 16}};
+        layer.k.formats = layer.v.formats = {{{lkv::Format::q4, lkv::Format::none}}};
+    }
+    options.n_ctx = n_ctx;
+    options.n_ubatch = options.exact_ubatch = 32;
+    options.n_seq_max = kind.n_sequences;
+    kind.set(hparams, spec, options);
+    return {hparams, spec, options};
+}
+
+// One ubatch as a session runs it: n tokens of each sequence, the last n_ahead of which may be taken back.
+void step(lkv::KvCache& cache, int n_sequences, int n, int n_ahead = 0) {
+    lkv::Placement& placement = cache.placement();
+    std::vector<int32_t> pos;
+    std::vector<int32_t> seq;
+    for (int s = 0; s < n_sequences; s++) {
+        const int32_t first = placement.last(s) + 1;
+        for (int i = 0; i < n; i++) {
+            pos.push_back(first + i);
+            seq.push_back(s);
+        }
+    }
+    placement.claim({pos, seq, false});
+    cache.demote(n_ahead);
+}
+
+struct Cost {
+    double visited;  // cells, per step
+    double ns;       // of processor time
+};
+
+template <typename F>
+Cost cost_of(const lkv::KvCache& cache, int n_steps, F&& one) {
+    const uint64_t before = cache.placement().n_visited();
+    const std::clock_t start = std::clock();
+    for (int i = 0; i < n_steps; i++) one();
+    return {static_cast<double>(cache.placement().n_visited() - before) / n_steps,
+            1e9 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC / n_steps};
+}
+
+struct Costs {
+    Cost decode;
+    Cost draft;  // four tokens of the first sequence, of which two are taken back
+};
+
+Costs costs_at(const Kind& kind, int n_ctx) {
+    lkv::KvCache cache = cache_of(kind, n_ctx);
+    const int n_steps = 256;
+    const int n_filled = n_ctx - n_steps * (kind.n_sequences + 2) - 64;
+    while (cache.placement().n_occupied() < n_filled) step(cache, kind.n_sequences, 32 / kind.n_sequences);
+    Costs costs{};
+    costs.decode = cost_of(cache, n_steps, [&] {
+        step(cache, kind.n_sequences, 1);
+        CHECK(cache.placement().last(0) > 0);
+    });
+    if (cache.placement().eviction() != nullptr) return costs;  // which takes no guesses
+    costs.draft = cost_of(cache, n_steps, [&] {
+        step(cache, 1, 4, 3);
+        CHECK(cache.placement().remove(0, {cache.placement().last(0) - 1}));
+    });
+    return costs;
+}
+
+void decoding_costs_no_more_in_a_long_context() {
+    for (const Kind& kind : kinds) {
+        const Costs at_1k = costs_at(kind, 2048);
+        const Costs at_128k = costs_at(kind, 1 << 17);
+        std::printf(
+            "%-16s decode: %6.1f cells, %5.0f ns at 2K, %6.1f cells, %5.0f ns at 128K;  draft: %6.1f, %5.0f; %6.1f, "
+            "%5.0f\n",
+            kind.name, at_1k.decode.visited, at_1k.decode.ns, at_128k.decode.visited, at_128k.decode.ns,
+            at_1k.draft.visited, at_1k.draft.ns, at_128k.draft.visited, at_128k.draft.ns);
+        CHECK(at_1k.decode.visited > 0);
+        CHECK(at_128k.decode.visited <= 1.5 * at_1k.decode.visited + 16);
+        CHECK(at_128k.draft.visited <= 1.5 * at_1k.draft.visited + 16);
+    }
+}
+
+// The counter sees a scan.
+void a_scan_is_counted() {
+    lkv::KvCache cache = cache_of(kinds[0], 2048);
+    while (cache.placement().n_occupied() < 1024) step(cache, 1, 32);
+    const uint64_t before = cache.placement().n_visited();
+    (void)cache.placement().cells(0).blocks_of(lkv::all_sequences);
+    CHECK(cache.placement().n_visited() - before == 1024);
+}
+
+}  // namespace
+
+int main() {
+    cells_remember();
+    decoding_costs_no_more_in_a_long_context();
+    a_scan_is_counted();
+    return lkv::test::report("test_placement");
+}
