@@ -117,7 +117,7 @@ struct DecodeWarp {
             const int t = tile_at(i);
             if (t < tile_end) {
                 const Place of = place_of(t);
-                copy_marks(of, stages + issue_stage * stage_bytes + tile * (p.k_pitch + p.v_pitch));
+                copy_marks(of, marks + issue_stage * marks_bytes);
                 copy_side(0, of, issue_stage);
                 copy_side(1, of, issue_stage);
             }

@@ -20,8 +20,8 @@ constexpr int most_mla_tokens = most_counted_tokens;    // more: least_expanded_
 constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
 constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
 
-// Where K of the MLA kernel is: latents like V, or made from them of a chunk of the slots: full rows (expand.cuh), or the queries' scores
-// (score.cuh).
+// Where K of the MLA kernel is: latents like V, or made from them of a chunk of the slots: full rows (expand/), or the queries' scores
+// (expand/score.cuh).
 enum class MlaK : int32_t { latents, rows, scores };
 
 constexpr int key_tile = 64;  // slots

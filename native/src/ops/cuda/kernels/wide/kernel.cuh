@@ -1,5 +1,5 @@
 // Attention of up to 32 query rows on a stored K of any width: many query heads that share one latent, or a few tokens.
-// As in decode.cuh slots are the rows of both products; here the warps of a thread block share a tile:
+// As in decode/ slots are the rows of both products; here the warps of a thread block share a tile:
 //
 //   scores    every warp dequantizes 16 slots of K (or its part of their channels) once and multiplies them with all queries,
 //             which lie in shared memory in the order of the products' operands
