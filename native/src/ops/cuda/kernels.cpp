@@ -1,16 +1,28 @@
 #include "ops/cuda/kernel.h"
 
+// The first that takes a problem runs it.
+#define LKV_KERNELS(X) \
+    X(specialized)     \
+    X(mla)             \
+    X(decode)          \
+    X(expand_keys)     \
+    X(wide)            \
+    X(expand)          \
+    X(prefill)         \
+    X(direct)
+
 namespace lkv::cuda {
 
 namespace kernels {
-extern const Kernel specialized, mla, decode, expand_keys, wide, expand, prefill, direct;
-}
+#define X(name) extern const Kernel name;
+LKV_KERNELS(X)
+#undef X
+}  // namespace kernels
 
 const std::vector<const Kernel*>& all_kernels() {
-    static const std::vector<const Kernel*> all = {
-        &kernels::specialized, &kernels::mla,    &kernels::decode,  &kernels::expand_keys,
-        &kernels::wide,        &kernels::expand, &kernels::prefill, &kernels::direct,
-    };
+#define X(name) &kernels::name,
+    static const std::vector<const Kernel*> all = {LKV_KERNELS(X)};
+#undef X
     return all;
 }
 
