@@ -13,7 +13,6 @@
 
 #include "check.h"
 #include "cuda/cuda_case.h"
-#include "ops/cuda/instances.h"
 
 namespace {
 
@@ -178,7 +177,6 @@ public:
 
         std::vector<float> factor;
         std::vector<float> freqs;
-        lkv::cuda::AttnArgs args{};
         if (shape.rebuild) {
             factor = normals(static_cast<size_t>(shape.n_kv * k_width * head_dim), 0.1f);
             freqs = rope_freqs(shape.model);
@@ -193,7 +191,7 @@ public:
         const std::vector<float> v_factor =
             normals(static_cast<size_t>(shape.n_kv) * static_cast<size_t>(p.v_rank_max * head_dim), 0.1f);
         if (shape.v_rank > 0) p.v_b = v_factor.data();
-        lkv::cuda::plan_attention(p, depth, device, args);
+        lkv::cuda::Plan args = lkv::cuda::plan_attention({p, depth, device}, {});
         args.q = keep(normals(static_cast<size_t>(n_tokens * p.n_head * p.q_width), 1.0f));
         std::vector<int32_t> q_pos;
         for (int i = 0; i < n_tokens; i++) q_pos.push_back(depth - n_tokens + i);
@@ -201,19 +199,14 @@ public:
         args.q_seq = keep(std::vector<int32_t>(static_cast<size_t>(n_tokens), 0));
         args.n_slots = keep(std::vector<int32_t>{depth});
         if (shape.rebuild) {
-            const auto pack = [&](const std::vector<int>& dims) {
-                return keep(lkv::cuda::pack_k_b(factor.data(), p.n_kv, k_width, head_dim, args.k_blocks, dims));
-            };
-            args.k_b = pack(lkv::cuda::dims_in_order(head_dim));
-            args.k_b_rows = keep(lkv::cuda::pack_rows(factor.data(), factor.size()));
-            args.k_b_planes = pack(lkv::cuda::dims_by_plane(head_dim, args.n_rot, true));
-            args.k_b_cores =
-                keep(lkv::cuda::pack_k_b_cores(factor.data(), p.n_kv, k_width, head_dim, lkv::cuda::decode_blocks(args),
-                                               lkv::cuda::dims_by_plane(head_dim, args.n_rot, true)));
+            args.k_b = keep(lkv::cuda::pack_rows(factor.data(), factor.size()));
             const std::vector<uint64_t> phases = lkv::cuda::pack_phases(freqs.data(), head_dim / 2);
             args.phases = keep(phases);
-            args.angles = keep(lkv::cuda::pack_angles(phases, lkv::cuda::all_turned_tiles(head_dim, args.n_rot)));
-            args.rebuilt_angles = keep(lkv::cuda::pack_angles(phases, lkv::cuda::rebuilt_tiles));
+            if (args.kernel->pack_keys != nullptr) {
+                args.packed = keep(args.kernel->pack_keys(
+                    {factor.data(), p.n_kv, k_width, head_dim, args.k_blocks, args.v_blocks, args.n_rot, true, phases},
+                    device));
+            }
         }
         if (shape.v_rank > 0) {
             args.v_b = keep(lkv::cuda::pack_rows(v_factor.data(), v_factor.size()));
@@ -228,10 +221,9 @@ public:
         const auto* const chunks = keep(tables.chunks);
         args.out = space(static_cast<size_t>(n_tokens * p.n_head * head_dim) * 4).as<float>();
         args.done = keep(std::vector<uint32_t>(static_cast<size_t>(lkv::cuda::merge_counters(p.n_head, p.n_kv)), 0));
-        args.expanded =
-            lkv::cuda::expanded_region(shape.n_kv, head_dim, [this](const auto& host) { return keep(host); });
+        args.whole = lkv::cuda::whole_region(shape.n_kv, head_dim, [this](const auto& host) { return keep(host); });
         args.context = (depth + 63) / 64 * 64;
-        if (args.n_split > 1 || args.v_b != nullptr || args.expand != 0) {
+        if (args.n_split > 1 || args.v_b != nullptr || args.chunk != 0) {
             args.partial = space(lkv::cuda::partial_floats(args) * 4).as<float>();
             args.partial_ml = space(lkv::cuda::partial_ml_floats(args) * 4).as<float>();
         }
@@ -285,17 +277,17 @@ public:
     double attention_us(const std::function<void()>& between) {
         return layer_us(layers_, between, [&](const auto& args) { return lkv::cuda::attend(args, stream_); });
     }
-    // without what merges the parts; 0 for other kernels
+    // without what merges the parts; 0 for kernels without a merge of their own
     double mla_us(const std::function<void()>& between) {
-        if (args().mla.rows == 0) return 0.0;
-        return layer_us(layers_, between, [&](const auto& args) { return lkv::cuda::launch_mla(args, stream_); });
+        if (args().kernel->finish == nullptr) return 0.0;
+        return layer_us(layers_, between, [&](const auto& args) { return args.kernel->launch(args, stream_); });
     }
     double store_us(const std::function<void()>& between) {
         return layer_us(stores_, between,
                         [&](const auto& args) { return lkv::cuda::store_rows(args, n_tokens_, stream_); });
     }
     size_t layer_bytes() const { return layer_bytes_; }
-    const lkv::cuda::AttnArgs& args() const { return layers_.front(); }
+    const lkv::cuda::Plan& args() const { return layers_.front(); }
 
 private:
     template <class Layers, class Launch>
@@ -329,7 +321,7 @@ private:
     size_t layer_bytes_ = 0;
     int n_layers_ = 0;
     std::vector<DeviceBuffer> kept_;
-    std::vector<lkv::cuda::AttnArgs> layers_;
+    std::vector<lkv::cuda::Plan> layers_;
     std::vector<lkv::cuda::StoreArgs> stores_;
     const lkv::SegmentLayout* k_segments_ = nullptr;
     const lkv::SegmentLayout* v_segments_ = nullptr;
@@ -352,7 +344,7 @@ int main(int argc, char** argv) {
         if (arg == "--cold") {
             cold = true;
         } else if (arg == "--by-warp") {
-            device.specialized = false;
+            device.warpgroups = false;
         } else if (arg == "--only") {
             only.emplace_back(argv[++i]);
         } else if (arg == "--tokens") {
@@ -405,15 +397,16 @@ int main(int argc, char** argv) {
                             "%s    {\"model\": \"%s\", \"path\": \"%s\", \"format\": \"%s\", \"tokens\": %d, "
                             "\"depth\": %d, \"attention_us\": %.2f, \"mla_us\": %.2f, \"store_us\": %.2f, "
                             "\"row_bytes_floor_us\": %.2f, "
-                            "\"gb_per_s\": %.0f, \"share_of_copy\": %.3f, \"tile\": %d, \"stages\": %d, \"parts\": %d}",
+                            "\"gb_per_s\": %.0f, \"share_of_copy\": %.3f, \"kernel\": \"%s\", \"tile\": %d, \"parts\": "
+                            "%d}",
                             separator, shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, mla,
-                            store, floor, static_cast<double>(bench.layer_bytes()) / us * 1e-3, floor / us, a.tile,
-                            a.stages, a.n_split);
+                            store, floor, static_cast<double>(bench.layer_bytes()) / us * 1e-3, floor / us,
+                            a.kernel->name, a.tile, a.n_split);
                         std::fprintf(stderr,
                                      "%-3s %-34s %-4s %4d tok %6d  %9.1f us (mla %.1f)  floor %7.1f  %5.1f %%  store "
-                                     "%6.1f  t%d s%d p%d\n",
+                                     "%6.1f  %s t%d p%d\n",
                                      shape.model, shape.path, lkv::format_name(format), n_tokens, depth, us, mla, floor,
-                                     100 * floor / us, store, a.tile, a.stages, a.n_split);
+                                     100 * floor / us, store, a.kernel->name, a.tile, a.n_split);
                         separator = ",\n";
                     } catch (const std::invalid_argument& e) {
                         std::fprintf(stderr, "%-3s %-34s %-4s: %s\n", shape.model, shape.path, lkv::format_name(format),

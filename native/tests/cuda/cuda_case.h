@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "attn/attn_case.h"
-#include "ops/cuda/launch.h"
-#include "ops/cuda/plan.h"
-#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/attend.h"
+#include "ops/cuda/pack.h"
+#include "ops/cuda/rows/rows.h"
+#include "ops/cuda/rows/tables.h"
 
 namespace lkv::test {
 
@@ -68,7 +69,7 @@ inline cuda::Device device_limits() {
 // Everything of a case but its plan; memory lives as long as this.
 class DeviceCase {
 public:
-    cuda::AttnArgs args{};
+    cuda::Plan args;
     bool keeps_parts = false;  // memory for maxima and sums even where results are all
 
     // apart: tokens may read the slots of their own sequences alone
@@ -79,32 +80,28 @@ public:
         int32_t* const own_steps =
             apart ? keep(std::vector<int32_t>(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(steps), -1))
                   : nullptr;
-        args.own = {own_counts, own_steps, steps};
+        cuda::Problem problem{};
+        problem.own = {own_counts, own_steps, steps};
         int capacity = 0;
         for (int r = 0; r < p.n_regions; r++) capacity += p.regions[r].n_slots;
-        cuda::plan_attention(p, capacity, device, args);
+        args = cuda::plan_attention({p, capacity, device}, problem);
         args.q = keep(p.q, static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.q_width));
         args.q_pos = keep(p.q_pos, static_cast<size_t>(p.n_tokens));
         args.q_seq = keep(p.q_seq, static_cast<size_t>(p.n_tokens));
         args.alibi_slopes = keep(p.alibi_slopes, static_cast<size_t>(p.n_head));
         if (p.k_b != nullptr) {
-            const auto pack = [&](const std::vector<int>& dims) {
-                return keep(cuda::pack_k_b(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, args.k_blocks, dims));
-            };
-            args.k_b = pack(cuda::dims_in_order(p.head_dim));
-            args.k_b_rows = keep(
+            args.k_b = keep(
                 cuda::pack_rows(p.k_b, static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.k_rank_max * p.head_dim)));
-            args.k_b_planes = pack(cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox));
-            args.k_b_cores =
-                keep(cuda::pack_k_b_cores(p.k_b, p.n_kv, p.k_rank_max, p.head_dim, cuda::decode_blocks(args),
-                                          cuda::dims_by_plane(p.head_dim, args.n_rot, p.rope_neox)));
             args.k_bias = keep(p.k_bias, static_cast<size_t>(p.n_kv * p.head_dim));
             args.k_norm = keep(p.k_norm, static_cast<size_t>(p.head_dim));
             std::vector<uint64_t> phases;
             if (p.rope_freqs != nullptr) phases = cuda::pack_phases(p.rope_freqs, p.n_rot / 2);
             if (!phases.empty()) args.phases = keep(phases);
-            args.angles = keep(cuda::pack_angles(phases, cuda::all_turned_tiles(p.head_dim, args.n_rot)));
-            args.rebuilt_angles = keep(cuda::pack_angles(phases, cuda::rebuilt_tiles));
+            if (args.kernel->pack_keys != nullptr) {
+                const cuda::KeyFactor factor{p.k_b,         p.n_kv,     p.k_rank_max, p.head_dim, args.k_blocks,
+                                             args.v_blocks, args.n_rot, p.rope_neox,  phases};
+                args.packed = keep(args.kernel->pack_keys(factor, device));
+            }
         }
         if (p.v_b != nullptr) {
             const auto n = static_cast<size_t>(p.n_kv) * static_cast<size_t>(p.v_rank_max * p.head_dim);
@@ -136,7 +133,7 @@ public:
                 args.q_seq, args.regions[last].seq, args.n_slots + last, own_counts, own_steps, steps};
             cuda_check(cuda::find_own_steps(find, p.n_tokens, nullptr), "finding own steps");
         }
-        args.expanded = cuda::expanded_region(p.n_kv, p.head_dim, [this](const auto& host) { return keep(host); });
+        args.whole = cuda::whole_region(p.n_kv, p.head_dim, [this](const auto& host) { return keep(host); });
         args.context = capacity + 64 * p.n_regions;
         out_ =
             DeviceBuffer(static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head * p.head_dim) * sizeof(float));
@@ -164,7 +161,7 @@ public:
     }
 
     void prepare() {
-        const bool parts = args.n_split > 1 || args.v_b != nullptr || args.expand != 0 ||
+        const bool parts = args.n_split > 1 || args.v_b != nullptr || args.chunk != 0 ||
                            args.leaves != cuda::Leaves::results || keeps_parts;
         if (parts) {
             partial_ = DeviceBuffer(cuda::partial_floats(args) * sizeof(float));

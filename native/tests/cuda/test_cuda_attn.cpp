@@ -9,9 +9,13 @@
 #include "check.h"
 #include "cuda/cuda_case.h"
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/kernels/expand/layout.h"
 #include "ops/cuda/step/early_start.h"
 #include "ops/cuda/step/product.h"
+#if __has_include("ops/cuda/kernels/specialized/layout.h")
+#include "ops/cuda/kernels/specialized/layout.h"
+#define HAS_SPECIALIZED
+#endif
 
 namespace {
 
@@ -53,6 +57,13 @@ constexpr Cut cuts[] = {{"planned", 0, 0, 0},
                         {"one part, one stage", 64, 1, 1},
                         {"planned, by warp", 0, 0, 0, true}};
 
+std::string kernel_of(const DeviceCase& device) { return device.args.kernel->name; }
+
+bool has_kernel(const std::string& name) {
+    const auto& all = lkv::cuda::all_kernels();
+    return std::any_of(all.begin(), all.end(), [&](const lkv::cuda::Kernel* kernel) { return kernel->name == name; });
+}
+
 void compare(const AttnShape& shape) {
     AttnCase c(shape);
     const std::vector<double> want = c.oracle();
@@ -60,28 +71,14 @@ void compare(const AttnShape& shape) {
     for (const Cut& cut : cuts) {
         lkv::cuda::Device limits = lkv::test::device_limits();
         if (cut.by_warp) {
-            if (DeviceCase(c.params, limits).args.specialized == 0) continue;
-            limits.specialized = false;
+            if (kernel_of(DeviceCase(c.params, limits)) != "specialized") continue;
+            limits.warpgroups = false;
         }
         DeviceCase device(c.params, limits);
         if (cut.tile > 0) {
-            const int wc = device.args.prefill;
-            const bool expands = device.args.expand != 0;
             // several chunks of the context
-            if (expands) device.args.expand = lkv::cuda::expand_slots * cut.n_split;
-            const int tile = device.args.in_blocks != 0 ? std::max(cut.tile, lkv::block_slots) : cut.tile;
-            if (wc == 0 && device.args.specialized == 0 && !expands)
-                device.args.tile = std::min(tile, device.args.tile);
-            // the decode kernel copies a direct K a tile ahead
-            int least_stages = device.args.decode != 0 && device.args.rebuild == 0 ? 2 : 1;
-            if (device.args.specialized != 0) {
-                least_stages = lkv::cuda::least_latent_buffers(lkv::cuda::decode_blocks(device.args), device.args.unit,
-                                                               device.args.pair != 0);
-            }
-            device.args.stages = std::min(std::max(cut.stages, least_stages), device.args.stages);
-            // wide rows may be read from the cache, without copies; tiles that are made by the warp that uses them
-            if (wc > 1 && cut.tile == 16) device.args.stages = 0;
-            if (wc == 1 && cut.tile == 16) device.args.buffers = 1;
+            if (device.args.chunk != 0) device.args.chunk = lkv::cuda::chunk_step * cut.n_split;
+            if (device.args.kernel->shrink != nullptr) device.args.kernel->shrink(device.args, cut.tile, cut.stages);
             device.args.least_tiles = 1;
             device.args.n_split = cut.n_split;
         }
@@ -101,17 +98,6 @@ void compare(const AttnShape& shape) {
                       shape.name + ": scores 1 % off go unseen");
         }
     }
-}
-
-// Which kernel a plan takes.
-std::string kernel_of(const lkv::cuda::AttnArgs& a) {
-    if (a.expand != 0) return a.mla.rows != 0 ? "expanded keys" : "expanded";
-    if (a.specialized != 0) return a.pair != 0 ? "pairs" : "specialized";
-    if (a.decode != 0) return a.rebuild != 0 ? "decode, rebuilt" : "decode";
-    if (a.mla.rows != 0) return "mla";
-    if (a.wide != 0) return "wide";
-    if (a.prefill != 0) return "prefill";
-    return a.rebuild != 0 ? "rebuilt" : "direct";
 }
 
 // A random row: bits of {8, 4, 2, 1} that do not rise along a group, dropped segments last; windows keep every segment.
@@ -175,8 +161,8 @@ void random_regions(unsigned seed, int n_cases) {
         s.name = "random case " + std::to_string(i) + " of seed " + std::to_string(seed);
         const AttnCase c(s);
         DeviceCase device(c.params);
-        s.name += ", " + kernel_of(device.args);
-        taken[kernel_of(device.args)]++;
+        s.name += ", " + kernel_of(device);
+        taken[kernel_of(device)]++;
         const std::vector<float> got = device.run();
         const double error = relative_error(got, c.oracle());
         CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
@@ -186,6 +172,23 @@ void random_regions(unsigned seed, int n_cases) {
         }
     }
     for (const auto& [kernel, n] : taken) std::printf("random cases of %s: %d\n", kernel.c_str(), n);
+}
+
+// How an expanding plan expands.
+lkv::cuda::ExpandBy expands_by(const lkv::cuda::Plan& plan) {
+    return plan.kernel->name == std::string("expand") ? plan.as<lkv::cuda::ExpandPlan>().by
+                                                      : plan.as<lkv::cuda::ExpandKeysPlan>().by;
+}
+void expand_by(lkv::cuda::Plan& plan, lkv::cuda::ExpandBy by) {
+    const auto set = [&](auto own) {
+        own.by = by;
+        plan.keep(own);
+    };
+    if (plan.kernel->name == std::string("expand")) {
+        set(plan.as<lkv::cuda::ExpandPlan>());
+    } else {
+        set(plan.as<lkv::cuda::ExpandKeysPlan>());
+    }
 }
 
 // A short case of every kernel.
@@ -204,15 +207,15 @@ void samples() {
         {"decode", 2, 4, 1, 0, 0, false, Format::f16},
         {"decode", 2, 4, 1, 0, 0, false, Format::q4, 1, 200, 3},
         {"decode", 4, 2, 2, 128, 96, false, Format::q5},
-        {"decode, rebuilt", 2, 4, 1, 64, 64, true, Format::q4},
+        {"decode", 2, 4, 1, 64, 64, true, Format::q4},
         {"specialized", 2, 4, 1, 64, 64, true, Format::q8, 1, 1500, 1, 1},
         {"specialized", 4, 4, 2, 128, 112, true, Format::f16, 1, 1000, 1, 1},
         {"specialized", 4, 4, 2, 96, 128, true, Format::q4, 1, 1450, 1, 3, 1},
         {"specialized", 2, 4, 2, 176, 256, true, Format::q5, 1, 100, 3},
-        {"pairs", 4, 4, 4, 256, 256, true, Format::q8},
-        {"pairs", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
-        {"pairs", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
-        {"pairs", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
+        {"specialized", 4, 4, 4, 256, 256, true, Format::q8},
+        {"specialized", 4, 4, 4, 256, 256, true, Format::q4, 1, 1000, 1, 1},
+        {"specialized", 4, 4, 4, 256, 256, true, Format::q8, 1, 1060, 1, 3, 1},
+        {"specialized", 4, 4, 4, 224, 96, true, Format::f16, 1, 200, 3},
         {"mla", 4, 4, 4, 256, 192, false, Format::q4},
         {"wide", 4, 4, 4, 256, 192, false, Format::q3},
         {"mla", 2, 5, 2, 64, 512, false, Format::f16},           // eight thread blocks merge a head's parts
@@ -226,15 +229,15 @@ void samples() {
         {"wide", 4, 3, 4, 64, 256, false, Format::q5, 1, 12000},
         {"wide", 16, 1, 16, 1280, 1536, false, Format::q8, 1, 70},
         {"direct", 2, 1, 2, 1088, 1088, false, Format::q8, 20, 40},
-        {"rebuilt", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 0, 192},
+        {"direct", 2, 4, 1, 64, 64, true, Format::q8, 3, 40, 1, 0, 0, 192},
         {"prefill", 2, 4, 1, 0, 0, false, Format::q4, 40, 40},
         {"prefill", 2, 4, 2, 192, 128, false, Format::f16, 40, 40},
-        {"expanded keys", 4, 4, 4, 320, 384, true, Format::q4},
-        {"expanded keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
-        {"expanded keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
-        {"expanded keys", 4, 2, 4, 288, 128, true, Format::f16},
-        {"expanded", 2, 4, 1, 64, 64, true, Format::q4, 9, 40},
-        {"expanded", 1, 4, 1, 64, 64, true, Format::q8, 70, 270},
+        {"expand keys", 4, 4, 4, 320, 384, true, Format::q4},
+        {"expand keys", 8, 3, 8, 512, 320, true, Format::q8, 2, 300},
+        {"expand keys", 2, 4, 2, 192, 128, true, Format::q2, 5, 500},
+        {"expand keys", 4, 2, 4, 288, 128, true, Format::f16},
+        {"expand", 2, 4, 1, 64, 64, true, Format::q4, 9, 40},
+        {"expand", 1, 4, 1, 64, 64, true, Format::q8, 70, 270},
     };
     for (const Sample& of : all) {
         AttnShape s;
@@ -256,11 +259,12 @@ void samples() {
         s.n_past = of.n_past;
         AttnCase c(s);
         lkv::cuda::Device limits = lkv::test::device_limits();
-        if (of.kernel == std::string("decode, rebuilt")) limits.specialized = false;
+        if (of.rebuild && of.kernel == std::string("decode")) limits.warpgroups = false;
         DeviceCase device(c.params, limits);
         // GPUs that lack a kernel take another
-        const bool has_all = lkv::test::device_limits().specialized && limits.pairs;
-        CHECK_MSG(!has_all || kernel_of(device.args) == of.kernel, s.name + ": planned for " + kernel_of(device.args));
+        const bool has_all = lkv::test::device_limits().warpgroups && limits.pairs;
+        CHECK_MSG(!has_all || !has_kernel(of.kernel) || kernel_of(device) == of.kernel,
+                  s.name + ": planned for " + kernel_of(device));
         if (of.n_split != 0) {
             device.args.n_split = of.n_split;
             device.args.late_parts = of.late_parts;
@@ -270,19 +274,19 @@ void samples() {
         const double tolerance = tolerance_of(s);
         CHECK_MSG(error <= tolerance, s.name + ": relative error " + std::to_string(error));
         CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, s.name + ": scores 1 % off go unseen");
-        if (device.args.expand == 0) continue;
-        const lkv::cuda::ExpandBy planned = device.args.expand_by;
-        limits.specialized = false;
+        if (device.args.chunk == 0) continue;
+        const lkv::cuda::ExpandBy planned = expands_by(device.args);
+        limits.warpgroups = false;
         DeviceCase other(c.params, limits);
         for (const auto by :
              {lkv::cuda::ExpandBy::chunks, lkv::cuda::ExpandBy::units, lkv::cuda::ExpandBy::warpgroup}) {
-            if (by >= planned || other.args.expand == 0) continue;
-            other.args.expand_by = by;
+            if (by >= planned || other.args.chunk == 0) continue;
+            expand_by(other.args, by);
             CHECK_MSG(relative_error(other.run(), c.oracle()) <= tolerance,
                       s.name + ": expanded by way " + std::to_string(static_cast<int>(by)));
         }
-        if (device.args.expand <= lkv::cuda::expand_slots) continue;
-        device.args.expand = lkv::cuda::expand_slots;  // several chunks
+        if (device.args.chunk <= lkv::cuda::chunk_step) continue;
+        device.args.chunk = lkv::cuda::chunk_step;  // several chunks
         CHECK_MSG(relative_error(device.run(), c.oracle()) <= tolerance, s.name + ": in several chunks");
     }
 }
@@ -309,8 +313,8 @@ void uneven_chunks() {
     s.k_rebuild = true;
     AttnCase c(s);
     DeviceCase device(c.params);
-    CHECK(kernel_of(device.args) == "expanded keys");
-    device.args.expand = 256;
+    CHECK(kernel_of(device) == "expand keys");
+    device.args.chunk = 256;
     device.args.n_split = 7;
     const double error = relative_error(device.run(), c.oracle());
     CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
@@ -321,9 +325,11 @@ void late_parts() {
     const AttnShape s = one_latent("parts that start late", 2, 96, 64, 1340);
     AttnCase c(s);
     DeviceCase device(c.params);
-    CHECK(kernel_of(device.args) == "mla");
+    CHECK(kernel_of(device) == "mla");
     device.args.n_split = 4;
-    device.args.mla.late_parts = 2;
+    auto mla = device.args.as<lkv::cuda::MlaPlan>();
+    mla.late_parts = 2;
+    device.args.keep(mla);
     const double error = relative_error(device.run(), c.oracle());
     CHECK_MSG(error <= tolerance_of(s), s.name + ": relative error " + std::to_string(error));
 }
@@ -339,7 +345,7 @@ void beside() {
         const double error = relative_error(got, c.oracle());
         const double tolerance = tolerance_of(latents);
         CHECK_MSG(error <= tolerance,
-                  full.name + " (" + of_latents.args.kernel + "): relative error " + std::to_string(error));
+                  full.name + " (" + of_latents.args.kernel->name + "): relative error " + std::to_string(error));
         if (latents.n_past > 0) CHECK_MSG(relative_error(got, c.oracle(Perturb::score)) > tolerance, full.name);
     }
 }
@@ -478,7 +484,7 @@ void mla() {
         s.seed = seed++;
         const AttnCase c(s);
         DeviceCase device(c.params);
-        CHECK_MSG(kernel_of(device.args) == "mla", s.name + ": planned for " + kernel_of(device.args));
+        CHECK_MSG(kernel_of(device) == "mla", s.name + ": planned for " + kernel_of(device));
         if (of.n_split != 0) device.args.n_split = of.n_split;
         const std::vector<float> got = device.run();
         const double error = relative_error(got, c.oracle());
@@ -535,12 +541,13 @@ void apart() {
         }
         c.params.regions[0].seq = seq.data();
         DeviceCase device(c.params, lkv::test::device_limits(), true);
-        CHECK_MSG(kernel_of(device.args) == "mla" && device.args.mla.apart == 1, s.name + ": planned otherwise");
+        CHECK_MSG(kernel_of(device) == "mla" && device.args.as<lkv::cuda::MlaPlan>().apart == 1,
+                  s.name + ": planned otherwise");
         if (of.n_split != 0) device.args.n_split = of.n_split;
         const double error = relative_error(device.run(), c.oracle());
         CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
         DeviceCase together(c.params);
-        CHECK_MSG(together.args.mla.apart == 0, s.name + ": apart unasked");
+        CHECK_MSG(together.args.as<lkv::cuda::MlaPlan>().apart == 0, s.name + ": apart unasked");
         const double between = relative_error(device.run(), together.run());
         CHECK_MSG(between <= rounded_tolerance, s.name + ": from all slots, " + std::to_string(between));
     }
@@ -573,10 +580,14 @@ void rehearsals() {
         const AttnCase c(s);
         DeviceCase device(c.params);
         const std::vector<float> want = device.run();
-        lkv::cuda::AttnArgs args = lkv::cuda::rehearsal(device.args);
-        CHECK_MSG(args.rehearsed > 0 && of.n_kv / args.unit % args.rehearsed == 0 &&
-                      args.rehearsed * args.unit % of.group == 0,
-                  s.name + ": " + std::to_string(args.rehearsed) + " work items");
+        const auto few = lkv::cuda::rehearsal(device.args);
+        if (!few) {
+            CHECK_MSG(false, s.name + ": no rehearsal");
+            continue;
+        }
+        lkv::cuda::Plan args = *few;
+        CHECK_MSG(args.items > 0 && of.n_kv / args.unit % args.items == 0 && args.items * args.unit % of.group == 0,
+                  s.name + ": " + std::to_string(args.items) + " work items");
         args.n_slots = device.keep(std::vector<int32_t>(lkv::cuda::max_regions, 1));
         cuda_check(lkv::cuda::attend(args, nullptr), "a rehearsal");
         cuda_check(cudaDeviceSynchronize(), "a rehearsal");
@@ -728,6 +739,14 @@ void long_parts() {
     }
 }
 
+// Of the specialized kernel; 0: it absorbs nothing, or another kernel has the case.
+int absorbed_span(const DeviceCase& device) {
+#ifdef HAS_SPECIALIZED
+    if (kernel_of(device) == "specialized") return device.args.as<lkv::cuda::SpecializedPlan>().absorbed_span;
+#endif
+    return 0;
+}
+
 // Slow planes of rebuilt keys that the specialized kernel absorbs into the queries: parts of several spans, slots in any order, every
 // assignment of columns to queries, positions far from 0.
 void absorbed_planes() {
@@ -762,8 +781,8 @@ void absorbed_planes() {
                 s.n_past = 1500;
                 s.seed = seed++;
                 const DeviceCase device(AttnCase(s).params);
-                const bool specialized = lkv::test::device_limits().specialized;
-                CHECK((device.args.absorbed_span != 0) == specialized);
+                const bool specialized = has_kernel("specialized") && lkv::test::device_limits().warpgroups;
+                CHECK((absorbed_span(device) != 0) == specialized);
                 if (specialized) CHECK(device.args.unit == h.unit);
                 compare(s);
             }
@@ -803,7 +822,7 @@ void absorbed_planes() {
     AttnShape fast = s;
     fast.rope_base = 10000.0;
     for (const AttnShape& shape : {two_tokens, norm, fast}) {
-        CHECK(DeviceCase(AttnCase(shape).params).args.absorbed_span == 0);
+        CHECK(absorbed_span(DeviceCase(AttnCase(shape).params)) == 0);
     }
 }
 
@@ -818,6 +837,13 @@ std::vector<std::vector<int32_t>> move_tokens(AttnCase& c, const Of& of) {
         region.pos = to.data();
     }
     return moved;
+}
+
+bool works_in_pairs(const DeviceCase& device) {
+#ifdef HAS_SPECIALIZED
+    if (kernel_of(device) == "specialized") return device.args.as<lkv::cuda::SpecializedPlan>().pair != 0;
+#endif
+    return false;
 }
 
 // Two thread blocks that make every second tile of latents for each other: parts of one tile and of many, odd and even numbers of them,
@@ -868,9 +894,10 @@ void pairs() {
             for (int32_t& pos : q_pos) pos *= h.stride;
             c.params.q_pos = q_pos.data();
             const std::vector<double> want = c.oracle();
+            const bool specialized = has_kernel("specialized") && lkv::test::device_limits().warpgroups;
             for (const int n_split : {0, 1, 2, 3}) {
                 DeviceCase device(c.params);
-                CHECK((device.args.pair != 0) == (lkv::test::device_limits().specialized && h.v_group == 4));
+                CHECK(works_in_pairs(device) == (specialized && h.v_group == 4));
                 if (n_split != 0) device.args.n_split = n_split;
                 const double error = relative_error(device.run(), want);
                 CHECK_MSG(error <= rounded_tolerance,
@@ -918,7 +945,7 @@ void expanded() {
             s.n_past = 300;
             s.n_tokens = 64;
             s.seed = seed++;
-            CHECK(DeviceCase(AttnCase(s).params).args.expand != 0);
+            CHECK(DeviceCase(AttnCase(s).params).args.chunk != 0);
             compare(s);
             if (f == Format::q3 || !s.v_latent) continue;
             s.name += ", few rows";
@@ -927,7 +954,7 @@ void expanded() {
             s.v_ranks.assign(s.v_ranks.size(), 224);
             s.uniform = true;
             s.head_dim = seed % 2 == 0 ? 64 : 96;
-            CHECK(DeviceCase(AttnCase(s).params).args.mla.rows != 0);
+            CHECK(kernel_of(DeviceCase(AttnCase(s).params)) == "expand keys");
             compare(s);
         }
     }
@@ -1211,9 +1238,10 @@ void scattered_positions() {
         const std::vector<double> want = c.oracle();
         for (const bool specialized : {true, false}) {
             lkv::cuda::Device limits = lkv::test::device_limits();
-            limits.specialized = limits.specialized && specialized;
+            limits.warpgroups = limits.warpgroups && specialized;
             DeviceCase device(c.params, limits);
-            CHECK(limits.specialized ? device.args.specialized != 0 : device.args.decode != 0);
+            const bool by_warpgroups = limits.warpgroups && has_kernel("specialized");
+            CHECK(kernel_of(device) == (by_warpgroups ? "specialized" : "decode"));
             const double error = relative_error(device.run(), want);
             CHECK_MSG(error <= rounded_tolerance, s.name + ": relative error " + std::to_string(error));
         }

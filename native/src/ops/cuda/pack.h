@@ -7,25 +7,29 @@
 
 namespace lkv::cuda {
 
-// A head's dimensions as they are, and as plane_dim orders them (-1: none).
-std::vector<int> dims_in_order(int head_dim);
-std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox);
+// B [n_kv, rank, head_dim] as f16 words of operand b of mma. dims: a head's dimensions in the order wanted, -1 for none.
+struct PackedFactor {
+    const float* k_b;
+    int rank;
+    int head_dim;
+    const std::vector<int>& dims;
 
-// [n_kv, rank, head_dim] f32 -> f16 in the order of mma's operand b, 64·blocks channels deep:
-// [n_kv][blocks][dims / 8][4 steps][32 lanes][2 words].
+    // Tile t of eight dimensions, step s of 64-channel block b: lane 4g + c has dimension g, channels of pair s or s + 4 of chunk c.
+    uint32_t word(int head, int b, size_t t, int s, int lane, int of) const;
+    // The same 8 x 8 transposed: lane 4g + c has dimensions 2c and 2c + 1, the channel that lanes c = g / 2 have first or second.
+    uint32_t transposed(int head, int b, size_t t, int s, int lane, int of) const;
+
+private:
+    int dim(size_t place) const { return place < dims.size() ? dims[place] : -1; }
+    uint16_t at(int head, int channel, int d) const;
+};
+
+// 64·blocks channels deep: [n_kv][blocks][dims / 8][4 steps][32 lanes][2 words].
 std::vector<uint32_t> pack_k_b(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
                                const std::vector<int>& dims);
-// The same, dimensions padded with zeros to batches of 128, `blocks` being decode_blocks, as 8 x 8 matrices of one word a lane
-// (warpgroup.cuh): [n_kv][batches][blocks][4 steps][16][2 words][32 lanes]. Behind them, where dims are 128, those that may be absorbed
-// (absorb.cuh) transposed, as operand a of mma: [n_kv][blocks][4 steps][product_tiles - rebuilt_tiles][32 lanes][4 words].
-std::vector<uint32_t> pack_k_b_cores(const float* k_b, int n_kv, int rank, int head_dim, int blocks,
-                                     const std::vector<int>& dims);
 std::vector<uint16_t> pack_rows(const float* b, size_t n);  // in its order
 
 // Turns per position of each rotated plane, as 64-bit fractions.
 std::vector<uint64_t> pack_phases(const float* freqs, int n_planes);
-// The angles of the planes of n_tiles tiles of 16 dimensions at every position of a span, as RebuildTables has them:
-// f16 [wide_angle_span][angle_pitch(n_tiles)][2 cosines, 2 sines]. Planes without a phase don't turn.
-std::vector<uint16_t> pack_angles(const std::vector<uint64_t>& phases, int n_tiles);
 
 }  // namespace lkv::cuda

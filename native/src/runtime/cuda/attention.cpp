@@ -6,8 +6,6 @@
 
 #include "base/log.h"
 #include "ggml-impl.h"
-#include "ops/cuda/launch.h"
-#include "ops/cuda/shared_plan.h"
 
 namespace lkv::cuda {
 
@@ -18,16 +16,19 @@ const AttentionNode& attention_of(const ggml_tensor* node, ggml_custom_op_t* fun
     return *static_cast<const AttentionNode*>(params.userdata);
 }
 
-void PartBytes::hold(const AttnArgs& args) {
-    sums = std::max(sums, partial_floats(args) * sizeof(float));
-    maxima = std::max(maxima, partial_ml_floats(args) * sizeof(float));
+void PartBytes::hold(size_t sum_floats, size_t maximum_floats) {
+    sums = std::max(sums, sum_floats * sizeof(float));
+    maxima = std::max(maxima, maximum_floats * sizeof(float));
 }
 
 PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
     PartBytes of[2];      // latents, full rows
-    PartBytes rehearsed;  // expanding layers are not
+    PartBytes rehearsed;  // layers that take chunks are not
     PartBytes sinks;
-    expand_[0] = expand_[1] = 0;
+    const auto hold = [](PartBytes& bytes, const Plan& plan) {
+        bytes.hold(partial_floats(plan), partial_ml_floats(plan));
+    };
+    chunk_[0] = chunk_[1] = 0;
     middle_alone_[0] = middle_alone_[1] = true;
     int own_tokens = 0;  // of a batch that may attend to its own rows
     for (const AttentionNode& node : graph.attention) {
@@ -37,18 +38,21 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
         alone = alone && layer.middle_alone;
         const bool may_be_apart =
             node.latents && node.latents->n_tokens <= small_batch && inputs_.own_steps(layer.in_ring).counts != nullptr;
-        if (const AttnArgs* const args = may_be_apart ? plan(node, false, true) : nullptr) of[0].hold(*args);
+        if (const Plan* const args = may_be_apart ? plan(node, false, true) : nullptr) hold(of[0], *args);
         for (const bool full : {false, true}) {
-            const AttnArgs* const args = plan(node, full, false);
+            const Plan* const args = plan(node, full, false);
             if (args == nullptr) continue;  // so is the last layer of a graph without outputs, which only stores
-            of[full ? 1 : 0].hold(*args);
-            if (layer.sinks.logits != nullptr) sinks.hold(only_sinks(*args));
+            hold(of[full ? 1 : 0], *args);
+            if (layer.sinks.logits != nullptr) {
+                const CutProblem alone = only_sinks(*args);
+                sinks.hold(parts_floats(alone, Merge::rows), partial_ml_floats(alone));
+            }
             if (full && args->n_tokens > small_batch) own_tokens = args->n_tokens;
-            if (args->expand == 0) {
-                rehearsed.hold(*args);
+            if (args->chunk == 0) {
+                hold(rehearsed, *args);
             } else {
-                int& least = expand_[layer.in_ring ? 1 : 0];
-                least = least == 0 ? args->expand : std::min(least, args->expand);
+                int& least = chunk_[layer.in_ring ? 1 : 0];
+                least = least == 0 ? args->chunk : std::min(least, args->chunk);
             }
         }
     }
@@ -71,23 +75,23 @@ PartBytes Attention::prepare(const Graph& graph, cudaStream_t stream) {
 
 // Powers of two, then whole chunks: a cache that fills is recorded anew a few times.
 int Attention::launched_slots(bool in_ring) const {
-    const int expand = expand_[in_ring ? 1 : 0];
-    if (expand == 0) return 0;
+    const int chunk = chunk_[in_ring ? 1 : 0];
+    if (chunk == 0) return 0;
     const int in_use = context(middle_alone_[in_ring ? 1 : 0], in_ring);
-    int slots = expand_slots;
-    while (slots < in_use && slots < expand) slots *= 2;
-    return in_use <= slots ? slots : round_up(in_use, expand);
+    int slots = chunk_step;
+    while (slots < in_use && slots < chunk) slots *= 2;
+    return in_use <= slots ? slots : round_up(in_use, chunk);
 }
 
-const AttnArgs* Attention::plan(const AttentionNode& node, bool full) {
+const Plan* Attention::plan(const AttentionNode& node, bool full) {
     return plan(node, full, !full && inputs_.apart(layers_[node.row_layer].in_ring));
 }
 
-const AttnArgs* Attention::plan(const AttentionNode& node, bool full, bool apart) {
+const Plan* Attention::plan(const AttentionNode& node, bool full, bool apart) {
     const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
     if (!params || params->n_tokens == 0) return nullptr;
     Layer& layer = layers_[node.row_layer];
-    Problem& problem = full ? layer.full : layer.latents;
+    ProblemTables& problem = full ? layer.full : layer.latents;
     // latents come and go beside full rows
     const Leaves leaves = full && node.latents ? Leaves::parts : Leaves::results;
     const std::pair key{params->n_tokens, apart};
@@ -105,21 +109,27 @@ const AttnArgs* Attention::plan(const AttentionNode& node, bool full, bool apart
     } else {
         capacity += inputs_.middle(layer.in_ring);
     }
-    AttnArgs args = problem.constant;
+    Problem args = problem.constant;
+    std::copy_n(problem.regions, max_regions, args.regions);
     if (apart) args.own = inputs_.own_steps(layer.in_ring);
     // Full rows are attended to by a thread block a KV head, two of them on a multiprocessor; six more for what begins anywhere. 8B at 14 %,
     // depth 4096: 3.84, 3.87, 3.45 and 3.43 ms a step with 4, 6, 10 and 16 left free.
-    if (!full && node.full && p.n_tokens <= small_batch) args.beside = (p.n_kv + 1) / 2 + 6;
+    Request request{p, capacity, device_};
+    if (!full && node.full && p.n_tokens <= small_batch) request.beside = (p.n_kv + 1) / 2 + 6;
+    Plan plan;
+    std::string refusals;
     try {
-        plan_attention(p, capacity, device_, args);
+        plan = plan_attention(request, args, log_level() >= LogLevel::debug ? &refusals : nullptr);
     } catch (const std::invalid_argument& e) {
         throw Error(e.what());
     }
-    log(LogLevel::debug, "[cuda] layer ", node.layer, ", ", args.n_tokens, " tokens, ",
-        full ? "full rows of the exact windows: " : "rows: ", args.kernel);
-    std::copy_n(problem.regions, max_regions, args.regions);
-    args.leaves = leaves;
-    return &problem.plans.emplace(key, args).first->second;
+    log(LogLevel::debug, "[cuda] layer ", node.layer, ", ", plan.n_tokens, " tokens, ",
+        full ? "full rows of the exact windows: " : "rows: ", plan.kernel->name, refusals.empty() ? "" : " (not ",
+        refusals, refusals.empty() ? "" : ")");
+    plan.leaves = leaves;
+    plan.done = layers_.done();
+    plan.packed = problem.packed[plan.kernel];
+    return &problem.plans.emplace(key, plan).first->second;
 }
 
 cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, bool with_k, bool with_v,
@@ -144,8 +154,8 @@ cudaError_t Attention::store(const ggml_tensor* dst, const AttentionNode& node, 
     return store_rows(args, static_cast<int>(dst->src[0]->ne[1]), stream);
 }
 
-AttnArgs Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, bool full) {
-    AttnArgs args = *plan(node, full);
+Plan Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, bool full) {
+    Plan args = *plan(node, full);
     args.q = static_cast<const float*>((full ? dst->src[0] : last_queries(dst))->data);
     args.out = static_cast<float*>(dst->data);
     (full ? full_parts_ : parts_).lend(args);
@@ -154,7 +164,7 @@ AttnArgs Attention::run_args(const ggml_tensor* dst, const AttentionNode& node, 
 
 cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream) {
     if (!node.full) return cudaSuccess;
-    AttnArgs args = run_args(dst, node, true);
+    Plan args = run_args(dst, node, true);
     Layer& layer = layers_[node.row_layer];
     FullRows rows = layer.full_rows;
     if (node.batch->own_rows) {
@@ -174,7 +184,7 @@ cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& 
         own.v_rows = layers_.own_rows(true);
     }
     if (rows.raw || rows.own_k != nullptr) {
-        AttnArgs finishing = args;
+        Problem finishing = args;
         finishing.n_regions = static_cast<int32_t>(node.full->n_regions);
         finishing.n_rot = node.full->rope_freqs != nullptr ? node.full->n_rot : 0;
         const cudaError_t error = make_full_rows(rows, finishing, stream);
@@ -186,19 +196,19 @@ cudaError_t Attention::attend_full(const ggml_tensor* dst, const AttentionNode& 
     return add_sinks(args, layer.sinks, false, stream);
 }
 
-cudaError_t Attention::attend_alone(const AttnArgs& args, const Sinks& sinks, cudaStream_t stream) {
+cudaError_t Attention::attend_alone(const Plan& args, const Sinks& sinks, cudaStream_t stream) {
     if (sinks.logits == nullptr) return cuda::attend(args, stream);
-    AttnArgs beside = only_sinks(args);
+    CutProblem beside = only_sinks(args);
     sink_parts_.lend(beside);
     cudaError_t error = add_sinks(beside, sinks, true, stream);
     if (error == cudaSuccess) error = begin_beside(args, stream);
     return error == cudaSuccess ? end_beside(args, beside, stream) : error;
 }
 
-AttnArgs Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
-    AttnArgs args = run_args(dst, node, false);
+Plan Attention::latent_args(const ggml_tensor* dst, const AttentionNode& node) {
+    Plan args = run_args(dst, node, false);
     const Layer& layer = layers_[node.row_layer];
-    const bool launched = args.n_tokens <= small_batch && args.expand != 0;
+    const bool launched = args.n_tokens <= small_batch && args.chunk != 0;
     args.context = launched ? launched_slots(layer.in_ring) : context(layer.middle_alone, layer.in_ring);
     return args;
 }

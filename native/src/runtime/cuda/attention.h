@@ -14,7 +14,7 @@ struct PartBytes {
     size_t sums = 0;
     size_t maxima = 0;
 
-    void hold(const AttnArgs& args);  // this one's too
+    void hold(size_t sum_floats, size_t maximum_floats);
 };
 
 // What the parts of one problem lie in.
@@ -23,7 +23,7 @@ struct PartMemory {
     DeviceMemory maxima;
 
     bool holds(const PartBytes& bytes) const { return bytes.sums <= sums.bytes() && bytes.maxima <= maxima.bytes(); }
-    void lend(AttnArgs& args) const {
+    void lend(Cut& args) const {
         args.partial = sums.as<float>();
         args.partial_ml = maxima.as<float>();
     }
@@ -38,12 +38,12 @@ public:
     // shapes the kernels do not take.
     PartBytes prepare(const Graph& graph, cudaStream_t stream);
 
-    // Slots that the prepared graph's launches are for, at least those in use: where a layer expands chunks of the context, their number is
+    // Slots that the prepared graph's launches are for, at least those in use: where a layer takes chunks of the context, their number is
     // on the host. 0: none does, a recorded step serves a cache as it fills.
     int launched_slots(bool in_ring) const;
 
     // full: of the problem of full rows. Null where the node has no such problem.
-    const AttnArgs* plan(const AttentionNode& node, bool full);
+    const Plan* plan(const AttentionNode& node, bool full);
     // What else than slots a recorded step depends on.
     int variant() const { return (inputs_.apart(false) ? 1 : 0) | (inputs_.apart(true) ? 2 : 0); }
 
@@ -56,11 +56,11 @@ public:
     cudaError_t end_latents(const ggml_tensor* dst, const AttentionNode& node, cudaStream_t stream);
 
 private:
-    const AttnArgs* plan(const AttentionNode& node, bool full, bool apart);
-    AttnArgs run_args(const ggml_tensor* dst, const AttentionNode& node, bool full);
+    const Plan* plan(const AttentionNode& node, bool full, bool apart);
+    Plan run_args(const ggml_tensor* dst, const AttentionNode& node, bool full);
     // A whole softmax over one problem and the layer's sinks.
-    cudaError_t attend_alone(const AttnArgs& args, const Sinks& sinks, cudaStream_t stream);
-    AttnArgs latent_args(const ggml_tensor* dst, const AttentionNode& node);
+    cudaError_t attend_alone(const Plan& args, const Sinks& sinks, cudaStream_t stream);
+    Plan latent_args(const ggml_tensor* dst, const AttentionNode& node);
 
     LayerTables& layers_;
     const StepInputs& inputs_;
@@ -72,9 +72,9 @@ private:
     int context(bool middle_alone, bool in_ring) const {
         return (middle_alone ? 0 : inputs_.exact_context()) + inputs_.middle_context(in_ring);
     }
-    // Of the prepared graph's layers, then of those in the ring: the fewest slots that one expands at once, 0: none does; and whether
+    // Of the prepared graph's layers, then of those in the ring: the fewest slots that one takes at once (Plan::chunk), 0: none does; and whether
     // all have the middle alone for their latents.
-    int expand_[2] = {};
+    int chunk_[2] = {};
     bool middle_alone_[2] = {};
 };
 

@@ -15,7 +15,7 @@
 
 #include "base/log.h"
 #include "ggml-impl.h"
-#include "ops/cuda/launch.h"
+#include "ops/cuda/attend.h"
 #include "runtime/branches.h"
 #include "runtime/cuda/attention.h"
 #include "runtime/cuda/ggml_stream.h"
@@ -412,7 +412,7 @@ cudaError_t CudaGpu::join() {
 ggml_status CudaGpu::rehearse(const ggml_tensor* node) {
     cudaError_t error = rehearsal_lane_.wait_for(main_);
     for (const bool full : {true, false}) {
-        const cuda::AttnArgs* const plan = attention_.plan(attention_of(node), full);
+        const cuda::Plan* const plan = attention_.plan(attention_of(node), full);
         if (error == cudaSuccess && plan != nullptr) error = rehearsal_.run(*plan, rehearsal_lane_.stream());
     }
     return started(error, node);

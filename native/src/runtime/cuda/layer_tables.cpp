@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cache/formats.h"
-#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/pack.h"
 
 namespace lkv::cuda {
 namespace {
@@ -77,19 +77,14 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
     }
 }
 
-RopeTables rope_tables(const HParams& h, const Rope& rope, const Device& device) {
+RopeTables rope_tables(const HParams& h, const Rope& rope) {
     RopeTables tables;
-    std::vector<uint64_t> phases;
     if (rope.turns()) {
-        phases = pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
+        tables.host_phases = pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
         tables.n_rot = h.n_rot;
         tables.neox = h.block.rope_pairing == RopePairing::neox;
         tables.mscale = rope.mscale;
-        tables.phases = DeviceMemory::of(phases);
-    }
-    if (device.specialized) {
-        tables.angles = DeviceMemory::of(pack_angles(phases, all_turned_tiles(h.head_dim, tables.n_rot)));
-        tables.rebuilt_angles = DeviceMemory::of(pack_angles(phases, rebuilt_tiles));
+        tables.phases = DeviceMemory::of(tables.host_phases);
     }
     return tables;
 }
@@ -99,19 +94,15 @@ void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, c
                  const Device& device, const Blocks& blocks, int il) {
     const HParams& h = model.hparams();
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
-    AttnArgs& a = layer.latents.constant;
-    const int rank = spec.k.rank_max();
-    const auto pack = [&](const std::vector<int>& dims) {
-        return layer.keep(pack_k_b(weights.k_b.data(), h.n_kv, rank, h.head_dim, blocks.k, dims));
-    };
-    a.k_b_rows = layer.keep(pack_rows(weights.k_b.data(), weights.k_b.size()));
+    Problem& a = layer.latents.constant;
+    a.k_b = layer.keep(pack_rows(weights.k_b.data(), weights.k_b.size()));
     if (spec.k_path != KPath::rebuild) return;
-    a.k_b = pack(dims_in_order(h.head_dim));
-    const std::vector<int> by_plane = dims_by_plane(h.head_dim, rope.n_rot, rope.neox);
-    a.k_b_planes = pack(by_plane);
-    if (device.specialized && has_specialized_shape(blocks.k, blocks.v)) {
-        a.k_b_cores = layer.keep(
-            pack_k_b_cores(weights.k_b.data(), h.n_kv, rank, h.head_dim, decode_blocks(blocks.k, blocks.v), by_plane));
+    const KeyFactor factor{weights.k_b.data(), h.n_kv,     spec.k.rank_max(), h.head_dim,      blocks.k,
+                           blocks.v,           rope.n_rot, rope.neox,         rope.host_phases};
+    for (const Kernel* kernel : all_kernels()) {
+        if (kernel->pack_keys == nullptr) continue;
+        const std::vector<uint32_t> packed = kernel->pack_keys(factor, device);
+        if (!packed.empty()) layer.latents.packed[kernel] = layer.keep(packed);
     }
     a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
     a.k_norm = weights.k_norm.empty() ? nullptr : layer.keep(weights.k_norm);
@@ -121,7 +112,7 @@ void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, c
 
 void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
                          const LayerRun& run, const StepInputs& inputs, const Device& device) {
-    attach_shared(model, ropes, constants, device);
+    attach_shared(model, ropes, constants);
     run_ = run;
     layers_.resize(static_cast<size_t>(model.hparams().n_layer));
     size_t slots = 0;  // of the exact windows
@@ -142,21 +133,20 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
 void LayerTables::attach_alone(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, int layer,
                                const Ropes& ropes, const GraphConstants& constants, const StepInputs& inputs,
                                const Device& device) {
-    attach_shared(model, ropes, constants, device);
+    attach_shared(model, ropes, constants);
     layers_.resize(1);
     attach_layer(model, cache, spec, ropes_[ropes.of_layer[static_cast<size_t>(layer)]], inputs, device, layer, 0);
 }
 
-void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants,
-                                const Device& device) {
+void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants) {
     const HParams& h = model.hparams();
     if (!constants.alibi_slopes.empty()) slopes_ = DeviceMemory::of(constants.alibi_slopes);
     rope_factors_.assign(constants.rope_factors.begin(), constants.rope_factors.end());
-    for (const Rope& rope : ropes.tables) ropes_.push_back(rope_tables(h, rope, device));
+    for (const Rope& rope : ropes.tables) ropes_.push_back(rope_tables(h, rope));
     done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(merge_counters(h.n_head, h.n_kv)), 0));
-    expanded_ = expanded_region(h.n_kv, h.head_dim, [this]<class T>(const std::vector<T>& host) {
-        expanded_tables_.push_back(DeviceMemory::of(host));
-        return expanded_tables_.back().template as<T>();
+    whole_region_ = whole_region(h.n_kv, h.head_dim, [this]<class T>(const std::vector<T>& host) {
+        whole_tables_.push_back(DeviceMemory::of(host));
+        return whole_tables_.back().template as<T>();
     });
 }
 
@@ -188,12 +178,10 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     const RegionView entered = cache.view(cache.entered_region(), row_layer);
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
     factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
-    AttnArgs& a = layer.latents.constant;
+    Problem& a = layer.latents.constant;
     if (!weights.k_b.empty() && spec.k_path != KPath::full) {
         attach_keys(layer, model, spec, rope, device, blocks, il);
         a.phases = rope.phases.as<uint64_t>();
-        a.angles = rope.angles.as<uint16_t>();
-        a.rebuilt_angles = rope.rebuilt_angles.as<uint16_t>();
     }
     if (!weights.v_b.empty() && spec.v_path == VPath::latent)
         a.v_b = layer.keep(pack_rows(weights.v_b.data(), weights.v_b.size()));
@@ -212,10 +200,9 @@ const RopeTables* LayerTables::rope_of(const ggml_tensor* factors) const {
                : &ropes_[static_cast<size_t>(found - rope_factors_.begin())];
 }
 
-void LayerTables::attach_common(AttnArgs& a, const StepInputs& inputs) const {
-    a.expanded = expanded_;
+void LayerTables::attach_common(Problem& a, const StepInputs& inputs) const {
+    a.whole = whole_region_;
     a.alibi_slopes = slopes_.as<float>();
-    a.done = done_.as<uint32_t>();
     a.q_pos = inputs.q_pos();
     a.q_seq = inputs.q_seq();
 }
@@ -225,7 +212,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
     const HParams& h = model.hparams();
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[il];
-    AttnArgs& a = layer.full.constant;
+    Problem& a = layer.full.constant;
     attach_common(a, inputs);
     a.n_slots = inputs.n_full();
     a.phases = rope.phases.as<uint64_t>();
@@ -251,7 +238,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
         }
         layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, 0), inputs.seq(r, 0));
     }
-    layer.full.regions[r] = expanded_;
+    layer.full.regions[r] = whole_region_;
     layer.full.regions[r].pos = inputs.q_pos();
     layer.full.regions[r].seq = inputs.own_seq();
     attach_encoder(layer, model, layer.targets[cache.entered_region()], il);

@@ -8,26 +8,29 @@
 #include "decoder/rope.h"
 #include "graph/graph.h"
 #include "model/model.h"
+#include "ops/cuda/attend.h"
 #include "ops/cuda/full/encode.h"
 #include "ops/cuda/full/full_rows.h"
 #include "ops/cuda/gpu/device_memory.h"
-#include "ops/cuda/launch.h"
-#include "ops/cuda/plan.h"
+#include "ops/cuda/rows/rows.h"
+#include "ops/cuda/rows/tables.h"
+#include "ops/cuda/softmax/combine.h"
 #include "runtime/cuda/step_inputs.h"
 
 namespace lkv::cuda {
 
 // Attention over rows of one form, see latent_attn.h.
-struct Problem {
+struct ProblemTables {
     RegionArgs regions[max_regions] = {};
-    AttnArgs constant{};                             // pointers that no batch changes
-    std::map<std::pair<int, bool>, AttnArgs> plans;  // by number of tokens, and whether these are apart
+    Problem constant{};                               // pointers that no batch changes
+    std::map<const Kernel*, const uint32_t*> packed;  // what kernels made of K's factor
+    std::map<std::pair<int, bool>, Plan> plans;       // by number of tokens, and whether these are apart
 };
 
 struct Layer {
     RowTarget targets[max_regions] = {};
-    Problem full;  // rows of the exact windows where these are full ones; behind them the batch's own
-    Problem latents;
+    ProblemTables full;  // rows of the exact windows where these are full ones; behind them the batch's own
+    ProblemTables latents;
     FullRows full_rows{};         // what makes those
     EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
     bool splits = false;          // whether there is `full`
@@ -51,9 +54,8 @@ struct RopeTables {
     int32_t n_rot = 0;  // 0: nothing is turned
     bool neox = false;
     float mscale = 1.0F;
+    std::vector<uint64_t> host_phases;
     DeviceMemory phases;
-    DeviceMemory angles;  // tables of the specialized kernel, see AttnArgs
-    DeviceMemory rebuilt_angles;
 };
 
 class LayerTables {
@@ -78,15 +80,17 @@ public:
     void hold_own(int n_tokens);
     uint8_t* own_rows(bool value_side) const { return own_[value_side ? 1 : 0].as<uint8_t>(); }
 
+    uint32_t* done() const { return done_.as<uint32_t>(); }  // Cut::done
+
     // Whether the tensor is some layer's E_k or E_q.
     bool is_factor(const ggml_tensor* tensor) const { return factors_.contains(tensor); }
 
 private:
-    void attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants, const Device& device);
+    void attach_shared(const Model& model, const Ropes& ropes, const GraphConstants& constants);
     // row_layer: of the cache
     void attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, const RopeTables& rope,
                       const StepInputs& inputs, const Device& device, int il, int row_layer);
-    void attach_common(AttnArgs& args, const StepInputs& inputs) const;
+    void attach_common(Problem& problem, const StepInputs& inputs) const;
     void attach_full(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
                      int il);
 
@@ -101,8 +105,8 @@ private:
     std::vector<const ggml_tensor*> rope_factors_;  // and GraphConstants::rope_factors
     DeviceMemory slopes_;
     DeviceMemory done_;
-    std::vector<DeviceMemory> expanded_tables_;
-    RegionArgs expanded_{};  // of every layer
+    std::vector<DeviceMemory> whole_tables_;
+    RegionArgs whole_region_{};  // of every layer
 };
 
 }  // namespace lkv::cuda

@@ -26,9 +26,9 @@ MassArgs Masses::args_of(const AttentionNode& node) {
     const KvCache& cache = *node.cache;
     MassArgs args{};
     for (const bool full : {true, false}) {
-        const AttnArgs* const plan = attention_.plan(node, full);
+        const Plan* const plan = attention_.plan(node, full);
         if (plan == nullptr) continue;
-        AttnArgs& problem = args.problems[args.n_problems];
+        Problem& problem = args.problems[args.n_problems];
         problem = *plan;
         problem.n_regions = 0;
         for (int r = 0; r < cache.placement().n_regions(); r++) {

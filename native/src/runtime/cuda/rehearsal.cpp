@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/cuda/launch.h"
-#include "ops/cuda/plan.h"
+#include "ops/cuda/attend.h"
 
 namespace lkv::cuda {
 
@@ -37,10 +36,10 @@ void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {
     grow(partial_ml_, parts.maxima);
 }
 
-cudaError_t Rehearsal::run(const AttnArgs& plan, cudaStream_t stream) const {
-    // long kernels: what the real ones wait for is little of it; and those of several sequences, whose steps are real ones
-    if (plan.expand != 0 || plan.mla.apart != 0) return cudaSuccess;
-    AttnArgs args = rehearsal(plan);
+cudaError_t Rehearsal::run(const Plan& plan, cudaStream_t stream) const {
+    const std::optional<Plan> few = rehearsal(plan);
+    if (!few) return cudaSuccess;
+    Plan args = *few;
     args.q = q_.as<float>();
     args.out = out_.as<float>();
     args.partial = partial_.as<float>();

@@ -14,7 +14,7 @@ public:
     // Memory for the graph's largest; what is large enough stays, as a graph of another batch comes with every prompt.
     void prepare(const Graph& graph, const PartBytes& parts);
     // plan: of the real one
-    cudaError_t run(const AttnArgs& plan, cudaStream_t stream) const;
+    cudaError_t run(const Plan& plan, cudaStream_t stream) const;
 
 private:
     DeviceMemory q_;

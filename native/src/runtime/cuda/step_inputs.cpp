@@ -4,8 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "ops/cuda/launch.h"
-#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/rows/rows.h"
 
 namespace lkv::cuda {
 
@@ -60,12 +59,12 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
     for (int r = 0; r < max_regions; r++) {
         const int exact = r < middle ? cache.placement().cells(r).end() : 0;
         full[r] = to[r] = to[max_regions + r] = exact;
-        exact_context_ += round_up(exact, expand_tile);
+        exact_context_ += round_up(exact, context_step);
     }
     if (batch.own_rows) full[middle] = static_cast<int32_t>(n);
     for (const int in_ring : {0, 1}) {
         to[in_ring * max_regions + middle] = to[3 * max_regions + in_ring] = ends[in_ring];
-        middle_context_[in_ring] = round_up(ends[in_ring], expand_tile);
+        middle_context_[in_ring] = round_up(ends[in_ring], context_step);
     }
     int32_t* const fields = to + counts;
     auto* const own_seq = reinterpret_cast<uint64_t*>(fields + 4 * static_cast<size_t>(n_ubatch_));
@@ -108,7 +107,7 @@ void StepInputs::put_evicting(const KvCache& cache, const BatchSlots& batch, int
         for (size_t i = 0; i < batch.slots.size(); i++) {
             own[static_cast<size_t>(own_counts) + i] = cache.placement().row_of(batch.slots[i], evicting_[e]).slot;
         }
-        middle_context_[0] = std::max(middle_context_[0], round_up(end, expand_tile));
+        middle_context_[0] = std::max(middle_context_[0], round_up(end, context_step));
     }
 }
 

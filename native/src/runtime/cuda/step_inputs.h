@@ -7,8 +7,8 @@
 
 #include "cache/kv_cache.h"
 #include "graph/graph.h"
-#include "ops/cuda/args.h"
 #include "ops/cuda/mass/mass.h"
+#include "ops/cuda/problem.h"
 #include "runtime/cuda/memory.h"
 
 namespace lkv::cuda {
@@ -45,14 +45,14 @@ public:
     const int32_t* pos(int of_region, int cells) const { return pos_[index_of(of_region, cells)].as<int32_t>(); }
     const uint64_t* seq(int of_region, int cells) const { return seq_[index_of(of_region, cells)].as<uint64_t>(); }
 
-    // Whether this step's tokens should be attended to apart (MlaPlan::apart), and what they then read of the middle; no counts: of a single sequence.
+    // Whether this step's tokens should be attended to apart (Problem::own), and what they then read of the middle; no counts: of a single sequence.
     bool apart(bool in_ring) const { return apart_[in_ring ? 1 : 0]; }
     OwnSteps own_steps(bool in_ring) const;
 
     // Slots of the exact windows, and of the middle (under eviction of one layer's).
     int exact() const { return exact_; }
     int middle(bool in_ring) const { return middle_[in_ring ? 1 : 0]; }
-    // Slots of the tiles in use, see AttnArgs::context: in the exact windows, and in the middle.
+    // Slots of the tiles in use, see Plan::context: in the exact windows, and in the middle.
     int exact_context() const { return exact_context_; }
     int middle_context(bool in_ring) const { return middle_context_[in_ring ? 1 : 0]; }
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/cuda/args.h"
+#include "ops/cuda/problem.h"
 
 namespace lkv::cuda {
 

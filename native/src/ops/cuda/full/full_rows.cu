@@ -17,7 +17,7 @@ constexpr int full_warps = full_threads / 32;
 
 // grid: slots x {region 0, region 1, own K, own V}. A warp has a head at a time.
 __global__ void __launch_bounds__(full_threads)
-    full_rows_kernel(const __grid_constant__ FullRows rows, const __grid_constant__ AttnArgs p) {
+    full_rows_kernel(const __grid_constant__ FullRows rows, const __grid_constant__ Problem p) {
     __shared__ __half heads[full_warps][most_head_dim];
     let_next_start();
     wait_for_previous();
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(full_threads)
 
 }  // namespace
 
-cudaError_t make_full_rows(const FullRows& rows, const AttnArgs& args, cudaStream_t stream) {
+cudaError_t make_full_rows(const FullRows& rows, const Problem& args, cudaStream_t stream) {
     int slots = rows.own_k != nullptr ? rows.n_own : 0;
     for (const FullRows::Region& region : rows.regions)
         slots = std::max(slots, region.rows != nullptr ? region.capacity : 0);

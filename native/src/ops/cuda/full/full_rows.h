@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/cuda/args.h"
+#include "ops/cuda/problem.h"
 
 namespace lkv::cuda {
 
@@ -34,6 +34,6 @@ struct FullRows {
 };
 
 // args: the shape, the slots in use of every region, and what finishes a key.
-cudaError_t make_full_rows(const FullRows& rows, const AttnArgs& args, cudaStream_t stream);
+cudaError_t make_full_rows(const FullRows& rows, const Problem& problem, cudaStream_t stream);
 
 }  // namespace lkv::cuda

@@ -23,12 +23,12 @@ constexpr int wide_tile = 16;             // slots
 constexpr int narrow_tile = 8;            // where keys are wide
 constexpr int shared_floats = 16 * 1024;  // of a tile's latents or direct keys, at most
 
-__host__ __device__ constexpr int stored_width(const AttnArgs& p) { return 64 * p.k_blocks; }
-__host__ __device__ constexpr int key_width(const AttnArgs& p) {
+__host__ __device__ constexpr int stored_width(const Problem& p) { return 64 * p.k_blocks; }
+__host__ __device__ constexpr int key_width(const Problem& p) {
     return p.rebuild != 0 ? p.head_dim : (p.q_width < stored_width(p) ? p.q_width : stored_width(p));
 }
 // Of a key in shared memory: lanes of neighbouring slots meet no bank twice.
-__host__ __device__ constexpr int key_pitch(const AttnArgs& p) {
+__host__ __device__ constexpr int key_pitch(const Problem& p) {
     return ((p.rebuild != 0 ? p.head_dim : stored_width(p)) + 3) / 4 * 4 + 4;
 }
 
@@ -42,7 +42,7 @@ struct Tile {
 // Whether there is a tile t.
 __device__ inline bool find_tile(const MassArgs& a, int t, Tile& tile) {
     for (int i = 0; i < a.n_problems; i++) {
-        const AttnArgs& p = a.problems[i];
+        const Problem& p = a.problems[i];
         for (int r = 0; r < p.n_regions; r++) {
             const int end = p.n_slots[r];
             const int n = (end + a.tile - 1) / a.tile;
@@ -65,7 +65,7 @@ public:
 
     // has_rows: those of the head's group are there from the load before
     __device__ void load(const Tile& tile, int head, bool has_rows) const {
-        const AttnArgs& p = a_.problems[tile.problem];
+        const Problem& p = a_.problems[tile.problem];
         if (has_rows && p.rebuild == 0) return;
         __syncthreads();  // nobody reads the last ones
         if (!has_rows) read(p, tile, head);
@@ -79,7 +79,7 @@ public:
 
 private:
     // Stored channels: keys as they lie, or latents by channel.
-    __device__ void read(const AttnArgs& p, const Tile& tile, int head) const {
+    __device__ void read(const Problem& p, const Tile& tile, int head) const {
         const RegionArgs& region = p.regions[tile.region];
         const GroupTable& group = region.k_groups[head / p.k_group];
         const int pitch = key_pitch(p);
@@ -109,11 +109,11 @@ private:
     }
 
     // Eight slots of a dimension a thread.
-    __device__ void rebuild(const AttnArgs& p, int head) const {
+    __device__ void rebuild(const Problem& p, int head) const {
         const int pitch = key_pitch(p);
         const int n_channels = min(p.k_rank_max, stored_width(p));
         const auto* const factor =
-            reinterpret_cast<const __half*>(p.k_b_rows) + static_cast<int64_t>(head) * p.k_rank_max * p.head_dim;
+            reinterpret_cast<const __half*>(p.k_b) + static_cast<int64_t>(head) * p.k_rank_max * p.head_dim;
         for (int i = static_cast<int>(threadIdx.x); i < p.head_dim * (a_.tile / 8); i += mass_threads) {
             const int d = i % p.head_dim;
             const int s0 = i / p.head_dim * 8;
@@ -130,7 +130,7 @@ private:
     }
 
     // Bias, norm and RoPE. A warp a slot
-    __device__ void finish(const AttnArgs& p, const Tile& tile, int head) const {
+    __device__ void finish(const Problem& p, const Tile& tile, int head) const {
         const int lane = static_cast<int>(threadIdx.x) % 32;
         const int32_t* const pos = p.regions[tile.region].pos;
         for (int s = static_cast<int>(threadIdx.x) / 32; s < a_.tile; s += mass_warps) {
@@ -185,7 +185,7 @@ struct Row {
     bool counts;
 
     __device__ Row(const MassArgs& a, int head_kv, int i) {
-        const AttnArgs& p = a.problems[0];
+        const Problem& p = a.problems[0];
         const int rep = p.n_head / p.n_kv;
         token = min(i / rep, p.n_tokens - 1);
         head = head_kv * rep + i % rep;
@@ -205,7 +205,7 @@ __device__ inline bool some_count(const MassArgs& a, int head_kv, int row0, int 
 }
 
 // q · k of a slot and the rows at row0 + k · step.
-__device__ inline void multiply(const MassArgs& a, const AttnArgs& p, int head_kv, int row0, int step, const float* key,
+__device__ inline void multiply(const MassArgs& a, const Problem& p, int head_kv, int row0, int step, const float* key,
                                 float (&sum)[rows_of_lane]) {
     const float* q[rows_of_lane];
 #pragma unroll
@@ -230,7 +230,7 @@ __device__ inline void multiply(const MassArgs& a, const AttnArgs& p, int head_k
 }
 
 // What the masses' softmax is of; −∞: the row does not count, or does not see the slot.
-__device__ inline float logit(const MassArgs& a, const AttnArgs& p, const Tile& tile, const Row& row, int s,
+__device__ inline float logit(const MassArgs& a, const Problem& p, const Tile& tile, const Row& row, int s,
                               float product) {
     const RegionArgs& region = p.regions[tile.region];
     const int slot = tile.first + s;
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(mass_threads) sums_kernel(const __grid_constan
     const Lane lane(a);
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int head_kv = static_cast<int>(blockIdx.y);
-    const AttnArgs& any = a.problems[0];
+    const Problem& any = a.problems[0];
     const int n_rows = any.n_tokens * (any.n_head / any.n_kv);
     const int at_once = rows_of_lane * lane.step;
     float2* const parts = a.parts + static_cast<int64_t>(blockIdx.x) * any.n_tokens * any.n_head;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(mass_threads) sums_kernel(const __grid_constan
     }
     Tile tile{};
     for (int t = static_cast<int>(blockIdx.x); find_tile(a, t, tile); t += static_cast<int>(gridDim.x)) {
-        const AttnArgs& p = a.problems[tile.problem];
+        const Problem& p = a.problems[tile.problem];
         keys.load(tile, head_kv, false);
         const float* const key = keys.of(lane.slot, key_pitch(p));
         for (int first = warp * at_once; first < n_rows; first += mass_warps * at_once) {
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(mass_threads) sums_kernel(const __grid_constan
 // Of each row, from its parts and the sink, its maximum and what a weight e^(x − maximum) counts.
 __global__ void __launch_bounds__(mass_threads) factors_kernel(const __grid_constant__ MassArgs a) {
     wait_for_previous();
-    const AttnArgs& p = a.problems[0];
+    const Problem& p = a.problems[0];
     const int n = p.n_tokens * p.n_head;
     const int row = static_cast<int>(blockIdx.x) * mass_threads + static_cast<int>(threadIdx.x);
     if (row >= n) return;
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(mass_threads) masses_kernel(const __grid_const
     const Keys keys(a, shared.keys, shared.latents);
     const Lane lane(a);
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const AttnArgs& p = a.problems[tile.problem];
+    const Problem& p = a.problems[tile.problem];
     const int n_rows = p.n_tokens * (p.n_head / p.n_kv);
     const int at_once = rows_of_lane * lane.step;
     float mass = 0.0f;
@@ -369,7 +369,7 @@ size_t shared_bytes(const MassArgs& args) {
     int pitch = 0;
     int latents = 0;
     for (int i = 0; i < args.n_problems; i++) {
-        const AttnArgs& p = args.problems[i];
+        const Problem& p = args.problems[i];
         pitch = std::max(pitch, key_pitch(p));
         if (p.rebuild != 0) latents = std::max(latents, stored_width(p));
     }
@@ -392,14 +392,14 @@ void plan_masses(MassArgs& args, int capacity, const Device& device) {
 }
 
 size_t mass_part_bytes(const MassArgs& args) {
-    const AttnArgs& p = args.problems[0];
+    const Problem& p = args.problems[0];
     return static_cast<size_t>(args.n_parts) * static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head) *
            sizeof(float2);
 }
 
 cudaError_t add_up_masses(const MassArgs& args, cudaStream_t stream) {
     static_assert(sizeof(MassArgs) <= 4096, "a launch has no more room for its parameters");
-    const AttnArgs& p = args.problems[0];
+    const Problem& p = args.problems[0];
     const size_t bytes = shared_bytes(args);
     const dim3 parts(static_cast<unsigned>(args.n_parts), static_cast<unsigned>(p.n_kv));
     cudaError_t error = launch_next(sums_kernel, parts, mass_threads, bytes, stream, args);

@@ -5,7 +5,8 @@
 
 #include <cstddef>
 
-#include "ops/cuda/args.h"
+#include "ops/cuda/gpu/device.h"
+#include "ops/cuda/problem.h"
 
 namespace lkv::cuda {
 
@@ -16,7 +17,7 @@ struct QueryMass {
 
 struct MassArgs {
     // As attention had them, with queries: of the same tokens, one softmax over all. Regions beyond n_regions hold nothing.
-    AttnArgs problems[2];
+    Problem problems[2];
     int32_t n_problems;
     float* mass[2][max_regions];  // of each problem's regions, [n_slots]; null: nobody asks
     const QueryMass* weights;     // [n_tokens]

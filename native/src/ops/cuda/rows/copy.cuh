@@ -3,10 +3,9 @@
 
 #include <cuda_fp16.h>
 
-#include "ops/cuda/args.h"
 #include "ops/cuda/gpu/mma.cuh"
 #include "ops/cuda/rows/dequant.cuh"
-#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/rows/staged.h"
 #include "ops/cuda/softmax/parts.cuh"
 
 namespace lkv::cuda {
@@ -88,7 +87,7 @@ __device__ inline void copy_tile(int thread, uint8_t* dst, int pitch, const uint
 
 // The item's descriptors, [n_regions][K, V], by all `threads` of the thread block.
 template <int threads>
-__device__ inline void load_chunks(const AttnArgs& p, const WorkItem& item, Chunk* to) {
+__device__ inline void load_chunks(const Problem& p, const WorkItem& item, Chunk* to) {
     const int per_region = 4 * (p.k_blocks + p.v_blocks);
     for (int i = threadIdx.x; i < p.n_regions * per_region; i += threads) {
         const int r = i / per_region;
@@ -106,7 +105,7 @@ class TableEntry {
 public:
     static constexpr int per_region = 4 * (KB + VB);
 
-    __device__ TableEntry(const AttnArgs& p, const WorkItem& item, int i) : i_(i), n_groups_(2 * p.n_regions) {
+    __device__ TableEntry(const Problem& p, const WorkItem& item, int i) : i_(i), n_groups_(2 * p.n_regions) {
         if (i < p.n_regions * per_region) {
             const int r = i / per_region;
             const int j = i - r * per_region;
@@ -139,7 +138,7 @@ private:
 
 // All of them, by the first `threads` threads.
 template <int KB, int VB>
-__device__ inline void load_tables(const AttnArgs& p, const WorkItem& item, int threads, GroupTable* groups,
+__device__ inline void load_tables(const Problem& p, const WorkItem& item, int threads, GroupTable* groups,
                                    Chunk* chunks) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.n_regions * TableEntry<KB, VB>::per_region; i += threads) {

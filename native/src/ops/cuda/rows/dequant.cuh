@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "cache/formats.h"
-#include "ops/cuda/args.h"
+#include "ops/cuda/problem.h"
 #include "ops/cuda/rows/value.cuh"
 
 namespace lkv::cuda {

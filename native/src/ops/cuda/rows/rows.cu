@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/launch.h"
+#include "ops/cuda/rows/rows.h"
 
 namespace lkv::cuda {
 

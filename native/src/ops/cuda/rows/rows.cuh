@@ -4,7 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "cache/formats.h"
-#include "ops/cuda/args.h"
+#include "ops/cuda/problem.h"
 #include "ops/cuda/rows/value.cuh"
 
 namespace lkv::cuda {

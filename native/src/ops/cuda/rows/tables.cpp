@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "cache/formats.h"
+#include "ops/cuda/rows/staged.h"
 
 namespace lkv::cuda {
 
@@ -128,10 +129,15 @@ std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* 
     return bytes;
 }
 
-int common_kind(const LatentAttnParams& p, const AttnArgs& a) {
+int widest_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
+    const std::vector<int> bytes = group_bytes(p, side, blocks);
+    return pitch_of(*std::max_element(bytes.begin(), bytes.end()));
+}
+
+int common_kind(const LatentAttnParams& p, int k_blocks, int v_blocks) {
     std::vector<Chunk> all;
     for (int r = 0; r < p.n_regions; r++) {
-        const std::vector<Chunk> of = region_tables(p.regions[r].k, p.regions[r].v, a.k_blocks, a.v_blocks).chunks;
+        const std::vector<Chunk> of = region_tables(p.regions[r].k, p.regions[r].v, k_blocks, v_blocks).chunks;
         all.insert(all.end(), of.begin(), of.end());
     }
     return kind_of(all.begin(), all.end());
@@ -159,7 +165,7 @@ RegionTables region_tables(const RowLayout& k, const RowLayout& v, int k_blocks,
     return tables;
 }
 
-RegionTables expanded_tables(int n_kv, int head_dim) {
+RegionTables whole_tables(int n_kv, int head_dim) {
     const RowPlan rows = RowPlan::uniform(n_kv, head_dim, Format::f16);
     const int blocks = (head_dim + 63) / 64;
     return region_tables(rows.view(), rows.view(), blocks, blocks);

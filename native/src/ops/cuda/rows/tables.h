@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/cuda/args.h"
+#include "ops/cuda/problem.h"
 #include "ops/latent_attn.h"
 
 namespace lkv::cuda {
@@ -26,11 +26,11 @@ int side_blocks(const LatentAttnParams& params, RowLayout RegionView::* side);
 // Rows start on multiples of 16 bytes when row_bytes does; storage itself is aligned, and a multiple of 16 bytes.
 RegionTables region_tables(const RowLayout& k, const RowLayout& v, int k_blocks, int v_blocks);
 
-RegionTables expanded_tables(int n_kv, int head_dim);
-// AttnArgs::expanded, one for all layers. keep: of a host vector, its copy on the device
+RegionTables whole_tables(int n_kv, int head_dim);
+// Problem::whole, one for all layers. keep: of a host vector, its copy on the device
 template <class Keep>
-RegionArgs expanded_region(int n_kv, int head_dim, Keep&& keep) {
-    const RegionTables tables = expanded_tables(n_kv, head_dim);
+RegionArgs whole_region(int n_kv, int head_dim, Keep&& keep) {
+    const RegionTables tables = whole_tables(n_kv, head_dim);
     RegionArgs region{};
     region.k_groups = keep(tables.k_groups);
     region.v_groups = keep(tables.v_groups);
@@ -44,12 +44,14 @@ using ChunkIterator = std::vector<Chunk>::const_iterator;
 // What all these chunks are, if they are the same and kernels have a path for it.
 int kind_of(ChunkIterator begin, ChunkIterator end);
 // The same of all chunks of all regions.
-int common_kind(const LatentAttnParams& p, const AttnArgs& a);
+int common_kind(const LatentAttnParams& p, int k_blocks, int v_blocks);
 
 // One group of a row; its chunks are added to `chunks`, as many as `blocks` have.
 GroupTable group_table(const RowLayout& row, const GroupLayout& group, int blocks, std::vector<Chunk>& chunks);
 
 // Staged bytes of the widest group of each region.
 std::vector<int> group_bytes(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks);
+// Bytes from row to row of a tile that has room for any region.
+int widest_pitch(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks);
 
 }  // namespace lkv::cuda

@@ -27,7 +27,7 @@ constexpr int few_parts = 40;       // a lane has sums of five parts at once
 
 // grid: KV heads x 64-channel blocks, which are a cluster: 1, 2, 4 or 8. many: there may be more than few_parts
 template <bool many>
-__global__ void __launch_bounds__(combine_head_threads, 2) combine_head_kernel(const __grid_constant__ AttnArgs p) {
+__global__ void __launch_bounds__(combine_head_threads, 2) combine_head_kernel(const __grid_constant__ CutProblem p) {
     let_next_start();
     const SlotCounts counts(p);                            // on their way meanwhile
     __shared__ float4 z[64];                               // merged, a channel's query rows

@@ -10,14 +10,14 @@ constexpr int join_threads = 128;
 
 // By one warp a query row. latents: with results and maxima.
 __global__ void __launch_bounds__(join_threads)
-    join_kernel(const __grid_constant__ AttnArgs full, const __grid_constant__ AttnArgs latents) {
+    join_kernel(const __grid_constant__ CutProblem full, const __grid_constant__ CutProblem latents) {
     let_next_start();
     wait_for_previous();
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t rows = static_cast<int64_t>(latents.n_tokens) * latents.n_head;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * (join_threads / 32) + threadIdx.x / 32;
     if (row >= rows) return;
-    const auto state_of = [&](const AttnArgs& p, int count) {
+    const auto state_of = [&](const CutProblem& p, int count) {
         const auto* const of = reinterpret_cast<const float2*>(p.partial_ml) + row;
         float2 state = make_float2(-INFINITY, 0.0f);
         for (int s = 0; s < count; s++) state.x = fmaxf(state.x, of[s * rows].x);

@@ -2,8 +2,7 @@
 // as it fills; how many of its parts have work follows from the number of slots, which lies on the device.
 #pragma once
 
-#include "ops/cuda/args.h"
-#include "ops/cuda/shared_plan.h"
+#include "ops/cuda/softmax/cut.h"
 #include "ops/cuda/softmax/slot_counts.cuh"
 
 namespace lkv::cuda {
@@ -14,17 +13,17 @@ constexpr int tiles_late = 4;
 struct Parts {
     int before_1, before_2,
         n_tiles;  // tiles before regions 1 and 2, and all; not an array, which would leave the registers
-    int tile;     // slots of a tile: the plan's, or fewer in the wide kernel
+    int tile;     // slots of a tile: the plan's, or fewer where it shrinks
     int count;    // parts with work, 1 … n_split
     bool late;    // the last one has what is left of parts of as many tiles each
-    bool halves;  // two thread blocks of the wide kernel take half the query rows of a part each: enough are idle
+    bool halves;  // two thread blocks take half the query rows of a part each: enough are idle
 
-    __device__ explicit Parts(const AttnArgs& p) : Parts(p, SlotCounts(p)) {}
-    __device__ Parts(const AttnArgs& p, const SlotCounts& n_slots) : tile(p.tile) {
+    __device__ explicit Parts(const CutProblem& p) : Parts(p, SlotCounts(p)) {}
+    __device__ Parts(const CutProblem& p, const SlotCounts& n_slots) : tile(p.tile) {
         static_assert(max_regions == 3);
-        if (p.wide != 0) {
+        if (p.shrinks != 0) {
             const int all = n_slots.of[0] + n_slots.of[1] + n_slots.of[2];
-            while (tile > least_wide_tile && all <= tile / 2 * enough_wide_parts) tile /= 2;
+            while (tile > least_shrunk_tile && all <= tile / 2 * enough_parts) tile /= 2;
         }
         const int tile_bits = __ffs(tile) - 1;
         const auto tiles = [&](int r) { return (n_slots.of[r] + tile - 1) >> tile_bits; };
@@ -41,7 +40,7 @@ struct Parts {
             late = rest != 0 && rest + tiles_late <= n_tiles / count;
             if (late) count++;
         }
-        halves = p.wide == max_wide_rows && 2 * count <= p.n_split;
+        halves = p.halves != 0 && 2 * count <= p.n_split;
     }
     // The first tile of a part, or the last one's end.
     __device__ int begin(int part) const {
@@ -62,7 +61,7 @@ struct WorkItem {
     int unit_heads;  // query heads of the item
     int n_rows;      // query rows: tokens x unit_heads
 
-    __device__ WorkItem(const AttnArgs& p, int index)
+    __device__ WorkItem(const CutProblem& p, int index)
         : head_kv(index * p.unit),
           k_group(small_quotient(head_kv, p.k_group)),
           v_group(small_quotient(head_kv, p.v_group)),
@@ -71,23 +70,35 @@ struct WorkItem {
           n_rows(p.n_tokens * unit_heads) {}
     // Which of [n_tokens, n_head] a query row is. As int or unsigned: a division of unsigned ones is shorter.
     template <class Int>
-    __device__ int row_at(const AttnArgs& p, Int row) const {
+    __device__ int row_at(const CutProblem& p, Int row) const {
         return row_of(p, row / unit_heads, row);
     }
     // The same of the few rows that a decode kernel has.
     __device__ int few_token(int row) const { return small_quotient(row, unit_heads); }
-    __device__ int few_row_at(const AttnArgs& p, int row) const { return row_of(p, few_token(row), row); }
+    __device__ int few_row_at(const CutProblem& p, int row) const { return row_of(p, few_token(row), row); }
     // Which of the item's KV heads such a row is of.
     __device__ int few_head(int row) const { return small_quotient(row - few_token(row) * unit_heads, rep); }
 
 private:
-    __device__ int row_of(const AttnArgs& p, int token, int row) const {
+    __device__ int row_of(const CutProblem& p, int token, int row) const {
         return token * p.n_head + head_kv * rep + row - token * unit_heads;
     }
 };
 
 // Sums are of weights relative to a maximum that may be this many powers of two too low: it rarely moves, and f16 holds it.
 constexpr float stale_max = 8.0f;
+
+// Whether this thread block is the last of n that count themselves in `done`, which is 0 again then; what the others wrote before is there.
+// By all threads; answer: of the thread block.
+__device__ __forceinline__ bool is_last(uint32_t* done, unsigned n, bool& answer) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) answer = atomicInc(done, n - 1) == n - 1;
+    __syncthreads();
+    if (!answer) return false;
+    __threadfence();
+    return true;
+}
 
 // sum += share · x
 __device__ inline void add_share(float4& sum, float share, const float4& x) {

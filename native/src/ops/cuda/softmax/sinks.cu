@@ -1,6 +1,6 @@
 // Sinks: a logit of each query head that takes part in the softmax. They join the maxima and sums of a part.
 #include "ops/cuda/gpu/chain.cuh"
-#include "ops/cuda/launch.h"
+#include "ops/cuda/softmax/combine.h"
 
 namespace lkv::cuda {
 
@@ -13,7 +13,7 @@ constexpr float most_beyond = 100.0f;
 
 // By one warp a query row.
 __global__ void __launch_bounds__(sink_threads)
-    sinks_kernel(const __grid_constant__ AttnArgs p, const __grid_constant__ Sinks sinks, int fresh) {
+    sinks_kernel(const __grid_constant__ CutProblem p, const __grid_constant__ Sinks sinks, int fresh) {
     let_next_start();
     wait_for_previous();
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -39,14 +39,14 @@ __global__ void __launch_bounds__(sink_threads)
 
 }  // namespace
 
-cudaError_t add_sinks(const AttnArgs& args, const Sinks& sinks, bool fresh, cudaStream_t stream) {
+cudaError_t add_sinks(const CutProblem& args, const Sinks& sinks, bool fresh, cudaStream_t stream) {
     const auto rows = static_cast<unsigned>(args.n_tokens * args.n_head);
     return launch_next(sinks_kernel, dim3((rows + sink_threads / 32 - 1) / (sink_threads / 32)), sink_threads, 0,
                        stream, args, sinks, fresh ? 1 : 0);
 }
 
-AttnArgs only_sinks(const AttnArgs& of) {
-    AttnArgs a{};
+CutProblem only_sinks(const CutProblem& of) {
+    CutProblem a{};
     a.n_tokens = of.n_tokens;
     a.n_head = of.n_head;
     a.n_kv = of.n_kv;

@@ -1,7 +1,7 @@
 // The slots in use, read on the device: one captured graph serves a cache as it fills.
 #pragma once
 
-#include "ops/cuda/args.h"
+#include "ops/cuda/problem.h"
 
 namespace lkv::cuda {
 
@@ -15,7 +15,7 @@ __device__ inline int small_quotient(int a, int b) {
 struct SlotCounts {
     int32_t of[max_regions];
 
-    __device__ explicit SlotCounts(const AttnArgs& p) {
+    __device__ explicit SlotCounts(const Problem& p) {
 #pragma unroll
         for (int r = 0; r < max_regions; r++) of[r] = r < p.n_regions ? p.n_slots[r] : 0;
     }

@@ -1,7 +1,7 @@
 // The angle of a RoPE plane at a position.
 #pragma once
 
-#include "ops/cuda/args.h"
+#include "ops/cuda/problem.h"
 
 namespace lkv::cuda {
 
@@ -15,6 +15,6 @@ __device__ inline float2 angle_of(uint64_t phase, int position) {
 }
 
 // The same in plane i.
-__device__ inline float2 angle_of(const AttnArgs& p, int i, int position) { return angle_of(p.phases[i], position); }
+__device__ inline float2 angle_of(const Problem& p, int i, int position) { return angle_of(p.phases[i], position); }
 
 }  // namespace lkv::cuda

@@ -9,7 +9,7 @@ namespace lkv::cuda {
 
 // Bias, norm and RoPE of one head's key. x: f16 [head_dim] in shared memory. By one warp
 template <int most_dims>
-__device__ inline void finish_key(const AttnArgs& p, int head, int pos, __half* x, int lane) {
+__device__ inline void finish_key(const Problem& p, int head, int pos, __half* x, int lane) {
     constexpr int most = most_dims / 64;  // pairs of dimensions of a lane
     const int planes = p.n_rot / 2;
     float2 of[most];

@@ -1,0 +1,119 @@
+#include "ops/cuda/attend.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/cuda/rows/tables.h"
+#include "ops/cuda/softmax/combine.h"
+
+namespace lkv::cuda {
+
+namespace {
+
+// The contract's shape, as the device has it.
+void flatten(const LatentAttnParams& p, Problem& a) {
+    a.n_tokens = p.n_tokens;
+    a.q_width = p.q_width;
+    a.n_head = p.n_head;
+    a.n_kv = p.n_kv;
+    a.head_dim = p.head_dim;
+    a.k_group = p.k_group;
+    a.v_group = p.v_group;
+    a.window = p.window;
+    a.scale = p.scale;
+    a.softcap = p.softcap;
+    a.k_norm_eps = p.k_norm_eps;
+    a.rope_mscale = p.rope_mscale;
+    a.n_rot = p.rope_freqs != nullptr ? p.n_rot : 0;
+    a.rope_neox = p.rope_neox ? 1 : 0;
+    a.k_rank_max = p.k_rank_max;
+    a.v_rank_max = p.v_rank_max;
+    a.n_regions = p.n_regions;
+    a.rebuild = p.rebuilds() ? 1 : 0;
+    a.k_extras = p.rebuilds() && (p.k_bias != nullptr || p.k_norm != nullptr) ? 1 : 0;
+    a.in_blocks = std::any_of(p.regions, p.regions + p.n_regions,
+                              [](const RegionView& region) { return lkv::in_blocks(region.k); })
+                      ? 1
+                      : 0;
+    a.k_blocks = side_blocks(p, &RegionView::k);
+    a.v_blocks = side_blocks(p, &RegionView::v);
+    a.kind = common_kind(p, a.k_blocks, a.v_blocks);
+}
+
+}  // namespace
+
+Plan plan_attention(const Request& request, const Problem& problem, std::string* refusals) {
+    const LatentAttnParams& p = request.params;
+    require(p.head_dim % 8 == 0 && p.head_dim <= 256, "a head_dim that is a multiple of 8 and at most 256",
+            std::to_string(p.head_dim));
+    Plan common;
+    static_cast<Problem&>(common) = problem;
+    flatten(p, common);
+    static_cast<Cut&>(common) = Cut{};
+    common.unit = common.rebuild != 0 ? 1 : std::gcd(p.k_group, p.v_group);
+    common.least_tiles = 1;
+    for (const Kernel* kernel : all_kernels()) {
+        Plan plan = common;
+        plan.kernel = kernel;
+        const bool special = p.softcap > 0.0f || common.in_blocks != 0;
+        const char* const reason =
+            special && !kernel->takes_all ? "soft caps and K in blocks" : kernel->takes(request, plan);
+        if (reason == nullptr) {
+            plan.items = plan.n_kv / plan.unit;
+            return plan;
+        }
+        if (refusals != nullptr)
+            *refusals += (refusals->empty() ? "" : "; ") + std::string(kernel->name) + ": " + reason;
+    }
+    require(false, "a shape that some kernel takes", "one that none does");
+    return common;
+}
+
+size_t partial_floats(const Plan& plan) {
+    return plan.kernel->sums_floats != nullptr ? plan.kernel->sums_floats(plan) : parts_floats(plan, plan.merge);
+}
+
+size_t partial_ml_floats(const CutProblem& p) {
+    return static_cast<size_t>(p.n_split) * static_cast<size_t>(p.n_tokens) * static_cast<size_t>(p.n_head) * 2;
+}
+
+int items_of_group(const Plan& plan) { return std::lcm(plan.unit, std::lcm(plan.k_group, plan.v_group)) / plan.unit; }
+
+Plan rehearsed(const Plan& plan, int items, int parts) {
+    Plan of = plan;
+    of.items = items;
+    of.n_split = std::min(plan.n_split, parts);
+    of.late_parts = 0;
+    return of;
+}
+
+std::optional<Plan> rehearsal(const Plan& plan) {
+    if (plan.kernel->rehearsal != nullptr) return plan.kernel->rehearsal(plan);
+    // All items where the kernel multiplies with B_v, which comes into the L2 cache so (8B, rotated 64, q4: 350 tokens/s at depth 0 with one
+    // head of eight, 361 to 363 with all). One slot a region, and of a part two thread blocks where rows are shared out.
+    return rehearsed(plan, plan.v_b != nullptr ? plan.items : items_of_group(plan), 2 * plan.n_regions);
+}
+
+cudaError_t attend(const Plan& plan, cudaStream_t stream) {
+    const cudaError_t error = plan.kernel->launch(plan, stream);
+    if (error != cudaSuccess || plan.leaves == Leaves::parts) return error;
+    if (plan.merge == Merge::by_kernel) {
+        return plan.kernel->finish != nullptr ? plan.kernel->finish(plan, nullptr, stream) : error;
+    }
+    if (plan.n_split == 1 && plan.v_b == nullptr) return error;
+    return merge_parts(plan, plan.merge, stream);
+}
+
+cudaError_t begin_beside(const Plan& latents, cudaStream_t stream) {
+    return latents.kernel->finish != nullptr ? latents.kernel->launch(latents, stream) : cudaSuccess;
+}
+
+cudaError_t end_beside(const Plan& latents, const CutProblem& full, cudaStream_t stream) {
+    if (latents.kernel->finish != nullptr) return latents.kernel->finish(latents, &full, stream);
+    Plan noted = latents;
+    noted.leaves = Leaves::results_and_maxima;
+    const cudaError_t error = attend(noted, stream);
+    return error == cudaSuccess ? join_parts(full, noted, stream) : error;
+}
+
+}  // namespace lkv::cuda

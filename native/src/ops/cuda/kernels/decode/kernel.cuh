@@ -1,0 +1,56 @@
+// Attention for few query rows: up to 8 (tokens x the query heads that share this K and this V).
+// Slots are the rows of both products and the queries their 8 columns, so that no row of a tensor-core tile is wasted:
+//
+//   scores [16 slots x 8 queries] = K [16 slots x channels] · qᵀ   (K rebuild: rebuild.cuh makes K first)
+//   sums [16 channels x 8 queries] += Vᵀ [16 channels x 16 slots] · weights
+//
+// Every warp walks slots of its own, with its own copies in flight and its own maximum and sums; nothing waits for another
+// warp until the end of a part. A stored byte is copied once and dequantized once, in registers.
+#pragma once
+
+#include "ops/cuda/gpu/chain.cuh"
+#include "ops/cuda/kernels/decode/stages.cuh"
+
+namespace lkv::cuda {
+
+template <int KB, int VB, int MT, int Kind, KPath Path>
+__global__ void __launch_bounds__(Path == KPath::rebuilt && KB == 1 ? 2 * n_threads : n_threads,
+                                  Path == KPath::stored && KB + VB <= 4 ? 2 : 1)
+    decode_kernel(const __grid_constant__ DecodeArgs p) {
+    using Warp = DecodeWarp<KB, VB, MT, Kind, Path>;
+    extern __shared__ __align__(16) uint8_t shared[];
+    let_next_start();
+    const Parts parts(p);
+    const int split = blockIdx.y;
+    if (split >= parts.count) return;
+    const DecodeLayout plan(p);
+    const WorkItem item(p, blockIdx.x);
+
+    // every region's groups and chunks, once for all warps
+    auto* const groups = reinterpret_cast<GroupTable*>(shared);
+    auto* const chunks = reinterpret_cast<Chunk*>(shared + plan.groups);
+    auto* const queries = reinterpret_cast<uint2*>(shared + plan.groups + plan.chunks);
+    uint8_t* const own = shared + plan.common() + threadIdx.x / 32 * plan.own;
+    [[maybe_unused]] WarpRebuild keys(reinterpret_cast<uint8_t*>(queries), plan, own);
+    __shared__ int32_t rows_at[decode_rows];
+    __shared__ int32_t n_slots[max_regions];
+    if (static_cast<int>(threadIdx.x) < item.n_rows) {
+        rows_at[threadIdx.x] = item.row_at(p, threadIdx.x);
+    }
+    if (static_cast<int>(threadIdx.x) < p.n_regions) n_slots[threadIdx.x] = p.n_slots[threadIdx.x];
+    load_tables<KB, VB>(p, item, block_threads<Warp::fixed_threads>(), groups, chunks);
+    if constexpr (Warp::rebuilds) keys.fill(p, p.by_plane, item.head_kv);
+    __syncthreads();
+    wait_for_previous();
+
+    const DecodeShared all{shared, groups, chunks, queries, rows_at, n_slots};
+    Warp warp{p, parts, item, all, own + plan.turned, keys, parts.begin(split), parts.begin(split + 1)};
+    warp.choose_run();
+    DecodeRows rows;
+    warp.see_rows(rows);
+    DecodeSums<VB> sums;
+    warp.walk(rows, sums);
+    warp.leave(split, sums);
+}
+
+}  // namespace lkv::cuda

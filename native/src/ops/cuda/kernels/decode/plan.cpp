@@ -1,0 +1,93 @@
+#include "ops/cuda/kernels/decode/layout.h"
+
+#include <algorithm>
+
+#include "ops/cuda/pack.h"
+#include "ops/cuda/rows/tables.h"
+
+namespace lkv::cuda {
+
+int decode_kind(const Problem& a) {
+    const int blocks = decode_blocks(a);
+    const bool has_path = a.k_blocks == blocks && a.v_blocks == blocks && (blocks <= 2 || a.rebuild != 0);
+    return has_path ? a.kind : any_kind;
+}
+
+int decode_parts(const CutProblem& a, int capacity, int resident) {
+    const int tiles = std::max(1, capacity / (a.tile * a.least_tiles) + a.n_regions);
+    return std::clamp(resident / (a.n_kv / a.unit), 1, std::min(tiles, 128));
+}
+
+std::vector<int> dims_by_plane(int head_dim, int n_rot, bool neox) {
+    std::vector<int> dims;
+    for (int i = 0; i < 16 * plane_tiles(head_dim, n_rot); i++) dims.push_back(plane_dim(head_dim, n_rot, neox, i));
+    return dims;
+}
+
+namespace {
+
+DecodeArgs args_of(const Plan& plan) { return {plan, plan.as<DecodePlan>(), plan.packed}; }
+
+// Two thread blocks a multiprocessor where they fit.
+const char* take(const Request& request, Plan& a) {
+    const Device& device = request.device;
+    const int blocks = std::max(a.k_blocks, a.v_blocks);
+    if (rows_of(a) > decode_rows) return "too many query rows";
+    if (blocks > 4) return "groups are too wide";
+    a.kind = decode_kind(a);
+    DecodePlan plan{};
+    plan.k_pitch = decode_reads_k_in_place(a.rebuild != 0, blocks, a.kind)
+                       ? 0
+                       : widest_pitch(request.params, &RegionView::k, a.k_blocks);
+    plan.v_pitch = widest_pitch(request.params, &RegionView::v, a.v_blocks);
+    struct Choice {
+        int tile, stages, warps, resident;
+    };
+    // K rebuild from 64 channels: sixteen warps share one set of tables where they fit
+    constexpr Choice choices[] = {{32, 2, 16, 1}, {32, 1, 16, 1}, {16, 2, 16, 1}, {16, 1, 16, 1}, {32, 3, 8, 2},
+                                  {32, 2, 8, 2},  {16, 3, 8, 2},  {16, 2, 8, 2},  {32, 3, 8, 1},  {16, 4, 8, 1},
+                                  {16, 3, 8, 1},  {16, 2, 8, 1},  {16, 1, 8, 1}};
+    for (const Choice& choice : choices) {
+        if (choice.warps > n_warps && (a.rebuild == 0 || blocks > 1)) continue;
+        if (choice.stages == 1 && a.rebuild == 0) continue;  // a direct K is copied a tile ahead
+        // registers of one thread block fill the multiprocessor
+        if (choice.resident == 2 && blocks > (a.rebuild != 0 ? 1 : 2)) continue;
+        if (choice.tile == 32 && a.rebuild != 0 && blocks > 2) continue;
+        a.tile = choice.tile;
+        plan.stages = choice.stages;
+        plan.warps = choice.warps;
+        a.keep(plan);
+        const int room = device.shared_bytes / choice.resident - 1024 * (choice.resident - 1) - decode_static_bytes;
+        const DecodeArgs args = args_of(a);
+        if (DecodeLayout(args).total(args) > room) continue;
+        a.least_tiles = 2 * n_warps;
+        a.n_split = decode_parts(a, request.capacity, device.n_multiprocessors * choice.resident);
+        a.merge = request.params.v_b != nullptr && decode_blocks(a) > 1 ? Merge::heads : Merge::by_kernel;
+        return nullptr;
+    }
+    return "no tile fits shared memory";
+}
+
+cudaError_t launch(const Plan& plan, cudaStream_t stream) {
+    return plan.rebuild != 0 ? launch_decode_rebuild(args_of(plan), plan.items, stream)
+                             : launch_decode(args_of(plan), plan.items, stream);
+}
+
+std::vector<uint32_t> pack(const KeyFactor& f, const Device&) {
+    return pack_k_b(f.k_b, f.n_kv, f.rank, f.head_dim, f.k_blocks, dims_by_plane(f.head_dim, f.n_rot, f.neox));
+}
+
+void shrink(Plan& plan, int tile, int stages) {
+    DecodePlan own = plan.as<DecodePlan>();
+    plan.tile = std::min(tile, plan.tile);
+    own.stages = std::min(std::max(stages, plan.rebuild != 0 ? 1 : 2), own.stages);
+    plan.keep(own);
+}
+
+}  // namespace
+
+namespace kernels {
+extern const Kernel decode{.name = "decode", .takes = take, .launch = launch, .pack_keys = pack, .shrink = shrink};
+}
+
+}  // namespace lkv::cuda

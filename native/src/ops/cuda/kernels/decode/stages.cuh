@@ -1,0 +1,448 @@
+// The stages of the decode kernel, one warp's: copies, scores, softmax, sums. All is inlined. Arrays, which lie in registers once loops are
+// unrolled, are no members of what has single values: the compiler would keep these in memory until then, and unroll less.
+#pragma once
+
+#include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/decode/finish.cuh"
+#include "ops/cuda/kernels/decode/layout.h"
+#include "ops/cuda/kernels/decode/rebuild.cuh"
+#include "ops/cuda/rows/copy.cuh"
+#include "ops/cuda/rows/dequant.cuh"
+#include "ops/cuda/softmax/parts.cuh"
+
+namespace lkv::cuda {
+
+// Where scores come from: the rows as stored, or keys rebuilt by each warp.
+enum class KPath { stored, rebuilt };
+
+// What a thread block's warps share. groups: [n_regions][K, V]; queries: [KB][4][32]
+struct DecodeShared {
+    uint8_t* memory;
+    GroupTable* groups;
+    Chunk* chunks;
+    uint2* queries;
+    const int32_t* rows_at;  // of a query row: which of [n_tokens, n_head] it is
+    const int32_t* n_slots;
+};
+
+// Of a lane's query rows, 2c and 2c + 1.
+struct DecodeRows {
+    int pos[2];
+    uint64_t seq[2];
+    float slope[2];
+};
+template <int VB>
+struct DecodeSums {
+    float top[2] = {-INFINITY, -INFINITY};
+    float weights[2] = {0.0f, 0.0f};
+    float of[VB][4][4] = {};
+};
+
+// KB, VB: 64-channel blocks of a K and a V group. MT: 16-slot steps of a warp's tile. Kind: as in with_chunk.
+template <int KB, int VB, int MT, int Kind, KPath Path>
+struct DecodeWarp {
+    static constexpr bool rebuilds = Path != KPath::stored;
+    static constexpr int fixed_threads = Path == KPath::rebuilt && KB == 1 ? 0 : n_threads;
+    static constexpr int tile = 16 * MT;
+    static constexpr bool k_in_place = decode_reads_k_in_place(rebuilds, KB, Kind);
+    static constexpr int chunks_per_region = 4 * (KB + VB);
+
+    const DecodeArgs& p;
+    const Parts& parts;
+    const WorkItem& item;
+    const DecodeShared& shared;
+    uint8_t* const stages;  // [stages] rows of K, of V; direct: sequences, positions
+    WarpRebuild& keys;
+    const int tile_begin;
+    const int tile_end;
+    const int threads = block_threads<fixed_threads>();
+    const int warps = threads / 32;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int g = lane / 4;
+    const int c = lane % 4;
+    const int stage_bytes = tile * (p.k_pitch + p.v_pitch + (rebuilds ? 0 : 12));
+    uint8_t* const marks = rebuilds ? stages + p.stages * stage_bytes : stages + tile * (p.k_pitch + p.v_pitch);
+    const int marks_bytes = rebuilds ? tile * 12 : stage_bytes;
+
+    int run_bits = 0;
+    int issue_stage = 0;
+    int issue_marks = 0;
+
+    // A tile's place: region, first slot, slots in use.
+    struct Place {
+        int r, first, n;
+    };
+    __device__ __forceinline__ Place place_of(int t) const {
+        const int r = parts.region_of(t);
+        const int first = (t - parts.tiles_before(r)) * tile;
+        return {r, first, min(tile, shared.n_slots[r] - first)};
+    }
+
+    // Neighbouring tiles that a warp takes at once: as many as one turn of the queries serves, if that leaves no warp without.
+    __device__ __forceinline__ void choose_run() {
+        if constexpr (rebuilds) {
+            while (tile << run_bits < angle_span && warps << (run_bits + 1) <= tile_end - tile_begin) run_bits++;
+        }
+    }
+    __device__ __forceinline__ int tile_at(int i) const {
+        return tile_begin + (((i >> run_bits) * warps + warp) << run_bits) + (i & ((1 << run_bits) - 1));
+    }
+
+    __device__ __forceinline__ void copy_side(int side, const Place& of, int at) const {
+        uint8_t* const to = stages + at * stage_bytes + (side == 0 ? 0 : tile * p.k_pitch);
+        const int pitch = side == 0 ? p.k_pitch : p.v_pitch;
+        const uint8_t* const rows = side == 0 ? p.regions[of.r].k_rows : p.regions[of.r].v_rows;
+        const uint32_t row_bytes = side == 0 ? p.regions[of.r].k_row_bytes : p.regions[of.r].v_row_bytes;
+        copy_rows<32, rebuilds ? 2 : 1>(lane, to, pitch, rows, row_bytes, shared.groups[2 * of.r + side], of.first,
+                                        of.n);
+    }
+    __device__ __forceinline__ void copy_marks(const Place& of, uint8_t* to) const {
+        auto* const seq = reinterpret_cast<uint64_t*>(to);
+        auto* const pos = reinterpret_cast<int32_t*>(seq + tile);
+        if (lane < tile) {
+            if (lane < of.n) {
+                copy_async<8>(seq + lane, p.regions[of.r].seq + of.first + lane);
+                copy_async<4>(pos + lane, p.regions[of.r].pos + of.first + lane);
+            } else {
+                seq[lane] = 0;
+                pos[lane] = 0;
+            }
+        }
+    }
+    // Direct: all of tile i. Rebuild: K and the marks of tile i and V of the one before, whose buffers are free when K of tile
+    // i - stages has been read; the scores take long enough for V to arrive.
+    __device__ __forceinline__ void issue(int i) {
+        if constexpr (!rebuilds) {
+            const int t = tile_at(i);
+            if (t < tile_end) {
+                const Place of = place_of(t);
+                copy_marks(of, marks + issue_stage * marks_bytes);
+                copy_side(0, of, issue_stage);
+                copy_side(1, of, issue_stage);
+            }
+        } else {
+#pragma unroll 1
+            for (int side = 0; side < 2; side++) {
+                const int t = tile_at(i - side);
+                if (i < side) continue;
+                if (t >= tile_end) continue;
+                const Place of = place_of(t);
+                if (side == 0) copy_marks(of, marks + issue_marks * marks_bytes);
+                if (k_in_place && side == 0) continue;
+                // V's stage is the one before K's
+                const int at = side == 0 ? issue_stage : (issue_stage == 0 ? p.stages : issue_stage) - 1;
+                copy_side(side, of, at);
+            }
+            issue_marks = issue_marks == p.stages ? 0 : issue_marks + 1;
+        }
+        issue_stage = issue_stage + 1 == p.stages ? 0 : issue_stage + 1;
+        copies_commit();
+    }
+
+    using Queries = uint32_t[KB][4][2];      // operand b
+    using Latents = uint32_t[KB][MT][4][4];  // operand a
+
+    __device__ __forceinline__ const float* query_row(int row) const {
+        return row < item.n_rows ? p.q + static_cast<int64_t>(shared.rows_at[row]) * p.q_width : nullptr;
+    }
+    // By all threads of the thread block; then direct queries to registers.
+    __device__ __forceinline__ void fill_queries(Queries& q) const {
+        if constexpr (rebuilds) {
+            keys.fill_queries(p, threadIdx.x, threads, [&](int row) { return query_row(row); });
+            keys.wait(p.stages);
+        } else {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < decode_rows * KB * 16; i += threads) {
+                const int row = i / (KB * 16);
+                const int at = i % (KB * 16);  // (block, chunk, step)
+                const int s = at % 4;
+                const float* const from = query_row(row);
+                const int channel = at / 4 * 16;
+                shared.queries[(at / 16 * 4 + s) * 32 + row * 4 + at / 4 % 4] =
+                    make_uint2(query_pair(from, p.q_width, channel + pair_channel(s)),
+                               query_pair(from, p.q_width, channel + pair_channel(s + 4)));
+            }
+        }
+        __syncthreads();
+        if constexpr (!rebuilds) {
+#pragma unroll
+            for (int b = 0; b < KB; b++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const uint2 of = shared.queries[(b * 4 + i) * 32 + lane];
+                    q[b][i][0] = of.x;
+                    q[b][i][1] = of.y;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void see_rows(DecodeRows& of) const {
+        constexpr float log2_e = 1.4426950408889634f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = 2 * c + i;
+            const bool exists = row < item.n_rows;
+            const int at = exists ? shared.rows_at[row] : 0;
+            const int token = at / p.n_head;
+            of.pos[i] = exists ? p.q_pos[token] : -1;
+            of.seq[i] = exists ? uint64_t{1} << p.q_seq[token] : 0;
+            of.slope[i] = exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - token * p.n_head] * log2_e : 0.0f;
+        }
+    }
+
+    // K of tile t, times the queries; or the latents that keys are rebuilt from.
+    __device__ __forceinline__ void read_keys(int t, const uint8_t* k_rows, const Chunk* k_chunks, const Queries& q,
+                                              float (&s)[MT][4], Latents& latents) const {
+        const auto k_row = [&](int slot) -> const uint8_t* {
+            const int r = parts.region_of(t);
+            const int first = (t - parts.tiles_before(r)) * tile;
+            if constexpr (!k_in_place) return k_rows + slot * p.k_pitch;
+            // past the last slot any row will do
+            const int at = min(first + slot, shared.n_slots[r] - 1);
+            return p.regions[r].k_rows + static_cast<int64_t>(at) * p.regions[r].k_row_bytes +
+                   shared.groups[2 * r].first;
+        };
+        with_group_kind<Kind>(
+            shared.groups[2 * parts.region_of(t)].kind, [&](auto kind) __attribute__((always_inline)) {
+#pragma unroll
+                for (int b = 0; b < KB; b++) {
+                    const Chunk chunk = k_chunks[4 * b + c];
+#pragma unroll
+                    for (int m = 0; m < MT; m++) {
+                        uint32_t x[8];
+                        uint32_t y[8];
+                        two_slots<decltype(kind)::value>(k_row(16 * m + g), k_row(16 * m + g + 8), chunk, x, y);
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            const uint32_t a[4] = {x[j], y[j], x[j + 4], y[j + 4]};
+                            if constexpr (rebuilds) {
+#pragma unroll
+                                for (int e = 0; e < 4; e++) latents[b][m][j][e] = a[e];
+                            } else {
+                                mma(s[m], a, q[b][j][0], q[b][j][1]);
+                            }
+                        }
+                    }
+                }
+            });
+    }
+
+    // s[m]: scores of slots 16m + g and 16m + g + 8 for query rows 2c and 2c + 1, masked; then their weights, as operand b of the sums.
+    __device__ __forceinline__ void make_weights(const uint64_t* seq, const int32_t* pos, const DecodeRows& rows,
+                                                 DecodeSums<VB>& sums, float (&s)[MT][4], uint32_t (&w)[MT][2]) const {
+        constexpr float log2_e = 1.4426950408889634f;
+        const float scale = p.scale * log2_e;
+        float tile_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int slot = 16 * m + g + 8 * h;
+                const uint64_t slot_seq = seq[slot];
+                const int slot_pos = pos[slot];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int distance = rows.pos[i] - slot_pos;
+                    const bool seen =
+                        (slot_seq & rows.seq[i]) != 0 && distance >= 0 && (p.window == 0 || distance < p.window);
+                    float& x = s[m][2 * h + i];
+                    x = seen ? x * scale - rows.slope[i] * static_cast<float>(distance) : -INFINITY;
+                    tile_max[i] = fmaxf(tile_max[i], x);
+                }
+            }
+        }
+        bool moved = false;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int o = 4; o < 32; o *= 2)
+                tile_max[i] = fmaxf(tile_max[i], __shfl_xor_sync(0xffffffffu, tile_max[i], o));
+            moved = moved || tile_max[i] > sums.top[i] + stale_max;
+        }
+        if (__any_sync(0xffffffffu, moved)) raise_maxima(sums, tile_max);
+        float base[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) base[i] = sums.top[i] == -INFINITY ? 0.0f : sums.top[i];
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const __half2 weight =
+                    __floats2half2_rn(exp2f(s[m][2 * h] - base[0]), exp2f(s[m][2 * h + 1] - base[1]));
+                const float2 as_used = __half22float2(weight);  // the weights as the product sees them
+                sums.weights[0] += as_used.x;
+                sums.weights[1] += as_used.y;
+                w[m][h] = transposed(bits(weight));
+            }
+        }
+    }
+    __device__ __forceinline__ static void raise_maxima(DecodeSums<VB>& sums, const float (&tile_max)[2]) {
+        float rescale[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float old = sums.top[i];
+            sums.top[i] = fmaxf(old, tile_max[i]);
+            rescale[i] = sums.top[i] == -INFINITY ? 1.0f : exp2f(old - sums.top[i]);
+            sums.weights[i] *= rescale[i];
+        }
+#pragma unroll
+        for (int b = 0; b < VB; b++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums.of[b][j][e] *= rescale[e % 2];
+            }
+        }
+    }
+
+    // Free slots hold anything, NaN too: zero bytes decode to finite values in every format.
+    __device__ __forceinline__ void clear_holes(const uint64_t* seq, uint8_t* v_rows) const {
+        unsigned holes = __ballot_sync(0xffffffffu, lane < tile && seq[lane % tile] == 0);
+        if (holes != 0) {
+            for (; holes != 0; holes &= holes - 1) {
+                const int s = __ffs(static_cast<int>(holes)) - 1;
+                for (int i = lane; i < p.v_pitch / 16; i += 32) {
+                    reinterpret_cast<uint4*>(v_rows + s * p.v_pitch)[i] = make_uint4(0, 0, 0, 0);
+                }
+            }
+            __syncwarp();
+        }
+    }
+
+    __device__ __forceinline__ void add_values(int t, const uint8_t* v_rows, const Chunk* v_chunks,
+                                               const uint32_t (&w)[MT][2], float (&sums)[VB][4][4]) const {
+        with_group_kind<Kind>(
+            shared.groups[2 * parts.region_of(t) + 1].kind, [&](auto kind) __attribute__((always_inline)) {
+#pragma unroll
+                for (int b = 0; b < VB; b++) {
+                    const Chunk chunk = v_chunks[4 * b + g / 2];
+#pragma unroll
+                    for (int m = 0; m < MT; m++) {
+                        uint32_t first[8];
+                        uint32_t second[8];
+                        four_slots<decltype(kind)::value>(v_rows + (16 * m + 2 * c) * p.v_pitch, p.v_pitch, chunk,
+                                                          g % 2, first, second);
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            const uint32_t a[4] = {first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1]};
+                            mma(sums[b][j], a, w[m][0], w[m][1]);
+                        }
+                    }
+                }
+            });
+    }
+
+    // All tiles of the warp. Steps before the first tile only issue copies: one place in the code for them, which is fetched once.
+    __device__ __forceinline__ void walk(const DecodeRows& rows, DecodeSums<VB>& sums) {
+        Queries q = {};
+        int stage = 0;
+        int marks_stage = 0;
+        const int ahead = rebuilds ? p.stages : p.stages - 1;
+#pragma unroll 1
+        for (int step = -ahead; step < 0 || tile_at(step) < tile_end; step++) {
+            if constexpr (!rebuilds) {
+                __syncwarp();
+                issue(step + ahead);
+            }
+            const int t = tile_at(max(step, 0));
+            uint8_t* const k_rows = stages + stage * stage_bytes;
+            const Chunk* const k_chunks = shared.chunks + parts.region_of(t) * chunks_per_region;
+            float s[MT][4] = {};
+            [[maybe_unused]] Latents latents;
+            if (step >= 0) {
+                copies_wait(p.stages - 1);
+                __syncwarp();
+                read_keys(t, k_rows, k_chunks, q, s, latents);
+            }
+            if constexpr (rebuilds) {
+                __syncwarp();
+                issue(step + ahead);
+            }
+            if (step < 0) {
+                if (step < -1) continue;
+                fill_queries(q);  // while the first tile is under way
+                continue;
+            }
+            uint8_t* const v_rows = k_rows + tile * p.k_pitch;
+            const auto* const seq =
+                reinterpret_cast<const uint64_t*>(marks + (rebuilds ? marks_stage : stage) * marks_bytes);
+            const auto* const pos = reinterpret_cast<const int32_t*>(seq + tile);
+            stage = stage + 1 == p.stages ? 0 : stage + 1;
+            if constexpr (rebuilds) {
+                marks_stage = marks_stage == p.stages ? 0 : marks_stage + 1;
+                keys.template score<KB, MT>(p, latents, seq, pos, s);
+            }
+            uint32_t w[MT][2];
+            make_weights(seq, pos, rows, sums, s, w);
+            if constexpr (rebuilds) {
+                copies_wait(p.stages - 1);
+                __syncwarp();
+            }
+            clear_holes(seq, v_rows);
+            add_values(t, v_rows, k_chunks + 4 * KB, w, sums.of);
+        }
+    }
+
+    // The warps' sums meet where the tiles were, and become the item's part.
+    __device__ __forceinline__ void leave(int split, DecodeSums<VB>& own) const {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int o = 4; o < 32; o *= 2) own.weights[i] += __shfl_xor_sync(0xffffffffu, own.weights[i], o);
+        }
+        copies_wait(0);
+        __syncthreads();
+        constexpr int width = 64 * VB;
+        auto* const ml = reinterpret_cast<float2*>(shared.memory);       // [warps][decode_rows] maximum, sum
+        auto* const all = ml + warps * decode_rows;                      // [decode_rows] of all warps
+        auto* const sums = reinterpret_cast<float*>(all + decode_rows);  // [warps][item.n_rows][width + 8]
+        constexpr int pitch = width + 8;
+        if (g == 0) {
+            ml[warp * decode_rows + 2 * c] = make_float2(own.top[0], own.weights[0]);
+            ml[warp * decode_rows + 2 * c + 1] = make_float2(own.top[1], own.weights[1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = 2 * c + e % 2;
+            if (row < item.n_rows) {
+                float* const to = sums + (warp * item.n_rows + row) * pitch;
+#pragma unroll
+                for (int b = 0; b < VB; b++) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        to[64 * b + sum_channel(g, 2 * j + e / 2)] = own.of[b][j][e];
+                    }
+                }
+            }
+        }
+        __syncthreads();
+        if (static_cast<int>(threadIdx.x) < warps * decode_rows) {
+            // as many neighbours as warps hold a row's maxima and sums
+            const int row = threadIdx.x / warps;
+            float2& of = ml[threadIdx.x % warps * decode_rows + row];
+            float top = of.x;
+#pragma unroll 1
+            for (int o = 1; o < warps; o *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+            const float share = of.x == -INFINITY ? 0.0f : exp2f(of.x - top);
+            float total = share * of.y;
+#pragma unroll 1
+            for (int o = 1; o < warps; o *= 2) total += __shfl_xor_sync(0xffffffffu, total, o);
+            of.x = share;
+            if (threadIdx.x % warps == 0) all[row] = make_float2(top, total);
+        }
+        __syncthreads();
+        // [item.n_rows][width], over the first warp's sums.
+        const auto sum_at = [ml, sums, n = warps, n_rows = item.n_rows](int row, int d) {
+            float sum = 0.0f;
+#pragma unroll 8
+            for (int w = 0; w < n; w++) sum += ml[w * decode_rows + row].x * sums[(w * n_rows + row) * pitch + d];
+            return sum;
+        };
+        end_part<fixed_threads, KB == 1 && VB == 1>(p, merges_apart(p), parts, item, split, shared.rows_at, all,
+                                                    64 * VB, shared.memory, sums, pitch, sum_at);
+    }
+};
+
+}  // namespace lkv::cuda

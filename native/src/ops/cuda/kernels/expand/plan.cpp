@@ -1,0 +1,125 @@
+#include <algorithm>
+
+#include "ops/cuda/kernels/expand/layout.h"
+#include "ops/cuda/kernels/expand/score.h"
+#include "ops/cuda/rows/tables.h"
+#include "ops/cuda/softmax/combine.h"
+
+namespace lkv::cuda {
+
+PrefillArgs on_expanded_rows(const CutProblem& p, const PrefillPlan& plan) {
+    PrefillArgs full{p, plan};
+    full.rebuild = 0;
+    full.k_extras = 0;
+    full.n_rot = 0;
+    full.v_b = nullptr;
+    full.v_rank_max = 0;
+    full.q_width = p.head_dim;
+    full.k_group = full.v_group = full.unit = 1;
+    full.n_regions = 1;
+    full.regions[0] = p.whole;
+    full.kind = any_kind;
+    full.k_blocks = full.v_blocks = (p.head_dim + 63) / 64;
+    return full;
+}
+
+namespace {
+
+// Bytes of expanded rows, at most: about an L2 cache.
+constexpr int most_bytes = 32 << 20;
+
+int row_bytes(const Problem& p) { return p.n_kv * p.head_dim * 2; }
+
+ExpandBy by_units(const Device& device) { return device.warpgroups ? ExpandBy::warpgroup : ExpandBy::units; }
+
+// A chunk of the context is expanded to full rows of f16 before it is attended to.
+const char* take_rows(const Request& request, Plan& a) {
+    static_assert(most_expanded_head <= prefill_channels[1]);
+    const LatentAttnParams& p = request.params;
+    if (a.rebuild == 0) return "K is not rebuilt";
+    if (a.head_dim > most_expanded_head) return "heads are too wide";
+    a.chunk = std::min(std::clamp(most_bytes / (2 * row_bytes(a)) / expand_slots * expand_slots, 1024, 8192),
+                       round_up(request.capacity + expand_tile * p.n_regions, expand_slots));
+    a.tile = expand_tile;
+    ExpandPlan own{};
+    if (side_has_units(p, &RegionView::k, a.k_blocks) && side_has_units(p, &RegionView::v, a.v_blocks)) {
+        own.by = by_units(request.device);
+    }
+    PrefillArgs full = on_expanded_rows(a, {});
+    const int pitch = pitch_of(2 * a.head_dim);
+    if (!plan_prefill_rows(a.chunk, request.device, pitch, pitch, full, true) || full.wc != 1) {
+        return "the prefill kernel does not take its full rows";
+    }
+    own.prefill = full;
+    a.n_split = full.n_split;
+    a.merge = Merge::by_kernel;
+    a.keep(own);
+    return nullptr;
+}
+
+// K alone is expanded, for the MLA kernel: of as many KV heads at once as it has units for.
+const char* take_keys(const Request& request, Plan& a) {
+    const LatentAttnParams& p = request.params;
+    if (a.rebuild == 0) return "K is not rebuilt";
+    if (a.head_dim % unit_channels != 0 || a.head_dim > most_expanded_head) return "heads are no units, or too wide";
+    for (int n = 1; n <= a.v_group && n * a.head_dim <= most_units * unit_channels; n++) {
+        if (a.v_group % n == 0) a.unit = n;
+    }
+    ExpandKeysPlan own{};
+    if (side_has_units(p, &RegionView::k, a.k_blocks)) {
+        own.score_blocks = plan_scores(request.device, a);
+        own.by = own.score_blocks > 0 ? ExpandBy::scores : by_units(request.device);
+    }
+    const bool scores = own.by == ExpandBy::scores;
+    own.mla.keys.as = scores ? MlaK::scores : MlaK::rows;
+    if (const char* const reason = plan_mla_rows(request, a, own.mla)) return reason;
+    const int slot_bytes = scores ? 4 * a.n_tokens * a.n_head : row_bytes(a);
+    a.chunk = std::min(most_bytes / slot_bytes / expand_slots * expand_slots,
+                       round_up(request.capacity + expand_tile * p.n_regions, expand_slots));
+    a.merge = Merge::by_kernel;
+    a.keep(own);
+    return nullptr;
+}
+
+// All of it is behind the parts of full rows, which come first.
+cudaError_t nothing(const Plan&, cudaStream_t) { return cudaSuccess; }
+
+size_t rows_floats(const Plan& a) {
+    const ExpandedRows rows(a, a.chunk);
+    return parts_floats(on_expanded_rows(a, {}), Merge::rows) + static_cast<size_t>(rows.total) / sizeof(float);
+}
+
+size_t keys_floats(const Plan& a) {
+    if (a.as<ExpandKeysPlan>().by == ExpandBy::scores) return mla_parts_floats(a) + score_floats(a);
+    return mla_parts_floats(a) + static_cast<size_t>(ExpandedRows(a, a.chunk).v) / sizeof(float);
+}
+
+// A long kernel: what the real one waits for is little of it.
+std::optional<Plan> no_rehearsal(const Plan&) { return std::nullopt; }
+
+// Several chunks of the context: one of fewer slots a part.
+void shrink_rows(Plan& plan, int, int stages) {
+    auto own = plan.as<ExpandPlan>();
+    own.prefill.stages = std::min(stages, own.prefill.stages);
+    plan.keep(own);
+}
+
+}  // namespace
+
+namespace kernels {
+extern const Kernel expand{.name = "expand",
+                           .takes = take_rows,
+                           .launch = nothing,
+                           .finish = attend_expanded,
+                           .sums_floats = rows_floats,
+                           .rehearsal = no_rehearsal,
+                           .shrink = shrink_rows};
+extern const Kernel expand_keys{.name = "expand keys",
+                                .takes = take_keys,
+                                .launch = launch_expanded_keys,
+                                .finish = merge_expanded_keys,
+                                .sums_floats = keys_floats,
+                                .rehearsal = no_rehearsal};
+}  // namespace kernels
+
+}  // namespace lkv::cuda

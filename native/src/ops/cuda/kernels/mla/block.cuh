@@ -1,0 +1,164 @@
+// What a thread block knows: its regions, query rows and tiles, in shared memory.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/mla/tiles.cuh"
+#include "ops/cuda/kernels/mla/units.cuh"
+#include "ops/cuda/softmax/parts.cuh"
+
+namespace lkv::cuda {
+
+// One side of one region, in shared memory.
+struct MlaSide {
+    const uint8_t* rows;  // slot 0, from the group's first byte
+    uint32_t row_bytes;
+    uint32_t bytes;     // of the group
+    uint32_t lead;      // of the group's first byte behind a multiple of 16
+    int32_t pitch;      // of a staged tile; 0: rows are read where they lie
+    int32_t pieces;     // 16 bytes each, of a row wherever it starts
+    int32_t step_rows;  // rows of as many pieces as there are threads
+    int32_t n_units;
+};
+
+struct MlaRegion {
+    MlaSide k, v;
+    const int32_t* pos;
+    const uint64_t* seq;
+    int32_t n_slots;
+    int32_t most_steps;  // of a tile
+    int32_t first_step;
+    int32_t end_step;
+    int32_t key_row;  // of slot 0, in a chunk of keys
+};
+
+struct MlaRow {
+    uint64_t seq;  // bit; 0: no query
+    int32_t pos;
+    int32_t at;  // of [n_tokens, n_head]
+    float slope;
+    int32_t head;  // KV head, of the item's
+};
+
+// Positions and sequences of a tile's slots.
+struct MlaMarks {
+    uint64_t seq[most_tile];
+    int32_t pos[most_tile];
+};
+
+struct MlaShared {
+    MlaRegion regions[max_regions];
+    MlaRow rows[32];
+    MlaMarks marks[2];
+    float scales[32];                 // of sums before this tile
+    float before[32];                 // what a row's mean counts for that the chunks before left
+    uint32_t tokens[most_tile / 32];  // bit s of a word: a slot that holds a token
+};
+
+// A tile of one region: 32, 64 or 128 slots, of which the last may be none of this part.
+struct MlaTile {
+    const MlaRegion* region;
+    int r;
+    int first;  // slot
+    int slots;
+    int valid;  // slots in use
+    int next;   // step behind it
+
+    // step: its first one; end: of the part
+    __device__ MlaTile(const MlaShared& own, const MlaSteps& steps, int step, int end) : r(steps.region_of(step)) {
+        region = &own.regions[r];
+        next = min(min(end, region->end_step), step + region->most_steps);
+        first = (step - region->first_step) * step_slots;
+        slots = next - step > 2 ? 128 : (next - step) * step_slots;
+        valid = min((next - step) * step_slots, region->n_slots - first);
+    }
+    // i: of a token's own steps; those that lie one behind the other are one tile
+    __device__ MlaTile(const MlaShared& own, const int32_t* steps, int i, int end) : r(0) {
+        region = &own.regions[0];
+        int at[most_tile / step_slots];
+#pragma unroll
+        for (int k = 0; k < most_tile / step_slots; k++) at[k] = i + k < end ? __ldg(steps + i + k) : -1;
+        int n = 1;
+        bool on = true;
+#pragma unroll
+        for (int k = 1; k < most_tile / step_slots; k++) {
+            on = on && k < region->most_steps && at[k] == at[0] + k;
+            n += on ? 1 : 0;
+        }
+        next = i + n;
+        first = at[0] * step_slots;
+        slots = n > 2 ? 128 : n * step_slots;
+        valid = min(n * step_slots, region->n_slots - first);
+    }
+};
+
+// The tile that begins with step i of a thread block's share.
+template <bool Apart>
+__device__ inline MlaTile tile_of(const MlaShared& own, const MlaSteps& all, const MlaShare<Apart>& share, int i) {
+    if constexpr (Apart) return MlaTile(own, share.steps, i, share.end);
+    return MlaTile(own, all, i, share.end);
+}
+
+// What a thread block knows before an earlier kernel of the step has ended. token: whose rows it has, -1: all tokens'
+__device__ inline void set_up(const MlaArgs& p, const MlaSteps& steps, const MlaSlots& n_slots, int token,
+                              MlaShared& own, MlaUnit* units) {
+    const WorkItem item(p, static_cast<int>(blockIdx.x));
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread - (mla_threads - 32);
+    if (row >= 0 && row < p.mla.rows) {
+        constexpr float log2_e = 1.4426950408889634f;
+        const int of_block = static_cast<int>(blockIdx.y) * p.mla.rows + row;
+        const bool exists = of_block < (token < 0 ? item.n_rows : item.unit_heads);
+        const int of_item = max(token, 0) * item.unit_heads + of_block;
+        const int at = exists ? item.few_row_at(p, of_item) : 0;
+        const int of = small_quotient(at, p.n_head);
+        own.rows[row] = {exists ? 1ull << p.q_seq[of] : 0, exists ? p.q_pos[of] : -1, exists ? at : -1,
+                         exists && p.alibi_slopes != nullptr ? p.alibi_slopes[at - of * p.n_head] * log2_e : 0.0f,
+                         exists ? item.few_head(of_item) : -1};
+    }
+    const int warp = thread / 32;
+    if (warp >= 2 * p.n_regions) return;
+    const int r = warp / 2;
+    const bool is_k = warp % 2 == 0;
+    const RegionArgs& region = p.regions[r];
+    const GroupTable group = is_k ? region.k_groups[item.k_group] : region.v_groups[item.v_group];
+    const int n =
+        note_units(region.chunks + group.chunks, 4 * (is_k ? p.k_blocks : p.v_blocks), units + warp * most_units);
+    if (thread % 32 != 0) return;
+    MlaRegion& to = own.regions[r];
+    MlaSide& side = is_k ? to.k : to.v;
+    side.rows = (is_k ? region.k_rows : region.v_rows) + group.first;
+    side.row_bytes = is_k ? region.k_row_bytes : region.v_row_bytes;
+    side.bytes = group.bytes;
+    side.lead = group.first % 16;
+    side.n_units = n;
+    side.pitch = n > 0 && units[warp * most_units].kind == kind_f16_wide
+                     ? 0
+                     : mla_pitch(group.bytes, group.first, side.row_bytes);
+    side.pieces = static_cast<int>(side.bytes + 30) / 16;
+    side.step_rows = small_quotient(mla_threads, side.pieces);
+    const auto of_region = [&](const int32_t (&x)[max_regions]) { return r == 0 ? x[0] : (r == 1 ? x[1] : x[2]); };
+    const int first = of_region(n_slots.first);
+    if (is_k && p.mla.keys.as == MlaK::scores) {
+        side.pitch = 0;
+    } else if (is_k && p.mla.keys.as == MlaK::rows) {
+        side.row_bytes = static_cast<uint32_t>(p.n_kv * p.head_dim * 2);
+        side.rows = p.mla.keys.rows + static_cast<int64_t>(of_region(n_slots.key_row)) * side.row_bytes +
+                    item.head_kv * p.head_dim * 2;
+        side.pitch = 0;
+    } else {
+        side.rows += static_cast<int64_t>(first) * side.row_bytes;
+        side.lead = (side.lead + static_cast<uint32_t>(first) * side.row_bytes) % 16;
+    }
+    if (!is_k) return;
+    to.pos = region.pos + first;
+    to.seq = region.seq + first;
+    to.n_slots = of_region(n_slots.of);
+    to.key_row = of_region(n_slots.key_row);
+    to.most_steps = (p.mla.small_tiles >> r & 1) != 0 ? 1 : p.mla.tile / step_slots;
+    to.first_step = steps.steps_before(r);
+    to.end_step = r == 0 ? steps.before_1 : (r == 1 ? steps.before_2 : steps.all);
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,69 @@
+#include "ops/cuda/kernels/mla/kernel.cuh"
+#include "ops/cuda/kernels/mla/merge.cuh"
+
+namespace lkv::cuda {
+
+namespace {
+
+template <int NT, int U, MlaK K, bool Apart = false>
+cudaError_t launch_one(const MlaArgs& args, int items, cudaStream_t stream) {
+    const int n_rows = (Apart ? 1 : args.n_tokens) * args.unit * (args.n_head / args.n_kv);
+    const int parts = args.n_split + (Apart ? args.n_tokens : 0);  // a token's share is rounded down, and one at least
+    const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>((n_rows + 8 * NT - 1) / (8 * NT)),
+                    static_cast<unsigned>(parts));
+    const MlaLayout layout(args.mla, args.n_regions);
+    return launch_next(mla_kernel<NT, U, K, Apart>, grid, mla_threads, static_cast<size_t>(layout.total()), stream,
+                       args, layout);
+}
+
+template <int NT, MlaK K>
+cudaError_t launch_units(const MlaArgs& args, int items, cudaStream_t stream) {
+    if constexpr (K == MlaK::latents) {
+        if (args.mla.apart != 0) {
+            return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, K, true>(args, items, stream)
+                                                 : launch_one<NT, 1, K, true>(args, items, stream);
+        }
+    }
+    return 2 * args.v_blocks > mla_warps ? launch_one<NT, 2, K>(args, items, stream)
+                                         : launch_one<NT, 1, K>(args, items, stream);
+}
+
+template <int NT>
+cudaError_t launch_rows(const MlaArgs& args, int items, cudaStream_t stream) {
+    switch (args.mla.keys.as) {
+        case MlaK::latents:
+            return launch_units<NT, MlaK::latents>(args, items, stream);
+        case MlaK::rows:
+            return launch_units<NT, MlaK::rows>(args, items, stream);
+        default:
+            return launch_units<NT, MlaK::scores>(args, items, stream);
+    }
+}
+
+}  // namespace
+
+cudaError_t merge_mla(const MlaArgs& args, const CutProblem* full, cudaStream_t stream) {
+    const int rows = args.n_tokens * (args.n_head / args.n_kv);
+    const auto groups = static_cast<unsigned>((rows + merged_rows - 1) / merged_rows);
+    const bool wide = args.v_blocks > largest_cluster;
+    const auto blocks = static_cast<unsigned>(wide ? (args.v_blocks + 1) / 2 : args.v_blocks);
+    const dim3 grid(static_cast<unsigned>(args.n_kv), blocks, groups);
+    const dim3 cluster(1, device_chains() ? blocks : 1);
+    const auto kernel = full != nullptr ? (wide ? mla_merge_kernel<2, true> : mla_merge_kernel<1, true>)
+                                        : (wide ? mla_merge_kernel<2, false> : mla_merge_kernel<1, false>);
+    return launch_clusters(cluster, kernel, grid, mla_merge_threads, 0, stream, args,
+                           full != nullptr ? *full : static_cast<const CutProblem&>(args));
+}
+
+cudaError_t launch_mla(const MlaArgs& args, int items, cudaStream_t stream) {
+    switch (args.mla.rows) {
+        case 8:
+            return launch_rows<1>(args, items, stream);
+        case 16:
+            return launch_rows<2>(args, items, stream);
+        default:
+            return launch_rows<4>(args, items, stream);
+    }
+}
+
+}  // namespace lkv::cuda

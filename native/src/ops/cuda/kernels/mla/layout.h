@@ -1,0 +1,98 @@
+// The MLA kernel's plan: all query heads of a group against latents that they share, K direct and V latent, few query rows.
+//
+// Channels come in units of 32 within one segment, so that a row is read by four kinds of code and no table of chunks: f16 (exact
+// windows), and codes of 8, 4, 2 and 1 bits with a scale and a minimum.
+#pragma once
+
+#include "ops/cuda/kernel.h"
+
+namespace lkv::cuda {
+
+constexpr int mla_warp_bits = 4;
+constexpr int mla_warps = 1 << mla_warp_bits;
+constexpr int mla_threads = 32 * mla_warps;
+constexpr int unit_channels = 32;
+constexpr int most_units = 32;                          // of one side: a warp finds out about them at once
+constexpr int key_slots = 16;                           // slots of a warp when it scores
+constexpr int score_pitch = key_slots * mla_warps + 4;  // four lanes' rows start in different banks
+constexpr int most_tile = 128;                          // slots
+constexpr int most_mla_tokens = most_counted_tokens;    // more: least_expanded_tokens
+constexpr int mla_fixed = 5120;                         // bytes of the kernel's own variables, at most
+constexpr int least_tile = 32;                          // and of a tile of f16 rows, which are read where they lie
+
+// Where K of the MLA kernel is: latents like V, or made from them of a chunk of the slots: full rows (expand/), or the queries' scores
+// (expand/score.cuh).
+enum class MlaK : int32_t { latents, rows, scores };
+
+constexpr int key_tile = 64;  // slots
+
+struct MlaKeys {
+    MlaK as;
+    int32_t first_tile;   // of the chunk, of key_tile slots
+    const uint8_t* rows;  // f16 [slots][n_kv][head_dim]
+    const float* scores;  // [n_tokens · n_head][chunk_slots]
+    int32_t chunk_slots;
+    int32_t continues;  // 1: parts of the chunks before are there
+    int32_t
+        n_parts;  // of every chunk, which add up in the same ones; 0: there is one chunk, and as many as its slots ask for
+};
+
+struct MlaPlan {
+    int32_t rows;     // query rows of a thread block, 8, 16 or 32
+    int32_t k_units;  // of the widest group in any region; 0: scores are there
+    int32_t tile;     // slots of a tile of compressed rows, at most
+    int32_t k_pitch;  // bytes from row to row of a staged tile, equal to the cache's row_bytes modulo 16
+    int32_t v_pitch;
+    int32_t small_tiles;  // bit r: tiles of region r have least_tile slots
+    int32_t late_parts;   // of n_split, the last ones: where another kernel runs first, see MlaSteps
+    int32_t apart;        // 1: a thread block has one token's rows, and reads that token's OwnSteps
+    MlaKeys keys;
+};
+
+// From row to row of a staged tile, for a group's bytes of rows that are row_bytes apart: what lies at a multiple of 16 in memory does
+// so in the tile. Rows that are one group lie as in memory; others far enough apart for the 16-byte pieces that they begin and end in,
+// and an odd number of them where there is a choice, so that eight rows start in different banks.
+LKV_HD constexpr int mla_pitch(uint32_t bytes, uint32_t first, uint32_t row_bytes) {
+    if (row_bytes % 16 == 0 && first % 16 == 0) return static_cast<int>((bytes + 15) / 16 | 1) * 16;
+    if (bytes == row_bytes) return static_cast<int>(bytes);
+    const uint32_t least = bytes + 30;
+    return static_cast<int>(least + (row_bytes - least) % 16);
+}
+
+struct MlaArgs : CutProblem {
+    MlaPlan mla;
+};
+
+// Shared memory, in this order. Sizes in bytes, multiples of 16.
+struct MlaLayout {
+    int queries;  // [k_units][rows / 8][32 lanes] four f16 pairs
+    int scores;   // f32 [rows][score_pitch]: of each warp key_slots, those of all shares of K's channels side by side
+    int weights;  // f16, see weight_at
+    int units;    // MlaUnit [regions][K, V][most_units]
+    int k_stage;  // a tile as stored, and up to 15 bytes before its first row; where scores are there, of V too
+    int v_stage;
+
+    LKV_HD MlaLayout(const MlaPlan& p, int n_regions)
+        : queries(p.k_units * p.rows * 64),
+          scores(p.k_units > 0 ? p.rows * score_pitch * 4 : 0),
+          weights(p.rows * p.tile * 2),
+          units(n_regions * 2 * most_units * 8),
+          k_stage(stage(p.tile, p.k_pitch)),
+          v_stage(stage(p.tile, p.v_pitch)) {}
+    LKV_HD int total() const { return queries + scores + weights + units + k_stage + v_stage; }
+
+private:
+    LKV_HD static int stage(int tile, int pitch) { return (tile * pitch + 47) / 16 * 16; }
+};
+
+// For a kernel that makes keys for this one (expand/), too: rows of V and how the work is cut, into `plan` and its MlaPlan, which comes with
+// `keys.as`. Null, or the reason against it.
+const char* plan_mla_rows(const Request& request, Plan& plan, MlaPlan& mla);
+// Whether all rows of a side are what this kernel reads.
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks);
+size_t mla_parts_floats(const Plan& plan);
+cudaError_t launch_mla(const MlaArgs& args, int items, cudaStream_t stream);
+// full: a problem whose parts are merged with them, or null
+cudaError_t merge_mla(const MlaArgs& args, const CutProblem* full, cudaStream_t stream);
+
+}  // namespace lkv::cuda

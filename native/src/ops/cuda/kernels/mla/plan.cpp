@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <tuple>
+
+#include "cache/formats.h"
+#include "ops/cuda/kernels/mla/layout.h"
+#include "ops/cuda/rows/tables.h"
+
+namespace lkv::cuda {
+
+namespace {
+
+// Whether all of a group's rows are what the MLA kernel reads: units of 32 channels within a segment, all of f16 rows or none.
+bool has_units(ChunkIterator begin, ChunkIterator end, bool& f16) {
+    const auto taken = [](uint8_t kind) {
+        return kind == kind_f16_wide || kind == static_cast<uint8_t>(Format::q8) ||
+               kind == static_cast<uint8_t>(Format::q4) || kind == static_cast<uint8_t>(Format::q2) ||
+               kind == static_cast<uint8_t>(Format::q1);
+    };
+    f16 = begin != end && begin->kind == kind_f16_wide;
+    for (ChunkIterator chunk = begin; chunk != end; chunk += 2) {
+        if (chunk->kind == kind_none) continue;
+        const ChunkIterator other = chunk + 1;
+        if (!taken(chunk->kind) || (chunk->kind == kind_f16_wide) != f16 || other->kind != chunk->kind ||
+            other->affine != chunk->affine) {
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+bool side_has_units(const LatentAttnParams& p, RowLayout RegionView::* side, int blocks) {
+    if (blocks > most_units / 2) return false;
+    for (int r = 0; r < p.n_regions; r++) {
+        const RowLayout& row = p.regions[r].*side;
+        for (int g = 0; g < row.n_groups; g++) {
+            std::vector<Chunk> chunks;
+            group_table(row, row.groups[g], blocks, chunks);
+            bool f16 = false;
+            if (!has_units(chunks.begin(), chunks.end(), f16)) return false;
+        }
+    }
+    return true;
+}
+
+const char* plan_mla_rows(const Request& request, Plan& a, MlaPlan& plan) {
+    const LatentAttnParams& p = request.params;
+    const bool apart = a.own.counts != nullptr && a.rebuild == 0 && p.n_regions == 1;
+    const int rows = (apart ? 1 : a.n_tokens) * a.unit * (a.n_head / a.n_kv);
+    if (p.v_b == nullptr) return "V is no latent";
+    if (a.n_tokens > most_mla_tokens) return "too many tokens";
+    if (a.v_blocks > most_units / 2 || (a.rebuild == 0 && a.k_blocks > most_units / 2)) return "latents are too wide";
+    plan.apart = apart ? 1 : 0;
+    plan.rows = rows <= 8 ? 8 : (rows <= 16 ? 16 : 32);
+    const bool scores = plan.keys.as == MlaK::scores;
+    plan.k_units = scores ? 0 : (a.rebuild != 0 ? a.unit * a.head_dim / unit_channels : 2 * a.k_blocks);
+    for (int r = 0; r < p.n_regions; r++) {
+        for (const auto& [side, blocks, pitch] : {std::tuple{&RegionView::k, a.k_blocks, &MlaPlan::k_pitch},
+                                                  std::tuple{&RegionView::v, a.v_blocks, &MlaPlan::v_pitch}}) {
+            if (a.rebuild != 0 && pitch == &MlaPlan::k_pitch) continue;  // full rows are read where they lie
+            const RowLayout& row = p.regions[r].*side;
+            for (int g = 0; g < row.n_groups; g++) {
+                std::vector<Chunk> chunks;
+                const GroupTable table = group_table(row, row.groups[g], blocks, chunks);
+                bool f16 = false;
+                if (!has_units(chunks.begin(), chunks.end(), f16)) return "rows are not in units of 32 channels";
+                if (f16) {
+                    plan.small_tiles |= 1 << r;
+                } else {
+                    plan.*pitch = std::max(plan.*pitch,
+                                           mla_pitch(table.bytes, table.first, static_cast<uint32_t>(row.row_bytes)));
+                }
+            }
+        }
+    }
+    if (scores) plan.k_pitch = plan.v_pitch;
+    const Device& device = request.device;
+    for (plan.tile = most_tile; plan.tile >= least_tile; plan.tile /= 2) {
+        if (MlaLayout(plan, p.n_regions).total() > device.shared_bytes - mla_fixed) continue;
+        // A thread block takes a whole multiprocessor; those that the rehearsal holds are left to it: 8B at 14 %, 299, 269, 243 tokens/s at
+        // depth 0, 4096, 16384 with a part for every multiprocessor and merging behind the rehearsal, 305, 273, 244 without merging,
+        // 309, 276, 255 with six parts less. What another kernel holds at first goes to late parts.
+        const int row_blocks = (rows + plan.rows - 1) / plan.rows;
+        const int items = a.n_kv / a.unit;
+        const int others = std::max(items_of_group(a) * a.n_regions, request.beside);
+        const auto parts = [&](int multiprocessors) {
+            return std::clamp(multiprocessors / row_blocks / items, 1, most_parts);
+        };
+        if (apart) {  // of all tokens, see ApartShares; beside full rows the last ones wait
+            a.n_split = parts(device.n_multiprocessors);
+            return nullptr;
+        }
+        const int early = parts(device.n_multiprocessors - others);
+        a.n_split = request.beside > 0 && a.rebuild == 0 ? parts(device.n_multiprocessors) : early;
+        plan.late_parts = a.n_split - early;
+        return nullptr;
+    }
+    return "no tile fits shared memory";
+}
+
+// Parts in f16, and results of 64 channels where there are no clusters.
+size_t mla_parts_floats(const Plan& a) {
+    const size_t rows =
+        static_cast<size_t>(a.n_tokens) * static_cast<size_t>(a.n_head) * static_cast<size_t>(a.v_blocks);
+    return rows * (static_cast<size_t>(a.n_split) * 32 + static_cast<size_t>(a.head_dim));
+}
+
+namespace {
+
+const char* take(const Request& request, Plan& plan) {
+    if (plan.rebuild != 0) return "K is rebuilt";
+    MlaPlan mla{};
+    if (const char* const reason = plan_mla_rows(request, plan, mla)) return reason;
+    plan.merge = Merge::by_kernel;
+    plan.keep(mla);
+    return nullptr;
+}
+
+MlaArgs args_of(const Plan& plan) { return {plan, plan.as<MlaPlan>()}; }
+
+cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_mla(args_of(plan), plan.items, stream); }
+
+cudaError_t finish(const Plan& plan, const CutProblem* full, cudaStream_t stream) {
+    return merge_mla(args_of(plan), full, stream);
+}
+
+// Nothing merges its parts: that would be set up while it runs, and keep multiprocessors from the real one (8B, joint latents: 330 tokens/s at
+// depth 0 without it, 320 with it). Steps of several sequences are real ones.
+std::optional<Plan> rehearse(const Plan& plan) {
+    MlaPlan mla = plan.as<MlaPlan>();
+    if (mla.apart != 0) return std::nullopt;
+    Plan of = rehearsed(plan, items_of_group(plan), plan.n_regions);
+    mla.late_parts = 0;
+    of.keep(mla);
+    of.leaves = Leaves::parts;
+    return of;
+}
+
+}  // namespace
+
+namespace kernels {
+extern const Kernel mla{.name = "mla",
+                        .takes = take,
+                        .launch = launch,
+                        .finish = finish,
+                        .sums_floats = mla_parts_floats,
+                        .rehearsal = rehearse};
+}
+
+}  // namespace lkv::cuda

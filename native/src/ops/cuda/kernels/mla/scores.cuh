@@ -1,0 +1,170 @@
+// Queries times K: a warp takes 16 slots and a share of the channels. Latents are operand a, queries operand b.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "ops/cuda/gpu/mma.cuh"
+#include "ops/cuda/kernels/mla/block.cuh"
+#include "ops/cuda/kernels/mla/copies.cuh"
+
+namespace lkv::cuda {
+
+// The thread block's query rows as operand b of scores: lane 4n + t has of row n the four pairs of channels that KeyReader names.
+template <int NT>
+__device__ void load_queries(const MlaArgs& p, const MlaShared& own, uint4* queries) {
+    const int n = p.mla.k_units * NT * 32;
+#pragma unroll 6
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += mla_threads) {
+        const int row = i / 32 % NT * 8 + i % 32 / 4;
+        const int channel = i / (32 * NT) * unit_channels + 8 * (i % 4);  // q_width is a multiple of 8
+        const int at = own.rows[row].at;
+        // of expanded keys a row has the units of its own head
+        const int first = p.mla.keys.as == MlaK::latents ? 0 : own.rows[row].head * p.q_width;
+        const bool exists = at >= 0 && channel >= first && channel < first + p.q_width;
+        const auto* const from = reinterpret_cast<const float4*>(
+            p.q + (exists ? static_cast<int64_t>(at) * p.q_width + channel - first : 0));
+        float4 x[2] = {from[0], from[1]};
+        if (!exists) x[0] = x[1] = float4{};
+        queries[i] = make_uint4(bits(__floats2half2_rn(x[0].x, x[0].z)), bits(__floats2half2_rn(x[0].y, x[0].w)),
+                                bits(__floats2half2_rn(x[1].x, x[1].z)), bits(__floats2half2_rn(x[1].y, x[1].w)));
+    }
+}
+
+// scores[NT][4] += units begin … end - 1, which are of one kind. rows: of the lane's slots g and g + 8
+template <int NT, int Bits>
+__device__ __forceinline__ void score_units(float (&scores)[NT][4], const uint8_t* const (&rows)[2],
+                                            const MlaUnit* units, int begin, int end, const uint4* queries, int lane) {
+    const KeyReader<Bits> reader(lane);
+    constexpr int unit_bytes = 4 * Bits;
+    uint32_t affine[2] = {};
+    const uint8_t* at[2] = {};
+    int segment_end = begin;
+    const uint4* query = queries + begin * NT * 32 + lane;
+#pragma unroll 1
+    for (int u = begin; u < end; u++) {
+        if (u == segment_end) {
+            const MlaUnit unit = units[u];
+            segment_end = unit.end;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if constexpr (Bits < 16) affine[i] = u32_at<true>(rows[i] + unit.affine);
+                at[i] = rows[i] + unit.codes;
+            }
+        }
+        uint32_t words[2][KeyReader<Bits>::n_words];
+#pragma unroll
+        for (int i = 0; i < 2; i++) reader.load(at[i], words[i]);
+        uint32_t x[4];
+        uint32_t y[4];
+        reader.decode(words[0], affine[0], x);
+        reader.decode(words[1], affine[1], y);
+        const uint32_t first[4] = {x[0], y[0], x[1], y[1]};
+        const uint32_t second[4] = {x[2], y[2], x[3], y[3]};
+        uint4 q[NT];
+#pragma unroll
+        for (int n = 0; n < NT; n++) q[n] = query[n * 32];
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(scores[n], first, q[n].x, q[n].y);
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(scores[n], second, q[n].z, q[n].w);
+        at[0] += unit_bytes;
+        at[1] += unit_bytes;
+        query += NT * 32;
+    }
+}
+
+// The same of expanded keys of f16, by heads: blocks of eight query rows that have none of a head's are left out.
+template <int NT>
+__device__ __forceinline__ void score_heads(float (&scores)[NT][4], const uint8_t* const (&rows)[2], int begin, int end,
+                                            int head_units, const MlaShared& own, const uint4* queries, int lane) {
+    constexpr int at_once = 2;  // units under way together
+    const KeyReader<16> reader(lane);
+    const int my_head = lane < 8 * NT ? own.rows[lane].head : -1;
+    int head = -1;
+    uint32_t has = 0;  // query rows of this head
+    uint32_t words[at_once][2][4];
+    const auto load = [&](int u, uint32_t (&to)[2][4]) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) reader.load(rows[i] + 2 * unit_channels * min(u, end - 1), to[i]);
+    };
+#pragma unroll
+    for (int k = 0; k < at_once; k++) load(begin + k, words[k]);
+#pragma unroll 1
+    for (int u0 = begin; u0 < end; u0 += at_once) {
+#pragma unroll
+        for (int k = 0; k < at_once; k++) {
+            const int u = u0 + k;
+            if (u >= end) break;
+            uint32_t x[4];
+            uint32_t y[4];
+            reader.decode(words[k][0], 0, x);
+            reader.decode(words[k][1], 0, y);
+            load(u + at_once, words[k]);
+            const int of = small_quotient(u, head_units);
+            if (of != head) {
+                head = of;
+                has = __ballot_sync(0xffffffffu, my_head == of);
+            }
+            const uint32_t first[4] = {x[0], y[0], x[1], y[1]};
+            const uint32_t second[4] = {x[2], y[2], x[3], y[3]};
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                if ((has >> 8 * n & 0xffu) == 0) continue;
+                const uint4 q = queries[(u * NT + n) * 32 + lane];
+                mma(scores[n], first, q.x, q.y);
+                mma(scores[n], second, q.z, q.w);
+            }
+        }
+    }
+}
+
+// Of one warp: its slots and share of K's channels.
+template <int NT, MlaK K>
+__device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& own, const MlaTile& tile,
+                                           const uint8_t* stage, const MlaUnit* units, const uint4* queries,
+                                           float* all_scores, int warp, int lane) {
+    const MlaSide& side = tile.region->k;
+    const int slot_warps_bits = __ffs(tile.slots / key_slots) - 1;
+    const int share = warp >> slot_warps_bits;
+    const int shares_bits = mla_warp_bits - slot_warps_bits;
+    const int first_slot = (warp & ((1 << slot_warps_bits) - 1)) * key_slots;
+    if (first_slot >= tile.valid) return;
+    const int n_units = K == MlaK::rows ? p.mla.k_units : side.n_units;
+    const int end = (share + 1) * n_units >> shares_bits;
+    const int g = lane / 4;
+    float scores[NT][4] = {};
+    int u = share * n_units >> shares_bits;
+    const uint8_t* rows[2];
+    if (K == MlaK::rows || side.pitch == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int s = min(first_slot + g + 8 * i, tile.valid - 1);
+            rows[i] = side.rows + static_cast<int64_t>(tile.first + s) * side.row_bytes;
+        }
+        if constexpr (K == MlaK::rows) {
+            if (u < end) score_heads<NT>(scores, rows, u, end, p.head_dim / unit_channels, own, queries, lane);
+        } else {
+            score_units<NT, 16>(scores, rows, units, u, end, queries, lane);
+        }
+    } else if constexpr (K == MlaK::latents) {
+        rows[0] = stage + staged_lead(side, tile) + (first_slot + g) * side.pitch;
+        rows[1] = rows[0] + 8 * side.pitch;
+#pragma unroll 1
+        while (u < end) {
+            const MlaUnit unit = units[u];
+            const int until = min(end, static_cast<int>(unit.kind_end));
+            with_bits(unit.kind, [&](auto bits) __attribute__((always_inline)) {
+                score_units<NT, decltype(bits)::value>(scores, rows, units, u, until, queries, lane);
+            });
+            u = until;
+        }
+    }
+    float* const to = all_scores + 2 * (lane % 4) * score_pitch + key_slots * warp + g;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) to[(8 * n + e % 2) * score_pitch + e / 2 * 8] = scores[n][e];
+    }
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,71 @@
+#include <algorithm>
+#include <utility>
+
+#include "ops/cuda/kernels/prefill/layout.h"
+#include "ops/cuda/rows/tables.h"
+
+namespace lkv::cuda {
+
+bool plan_prefill_rows(int capacity, const Device& device, int k_pitch, int v_pitch, PrefillArgs& a, bool any_rows) {
+    const int rows = rows_of(a);
+    const int channels = 64 * a.k_blocks;
+    for (const int wc : {1, 2, 4}) {
+        if ((!any_rows && rows <= 64 / wc) || 64 * a.v_blocks > prefill_channels[wc] ||
+            (wc == 1 && channels > prefill_channels[1])) {
+            continue;
+        }
+        a.wc = wc;
+        a.tile = prefill_tile(wc);
+        a.k_pitch = k_pitch;
+        a.v_pitch = v_pitch;
+        for (const auto& [buffers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 3}, {1, 2}, {1, 1}, {1, 0}}) {
+            if ((wc > 1 && buffers > 1) || (wc == 1 && stages == 0)) continue;
+            a.buffers = buffers;
+            a.stages = stages;
+            if (PrefillLayout(a).total(a) > device.shared_bytes) continue;
+            const int blocks = a.n_kv / a.unit * ((rows + 128 / wc - 1) / (128 / wc));
+            const int tiles = std::max(1, capacity / a.tile);
+            a.n_split = std::clamp(device.n_multiprocessors / blocks, 1, std::min(tiles, 128));
+            return true;
+        }
+    }
+    return false;
+}
+
+namespace {
+
+PrefillArgs args_of(const Plan& plan) { return {plan, plan.as<PrefillPlan>()}; }
+
+const char* take(const Request& request, Plan& plan) {
+    if (plan.rebuild != 0) return "K is rebuilt";
+    const auto least_pitch = [&](RowLayout RegionView::* side, int blocks) {
+        const std::vector<int> bytes = group_bytes(request.params, side, blocks);
+        return pitch_of(*std::min_element(bytes.begin(), bytes.end()));
+    };
+    PrefillArgs args{plan, {}};
+    if (!plan_prefill_rows(request.capacity, request.device, least_pitch(&RegionView::k, plan.k_blocks),
+                           least_pitch(&RegionView::v, plan.v_blocks), args, false)) {
+        return "too few query rows, or groups that are too wide";
+    }
+    static_cast<CutProblem&>(plan) = args;
+    plan.keep(static_cast<const PrefillPlan&>(args));
+    return nullptr;
+}
+
+cudaError_t launch(const Plan& plan, cudaStream_t stream) { return launch_prefill(args_of(plan), stream); }
+
+// Wide rows may be read from the cache, without copies; tiles may be made by the warp that uses them.
+void shrink(Plan& plan, int tile, int stages) {
+    PrefillPlan own = plan.as<PrefillPlan>();
+    own.stages = own.wc > 1 && tile == 16 ? 0 : std::min(stages, own.stages);
+    if (own.wc == 1 && tile == 16) own.buffers = 1;
+    plan.keep(own);
+}
+
+}  // namespace
+
+namespace kernels {
+extern const Kernel prefill{.name = "prefill", .takes = take, .launch = launch, .shrink = shrink};
+}
+
+}  // namespace lkv::cuda

@@ -1,0 +1,43 @@
+// How a problem's slots are cut into parts, a thread block or a pair of them each, and where the parts' sums lie.
+#pragma once
+
+#include <cstddef>
+
+#include "ops/cuda/problem.h"
+
+namespace lkv::cuda {
+
+// Results, or parts that are merged with another problem's; or results, and beside them the parts' maxima and sums of weights.
+enum class Leaves : int32_t { results, parts, results_and_maxima };
+
+struct Cut {
+    int32_t unit;         // KV heads of one work item, which share their K group and their V group
+    int32_t tile;         // slots of a tile
+    int32_t n_split;      // parts of the sequence, at most
+    int32_t late_parts;   // 1: the last of n_split parts starts late, see Parts
+    int32_t least_tiles;  // tiles that are worth a part
+    int32_t shrinks;  // 1: where there are fewer than enough_parts the tiles become smaller, down to least_shrunk_tile
+    int32_t halves;   // 1: of a short cache two thread blocks take half the query rows of a part each
+    Leaves leaves;
+    float*
+        partial;  // [n_split, n_tokens, n_head, 64·v_blocks] sums, not normalised, and what merging needs behind them
+    float* partial_ml;  // [n_split, n_tokens, n_head, 2] maximum (base 2) and sum
+    uint32_t* done;     // [merge_counters] 0 between launches: thread blocks of a part or of a merge that have finished
+};
+
+// What every kernel is launched with; its own plan comes behind it.
+struct CutProblem : Problem, Cut {};
+
+constexpr int most_parts = 132;
+// Wider latents V are merged and multiplied with B_v by more than one thread block a head.
+constexpr int widest_merged_by_one = 128;
+constexpr int least_shrunk_tile = 32;  // slots
+constexpr int enough_parts = 64;
+
+// Parts of few tokens are merged by a few thread blocks a head, which count each other.
+constexpr int most_counted_tokens = 8;
+LKV_HD constexpr int merge_counters(int n_head, int n_kv) {
+    return n_kv * ((most_counted_tokens * (n_head / n_kv) + 3) / 4);
+}
+
+}  // namespace lkv::cuda
