@@ -199,8 +199,8 @@ class Session:
     def n_cells_visited(self) -> int:
         """Cells that all calls so far have looked at: host work that may grow with the context. For tests."""
     def require_room(self, n: int) -> None:
-        """Raises Error where n more tokens do not fit: "[context] expected at most 32 cells; got 40 (31 used
-        and 9 new); raise -c / n_ctx"."""
+        """Raises Error where n more tokens do not fit: "[context] expected at most 32 cells; got 40; raise -c
+        / n_ctx"."""
     def n_cells_used(self) -> int:
         """Cells that no new token can take: those of tokens, and what is left of broken blocks."""
     # bytes

@@ -26,7 +26,7 @@ struct BatchSlots {
 };
 
 // One layer's attention in one graph. Its address is the nodes' userdata: it outlives the graph and does not move.
-// With exact windows of full rows it consists of two problems with one softmax (KvCache::is_full).
+// With exact windows of full rows it consists of two problems with one softmax (Rows::is_full).
 struct AttentionNode {
     KvCache* cache = nullptr;
     const BatchSlots* batch = nullptr;
@@ -52,7 +52,7 @@ struct BatchRows {
     ggml_tensor* v;
 };
 
-// Writes the batch's rows of this layer. full: what regions of full rows store (KvCache::is_full). latents: what others do. Either may be
+// Writes the batch's rows of this layer. full: what regions of full rows store (Rows::is_full). latents: what others do. Either may be
 // absent where no token of the batch needs it. Returns a token tensor: whatever reads the rows must depend on it.
 ggml_tensor* store_rows(ggml_context* ctx, AttentionNode& node, const std::optional<BatchRows>& full,
                         const std::optional<BatchRows>& latents);

@@ -8,10 +8,8 @@
 namespace lkv {
 
 void Placement::check_room(size_t n) const {
-    const int used = n_occupied();
-    if (used + static_cast<int64_t>(n) > options_.n_ctx) {
-        fail("context", "expected at most ", options_.n_ctx, " cells; got ", used + static_cast<int64_t>(n), " (", used,
-             " used and ", n, " new); raise -c / n_ctx");
+    if (const int64_t wanted = n_occupied() + static_cast<int64_t>(n); wanted > options_.n_ctx) {
+        fail("context", "expected at most ", options_.n_ctx, " cells; got ", wanted, "; raise -c / n_ctx");
     }
 }
 

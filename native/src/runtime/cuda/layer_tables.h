@@ -35,7 +35,7 @@ struct Layer {
     EncodeSide encoders[2] = {};  // K, V, of what leaves the recent window
     bool splits = false;          // whether there is `full`
     bool in_blocks = false;       // K of the middle is
-    bool in_ring = false;         // KvCache::in_ring
+    bool in_ring = false;         // Placement::in_ring
     int cells = 0;                // StepInputs::cells_of
     bool middle_alone = false;    // whether `latents` is of the middle alone, or of the ring in its place
     std::vector<DeviceMemory> memory;

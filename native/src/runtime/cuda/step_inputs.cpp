@@ -73,7 +73,7 @@ void StepInputs::begin(const KvCache& cache, const BatchSlots& batch, cudaStream
         fields[static_cast<size_t>(n_ubatch_) + i] = batch.seq[i];
         fields[2 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].region;
         fields[3 * static_cast<size_t>(n_ubatch_) + i] = batch.slots[i].slot;
-        own_seq[i] = uint64_t{1} << batch.seq[i];
+        own_seq[i] = bit(batch.seq[i]);
         const SlotRef& at = batch.slots[i];
         fields[6 * static_cast<size_t>(n_ubatch_) + i] = at.region == middle ? at.ring : at.slot;
     }
