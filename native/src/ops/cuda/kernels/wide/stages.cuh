@@ -34,6 +34,9 @@ struct WideShared {
     int32_t parts;
 };
 
+// Of a power of two: bits below the one that is set.
+__device__ inline int bits_of(int x) { return __ffs(x) - 1; }
+
 // The maximum (base 2) of the row whose softmax a thread shares, and its share of the sum of weights.
 struct WideState {
     float top = -INFINITY;
@@ -73,14 +76,14 @@ struct WidePart {
     const int my_row = threadIdx.x / row_threads;
     const int my_part = threadIdx.x % row_threads;
     // warps side by side over the slots; the others share channels
-    const int slot_bits = __ffs(tile) - 5;
+    const int slot_bits = bits_of(tile) - 4;
     const int k_slot = (warp & ((1 << slot_bits) - 1)) * 16;
     const int k_channel = warp >> slot_bits;
     const int k_side = p.k_columns >> (slot_bits + 4);
     const int v_side = wide_channel_warps(p.v_blocks);
     const int v_channel = warp & (v_side - 1);
-    const int v_slot = warp >> (__ffs(v_side) - 1);
-    const int v_slots = n_wide_warps >> (__ffs(v_side) - 1);
+    const int v_slot = warp >> bits_of(v_side);
+    const int v_slots = n_wide_warps >> bits_of(v_side);
     const int plane_pitch = tile + WideLayout::plane_pad;
     const int weight_pitch = tile + 8;
     float* const planes = reinterpret_cast<float*>(shared + plan.planes);
