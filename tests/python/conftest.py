@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from latentkv import processor
+from latentkv.errors import expected
 
 NATIVE = bool(processor.built())
 
@@ -116,6 +117,11 @@ def scripted_core(script: Script) -> types.SimpleNamespace:
 
         def seq_pos_max(self, seq: int) -> int:
             return len(self.cells) - 1
+
+        def require_room(self, n: int) -> None:
+            if 0 < self.n_ctx < len(self.cells) + n:
+                wanted, got = f"at most {self.n_ctx} cells", f"{len(self.cells) + n}"
+                raise expected("context", wanted, got, "raise -c / n_ctx")
 
         def state_bytes(self) -> bytes:
             return np.array(self.cells, np.int32).tobytes()

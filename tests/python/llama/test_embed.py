@@ -94,7 +94,7 @@ def test_a_long_text_is_cut_or_refused(plain: str) -> None:
     llm = Llama(plain, kv="f32", n_ctx=64)
     text = "word " * 100
     assert len(llm.embed(text)) == 64
-    with pytest.raises(LatentKVError, match=r"\[context\] expected at most 64 tokens"):
+    with pytest.raises(LatentKVError, match=r"\[context\] expected at most 64 cells"):
         llm.embed(text, truncate=False)
     assert len(llm.embed("word")) > 0
 
