@@ -80,7 +80,7 @@ struct Layer {
     }
 };
 
-// Of a graph with one layer; none at all where there is not one.
+// The branches of a graph with one layer; none if it has another number of layers.
 Branches only(const Layer& layer) {
     const std::vector<Branches> branches = lkv::find_branches(layer.graph);
     CHECK(branches.size() == 1);

@@ -37,7 +37,7 @@ int physical_cores() {
     return static_cast<int>(cores.size());
 }
 
-// Of the control group (cgroup v2): "QUOTA PERIOD" in microseconds, or "max PERIOD"; 0: no limit.
+// The limit of the control group (cgroup v2): "QUOTA PERIOD" in microseconds, or "max PERIOD"; 0: no limit.
 int quota() {
     std::ifstream file("/sys/fs/cgroup/cpu.max");
     double allowed = 0;

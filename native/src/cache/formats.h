@@ -171,7 +171,7 @@ inline int format_width_multiple(Format format) {
     return format == Format::none ? 1 : with_any_format(format, [](auto f) { return decltype(f)::width_multiple; });
 }
 
-// Of a segment in one slot's row.
+// Bytes of a segment in one slot's row.
 inline int format_bytes(Format format, int width) {
     return format == Format::none ? 0 : with_any_format(format, [=](auto f) { return decltype(f)::bytes(width); });
 }

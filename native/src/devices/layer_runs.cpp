@@ -39,7 +39,7 @@ void check_options(const GpuOptions& asked, int n_gpus) {
     }
 }
 
-// Of every GPU: the share of it and of those before it, of 1.
+// For every GPU: the sum of its share and of those before it, as a part of 1.
 std::vector<double> borders(const GpuOptions& asked, int n_gpus, const std::function<size_t(int)>& free) {
     std::vector<double> shares(static_cast<size_t>(n_gpus), 0.0);
     if (asked.split_mode == SplitMode::none) {

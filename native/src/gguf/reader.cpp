@@ -23,7 +23,7 @@ constexpr size_t max_tensor_name = GGML_MAX_NAME - 1;
 constexpr uint64_t min_value_bytes = 14;   // key length 8, key 1, type 4, value 1
 constexpr uint64_t min_tensor_bytes = 33;  // name length 8, name 1, n_dims 4, ne 8, type 4, offset 8
 
-// Of fixed-size types; of a string, its length field.
+// Bytes of one element of a fixed-size type; for a string, those of its length field.
 size_t element_size(GgufType type) {
     switch (type) {
         case GgufType::u8:

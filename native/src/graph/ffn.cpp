@@ -51,7 +51,7 @@ ggml_tensor* linear(ggml_context* ctx, ggml_tensor* weight, ggml_tensor* bias, g
     return bias == nullptr ? x : ggml_add(ctx, x, bias);
 }
 
-// Of each token's experts. weight [n_in, n_out, n_expert], bias [n_out, n_expert], x [n_in, 1 or used, n_tokens],
+// Multiplies by the weights of each token's experts. weight [n_in, n_out, n_expert], bias [n_out, n_expert], x [n_in, 1 or used, n_tokens],
 // chosen i32 [used, n_tokens] -> [n_out, used, n_tokens]
 ggml_tensor* linear_of(ggml_context* ctx, ggml_tensor* weight, ggml_tensor* bias, ggml_tensor* x, ggml_tensor* chosen) {
     x = ggml_mul_mat_id(ctx, weight, x, chosen);

@@ -24,7 +24,7 @@ struct Branches {
     int attention = 0;
 };
 
-// Of an allocated graph for the GPU: layers where no branch needs another's results or writes what another reads or writes.
+// Finds, in a graph allocated for the GPU, layers where no branch needs another's results or writes what another reads or writes.
 std::vector<Branches> find_branches(ggml_cgraph* graph);
 
 }  // namespace lkv

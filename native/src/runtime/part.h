@@ -29,7 +29,7 @@ struct Part {
     void hand_to(const Part& next) const;
     // Runs the prepared graph; a GPU's run is waited for where its result is wanted. Errors: Error when it does not run.
     void compute(ggml_backend_t cpu) const;
-    // Of a failure: what is under way ends, and what it comes to is of no interest.
+    // For the case of a failure: waits until the part's work has ended, and ignores its result.
     void abandon() const noexcept;
 };
 

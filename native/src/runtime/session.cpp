@@ -312,7 +312,7 @@ size_t Session::compute_bytes() const {
 }
 
 // A state belongs to weights, whatever file they are in.
-// Of the weights, and of whether full rows of K (bit 0) and V (bit 1) are rotated: the same layout, other numbers.
+// It also says whether full rows of K (bit 0) and V (bit 1) are rotated: the same layout, other numbers.
 uint64_t Session::fingerprint(unsigned rotated) const { return model_->content_fingerprint() ^ rotated; }
 
 unsigned Session::rotated() const {

@@ -23,7 +23,7 @@ private:
 
 // How many threads a team should have of those that are asked for.
 //
-// Of each thread it takes the time that it stood in the queue, over the time that the team worked. A team stands still while any of its
+// It divides the time that each thread stood in the queue by the time that the team worked. A team stands still while any of its
 // threads does. So one thread fewer, which costs 1 / n, is better where all of them together stand for more than that, and one of them for
 // a good part of it: what a system does now and then on every core is no reason. Whether there is room again, only a try can tell: a window
 // with one thread more, as seldom as failing is dear: one token may take a second where its barriers wait for time slices.

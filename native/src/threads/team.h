@@ -26,7 +26,7 @@ public:
     // In a child of fork(), before the team is leaked: closes the files through which its threads were watched.
     void leave() { queues_.clear(); }
 
-    // Of the calling thread, inside of run: its team and its number there. Outside: null and 0.
+    // The team of the calling thread, inside of run, and its number there. Outside: null and 0.
     static Team* current();
     static int number();
     int size() const { return size_; }

@@ -89,7 +89,7 @@ Peak peak_of(std::span<const float> logits) {
     return peak;
 }
 
-// Of so many lanes compilers make vectors, of fewer they make none.
+// Compilers make vectors of so many lanes, and none of fewer.
 Peak peak_of_block(const float* logits) {
     constexpr size_t lanes = 32;
     float top[lanes];

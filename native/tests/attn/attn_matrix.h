@@ -205,7 +205,7 @@ void blocks(Compare&& compare) {
     compare(wide);
 }
 
-// Of n tokens, every fifth of which counts for nothing.
+// Weights for n tokens, every fifth of which counts for nothing.
 inline std::vector<QueryWeight> query_weights(int n, bool has_noise) {
     std::vector<QueryWeight> weights;
     for (int t = 0; t < n; t++) {

@@ -739,7 +739,7 @@ void long_parts() {
     }
 }
 
-// Of the specialized kernel; 0: it absorbs nothing, or another kernel has the case.
+// What the specialized kernel absorbs; 0: nothing, or another kernel has the case.
 int absorbed_span(const DeviceCase& device) {
 #ifdef HAS_SPECIALIZED
     if (kernel_of(device) == "specialized") return device.args.as<lkv::cuda::SpecializedPlan>().absorbed_span;
@@ -977,7 +977,7 @@ std::vector<double> turned(const std::vector<float>& x, const std::vector<float>
     return out;
 }
 
-// Of base 10000.
+// RoPE frequencies of base 10000.
 std::vector<float> freqs_of(int n_rot) {
     std::vector<float> freqs;
     for (int i = 0; i < n_rot / 2; i++) freqs.push_back(std::pow(10000.0F, -2.0F * i / n_rot));

@@ -23,7 +23,7 @@ using lkv::test::relative_error;
 constexpr double tolerance = 1.2e-3;  // rows are rounded to f16, and so are factors of rebuilt keys
 constexpr int layer = 3;
 
-// Of problems with one softmax. n_parts: 0: as planned
+// Masses of problems with one softmax. n_parts: 0: as planned
 std::vector<float> run(std::span<AttnCase*> cases, const std::vector<lkv::QueryWeight>& weights, bool has_noise,
                        int n_parts = 0) {
     const lkv::cuda::Device& device = lkv::test::device_limits();

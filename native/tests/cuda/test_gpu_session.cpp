@@ -36,10 +36,10 @@ constexpr int n_ff = 96;
 constexpr int n_kv = 2;
 constexpr int rep = 2;
 constexpr int n_vocab = 96;
-// Of what the formats cost, that GPU and CPU may differ by. ggml-cuda multiplies f32 in TF32; where products are f32 (the emulated GPU),
+// The share of the formats' error that GPU and CPU may differ by. ggml-cuda multiplies f32 in TF32; where products are f32 (the emulated GPU),
 // a third of it is enough.
 double share_of_formats = 0.6;
-// Of logits between two GPUs and one. cuBLAS may choose otherwise for other addresses, and multiplies in TF32; the emulated GPU does not.
+// How much logits may differ between two GPUs and one. cuBLAS may choose otherwise for other addresses, and multiplies in TF32; the emulated GPU does not.
 double most_across = 1e-3;
 int n_gpus = 0;
 
@@ -55,7 +55,7 @@ struct Shape {
     // tokens are exact.
     enum Encoded { no, random, identity } encoded = no;
     bool unlike = false;  // layers have windows and RoPE of their own, branches norms behind them
-    // Of the FFN; each token has all of them: which it has may hang on a rounding
+    // Experts of the FFN; each token has all of them, as the choice may hang on a rounding
     int n_expert = 0;
     bool sinks = false;
     float softcap = 0.0F;      // of scores
@@ -380,7 +380,7 @@ bool in_blocks(size_t shape, const std::string& prefill) {
     return of.contains(shape);
 }
 
-// Of the layers with a window.
+// Slots of the layers with a window.
 int ring_slots(const File& file, const lkv::SessionOptions& options) {
     const lkv::Model model(file.path(), {});
     const lkv::KvCache cache(model.hparams(), model.cache_spec(), lkv::resolve(model, options).cache, false);

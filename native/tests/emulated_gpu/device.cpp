@@ -127,7 +127,7 @@ void set_closed(int device, bool closed) {
     }
 }
 
-// Of thread blocks that have ended: the system clears what it gives anew, which took as long as the kernels.
+// Stacks of thread blocks that have ended are kept: the system clears what it gives anew, which took as long as the kernels.
 std::vector<std::unique_ptr<Stack>> stacks;
 std::vector<std::unique_ptr<uint8_t[]>> memories;  // all ones
 
@@ -237,7 +237,7 @@ void run(Block& b, dim3 index, dim3 threads, dim3 grid) {
     for (Fiber& fiber : b.fibers) stacks.push_back(std::move(fiber.stack));
 }
 
-// Of the waiting ones the last to arrive opens it.
+// The last of the waiting threads to arrive opens the barrier.
 void meet(Barrier& at, int threads, bool waits, int x = 0) {
     at.any |= x;
     const unsigned turn = at.turns;

@@ -38,7 +38,7 @@ void close_others(int device);
 // A copy may touch all.
 void open_all();
 
-// Of all its thread blocks; false: the grid is not one.
+// Runs all thread blocks of the grid; false: the grid is not one.
 bool launch(dim3 grid, dim3 block, dim3 cluster, size_t shared_bytes, const std::function<void()>& kernel);
 
 // Lets the other threads go on.
@@ -81,7 +81,7 @@ T from_word(uint64_t word) {
     return x;
 }
 
-// Of all f16 words: GCC makes doubles of them by a function call each, which was a third of the tests' time.
+// The value of every f16 word: GCC makes doubles of them by a function call each, which was a third of the tests' time.
 extern const std::array<float, 1 << 16> half_values;
 
 // Shared memory by 32-bit addresses: from 0 on what a launch asked for, as products by warpgroups want it, then the kernel's own variables.

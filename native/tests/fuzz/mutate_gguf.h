@@ -70,7 +70,7 @@ struct GgufPieces {
         return file.bytes();
     }
 
-    // Of its shape and type, where there is such a tensor, and it is a small one.
+    // Bytes by shape and type, if there is such a tensor and it is a small one.
     static size_t size_of(const Tensor& tensor) {
         constexpr int64_t most = 1 << 16;
         const auto type = static_cast<ggml_type>(tensor.type);

@@ -24,7 +24,7 @@ from latentkv_convert.weights.mixes import BASE, Mix
 from latentkv_convert.weights.out_tensor import OutTensor
 
 NONE = ["--method", "none"]
-# Of llama-quantize, for 32 layers of the llama architecture with 8 KV heads for 32 query heads
+# llama-quantize's choice for 32 layers of the llama architecture with 8 KV heads for 32 query heads
 MORE_BITS = {0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31}
 
 

@@ -3,7 +3,7 @@
 // Slots may be claimed in blocks only. A block is claimed whole; tokens leave it one by one, and when the last is gone the
 // block is free again: until then its empty slots are occupied but unused.
 //
-// Of every sequence the cells remember the first and the last position, how many tokens it has and whether these follow one
+// For every sequence the cells remember the first and the last position, how many tokens it has and whether these follow one
 // another without a gap; and of some positions in which slot they are. So no question about a sequence's ends scans the slots,
 // and a search near them does once in so many tokens as are remembered.
 #pragma once
@@ -88,7 +88,7 @@ private:
     int& remembered(int seq, int32_t pos) const {
         return remembered_[static_cast<size_t>((pos + 61 * seq) % n_remembered_)];  // sequences begin alike
     }
-    // Of a sequence's positions from `first` on, as many as there is room for.
+    // Remembers a sequence's positions from `first` on, as many as there is room for.
     void remember(int seq, int32_t first) const;
     // Slots of a sequence's n positions from `pos` on, or, with step -1, back from it; fewer where one is not remembered.
     std::vector<int> find(int seq, int32_t pos, int n, int step) const;

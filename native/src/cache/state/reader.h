@@ -24,7 +24,7 @@ public:
     // In place of all that is in the cache. What was lost on the way, in words: "" where nothing was. Errors: Error for a state that
     // does not fit; the cache is empty then.
     std::string all(std::span<const uint8_t> state);
-    // Of a state of one sequence, in place of what `seq` has, in any slots that are free. Errors: as above, or no room; the sequence is
+    // Reads a state of one sequence, in place of what `seq` has, into any free slots. Errors: as above, or no room; the sequence is
     // empty then.
     std::string sequence(int seq, std::span<const std::span<const uint8_t>> parts);
 

@@ -43,7 +43,7 @@ struct SinCos {
     f32x8 cos;
 };
 
-// Of angle · position, the angle given as quarter turns per position. The reduction is in double, so the error is that
+// Sine and cosine of angle · position, the angle given as quarter turns per position. The reduction is in double, so the error is that
 // of the polynomials (below 2e-7) at any position an int32 holds.
 LKV_INLINE SinCos sincos8(f64x8 position, double quarter_turns) {
     constexpr double round_bias = 6755399441055744.0;  // 1.5 · 2^52

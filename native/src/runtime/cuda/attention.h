@@ -72,7 +72,7 @@ private:
     int context(bool middle_alone, bool in_ring) const {
         return (middle_alone ? 0 : inputs_.exact_context()) + inputs_.middle_context(in_ring);
     }
-    // Of the prepared graph's layers, then of those in the ring: the fewest slots that one takes at once (Plan::chunk), 0: none does; and whether
+    // For the prepared graph's layers, then for those in the ring: the fewest slots that one takes at once (Plan::chunk), 0: none does; and whether
     // all have the middle alone for their latents.
     int chunk_[2] = {};
     bool middle_alone_[2] = {};

@@ -463,7 +463,7 @@ ggml_status CudaGpu::begin(ggml_cgraph* graph, const Branches& layer, int querie
     return status == GGML_STATUS_SUCCESS ? started(main_.wait_for(q_lane_), dst) : status;
 }
 
-// Of a failure nothing is left under way: what comes next, reused memory too, waits for the main stream only.
+// A failure leaves nothing under way: what comes next, reused memory too, waits for the main stream only.
 ggml_status CudaGpu::enqueue(ggml_cgraph* graph) {
     const ggml_status status = enqueue_nodes(graph);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

@@ -70,7 +70,7 @@ public:
 
     // By the cache's layer.
     Layer& operator[](int il) { return layers_[static_cast<size_t>(il)]; }
-    // Of the cache's layers those that are here.
+    // The layers of the cache that are on this device.
     const LayerRun& run() const { return run_; }
     // By the table that ggml's RoPE reads, see GraphConstants; null: none of these.
     const RopeTables* rope_of(const ggml_tensor* factors) const;

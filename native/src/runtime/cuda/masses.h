@@ -26,7 +26,7 @@ public:
 
 private:
     MassArgs args_of(const AttentionNode& node);
-    // Of a region's slots in a layer, behind the first mass; -1: they have none.
+    // Where a region's slots of a layer begin, counted from the first mass; -1: they have no masses.
     int64_t place(const KvCache& cache, int region, int layer) const;
 
     LayerTables& layers_;

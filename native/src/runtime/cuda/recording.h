@@ -25,7 +25,7 @@ public:
     Recording& operator=(const Recording&) = delete;
     ~Recording() { drop(); }
 
-    // Of another graph, or none.
+    // Forgets the recorded graph.
     void drop() {
         destroy();
         recorded_ = nullptr;

@@ -27,7 +27,7 @@ public:
     const int32_t* n_slots(int cells) const {
         return cells < first_own ? batch_.as<int32_t>() + cells * max_regions : own_words(cells);
     }
-    // Of the exact windows and, behind them, of the batch's own rows; then of the middle.
+    // Slot counts: the exact windows, behind them the batch's own rows, then the middle.
     const int32_t* n_full() const { return batch_.as<int32_t>() + 2 * max_regions; }
     const int32_t* n_middle(int cells) const {
         return cells < first_own ? batch_.as<int32_t>() + 3 * max_regions + cells : own_words(cells) + max_regions;

@@ -10,12 +10,12 @@ namespace lkv {
 
 struct Forecast {
     KvBytes cache;
-    // Of every run of layers: a full ubatch's graphs with one output. A GPU's kernels take scratch beside them.
+    // Bytes for each run of layers: a full ubatch's graphs with one output. A GPU's kernels take scratch beside them.
     std::vector<size_t> compute;
     size_t prefill = 0;  // what a lazily prefilled prompt of n_ctx tokens takes beside that; 0 when prefill is eager
 };
 
-// Of fused attention, whatever the plan says.
+// The forecast assumes fused attention, whatever the plan says.
 Forecast forecast(const Model& model, const SessionPlan& plan);
 
 }  // namespace lkv

@@ -23,7 +23,7 @@ struct Tile {
     float constant[max_coded_rows];  // Σ weight · minimum
 };
 
-// Of a segment, all slots of a tile.
+// The scales and minima of one segment in all slots of a tile.
 struct Headers {
     static constexpr int n_vectors = tile_slots / wide_lanes;
     f32xw scale[n_vectors];

@@ -27,7 +27,7 @@ __host__ __device__ constexpr int stored_width(const Problem& p) { return 64 * p
 __host__ __device__ constexpr int key_width(const Problem& p) {
     return p.rebuild != 0 ? p.head_dim : (p.q_width < stored_width(p) ? p.q_width : stored_width(p));
 }
-// Of a key in shared memory: lanes of neighbouring slots meet no bank twice.
+// Floats from one key in shared memory to the next, chosen so that lanes of neighbouring slots meet no bank twice.
 __host__ __device__ constexpr int key_pitch(const Problem& p) {
     return ((p.rebuild != 0 ? p.head_dim : stored_width(p)) + 3) / 4 * 4 + 4;
 }
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(mass_threads) sums_kernel(const __grid_constan
     }
 }
 
-// Of each row, from its parts and the sink, its maximum and what a weight e^(x − maximum) counts.
+// Computes for each row, from its parts and the sink, its maximum and what a weight e^(x − maximum) counts.
 __global__ void __launch_bounds__(mass_threads) factors_kernel(const __grid_constant__ MassArgs a) {
     wait_for_previous();
     const Problem& p = a.problems[0];

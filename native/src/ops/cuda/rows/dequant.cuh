@@ -442,7 +442,7 @@ __device__ inline void pairs_of_chunk(const uint8_t* row, const Chunk& chunk, ui
     }
 }
 
-// Of a segment in a block of tokens (formats/channel.h). Called: inline, four formats times 16 channels are minutes of compilation.
+// A value of a segment in a block of tokens (formats/channel.h). Called: inline, four formats times 16 channels are minutes of compilation.
 // block: the segment in the row of the block's first slot, src: in the slot's own
 __device__ __noinline__ inline float block_value(int kind, const uint8_t* block, int pitch, const uint8_t* src,
                                                  int width, int channel) {

@@ -4,7 +4,7 @@
 
 namespace lkv::cuda {
 
-// Of two lanes `by` apart the upper one is left with the sums of of[half … 2·half - 1], the other with those of of[0 … half - 1], both
+// Two lanes are `by` apart: the upper one is left with the sums of of[half … 2·half - 1], the other with those of of[0 … half - 1], both
 // as of[0 … half - 1].
 template <int V>
 __device__ inline void halve(float (&of)[V], int half, int by, bool upper) {

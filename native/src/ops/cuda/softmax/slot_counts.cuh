@@ -11,7 +11,7 @@ __device__ inline int small_quotient(int a, int b) {
     return static_cast<int>(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b)));
 }
 
-// Of every region, on the device.
+// The used slots of every region, read on the device.
 struct SlotCounts {
     int32_t of[max_regions];
 

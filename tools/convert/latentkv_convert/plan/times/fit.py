@@ -11,7 +11,7 @@ from ...ir import F64
 from .features import UNITS
 
 LEAST_US = 1.0  # below it errors count in microseconds: so small a difference of two steps is mostly noise
-# Of each column's norm. Counts that the points cannot tell apart share what they cost together; without it
+# A share of each column's norm. Counts that the points cannot tell apart share what they cost; without it
 # one of them takes all, and a plan that has more of another seems free.
 RIDGE = 0.03
 

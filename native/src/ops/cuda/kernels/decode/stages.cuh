@@ -25,7 +25,7 @@ struct DecodeShared {
     const int32_t* n_slots;
 };
 
-// Of a lane's query rows, 2c and 2c + 1.
+// A lane's query rows: 2c and 2c + 1.
 struct DecodeRows {
     int pos[2];
     uint64_t seq[2];

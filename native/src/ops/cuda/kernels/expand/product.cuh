@@ -138,7 +138,7 @@ struct UnitRows {
     int n_units;
 };
 
-// Of units, by the four warps at once. Decoding one runs beside the products of the one before.
+// Expands units by the four warps at once. Decoding one runs beside the products of the one before.
 __device__ __forceinline__ void expand_by_warpgroup(ExpandSums& acc, const UnitRows& of, FactorStages<false>& stages,
                                                     int lane) {
     uint32_t words[4][4];
@@ -203,7 +203,7 @@ __device__ __forceinline__ void expand_by_warpgroup(ExpandSums& acc, const UnitR
     warpgroup_wait(acc[1]);
 }
 
-// Of units, by single warps.
+// Expands units by single warps.
 __device__ __forceinline__ void expand_by_units(ExpandSums& acc, const UnitRows& of, FactorStages<true>& stages,
                                                 int lane) {
     const auto run = [&](auto bits, int& u, int end) __attribute__((always_inline)) {
@@ -253,7 +253,7 @@ __device__ __forceinline__ void expand_by_units(ExpandSums& acc, const UnitRows&
     for (; u < stages.n_steps(); u++) stages.next(u);  // the other slots' regions store more channels
 }
 
-// Of any rows. latents: f16 [2][128 slots][latent_pitch bytes]
+// Expands any rows. latents: f16 [2][128 slots][latent_pitch bytes]
 __device__ __forceinline__ void expand_by_chunks(ExpandSums& acc, const ExpandSlot& slot, uint8_t* latents,
                                                  FactorStages<true>& stages, int lane) {
     const int thread = static_cast<int>(threadIdx.x);

@@ -118,7 +118,7 @@ __device__ __forceinline__ void score_heads(float (&scores)[NT][4], const uint8_
     }
 }
 
-// Of one warp: its slots and share of K's channels.
+// One warp's scores: its slots and its share of K's channels.
 template <int NT, MlaK K>
 __device__ __forceinline__ void score_tile(const MlaArgs& p, const MlaShared& own, const MlaTile& tile,
                                            const uint8_t* stage, const MlaUnit* units, const uint4* queries,

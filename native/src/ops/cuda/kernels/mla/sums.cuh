@@ -62,7 +62,7 @@ __device__ __forceinline__ void sum_units(UnitSums<NT> (&sums)[U], int first, co
     }
 }
 
-// Of one warp: its units of V, all slots.
+// One warp's sums: its units of V, all slots.
 template <int NT, int U>
 __device__ __forceinline__ void sum_tile(UnitSums<NT> (&sums)[U], const MlaTile& tile, const uint8_t* stage,
                                          const MlaUnit* units, const __half* weights, const uint32_t* tokens, int warp,

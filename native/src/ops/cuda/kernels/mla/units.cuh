@@ -17,7 +17,7 @@
 
 namespace lkv::cuda {
 
-// Of one region's group, one side: unit u, where its segment's units end, and where those of its kind.
+// A unit of one region's group, one side: where it is, where its segment's units end, and where those of its kind.
 struct alignas(8) MlaUnit {
     uint16_t codes;   // bytes from the group's first staged one
     uint16_t affine;  // the same, of scale and minimum

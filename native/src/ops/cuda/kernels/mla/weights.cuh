@@ -50,7 +50,7 @@ constexpr int warp_rows = NT == 1 ? 1 : NT / 2;
 template <int NT>
 using RowScores = float[warp_rows<NT>][most_tile / 32];
 
-// Of a tile of 32·Steps slots, whose shares are added up.
+// Loads the scores of a tile of 32·Steps slots, whose shares are added up.
 template <int NT, int Steps>
 __device__ __forceinline__ void load_scores(RowScores<NT>& x, const float* scores, int warp, int lane) {
     constexpr int shares = key_slots * mla_warps / (32 * Steps);

@@ -32,7 +32,7 @@ __device__ inline uint32_t query_word(const PrefillArgs& p, const float* row, in
     return query_pair(row, p.q_width, 16 * k16 + pair_channel(w));
 }
 
-// Of a lane's query rows, g and g + 8 of its warp's 16.
+// A lane's query rows: g and g + 8 of its warp's 16.
 struct PrefillRows {
     int pos[2];
     uint64_t seq[2];

@@ -11,7 +11,7 @@ constexpr int wide_angle_span = 128;
 // The specialized kernel: warps with roles, four by four.
 constexpr int n_making_warps = 4;
 constexpr int n_summing_warps = 4;
-// Of these as many take a tile as there are 64-channel blocks, 1, 2 or 4; the others the next tiles.
+// A tile takes as many of these as there are 64-channel blocks, 1, 2 or 4; the others take the next tiles.
 LKV_HD constexpr int tiles_at_once(int blocks) { return n_making_warps / blocks; }
 constexpr int n_scoring_warps = 8;
 constexpr int specialized_threads = 32 * (n_making_warps + n_summing_warps + n_scoring_warps);
@@ -30,7 +30,7 @@ struct alignas(16) TileWeights {
     uint2 of[specialized_tile / 16][32];
     float base[specialized_tile / 16][decode_rows];  // of 16 slots, those of one warp
 };
-// Of thread blocks that work in pairs each sums half of V's channels for both items, its own and the other's, whose weights the other's
+// Thread blocks that work in pairs each sum half of V's channels for both items, their own and the other's, whose weights the other's
 // warps pass on. A warp does so behind its last use of the ones before, so that two buffers are enough.
 LKV_HD constexpr int summed_items(bool paired) { return paired ? 2 : 1; }
 constexpr int passed_buffer_bits = 1;

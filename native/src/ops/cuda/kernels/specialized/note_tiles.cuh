@@ -49,7 +49,7 @@ public:
     // Before the first tile.
     __device__ void look(const QuerySight& sight) { sight_ = sight; }
 
-    // Of the tokens that the queries may see.
+    // The reach of the tokens that the queries may see.
     __device__ Reach reach(const TileMarks& marks) const { return Reach(marks, sight_.seqs); }
 
     // marks, reach: of tile i

@@ -53,7 +53,7 @@ public:
         }
     }
 
-    // Of the part's tiles.
+    // The first of the part's tiles that this warp scores.
     __device__ int first_tile() const { return p_.unit == 2 ? 0 : warp_ / 4; }
 
     // rows: of the part; expected: the lowest position of the window that is scored next, as far as is known before its latents; factor:

@@ -116,7 +116,7 @@ struct alignas(8) Reach {
 
     Reach() = default;
     __device__ Reach(int lowest, int highest) : lowest(lowest), highest(highest) {}
-    // Of tokens of these sequences. By all lanes of a warp.
+    // The reach of tokens of these sequences. All lanes of a warp call it.
     __device__ Reach(const TileMarks& marks, uint64_t seqs) {
         const bool used[2] = {(marks.seq[0] & seqs) != 0, (marks.seq[1] & seqs) != 0};
         highest = __reduce_max_sync(0xffffffffu, max(used[0] ? marks.pos[0] : -1, used[1] ? marks.pos[1] : -1));

@@ -34,7 +34,7 @@ struct WideShared {
     int32_t parts;
 };
 
-// Of a power of two: bits below the one that is set.
+// How many bits lie below the one that is set. x: a power of two.
 __device__ inline int bits_of(int x) { return __ffs(x) - 1; }
 
 // The maximum (base 2) of the row whose softmax a thread shares, and its share of the sum of weights.
