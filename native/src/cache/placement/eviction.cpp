@@ -77,7 +77,7 @@ bool Eviction::prepare(const Placement&, const NewTokens& tokens) {
     }
     for (size_t s = 0; s < to_come.size(); s++) {
         prompts_[s] = to_come[s] > 1;
-        decoded_[s] += to_come[s] == 1 ? 1 : 0;
+        if (to_come[s] == 1) decoded_[s] = std::min(decoded_[s] + 1, most_decoded);
     }
     for (const int32_t s : seq) {
         const auto at = static_cast<size_t>(s);

@@ -78,6 +78,7 @@ public:
 
     // For states.
     Cells& cells(int layer) { return layers_[static_cast<size_t>(layer)].cells; }
+    static constexpr int most_decoded = 1 << 30;  // the count stays there
     int n_decoded(int seq) const { return decoded_[static_cast<size_t>(seq)]; }
     void resume(int seq, int n_decoded, int32_t newest);
 

@@ -26,12 +26,13 @@ void get_sequences(ByteReader& in, int to_seq, Placement& placement) {
     for (uint32_t i = 0; i < n; i++) {
         const auto seq = in.get<int32_t>();
         const auto n_decoded = in.get<int32_t>();
-        const int to = to_seq < 0 ? seq : to_seq;
-        const int32_t newest = to >= 0 && to < options.n_seq_max ? placement.last(to) : -1;
-        if (seq < 0 || seq >= max_sequences || n_decoded < 0 || (newest >= 0 && n_decoded > newest + 1)) {
+        if (seq < 0 || seq >= max_sequences || n_decoded < 0 || n_decoded > Eviction::most_decoded) {
             fail("state", "expected a sequence and how many of its tokens were decoded; got ", seq, " and ", n_decoded);
         }
-        if (newest >= 0) placement.eviction()->resume(to, n_decoded, newest);
+        const int to = to_seq < 0 ? seq : to_seq;
+        if (const int32_t newest = to < options.n_seq_max ? placement.last(to) : -1; newest >= 0) {
+            placement.eviction()->resume(to, n_decoded, newest);
+        }
     }
 }
 
