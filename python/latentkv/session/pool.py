@@ -12,8 +12,8 @@ _INT16 = 32760.0  # the largest number of a vector by norm 0
 
 
 class Pool:
-    """One text's. Of the hidden states [n, n_embd] behind the last norm, `mean` takes the average, `cls` the
-    first, `last` the last, and `none` keeps all."""
+    """Pools one text. `mean` takes the average of the hidden states [n, n_embd] behind the last norm, `cls`
+    the first, `last` the last, and `none` keeps all."""
 
     def __init__(self, pooling: str, n_tokens: int) -> None:
         if pooling not in POOLINGS:
@@ -23,7 +23,7 @@ class Pool:
         self._sum: NDArray[np.float64] | None = None
 
     def wanted(self, first: int, count: int) -> list[bool]:
-        """Of the tokens first … first + count - 1, whose states it takes."""
+        """Which of the tokens first … first + count - 1 it takes the states of."""
         if self.pooling in ("none", "mean"):
             return [True] * count
         at = 0 if self.pooling == "cls" else self.n_tokens - 1
@@ -55,7 +55,7 @@ def normalized(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
     largest[largest == 0] = 1.0
     if norm == 0:
         return (rows * (_INT16 / largest)).astype(np.float32)
-    # of numbers up to 1: a large power of others would overflow
+    # a large power of numbers above 1 would overflow
     sums = ((sizes / largest) ** norm).sum(axis=1, keepdims=True) ** (1.0 / norm)
     sums[sums == 0] = 1.0
     return (rows / (largest * sums)).astype(np.float32)

@@ -31,17 +31,18 @@ Placement::Placement(const PlacementOptions& options, const Sizes& sizes, int n_
 
 void Placement::select(std::unique_ptr<Ring> ring, const std::vector<bool>& in_layer) {
     ring_ = std::move(ring);
-    selections_.push_back(ring_.get());
-    for (size_t il = 0; il < of_layer_.size(); il++) {
-        if (in_layer[il]) of_layer_[il] = ring_.get();
-    }
+    serve(ring_.get(), in_layer);
 }
 
 void Placement::select(std::unique_ptr<Eviction> eviction, const std::vector<bool>& in_layer) {
     eviction_ = std::move(eviction);
-    selections_.push_back(eviction_.get());
+    serve(eviction_.get(), in_layer);
+}
+
+void Placement::serve(Selection* selection, const std::vector<bool>& in_layer) {
+    selections_.push_back(selection);
     for (size_t il = 0; il < of_layer_.size(); il++) {
-        if (in_layer[il]) of_layer_[il] = eviction_.get();
+        if (in_layer[il]) of_layer_[il] = selection;
     }
 }
 

@@ -108,6 +108,7 @@ public:
     void changed() { version_++; }
 
 private:
+    void serve(Selection* selection, const std::vector<bool>& in_layer);  // these layers have its tokens
     void place(const NewTokens& tokens, std::vector<SlotRef>& slots);
     [[noreturn]] void refuse_recent(size_t n_wanted) const;
     std::vector<int> old_slots(int n_ahead) const;

@@ -100,8 +100,8 @@ class Meter:
         self.energies: list[Tensor] = []
 
     def sums(self, values: Tensor, slopes: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Of one window, both [window, w]: sums over the tokens past the sinks, the rows of these tokens, and
-        their |g|² per KV head."""
+        """Takes one window, both [window, w]. Returns sums over the tokens past the sinks, the rows of these
+        tokens, and their |g|² per KV head."""
         values, slopes = values[self.sink :].double(), limited(slopes[self.sink :].double())
         energy = slopes.square().unflatten(1, (self.n_kv, -1)).sum(2)
         heavy = values * energy.sum(1, keepdim=True)
@@ -116,11 +116,11 @@ class Meter:
         return sums, values, energy
 
     def chosen(self, window: int) -> slice:
-        """Of a window's tokens those whose rows are kept."""
+        """The tokens of a window whose rows are kept."""
         return slice(-window * self.n % self.stride, None, self.stride)
 
     def add(self, sums: dict[str, Tensor], rows: Tensor, energies: Tensor) -> None:
-        """Of the next window."""
+        """Adds the next window."""
         added(self.total, sums)
         self.rows.append(rows)
         self.energies.append(energies)
