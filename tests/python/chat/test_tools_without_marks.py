@@ -63,7 +63,7 @@ def answers(llm: Any, **options: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("auto", {"book", "time"}), ("required", {"book", "time"}), (NAMED, {"time"})],
-    ids=str,
+    ids=["auto", "required", "named"],
 )
 def test_strict_calls_obey(llm: Any, choice: Any, names: set[str]) -> None:
     whole, streamed = answers(llm, tool_choice=choice, begin=llm.begin if choice == "auto" else None)
