@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..arithmetic import model_arithmetic, multiplies_bf16
+from ..compute.arithmetic import model_arithmetic, multiplies_bf16
 from ..errors import Interrupted
 from ..ir import Array
 from ..recipe import Recipe
