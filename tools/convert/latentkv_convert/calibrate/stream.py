@@ -22,8 +22,8 @@ from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..source.source import Source
 from .decoder import Ends, Layer, Watch, unwatched
-from .journal import Journal
 from .positions import Positions
+from .saved.journal import Journal
 
 SLOPE = 4  # layers
 T = TypeVar("T")
