@@ -45,7 +45,7 @@ RULES = [
             f"tools/convert/latentkv_convert/{name}.py"
             for name in [
                 "native",
-                "weights/quantize",
+                "weights/tensor",
                 "write/sidecar",
                 "write/gguf_write",
                 "plan/kv_budget",

@@ -11,7 +11,7 @@ import numpy as np
 
 from .calibrate.sample import Sample
 from .compute.memo import Memo
-from .ir import F32, F64, Array, Basis, ModelSpec
+from .ir import F32, F64, Array, Basis, ModelSpec, Plan
 from .source.source import Source
 from .weights.encoding import Encoding
 
@@ -100,3 +100,12 @@ class Work:
         if (layer, side, group) not in self._sigmas:
             self.bases(layer, side, group)
         return self._sigmas[layer, side, group]
+
+    def energy(self, plan: Plan, layer: int, side: str) -> float:
+        """Kept share of the squared energy of a layer's K or V, all groups together."""
+        chosen = plan.layers[layer].side(side)
+        if not chosen.ranks:
+            return 1.0
+        pairs = list(zip(self.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
+        total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
+        return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
