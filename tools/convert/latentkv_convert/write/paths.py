@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fuse import center
-from ..fuse.finish import finished
+from ..fuse.rotation import finished
 from ..ir import F32, SIDES, Basis, ModelSpec, Plan, SidePlan
 from ..schema import TENSORS
 from ..source.rope_rows import paired_rows
