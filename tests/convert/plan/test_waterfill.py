@@ -21,10 +21,10 @@ from latentkv.plan.allocation import Table
 from latentkv.plan.kv_budget import parse
 from latentkv_convert import calibrate
 from latentkv_convert.ir import Plan
-from latentkv_convert.plan import forecast, kv_budget, linalg, methods
+from latentkv_convert.plan import allotment, forecast, linalg, methods
 from latentkv_convert.plan.methods import waterfill
 from latentkv_convert.recipe import Recipe
-from latentkv_convert.rows import cached_rows, quantizer, served, sizes
+from latentkv_convert.rows import cached_rows, plan_sizes, quantizer, served, sizes
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.work import Work
@@ -86,9 +86,9 @@ def demo_plans(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_a_budget_is_met_from_below_within_one_step(demo_plans: Any, prefer: str) -> None:
     work, plan = demo_plans(prefer, "14%")
     check_plan(plan, work.spec)
-    budget = 0.14 * sizes.full_cache_bytes(work.spec, sizes.MiddleSlots.of_plan(work.spec, plan, 32768))
+    budget = 0.14 * sizes.full_cache_bytes(work.spec, plan_sizes.slots_of(work.spec, plan, 32768))
     step = sizes.segment_bytes("q8", 32) * 32768
-    assert budget - step < sizes.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
+    assert budget - step < plan_sizes.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
     assert {layer.k.path for layer in plan.layers} == {waterfill.PREFER[prefer]}
     assert plan.fitted_context == (4096 if prefer == "speed" else None)
 
@@ -182,7 +182,7 @@ def test_no_other_format_of_the_same_bytes_is_better(demo_plans: Any) -> None:
     """Plans of other layers keep the bytes and raise the measured divergence."""
     work, plan = demo_plans("size", "14%")
     shuffled = dataclasses.replace(plan, layers=plan.layers[::-1])
-    assert sizes.cache_bytes(work.spec, shuffled, 4096) == sizes.cache_bytes(work.spec, plan, 4096)
+    assert plan_sizes.cache_bytes(work.spec, shuffled, 4096) == plan_sizes.cache_bytes(work.spec, plan, 4096)
     check = forecast.Check(work)
     held = check.held
     assert np.mean(check.divergences(shuffled, held)) > 1.3 * plan.forecast.kld
@@ -328,7 +328,7 @@ def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) ->
     exact, n_slots = 16 + 224, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
     full = 8 * 2 * 64 * 2
     formats = ("f16", "q8_0")
-    got = kv_budget.count(parse(text), spec, 4096, 4, 64, pays_factors=True, formats=formats)
+    got = allotment.count(parse(text), spec, 4096, 4, 64, pays_factors=True, formats=formats)
     assert got.budget == int(n_bytes) - (exact + n_slots) * 12
     assert got.exact == {"f16": exact * full, "q8_0": exact * 8 * 2 * 2 * 36}
     assert got.rooms(got.exact["f16"]) == {"q8_0": got.exact["f16"] - got.exact["q8_0"]}
@@ -339,7 +339,7 @@ def test_a_kept_channel_pays_for_factors_that_grow() -> None:
     """64 channels in two segments; 100 slots; 30 bytes a channel, against 960 that leave or none."""
     costs = Table(np.array([[36, 20, 0], [36, 20, 0]]), np.zeros((2, 3)))
     pays, free = (
-        kv_budget.Count(0, {"f16": 0}, 100, sizes.MiddleSlots((100,), 100, 0), pays_factors=pays)
+        allotment.Count(0, {"f16": 0}, 100, sizes.MiddleSlots((100,), 100, 0), pays_factors=pays)
         for pays in (True, False)
     )
     replacing = pays.table(costs, 0, (32, 32), 30.0, 960.0)
@@ -358,13 +358,13 @@ def test_a_budget_is_a_share_or_bytes_at_a_context(text: str) -> None:
 def test_a_budget_that_exact_tokens_eat_is_refused() -> None:
     spec = archs.model_spec(archs.tiny("llama"))
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than .* bytes .304 exact slots"):
-        kv_budget.count(parse("1%"), spec, 4096, 4, 128, pays_factors=True)
+        allotment.count(parse("1%"), spec, 4096, 4, 128, pays_factors=True)
 
 
 def test_exact_tokens_that_fit_in_a_narrower_format_alone_are_kept_in_it() -> None:
     spec = archs.model_spec(archs.tiny("llama"))
     spec = dataclasses.replace(spec, head_dim=64)
-    got = kv_budget.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8_0"))
+    got = allotment.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8_0"))
     assert list(got.rooms(got.budget)) == ["q8_0"]
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than"):
-        kv_budget.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True)
+        allotment.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True)

@@ -46,6 +46,7 @@ RULES = [
             for name in [
                 "native",
                 "weights/tensor",
+                "rows/sizes",
                 "write/sidecar",
                 "write/gguf_write",
                 "source/gguf_blocks",

@@ -19,7 +19,7 @@ from .fuse import center
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
 from .recipe import Recipe
-from .rows import sizes
+from .rows import plan_sizes, sizes
 from .work import Work
 from .write.gguf_write import replacing
 
@@ -54,8 +54,10 @@ class Report:
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
-        own = {"plan": sizes.planned_bytes_per_token(self.spec, self.plan, CONTEXT)} if self.planned else {}
-        return own | {fmt: sizes.bytes_per_token(self.spec, self.plan, fmt, CONTEXT) for fmt in sizes.FORMATS}
+        spec, plan = self.spec, self.plan
+        own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
+        formats = plan_sizes.FORMATS
+        return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in formats}
 
     @property
     def planned(self) -> bool:
@@ -64,8 +66,8 @@ class Report:
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
-        size = sizes.cache_bytes(self.spec, self.plan, CONTEXT)
-        full = sizes.full_cache_bytes(self.spec, sizes.MiddleSlots.of_plan(self.spec, self.plan, CONTEXT))
+        size = plan_sizes.cache_bytes(self.spec, self.plan, CONTEXT)
+        full = sizes.full_cache_bytes(self.spec, plan_sizes.slots_of(self.spec, self.plan, CONTEXT))
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
@@ -82,7 +84,7 @@ class Report:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
@@ -123,7 +125,7 @@ class Report:
 
     def blocks(self) -> list[Block]:
         """For the terminal."""
-        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
         for index, layer in enumerate(self.plan.layers):
             row = [str(index)]

@@ -30,7 +30,7 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of (dL/dW)^2)."""
 
     def slope(window: int, hidden: Tensor) -> Tensor:
-        return head.text_slope(stream, window, hidden)
+        return text_slope(stream, window, hidden)
 
     with stream.bar() as bar:
         for index, hidden, output in stream.forward(keep=True):
@@ -39,6 +39,21 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     with stream.bar_back() as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
             yield index, _backward(stream, index, inputs, above, below, bar)
+
+
+def text_slope(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
+    """Gradient [window, d] of the text's mean negative log-likelihood by hidden [1, window, d]."""
+    following = stream.tokens[window].to(stream.device)[1:]
+    slopes = []
+    for block in head.blocks(stream, len(following)):
+        with torch.enable_grad():
+            top = hidden[:, block].detach().requires_grad_()
+            surprise = torch.nn.functional.cross_entropy(
+                stream.logits(top), following[block], reduction="sum"
+            )
+            slopes.append(torch.autograd.grad(surprise, top)[0][0])
+    slope = torch.cat(slopes)
+    return torch.cat([slope, torch.zeros_like(slope[:1])]) / len(following)
 
 
 def _backward(

@@ -16,12 +16,11 @@ from latentkv.plan.allocation import Group, Table
 from ..compute import crew, floats
 from ..compute.memo import Memo
 from ..course import CHOOSE
-from ..fuse.rotation import finished, runs
-from ..ir import F64, SIDES, Basis, Plan, SidePlan, form
+from ..fuse.rotation import runs
+from ..ir import F64, SIDES, Basis, Plan, SidePlan
 from ..rows import cached_rows, sizes
 from ..rows.cached_rows import CachedRows
 from ..work import KEEP_BYTES, Work
-from .kv_budget import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,24 +91,6 @@ def candidates(
                 bar.update(len(new))
         layers = range(n_layer)
         yield Candidate(groups, [group for layer in layers for key in sides for group in known[key][layer]])
-
-
-def priced(work: Work, shape: Shape, count: Count, layer: int, side: str, group: int) -> list[Group]:
-    """A layer's groups of a side, each cut in segments of every width."""
-    spec, cached = work.spec, shape.cached(work, layer, side)
-    made = form(spec, shape.paths[side], shape.sink > 0 or shape.recent > 0, work.trains)
-    group_width, n_groups = group * spec.head_dim, spec.n_kv // group
-    channel = work.stored_as.channel_bytes(made, group_width, spec.n_embd)
-    share = group_width / spec.kv_width
-    replaced = share * work.projection_bytes(layer, side) if made == "a" else 0.0
-    cuts = []
-    for width in shape.widths:
-        widths = cut(group_width, width)
-        whole = shape.side(side, group, (widths,) * n_groups)
-        bases = finished(work, whole, layer, side)
-        costs = tables(cached, bases, whole, spec.head_dim, work.device)
-        cuts.append([count.table(each, layer, widths, channel, replaced) for each in costs])
-    return list(zip(*cuts, strict=True))
 
 
 def cut(rank: int, width: int) -> tuple[int, ...]:

@@ -10,17 +10,17 @@ from functools import partial
 
 import numpy as np
 
-from latentkv.plan.allocation import least
+from latentkv.plan.allocation import Group, least
 
 from ..errors import ConvertError
 from ..frontier import Frontier, Line, Point, Us, is_as_fast
-from ..ir import Basis, Plan
-from ..rows import sizes
+from ..fuse.rotation import finished
+from ..ir import Basis, Plan, form
+from ..rows import plan_sizes, sizes
 from ..work import Work
 from . import allotment, forecast, master
-from .allotment import DROP_PENALTY, Allotment, Terms
-from .candidates import Candidate, Shape, candidates, priced
-from .kv_budget import Count
+from .allotment import DROP_PENALTY, Allotment, Count, Terms
+from .candidates import Candidate, Shape, candidates, cut, tables
 from .linalg import weighted
 from .times import features
 
@@ -116,8 +116,8 @@ class Waterfill:
         """
         budget = terms.count.budget
         room, is_enough, refused = max(terms.count.rooms(budget).values()), False, None
-        tables = partial(priced, work, self.shape, terms.count)
-        for candidate in candidates(tables, self.groupings, work.spec.n_layer, work.device):
+        own = partial(priced, work, self.shape, terms.count)
+        for candidate in candidates(own, self.groupings, work.spec.n_layer, work.device):
             if least(candidate.tables) > room:
                 refused = refused or candidate
                 continue
@@ -142,7 +142,7 @@ class Waterfill:
         plan = bought.plan(self.shape, work.spec)
         if not self.is_master:
             plan = replace(plan, trained=work.trains).cut()
-        size = sizes.cache_bytes(work.spec, plan, terms.count.n_ctx)
+        size = plan_sizes.cache_bytes(work.spec, plan, terms.count.n_ctx)
         if terms.count.pays_factors:
             size += allotment.added(work, plan)
         us = self._us(features.mean(work.spec, plan.layers))
@@ -191,3 +191,21 @@ def choose(lines: Iterable[Offer], full: Us | None, prefer: str) -> tuple[tuple[
         return tuple(seen), [line.own.predicted for line in seen].index(least)
     tied = [index for index, line in enumerate(seen) if line.own.predicted <= (1 + TIE) * least]
     return tuple(seen), min(tied, key=lambda index: sum(seen[index].own.us or (math.inf,)))
+
+
+def priced(work: Work, shape: Shape, count: Count, layer: int, side: str, group: int) -> list[Group]:
+    """A layer's groups of a side, each cut in segments of every width."""
+    spec, cached = work.spec, shape.cached(work, layer, side)
+    made = form(spec, shape.paths[side], shape.sink > 0 or shape.recent > 0, work.trains)
+    group_width, n_groups = group * spec.head_dim, spec.n_kv // group
+    channel = work.stored_as.channel_bytes(made, group_width, spec.n_embd)
+    share = group_width / spec.kv_width
+    replaced = share * work.projection_bytes(layer, side) if made == "a" else 0.0
+    cuts = []
+    for width in shape.widths:
+        widths = cut(group_width, width)
+        whole = shape.side(side, group, (widths,) * n_groups)
+        bases = finished(work, whole, layer, side)
+        costs = tables(cached, bases, whole, spec.head_dim, work.device)
+        cuts.append([count.table(each, layer, widths, channel, replaced) for each in costs])
+    return list(zip(*cuts, strict=True))

@@ -21,7 +21,7 @@ from ...errors import ConvertError
 from ...ir import SIDES, ModelSpec
 from ...rows import sizes
 from ...schema import RANK_PAD
-from .. import kv_budget, latent_plan
+from .. import allotment, latent_plan
 from ..candidates import Shape
 from ..times import gpu_file
 from ..waterfill import DEPTHS, Waterfill
@@ -150,7 +150,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             context=(served or spec.n_ctx) if rotates else None,
         ),
         groupings=groupings,
-        count=kv_budget.count(
+        count=allotment.count(
             options["kv_budget"],
             spec,
             served or SHARE_CONTEXT,
