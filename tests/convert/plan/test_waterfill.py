@@ -265,7 +265,9 @@ def test_rows_turned_one_by_one_have_the_moment_in_closed_form() -> None:
     rng = np.random.default_rng(0)
     freqs, head_dim, context = 100.0 ** (-np.arange(3) / 3), 8, 50
     row = rng.standard_normal((1, 16)).astype(np.float32)
-    turned = served.turned(np.repeat(row, context, 0), freqs, head_dim, np.arange(context, dtype=np.float64))
+    turned = served.rows_after_rope(
+        np.repeat(row, context, 0), freqs, head_dim, np.arange(context, dtype=np.float64)
+    )
     expected = served.after_rope((row.T @ row).astype(np.float64), freqs, head_dim, context)
     assert np.allclose(turned.T @ turned / context, expected, atol=1e-5)
     assert np.allclose(np.linalg.norm(turned, axis=1), np.linalg.norm(row))

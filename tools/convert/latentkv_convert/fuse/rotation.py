@@ -41,18 +41,18 @@ def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Bas
     """
     import torch
 
-    turns = [rotation(width, rng) for width in widths]
+    rotations = [rotation(width, rng) for width in widths]
     down, up = torch.tensor(basis.down), torch.tensor(basis.up)
     rows = None if basis.rows is None else torch.tensor(basis.rows)
     at = 0
-    for part, n in runs(widths):
-        turn = torch.from_numpy(np.stack(turns[at : at + n]))
+    for channels, n in runs(widths):
+        matrices = torch.from_numpy(np.stack(rotations[at : at + n]))
         at += n
-        columns = down[:, part].unflatten(1, (n, -1)).transpose(0, 1)
-        down[:, part] = (columns @ turn).transpose(0, 1).flatten(1)
+        columns = down[:, channels].unflatten(1, (n, -1)).transpose(0, 1)
+        down[:, channels] = (columns @ matrices).transpose(0, 1).flatten(1)
         for factor in (up, rows):
             if factor is not None:
-                factor[part] = (turn.mT @ factor[part].unflatten(0, (n, -1))).flatten(0, 1)
+                factor[channels] = (matrices.mT @ factor[channels].unflatten(0, (n, -1))).flatten(0, 1)
     return Basis(basis.sigma, down.numpy(), up.numpy(), None if rows is None else rows.numpy())
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ..compute import floats
 from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
+from .frequencies import paired_rows
 from .gguf_blocks import dequantized
 from .gguf_parts import GgufParts
-from .rope_rows import paired_rows
 from .source import Stored
 
 _OURS = "latentkv."

@@ -22,7 +22,7 @@ from ..fuse import center
 from ..fuse.rotation import finished
 from ..ir import F32, SIDES, Basis, ModelSpec, Plan, SidePlan
 from ..schema import TENSORS
-from ..source.rope_rows import paired_rows
+from ..source.frequencies import paired_rows
 from ..weights.tensor import OutTensor
 from ..work import Work
 from . import packed
