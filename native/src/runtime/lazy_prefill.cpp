@@ -175,9 +175,7 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
     } catch (...) {
         // no layer, no token: half a prompt would be a cache that no one can use
         forget();
-        for (const SlotRef& to : targets) {
-            cache_.placement().release(to);
-        }
+        cache_.placement().take_back(targets);
         throw;
     }
 }

@@ -242,9 +242,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         for (const Part& part : parts_) part.get_result(part.graph->result, rows);
     } catch (...) {
         for (const Part& part : parts_) part.abandon();
-        for (const SlotRef& to : batch_.slots) {
-            cache_.placement().release(to);
-        }
+        cache_.placement().take_back(batch_.slots);
         throw;
     }
     if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
