@@ -93,7 +93,8 @@ def build(sanitizer: Sanitizer, folder: Path) -> None:
 def python_tests(sanitizer: Sanitizer, folder: Path, arguments: list[str]) -> None:
     package = folder / "package"
     shutil.rmtree(package, ignore_errors=True)
-    shutil.copytree(ROOT / "python" / "latentkv", package / "latentkv")
+    built = shutil.ignore_patterns("levels", "__pycache__")  # a module without the sanitizer
+    shutil.copytree(ROOT / "python" / "latentkv", package / "latentkv", ignore=built)
     level = package / "latentkv" / "levels" / "native"
     level.mkdir(parents=True)
     for module in (folder / "native").glob("_core*.so"):
