@@ -85,8 +85,11 @@ py::dict tensor_dict(std::string_view path, const lkv::TensorSpec& spec) {
 
 py::list layers(const Model& model) {
     py::list out;
-    for (const lkv::LayerCacheSpec& layer : model.cache_spec().layers) {
+    for (size_t il = 0; il < model.cache_spec().layers.size(); il++) {
+        const lkv::LayerCacheSpec& layer = model.cache_spec().layers[il];
         py::dict item;
+        item["n_head_kv"] = model.hparams().heads[il].n_kv;
+        item["head_dim"] = model.hparams().heads[il].head_dim;
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
         out.append(item);
@@ -145,6 +148,13 @@ py::object master(const Model& model) {
     out["k"] = side_tables(spec, &lkv::LayerCacheSpec::k, spec.master->k);
     out["v"] = side_tables(spec, &lkv::LayerCacheSpec::v, spec.master->v);
     return out;
+}
+
+// The shape of the widest K and V; zeros where only the vocabulary was read.
+lkv::HeadShape widest(const lkv::HParams& h) {
+    if (h.heads.empty()) return {};
+    return *std::max_element(h.heads.begin(), h.heads.end(),
+                             [](const lkv::HeadShape& a, const lkv::HeadShape& b) { return a.width() < b.width(); });
 }
 
 py::dict forecast(const Model& model, int n_ctx, const py::kwargs& given) {
@@ -232,8 +242,8 @@ void bind_model(py::module_& module) {
         .def_property_readonly("n_embd", [](const Model& m) { return m.hparams().n_embd; })
         .def_property_readonly("n_layer", [](const Model& m) { return m.hparams().n_layer; })
         .def_property_readonly("n_head", [](const Model& m) { return m.hparams().n_head; })
-        .def_property_readonly("n_head_kv", [](const Model& m) { return m.hparams().n_kv; })
-        .def_property_readonly("head_dim", [](const Model& m) { return m.hparams().head_dim; })
+        .def_property_readonly("n_head_kv", [](const Model& m) { return widest(m.hparams()).n_kv; })
+        .def_property_readonly("head_dim", [](const Model& m) { return widest(m.hparams()).head_dim; })
         .def_property_readonly("n_params", &Model::n_params)
         .def_property_readonly("size_bytes", &Model::size_bytes)
         .def_property_readonly("factor_bytes", &Model::factor_bytes)

@@ -106,8 +106,9 @@ lkv::KvCache cache_of(const Kind& kind, int n_ctx) {
     lkv::CacheSpec spec;
     lkv::KvCacheOptions options;
     hparams.n_layer = 2;
-    hparams.n_kv = hparams.n_head = 1;
-    hparams.head_dim = hparams.n_embd = 32;
+    hparams.n_head = 1;
+    hparams.n_embd = 32;
+    hparams.heads.assign(2, {1, 32, 32});
     hparams.block.layers.resize(2);
     spec.layers.resize(2);
     for (lkv::LayerCacheSpec& layer : spec.layers) {

@@ -97,7 +97,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     block.position = need_word<Position>(file, key::block_position, schema::position_words);
     block.rope_pairing = need_word<RopePairing>(file, key::block_rope_pairing, schema::rope_pairing_words);
     block.embedding_scale = scale(key::block_embedding_scale, 1.0F);
-    block.attention_scale = scale(key::block_attention_scale, 1.0F / std::sqrt(static_cast<float>(h.head_dim)));
+    block.attention_scale = scale(key::block_attention_scale, 0.0F);
     block.residual_scale = scale(key::block_residual_scale, 1.0F);
     block.logit_scale = scale(key::block_logit_scale, 1.0F);
     block.logit_softcap = read_float(file, std::string(key::block_logit_softcap), 0.0F, largest_scale, 0.0F);
@@ -164,8 +164,9 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.rope_pairing = stock.rope_pairing;
     block.yarn_truncate = stock.yarn_truncate;
     if (stock.root_embedding) block.embedding_scale = std::sqrt(static_cast<float>(h.n_embd));
-    const int width = h.n_layer == stock.wide_scale_layers ? h.n_embd / h.n_head : h.head_dim;
-    block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, width)));
+    if (h.n_layer == stock.wide_scale_layers) {
+        block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, h.n_embd / h.n_head)));
+    }
     block.attention_softcap = read_float(file, h.architecture + ".attn_logit_softcapping", 0.0F, largest_scale, 0.0F);
     block.logit_softcap = read_float(file, h.architecture + ".final_logit_softcapping", 0.0F, largest_scale, 0.0F);
     if (stock.stock_scales) read_stock_scales(file, h.architecture + ".", block);

@@ -31,7 +31,7 @@ struct BlockDescription {
     Position position = Position::rope;
     RopePairing rope_pairing = RopePairing::norm;
     float embedding_scale = 1.0F;    // factor of token embeddings
-    float attention_scale = 0.0F;    // factor of scores
+    float attention_scale = 0.0F;    // factor of scores, 0 = 1/sqrt(head_dim)
     float attention_softcap = 0.0F;  // c: scores become c · tanh(scores / c), 0 = none
     float residual_scale = 1.0F;     // factor of both branches, before they are added
     bool yarn_truncate = true;       // YaRN's ramp begins and ends at whole planes

@@ -44,8 +44,8 @@ public:
     BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il) const;
 
 private:
-    Heads packed(ggml_tensor* x, const LayerWeights& layer) const;
-    Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) const;
+    Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;
+    Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, const HeadShape& shape) const;
     // x [head_dim, heads, n_tokens], normalized over all heads of a token together.
     ggml_tensor* normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
     // Keys as queries meet them: normalized, after RoPE.

@@ -26,7 +26,12 @@ std::vector<float> by_channel(const ggml_tensor* b, int n_kv, int head_dim) {
 class Loader {
 public:
     Loader(const FileTensors& tensors, const HParams& hparams, const LayerCacheSpec& spec, int il)
-        : tensors_(tensors), h_(hparams), spec_(spec), blk_("blk." + std::to_string(il) + ".") {}
+        : tensors_(tensors),
+          h_(hparams),
+          heads_(hparams.heads_of(il)),
+          spec_(spec),
+          wq_(hparams.width_q(il)),
+          blk_("blk." + std::to_string(il) + ".") {}
 
     LayerWeights load() {
         load_norms();
@@ -58,7 +63,9 @@ private:
 
     const FileTensors& tensors_;
     const HParams& h_;
+    const HeadShape& heads_;
     const LayerCacheSpec& spec_;
+    const int64_t wq_;  // of all queries
     const std::string blk_;
     LayerWeights l_;
 };
@@ -66,8 +73,8 @@ private:
 // Q, K and V, apart or packed, with their biases and norms, and what follows attention.
 void Loader::load_projections() {
     const int64_t d = h_.n_embd;
-    const int64_t w = h_.width_kv();
-    const int64_t wq = h_.width_q();
+    const int64_t w = heads_.width();
+    const int64_t wq = wq_;
     l_.attn_qkv = optional("attn_qkv.weight", {d, wq + 2 * w});
     l_.attn_qkv_bias = optional("attn_qkv.bias", {wq + 2 * w});
     if (l_.attn_qkv == nullptr) {
@@ -81,7 +88,7 @@ void Loader::load_projections() {
     l_.attn_k_bias = optional("attn_k.bias", {w});
     l_.attn_v_bias = optional("attn_v.bias", {w});
     load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
-    load_head_norm("attn_k_norm.weight", h_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
+    load_head_norm("attn_k_norm.weight", heads_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
     l_.attn_output = need("attn_output.weight", {wq, d});
     l_.attn_output_bias = optional("attn_output.bias", {d});
 }
@@ -89,11 +96,11 @@ void Loader::load_projections() {
 // A weight as wide as one head is every head's norm, one as wide as all of them theirs together.
 void Loader::load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const {
     const ggml_tensor* const found = tensors_.find(blk_ + role);
-    const int64_t width = n_heads * h_.head_dim;
+    const int64_t width = n_heads * heads_.head_dim;
     if (found != nullptr && n_heads > 1 && found->ne[0] == width) {
         whole = need(role, {width});
     } else {
-        of_each = optional(role, {h_.head_dim});
+        of_each = optional(role, {heads_.head_dim});
     }
 }
 
@@ -110,9 +117,9 @@ void Loader::load_sinks() {
 // Factors of K: A or E makes its latents, B rebuilds keys, E_q takes queries to the latents.
 void Loader::load_keys() {
     const int64_t rank = spec_.k.rank_max();
-    const int64_t w = h_.width_kv();
+    const int64_t w = heads_.width();
     if (spec_.k_path == KPath::rotated || spec_.k.encoded) {
-        l_.attn_k_e = need("attn_k_e.weight", {static_cast<int64_t>(spec_.k.group) * h_.head_dim, spec_.k.rank_sum()});
+        l_.attn_k_e = need("attn_k_e.weight", {static_cast<int64_t>(spec_.k.group) * heads_.head_dim, spec_.k.rank_sum()});
         if (spec_.k_path != KPath::rotated) l_.attn_k_e_bias = optional("attn_k_e.bias", {w});
     } else if (spec_.k_path != KPath::full) {
         if (l_.attn_k_norm_whole != nullptr) {
@@ -123,27 +130,27 @@ void Loader::load_keys() {
     }
     if (spec_.k_path == KPath::rebuild) {
         l_.attn_k_b = need("attn_k_b.weight", {rank, w});
-        l_.k_b = by_channel(l_.attn_k_b, h_.n_kv, h_.head_dim);
+        l_.k_b = by_channel(l_.attn_k_b, heads_.n_kv, heads_.head_dim);
         if (l_.attn_k_bias != nullptr) l_.k_bias = to_floats(l_.attn_k_bias);
         if (l_.attn_k_norm != nullptr) l_.k_norm = to_floats(l_.attn_k_norm);
     }
     if (spec_.k_path == KPath::rotated || spec_.k_path == KPath::absorbed) {
-        l_.attn_q_e = need("attn_q_e.weight", {h_.head_dim, rank, h_.n_kv});
+        l_.attn_q_e = need("attn_q_e.weight", {heads_.head_dim, rank, heads_.n_kv});
     }
 }
 
 void Loader::load_values() {
     if (spec_.v_path != VPath::latent) return;
-    const int64_t w = h_.width_kv();
+    const int64_t w = heads_.width();
     if (spec_.v.encoded) {
-        l_.attn_v_e = need("attn_v_e.weight", {static_cast<int64_t>(spec_.v.group) * h_.head_dim, spec_.v.rank_sum()});
+        l_.attn_v_e = need("attn_v_e.weight", {static_cast<int64_t>(spec_.v.group) * heads_.head_dim, spec_.v.rank_sum()});
         l_.attn_v_e_bias = optional("attn_v_e.bias", {w});
     } else {
         l_.attn_v_a = need("attn_v_a.weight", {h_.n_embd, spec_.v.rank_sum()});
         l_.attn_v_a_bias = optional("attn_v_a.bias", {spec_.v.rank_sum()});
     }
     l_.attn_v_b = need("attn_v_b.weight", {spec_.v.rank_max(), w});
-    l_.v_b = by_channel(l_.attn_v_b, h_.n_kv, h_.head_dim);
+    l_.v_b = by_channel(l_.attn_v_b, heads_.n_kv, heads_.head_dim);
 }
 
 void Loader::load_norms() {

@@ -47,7 +47,7 @@ def steps(
         found.append((MEASURE, n_tokens * up))
         if with_gradients:
             found.append((WEIGH, n_tokens * back))
-    choose = 1.0 + 2 * spec.n_layer * (spec.kv_width / 512) ** 2
+    choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in range(spec.n_layer))
     if n_checked:
         found.append((CHOOSE, 2 * window * check))
     found += [(CHOOSE, choose)] * n_choices
@@ -62,7 +62,7 @@ def steps(
 def _layer_weights(source: Source) -> int:
     """That a token meets in the first layer."""
     spec = source.spec
-    total = 2 * spec.kv_width * spec.n_embd
+    total = 2 * spec.at(0).kv_width * spec.n_embd
     for role in spec.layer_tensors:
         n = math.prod(source.shape(role.target, 0))
         if role.target.partition(".")[0].endswith("_exps"):

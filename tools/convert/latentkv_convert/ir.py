@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,15 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class HeadShape:
+    """K and V of one layer."""
+
+    n_kv: int
+    head_dim: int
+    n_rot: int  # rotated dimensions of a head
+
+
+@dataclass(frozen=True)
 class Projection:
     """Where a checkpoint keeps q, k or v: a Linear inside a layer, and which of its output rows (None:
     all)."""
@@ -85,7 +95,11 @@ class TensorRole:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix."""
+    """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix.
+
+    Where layers differ (`heads`), n_kv, head_dim and n_rot are those of most, and what concerns a layer asks
+    `at(layer)`.
+    """
 
     gguf_arch: str
     n_layer: int
@@ -106,6 +120,28 @@ class ModelSpec:
     latentkv_keys: Mapping[str, Any] = field(default_factory=dict)  # schema key -> value
     whole_norms: bool = False  # attn_q_norm and attn_k_norm are over all heads of a token, not over each
     packed_qkv: bool = False  # stock readers want one attn_qkv (all of Q, then K, then V), not three tensors
+    heads: tuple[HeadShape, ...] = ()  # of every layer, where layers differ
+
+    def at(self, layer: int) -> ModelSpec:
+        """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
+        return self._by_shape[self.heads[layer]] if self.heads else self
+
+    @cached_property
+    def _by_shape(self) -> Mapping[HeadShape, ModelSpec]:
+        return {
+            shape: replace(self, n_kv=shape.n_kv, head_dim=shape.head_dim, n_rot=shape.n_rot, heads=())
+            for shape in set(self.heads)
+        }
+
+    def group_at(self, layer: int, group: int) -> int:
+        """KV heads of this layer that are as wide together as `group` heads of most layers: at least one, and
+        a divisor of its heads."""
+        own = self.at(layer)
+        if (own.n_kv, own.head_dim) == (self.n_kv, self.head_dim):
+            return group
+        width = group * self.head_dim
+        legal = [n for n in range(1, own.n_kv + 1) if own.n_kv % n == 0 and n * own.head_dim <= width]
+        return max(legal, default=1)
 
     @property
     def q_width(self) -> int:

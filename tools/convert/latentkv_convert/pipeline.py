@@ -27,7 +27,7 @@ from .weights.out_tensor import OutTensor
 from .weights.quantize import FILE_TYPES
 from .work import Work
 from .write import full_bytes, gguf_write, packed, paths, sidecar
-from .write.check import check_linear, check_plan
+from .write.check import check_heads, check_linear, check_plan
 
 if TYPE_CHECKING:
     from .calibrate.sample import Sample
@@ -58,7 +58,9 @@ def _converted(recipe: Recipe) -> report.Report:
     spec, outtype = source.spec, recipe.outtype or source.outtype
     if recipe.method != "none":
         check_linear(spec, recipe.method)
-    method = methods.module(recipe.method).create(recipe.options, spec)
+    module = methods.module(recipe.method)
+    check_heads(spec, recipe.method, getattr(module, "UNEQUAL_HEADS", False))
+    method = module.create(recipe.options, spec)
     keys = model_keys(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
     unmeasured.warn_of_budget(recipe, spec)
@@ -182,10 +184,12 @@ def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
         layers = [layer.side(side) for layer in plan.layers]
         keys[KEYS[f"{side}_path"]] = [layer.path for layer in layers]
         keys[KEYS[f"{side}_group"]] = [layer.group for layer in layers]
-        n_kv, head_dim = work.spec.n_kv, work.spec.head_dim
-        ranks = [layer.ranks or (head_dim,) * n_kv for layer in layers]
+        shapes = [work.spec.at(layer) for layer in range(work.spec.n_layer)]
+        ranks = [layer.ranks or (own.head_dim,) * own.n_kv for layer, own in zip(layers, shapes, strict=True)]
         keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
-        segments = [layer.segments or ((head_dim,),) * n_kv for layer in layers]
+        segments = [
+            layer.segments or ((own.head_dim,),) * own.n_kv for layer, own in zip(layers, shapes, strict=True)
+        ]
         if any(len(widths) > 1 for layer in segments for widths in layer):
             keys[KEYS[f"{side}_segment_counts"]] = [len(widths) for layer in segments for widths in layer]
             keys[KEYS[f"{side}_segment_widths"]] = [
@@ -247,7 +251,8 @@ def model_tensors(source: Source) -> list[OutTensor]:
 
 def copied(source: Source, role: TensorRole, layer: int | None) -> OutTensor:
     """In the file's RoPE row order."""
-    rows = paths.head_rows(source.spec, role.rope_heads) if role.rope_heads else None
+    spec = source.spec if layer is None else source.spec.at(layer)
+    rows = paths.head_rows(spec, role.rope_heads) if role.rope_heads else None
 
     def load() -> Any:
         array = source.tensor(role.target, layer)

@@ -48,9 +48,13 @@ class Report:
     @property
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
-        full = self.spec.kv_width
-        kept = [sum(layer.side(side).kept) or full for layer in self.plan.layers for side in SIDES]
-        return sum(kept) / (full * len(kept))
+        full = [self.spec.at(index).kv_width for index in range(self.spec.n_layer)]
+        kept = [
+            sum(layer.side(side).kept) or width
+            for layer, width in zip(self.plan.layers, full, strict=True)
+            for side in SIDES
+        ]
+        return sum(kept) / (len(SIDES) * sum(full))
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
@@ -129,7 +133,8 @@ class Report:
             row = [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
-                ranks = _stored(chosen) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
+                own = self.spec.at(index)
+                ranks = _stored(chosen) if chosen.ranks else f"{own.n_kv} x {own.head_dim}"
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             rows.append(row)
         cells = []
@@ -262,15 +267,15 @@ def bits_map(report: Report, path: Path) -> None:
     axes[1].tick_params(labelleft=False)
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
-        bits = np.zeros((spec.n_layer, spec.kv_width))
+        bits = np.zeros((spec.n_layer, max(spec.at(index).kv_width for index in range(spec.n_layer))))
         for index, layer in enumerate(report.plan.layers):
-            chosen, row = layer.side(side), []
-            segments = chosen.segments or ((spec.head_dim,),) * spec.n_kv  # `full`: every head is one
+            chosen, row, own = layer.side(side), [], spec.at(index)
+            segments = chosen.segments or ((own.head_dim,),) * own.n_kv  # `full`: every head is one
             formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
             for widths, names in zip(segments, formats, strict=True):
                 held = [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
-                row += held + [0] * (chosen.group * spec.head_dim - len(held))
-            bits[index] = row
+                row += held + [0] * (chosen.group * own.head_dim - len(held))
+            bits[index, : len(row)] = row
         image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
         axis.set_title(f"{side.upper()} bits", fontsize=10)
         axis.set_xlabel("channel of the latent, most important first")
@@ -310,7 +315,7 @@ def rank_map(report: Report, path: Path) -> None:
         share = np.ones((spec.n_layer, groups[side]))
         for index, layer in enumerate(report.plan.layers):
             chosen = layer.side(side)
-            widths = chosen.group * spec.head_dim
+            widths = chosen.group * spec.at(index).head_dim
             if chosen.ranks:
                 share[index, : len(chosen.ranks)] = np.array(chosen.kept) / widths
             for group, rank in enumerate(chosen.kept if columns <= 16 else ()):

@@ -98,7 +98,7 @@ public:
     uint8_t* v_row(int region, int layer, int slot) const { return row(region, layer, true, slot); }
     // A layout with the groups that rows have in this layer: `full` ones, or those of the middle.
     RowLayout groups_of(int layer, bool value_side, bool full) const {
-        return full ? full_.view() : layout(middle_, layer, value_side);
+        return full ? full_[static_cast<size_t>(layer)].view() : layout(middle_, layer, value_side);
     }
 
     // Rows of recent slots into the middle, those of this layer on the host.
@@ -115,11 +115,10 @@ private:
 
     CacheSpec spec_;
     KvCacheOptions options_;
-    int n_kv_;
-    int head_dim_;
+    std::vector<HeadShape> heads_;  // of every layer
     std::vector<CacheDevice*> devices_;
     RowEncoder* encoder_ = nullptr;
-    RowPlan full_;  // a layout with the groups of full rows
+    std::vector<RowPlan> full_;  // layouts with the groups of full rows, of every layer
     std::vector<RegionRows> regions_;
     std::vector<bool> in_ring_;  // of every layer
     int recent_ = -1;

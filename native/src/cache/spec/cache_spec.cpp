@@ -113,21 +113,22 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
     for (size_t il = 0; il < layers.size(); il++) {
         TensorSpec& spec = layers[il].*tensor;
         const uint32_t group = groups[il];
-        if (group < 1 || h.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
+        const HeadShape& heads = h.heads[il];
+        if (group < 1 || heads.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
             (is_full[il] && group != 1)) {
-            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ", h.n_kv,
+            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ", heads.n_kv,
                  "; got ", group);
         }
         spec.group = static_cast<int>(group);
         if (energy) {
             spec.energy = (*energy)[il];
         }
-        const int width = spec.group * h.head_dim;
-        for (int g = 0; g < h.n_kv / spec.group; g++) {
+        const int width = spec.group * heads.head_dim;
+        for (int g = 0; g < heads.n_kv / spec.group; g++) {
             const uint32_t rank = ranks.next();
             check_rank(keys.ranks, rank, width);
-            if (is_full[il] && static_cast<int>(rank) != h.head_dim) {
-                fail(keys.ranks, "expected head_dim on a full layer, ", h.head_dim, "; got ", rank);
+            if (is_full[il] && static_cast<int>(rank) != heads.head_dim) {
+                fail(keys.ranks, "expected head_dim on a full layer, ", heads.head_dim, "; got ", rank);
             }
             spec.ranks.push_back(static_cast<int>(rank));
             std::vector<int> segments;
@@ -288,8 +289,8 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     std::vector<bool> v_full(spec.layers.size(), true);
     const auto k_paths = file.find_string_array(key::k_path);
     if (!k_paths) {
-        for (LayerCacheSpec& layer : spec.layers) {
-            layer.k = layer.v = TensorSpec::full(h.n_kv, h.head_dim);
+        for (size_t il = 0; il < spec.layers.size(); il++) {
+            spec.layers[il].k = spec.layers[il].v = TensorSpec::full(h.heads[il].n_kv, h.heads[il].head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;

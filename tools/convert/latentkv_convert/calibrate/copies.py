@@ -159,7 +159,7 @@ def _backward(
     bar: Any,
 ) -> dict[str, Array]:
     """Measures one layer; above, below: gradients of its output and input."""
-    spec, window = stream.spec, inputs.shape[1]
+    spec, window = stream.spec.at(index), inputs.shape[1]
     names = {"k": "k", "v": "v"} | ({} if norm_module(spec, "k") is None else {"normed": "k_norm"})
     meters = {name: Meter(spec, len(inputs), window, sink) for name in names}
     with stream.layer(index, index - 1) as live:

@@ -125,7 +125,7 @@ class Layer(nn.Module):
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
-        self.spec, self.index = source.spec, index
+        self.spec, self.index = source.spec.at(index), index
         roles = {role.target for role in self.spec.layer_tensors}
         stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
         for stem in sorted(stems):

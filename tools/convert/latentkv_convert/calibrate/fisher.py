@@ -64,5 +64,5 @@ def _backward(
         result: dict[str, Array] = {}
         for side, total in zip(modules, squares, strict=True):
             per_row = (total / stream.n_windows).sqrt().mean(1).cpu().numpy()
-            result[side] = per_row.reshape(stream.spec.n_kv, -1).mean(1)
+            result[side] = per_row.reshape(stream.spec.at(index).n_kv, -1).mean(1)
         return result

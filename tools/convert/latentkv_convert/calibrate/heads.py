@@ -28,7 +28,9 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
         for index, hidden, output in stream.forward():
             total: dict[str, Tensor] = {}
             with stream.layer(index) as live:
-                for found in stream.passed(live, index, hidden, output, bar, partial(_sums, stream.spec)):
+                for found in stream.passed(
+                    live, index, hidden, output, bar, partial(_sums, stream.spec.at(index))
+                ):
                     added(total, found)
             n_tokens = output[..., 0].numel()
             yield index, {side: (sums / n_tokens).cpu().numpy() for side, sums in total.items()}

@@ -23,8 +23,9 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
     """Per layer: k, v [w, w] second moments and k_mean, v_mean [w], all without the projection's bias."""
-    if stream.tokens.numel() < 4 * stream.spec.kv_width:
-        expected = f"at least {4 * stream.spec.kv_width} tokens for {stream.spec.kv_width} outputs"
+    width = max(stream.spec.at(layer).kv_width for layer in range(stream.spec.n_layer))
+    if stream.tokens.numel() < 4 * width:
+        expected = f"at least {4 * width} tokens for {width} outputs"
         warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():

@@ -58,20 +58,24 @@ class Allotment:
     def plan(self, shape: Shape, spec: ModelSpec) -> Plan:
         choices = zip(self.cut.widths, self.choices, strict=True)
         layers = []
-        for _ in range(spec.n_layer):
-            k, v = (self._side(shape, spec, side, choices) for side in SIDES)
+        for layer in range(spec.n_layer):
+            k, v = (self._side(shape, spec, layer, side, choices) for side in SIDES)
             layers.append(LayerPlan(k, v))
         return replace(shape.regions(self.exact), layers=tuple(layers))
 
     def _side(
-        self, shape: Shape, spec: ModelSpec, side: str, choices: Iterator[tuple[int, kv_budget.Choice]]
+        self,
+        shape: Shape,
+        spec: ModelSpec,
+        layer: int,
+        side: str,
+        choices: Iterator[tuple[int, kv_budget.Choice]],
     ) -> SidePlan:
         """The next widths and choices, one per group of this side, as a plan with formats."""
-        candidate, widths, formats = self.cut.candidate, [], []
-        group = candidate.groups[side]
-        for _ in range(spec.n_kv // group):
+        group, own, widths, formats = self.cut.candidate.group(spec, layer, side), spec.at(layer), [], []
+        for _ in range(own.n_kv // group):
             width, choice = next(choices)
-            widths.append(candidate.cut(spec, side, width))
+            widths.append(segments.cut(group * own.head_dim, width))
             formats.append(tuple(segments.FORMATS[at] for at in choice.formats))
         return replace(shape.side(side, group, tuple(widths)), formats=tuple(formats))
 

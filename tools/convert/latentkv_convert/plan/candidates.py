@@ -45,12 +45,12 @@ class Shape:
 class Candidate:
     """One grouping of KV heads."""
 
-    groups: Mapping[str, int]  # side -> KV heads that share a latent
+    groups: Mapping[str, int]  # side -> KV heads that share a latent, in most layers
     tables: Sequence[kv_budget.Group]  # by layer, side and group
 
-    def cut(self, spec: ModelSpec, side: str, width: int) -> tuple[int, ...]:
-        """A group of this side in segments of one width."""
-        return segments.cut(self.groups[side] * spec.head_dim, width)
+    def group(self, spec: ModelSpec, layer: int, side: str) -> int:
+        """KV heads of this layer that share a latent."""
+        return spec.group_at(layer, self.groups[side])
 
 
 def candidates(
@@ -86,7 +86,8 @@ def _tables(
     work: Work, shape: Shape, count: kv_budget.Count, layer: int, side: str, group: int
 ) -> list[kv_budget.Group]:
     """One layer's groups of a side."""
-    spec, cached = work.spec, shape.cached(work, layer, side)
+    group = work.spec.group_at(layer, group)
+    spec, cached = work.spec.at(layer), shape.cached(work, layer, side)
     made = form(spec, shape.paths[side], shape.sink > 0 or shape.recent > 0, work.trains)
     group_width, n_groups = group * spec.head_dim, spec.n_kv // group
     channel = work.stored_as.channel_bytes(made, group_width, spec.n_embd)

@@ -131,7 +131,7 @@ def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list
                         return
                     below = cached[task : task + 1]
                     read, old = copies(live, below, stream.positions.of(index))
-                    with TwoCopies(spec.n_kv, plan.sink, plan.recent, old, batch, read):
+                    with TwoCopies(spec.at(index).n_kv, plan.sink, plan.recent, old, batch, read):
                         cached[task] = stream.run(live, index, below)[0]
 
                 for _ in stream.each(step, len(windows) + len(new)):
@@ -153,7 +153,7 @@ class Copies:
 
     def __init__(self, work: Work, plan: Plan, index: int) -> None:
         layer = plan.layers[index]
-        self.n_kv = work.spec.n_kv
+        self.n_kv = work.spec.at(index).n_kv
         self.exact = plan.recent_format
         self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
         self.leaves = plan.recent > 0  # tokens the window

@@ -86,7 +86,7 @@ def count(
     n_ctx = budget.context(served)
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
-    rows = {name: n_exact * sizes.full_row_bytes(spec, name, spec.n_layer) for name in formats}
+    rows = {name: n_exact * sizes.full_row_bytes(spec, name) for name in formats}
     cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
@@ -101,7 +101,7 @@ def added(work: Work, plan: Plan) -> int:
             chosen = layer.side(side)
             if chosen.path == "full":
                 continue
-            form, width = plan.form(spec, chosen), chosen.group * spec.head_dim
+            form, width = plan.form(spec, chosen), chosen.group * spec.at(index).head_dim
             row = stored_as.row_bytes(form, width, spec.n_embd)
             back = stored_as.channel_bytes(form, width, spec.n_embd) - row
             total += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back

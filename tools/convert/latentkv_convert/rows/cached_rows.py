@@ -54,7 +54,7 @@ def _of(work: Work, layer: int, side: str, path: str, context: int | None) -> Ca
     if path == "rotated" and context is not None:
         freqs = frequencies(work.spec, context, layer)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
-        found = found.turned(freqs, work.spec.head_dim, context, rng, work.device)
+        found = found.turned(freqs, work.spec.at(layer).head_dim, context, rng, work.device)
     return found.cached()
 
 

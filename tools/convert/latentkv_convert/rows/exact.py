@@ -12,4 +12,5 @@ BLOCK = 32  # channels of q8_0
 
 def formats(spec: ModelSpec) -> tuple[str, ...]:
     """Those of FORMATS that take a head, whose channels are one segment."""
-    return FORMATS if spec.head_dim % BLOCK == 0 else FORMATS[:1]
+    taken = all(spec.at(layer).head_dim % BLOCK == 0 for layer in range(spec.n_layer))
+    return FORMATS if taken else FORMATS[:1]

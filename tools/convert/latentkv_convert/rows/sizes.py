@@ -41,8 +41,8 @@ def segment_bytes(fmt: str, width: int) -> int:
 def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool = False) -> int:
     """One token of K or V of one layer; every group's segments one after another, the row rounded up to 4.
 
-    fmt None: the plan's own formats, f16 where it has none. What the plan drops takes nothing, unless
-    `whole`.
+    spec: as the layer sees it. fmt None: the plan's own formats, f16 where it has none. What the plan drops
+    takes nothing, unless `whole`.
     """
     segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
     planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
@@ -90,12 +90,15 @@ class MiddleSlots:
 
     def full_rows(self, spec: ModelSpec) -> int:
         """Bytes of full K and V in f16."""
-        return sum(2 * 2 * spec.kv_width * n for n in self.layers)
+        return sum(2 * 2 * spec.at(layer).kv_width * n for layer, n in enumerate(self.layers))
 
 
 def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
     """K and V of a token in every layer."""
-    return [sum(side_row_bytes(spec, layer.side(side), fmt) for side in SIDES) for layer in plan.layers]
+    return [
+        sum(side_row_bytes(spec.at(index), layer.side(side), fmt) for side in SIDES)
+        for index, layer in enumerate(plan.layers)
+    ]
 
 
 def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, n_ctx: int) -> float:
@@ -114,7 +117,11 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
         sides = layer.k, layer.v
         return (FULL, FULL) if all(plan.form(spec, side) == "e" for side in sides) else sides
 
-    return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
+    return sum(
+        side_row_bytes(spec.at(index), side, fmt, whole=True)
+        for index, layer in enumerate(plan.layers)
+        for side in rows(layer)
+    )
 
 
 def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
@@ -133,9 +140,9 @@ def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
     return slots.full_rows(spec) / slots.whole
 
 
-def full_row_bytes(spec: ModelSpec, fmt: str, n_layer: int) -> int:
-    """Full K and V of a token, of so many layers."""
-    return n_layer * 2 * side_row_bytes(spec, FULL, fmt)
+def full_row_bytes(spec: ModelSpec, fmt: str) -> int:
+    """Full K and V of a token, of all layers."""
+    return sum(2 * side_row_bytes(spec.at(layer), FULL, fmt) for layer in range(spec.n_layer))
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:

@@ -158,7 +158,8 @@ def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
     for side in SIDES:
         projection = spec.projections[side]
-        width = spec.q_width + 2 * spec.kv_width if spec.packed_qkv else spec.kv_width
+        own = spec.at(0)
+        width = own.q_width + 2 * own.kv_width if spec.packed_qkv else own.kv_width
         expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
     for role in spec.global_tensors:
         if role.rows is not None and checkpoint.shape(role.source)[0] <= role.rows[-1]:

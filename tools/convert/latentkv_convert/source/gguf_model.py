@@ -151,7 +151,7 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         roles = [role.target for role in spec.layer_tensors]
         roles += [f"attn_{side}.weight" for side in sides]
         roles += [f"attn_{side}.bias" for side in sides if f"{prefix(layer)}attn_{side}.bias" in parts]
-        expected |= {prefix(layer) + role: _shape(spec, role) for role in roles}
+        expected |= {prefix(layer) + role: _shape(spec.at(layer), role) for role in roles}
     for name, shape in expected.items():
         got = parts.info(name).shape
         if got != shape:

@@ -80,7 +80,7 @@ class Encoding:
 
     def projection_bytes(self, spec: ModelSpec, layer: int, side: str, stored: Stored | None) -> int:
         """Of W_k or W_v as this file would hold it."""
-        name, shape = f"blk.{layer}.attn_{side}.weight", (spec.kv_width, spec.n_embd)
+        name, shape = f"blk.{layer}.attn_{side}.weight", (spec.at(layer).kv_width, spec.n_embd)
         return self.n_bytes(self.settled(OutTensor(name, shape, "weight", unread, stored)))
 
     def channel_bytes(self, form: str, width: int, n_embd: int) -> float:

@@ -32,6 +32,7 @@ from . import group_size
 __all__ = ["SUMMARY", "Waterfill", "add_arguments", "create"]
 
 SUMMARY = "rank and bits of every segment from one byte budget (--kv-budget)"
+UNEQUAL_HEADS = True  # layers may have KV heads of their own
 SHARE_CONTEXT = 32768  # tokens at which a share of f16 is counted
 # Channels of the widest group that is chosen by itself: factors grow with the square of its width (four
 # groups of 1024 take a quarter of what one of 4096 does), and a GPU kernel takes at most 1024 stored ones.
@@ -128,11 +129,11 @@ class Waterfill:
     def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         """Weighted bases, every coordinate divided by the fourth root of its variance."""
         cached, where = self.shape.cached(work, layer, side), f"layer {layer} {side}"
-        return weighted_basis.bases(cached, group * work.spec.head_dim, where, work.device)
+        return weighted_basis.bases(cached, group * work.spec.at(layer).head_dim, where, work.device)
 
     def plan(self, work: Work) -> Plan:
         terms = self._terms(work)
-        full_us = self._us(features.full(work.spec))
+        full_us = self._us(features.mean_full(work.spec))
         offers, chosen = frontier.choose(self._offers(work, terms), full_us, self.prefer)
         allotment = self._settled(work, terms, offers[chosen].candidate)
         plan = allotment.plan(self.shape, work.spec)
@@ -235,9 +236,10 @@ class Waterfill:
             points[predicted] = its.kld - terms.prices[bought.exact]
         rows = iter(group[0].distortion for group in cut.groups)
         by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
-        for _ in range(spec.n_layer):
+        for layer in range(spec.n_layer):
             for side in SIDES:
-                by_side[side] += [next(rows) for _ in range(spec.n_kv // cut.candidate.groups[side])]
+                n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
+                by_side[side] += [next(rows) for _ in range(n_groups)]
         distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
         formats = segments.FORMATS
         return master.of(formats, self.share_context, DROP_PENALTY, distortions, points, terms.prices)

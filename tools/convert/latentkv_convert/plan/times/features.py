@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...ir import LayerPlan, SidePlan
+from ...ir import LayerPlan, ModelSpec, SidePlan
 from ...rows.sizes import segment_bytes
 
 # Feature -> unit of its coefficient.
@@ -112,9 +112,15 @@ def full(heads: Heads) -> Features:
     )
 
 
-def mean(heads: Heads, layers: Sequence[LayerPlan]) -> Features | None:
+def mean_full(spec: ModelSpec) -> Features:
+    """Of full f16 rows in the average layer."""
+    found = [full(spec.at(layer)) for layer in range(spec.n_layer)]
+    return Features(_average([each.step for each in found]), _average([each.slot for each in found]))
+
+
+def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
     """Of the average layer; None where one is not known."""
-    found = [of(heads, layer) for layer in layers]
+    found = [of(spec.at(index), layer) for index, layer in enumerate(layers)]
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

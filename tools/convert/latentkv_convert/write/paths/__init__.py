@@ -32,7 +32,8 @@ class SideJob:
 
     @property
     def spec(self) -> ModelSpec:
-        return self.work.spec
+        """As the layer sees it."""
+        return self.work.spec.at(self.layer)
 
     @property
     def rows(self) -> NDArray[np.int64] | None:
