@@ -1,6 +1,9 @@
 # latentkv_kernels: row formats, row layout and attention kernels. Knows no ggml.
 add_library(latentkv_kernels STATIC
+    ${CMAKE_CURRENT_LIST_DIR}/src/cache/formats.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/cache/row.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/cache/row_moves.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/cache/row_plan.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/attn_mass.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/codes/code_scores.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/codes/code_values.cpp
