@@ -19,7 +19,7 @@ import torch
 
 from conftest import ROOT, TEXT
 from latentkv_convert import cli
-from latentkv_convert.calibrate.store import Store
+from latentkv_convert.calibrate.saved.store import Store
 from latentkv_convert.calibrate.stream import LayerStream
 from latentkv_convert.plan import segments
 

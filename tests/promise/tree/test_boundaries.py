@@ -53,7 +53,7 @@ RULES = [
                 "source/gguf_vocabulary",
                 "limits",
                 "calibrate/chats",
-                "arithmetic",
+                "compute/arithmetic",
                 "cli",
             ]
         },

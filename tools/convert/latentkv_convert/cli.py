@@ -18,7 +18,8 @@ from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
-from . import heap, limits
+from . import limits
+from .compute import heap
 from .errors import ConvertError, Interrupted
 from .files import Progress
 from .plan import methods

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .arithmetic import multiplies_bf16
+from .compute.arithmetic import multiplies_bf16
 from .recipe import Recipe
 from .source.source import Source
 

@@ -12,7 +12,7 @@ from latentkv.console.progress import stage
 from latentkv.console.whole import Whole
 
 from . import calibrate, course, files, report
-from .arithmetic import host_threads
+from .compute.arithmetic import host_threads
 from .errors import ConvertError, Interrupted, warn
 from .fuse.finish import finished
 from .ir import SIDES, Master, Plan, TensorRole

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .calibrate.sample import Sample
+from .compute.memo import Memo
 from .ir import F32, F64, Array, Basis, ModelSpec
-from .kept import Kept
 from .source.source import Source
 from .weights.encoding import Encoding
 
@@ -45,9 +45,9 @@ class Work:
     trains: bool = False  # the factors, after the plan
     n_checked: int = CHECKED
     _sigmas: dict[tuple[int, str, int], tuple[F64, ...]] = field(default_factory=dict)
-    _kept: Kept[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
+    _kept: Memo[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Memo(_KEEP_BYTES))
     checked: Checked = field(default_factory=lambda: Checked())
-    rows: Kept[tuple[Any, ...], Any] = field(default_factory=lambda: Kept(_KEEP_BYTES))  # rows/cached_rows.py
+    rows: Memo[tuple[Any, ...], Any] = field(default_factory=lambda: Memo(_KEEP_BYTES))  # rows/cached_rows.py
 
     @property
     def spec(self) -> ModelSpec:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import floats
+from ..compute import floats
 from ..ir import ModelSpec
 from ..source.source import Source
 from .attention import attention

@@ -49,10 +49,3 @@ def _sums(spec: ModelSpec, window: int, seen: Seen) -> dict[str, Tensor]:
         of_kv_head = rows.unflatten(1, (spec.n_kv, -1, spec.head_dim)).transpose(0, 1).flatten(1, 2)
         sums[side] = of_kv_head.mT @ of_kv_head
     return sums
-
-
-def norm_module(spec: ModelSpec, side: str) -> str | None:
-    """The per-head norm inside a layer, if it has one. (One over all heads is the projection's.)"""
-    name = f"attn_{side}_norm"
-    is_there = any(role.target == f"{name}.weight" for role in spec.layer_tensors)
-    return name if is_there and not spec.norms_whole(side) else None

@@ -264,7 +264,9 @@ def _blocks(
             part = of.mask[..., rows, :end].expand(1, n_head, -1, -1)
             part = _grouped(part, repeats)
             scores = scores.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else scores + part
-        own_sinks = None
-        if of.sinks is not None:  # [KV heads, repeats·rows, 1]
-            own_sinks = of.sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
-        yield rows, softmax(scores, own_sinks), body, steepness
+        if of.sinks is None:
+            weights = scores.softmax(-1)
+        else:  # [KV heads, repeats·rows, 1]
+            sinks = of.sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
+            weights = softmax(scores, sinks)
+        yield rows, weights, body, steepness

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from latentkv.console.progress import stage
 
-from ..calibrate import crew
+from ..compute import crew
 from ..course import CHOOSE
 from ..fuse.finish import finished
 from ..ir import SIDES, ModelSpec, Plan, SidePlan, form

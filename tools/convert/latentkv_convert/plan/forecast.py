@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from latentkv.console.progress import stage
 
-from .. import floats
 from ..calibrate.sample import Sample
+from ..compute import floats
 from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
 from ..fuse import center
@@ -102,10 +102,10 @@ def divergences(work: Work, plan: Plan, windows: NDArray[np.int64], label: str =
 def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list[float]:
     import torch
 
-    from ..arithmetic import model_arithmetic
     from ..calibrate import head
     from ..calibrate.stream import LayerStream
     from ..calibrate.two_copies import TwoCopies
+    from ..compute.arithmetic import model_arithmetic
 
     spec, known = work.spec, work.checked.exact
     stream = LayerStream(work.source, windows, work.device, "check")

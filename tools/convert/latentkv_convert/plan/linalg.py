@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import floats
+from ..compute import floats
 from ..errors import ConvertError
 from ..ir import F64, Basis
 

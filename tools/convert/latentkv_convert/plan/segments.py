@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import floats
+from ..compute import floats
 from ..fuse.rotation import runs
 from ..ir import F64, Basis, SidePlan
 from ..rows import sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import floats
+from ..compute import floats
 from ..ir import F64, Basis
 from ..rows.cached_rows import CachedRows
 from .linalg import spectrum

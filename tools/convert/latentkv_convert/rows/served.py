@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import floats
+from ..compute import floats
 from ..ir import F32, F64
 
 

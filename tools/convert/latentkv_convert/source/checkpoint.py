@@ -9,7 +9,7 @@ from typing import Any
 
 from latentkv.console.reading import read_text
 
-from .. import floats
+from ..compute import floats
 from ..errors import ConvertError, need
 from ..ir import F32
 from . import fingerprint

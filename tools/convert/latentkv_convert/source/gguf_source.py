@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import floats
+from ..compute import floats
 from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
 from .gguf_blocks import dequantized

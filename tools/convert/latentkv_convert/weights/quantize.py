@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import floats, native
+from .. import native
+from ..compute import floats
 from ..errors import ConvertError, need
 from ..ir import F32, Array
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ConvertError
-from .ir import F32, Array
+from ..errors import ConvertError
+from ..ir import F32, Array
 
 if TYPE_CHECKING:
     from torch import Tensor

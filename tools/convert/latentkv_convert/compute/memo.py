@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Kept(Generic[Key, Value]):
+class Memo(Generic[Key, Value]):
     def __init__(self, limit: int) -> None:
         self._limit, self._bytes = limit, 0
         self._found: dict[Key, Value] = {}

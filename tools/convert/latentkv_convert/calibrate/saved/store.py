@@ -8,16 +8,18 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ..errors import ConvertError
-from ..ir import Array
+from ...errors import ConvertError, Interrupted
+from ...ir import Array
 from .journal import Journal, arrays_of, writing
 
 Layers = Sequence[Mapping[str, Array]]  # one {array name: array} per layer
+Pass = Generator[tuple[int, Mapping[str, Array]], None, None]  # (layer, its arrays), in any order
 _PARTIAL = ".partial-"
 _KEPT_DAYS = 7  # an unfinished statistic that nobody came back for
 _ASK_AGAIN = 0.5  # seconds
@@ -56,6 +58,26 @@ class Store:
         with contextlib.suppress(OSError):  # somebody else's, or on a disk that is read only
             os.utime(self.root / key)
         return layers
+
+    def computed(self, key: str, n_layer: int, run: Callable[[Journal], Pass], *settings: object) -> Layers:
+        """What `run` yields, saved as `key`. It goes on where a run with these settings was interrupted.
+
+        Raises:
+            ConvertError: the cache directory cannot be written.
+            Interrupted: Ctrl-C, with what is kept.
+        """
+        with self.journal(self.key(key, *settings), n_layer, _say_waiting) as journal:
+            found = self.load(key, n_layer)  # another process may have finished it meanwhile
+            if found is not None:
+                return found
+            if journal.done():
+                print(f"resuming: {journal.done()} are done", file=sys.stderr)
+            try:
+                with contextlib.closing(run(journal)) as layers:
+                    return self.finish(journal, key, layers)
+            except KeyboardInterrupt:
+                journal.settle()
+                raise Interrupted(_kept(journal)) from None
 
     def save(self, key: str, n_layer: int, layers: Iterable[tuple[int, Mapping[str, Array]]]) -> Layers:
         """Writes every layer's arrays as they come and returns all of them memory-mapped, so that a large
@@ -166,6 +188,21 @@ class Store:
         for folder in self.root.glob(f"{_PARTIAL}*"):
             if time.time() - _asked_for(folder) > _KEPT_DAYS * 86400:
                 _remove(folder)
+
+
+def _say_waiting() -> None:
+    said = "another conversion is measuring this model on this text: waiting for what it finds"
+    print(f"{said} (--no-cache: measure it here as well)", file=sys.stderr, flush=True)
+
+
+def _kept(journal: Journal) -> str:
+    """What an interruption leaves."""
+    if journal.folder is None:
+        return "no layer is kept (--no-cache)"
+    if not journal.done():
+        return "no layer is finished"
+    size = f"{journal.n_bytes() / 2**20:.0f} MiB at {journal.folder}"
+    return f"{journal.done()} are kept ({size}): the same command goes on from there"
 
 
 def _asked_for(folder: Path) -> float:

@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import ConvertError, warn
-from ..ir import Array
+from ...errors import ConvertError, warn
+from ...ir import Array
 
 if TYPE_CHECKING:
     from torch import Tensor
