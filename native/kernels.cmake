@@ -13,6 +13,7 @@ add_library(latentkv_kernels STATIC
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/plan.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/rebuild.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/tile.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/latent_attn.cpp
 )
 target_include_directories(latentkv_kernels PUBLIC ${CMAKE_CURRENT_LIST_DIR}/src)
 target_compile_features(latentkv_kernels PUBLIC cxx_std_20)

@@ -22,11 +22,6 @@ namespace {
 constexpr uint64_t longest_listed_array =
     64;  // tokenizer arrays run to 100k+ entries; longer ones show as their length
 
-py::object text(std::string_view s) {
-    return py::reinterpret_steal<py::object>(
-        PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
-}
-
 py::object element(const GgufValue& value, size_t i) {
     if (value.type == GgufType::string) {
         return text(value.strings[i]);
@@ -213,7 +208,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
 }
 
 void bind_model(py::module_& module) {
-    py::class_<Model, std::shared_ptr<Model>>(module, "Model")
+    py::class_<Model, std::shared_ptr<Model>> bound(module, "Model");
+    bound
         .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers,
                          const std::vector<float>& tensor_split, int main_gpu, const std::string& split_mode,
                          bool use_mmap, bool vocab_only, bool describe_only) {
@@ -269,44 +265,6 @@ void bind_model(py::module_& module) {
                                    }
                                    return text(*m.vocab().chat_template());
                                })
-        .def("forecast", &forecast, py::arg("n_ctx"))
-        .def(
-            "tokenize",
-            [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {
-                const std::string_view text(s);
-                const Unlocked unlocked;  // seconds, for megabytes
-                return m.vocab().tokenize(text, add_special, parse_special);
-            },
-            py::arg("text"), py::arg("add_special") = true, py::arg("parse_special") = false)
-        .def(
-            "detokenize",
-            [](const Model& m, const std::vector<int32_t>& tokens, bool special) {
-                std::string text;
-                {
-                    const Unlocked unlocked;
-                    text = m.vocab().detokenize(tokens, special);
-                }
-                return py::bytes(text);
-            },
-            py::arg("tokens"), py::arg("special") = false)
-        .def(
-            "token_to_piece",
-            [](const Model& m, int32_t token, bool special) {
-                return py::bytes(m.vocab().token_to_piece(token, special));
-            },
-            py::arg("token"), py::arg("special") = false)
-        .def("token_bos", [](const Model& m) { return m.vocab().bos(); })
-        .def("token_eos", [](const Model& m) { return m.vocab().eos(); })
-        .def("token_nl", [](const Model& m) { return m.vocab().nl(); })
-        .def("token_prefix", [](const Model& m) { return m.vocab().fim_prefix(); })
-        .def("token_suffix", [](const Model& m) { return m.vocab().fim_suffix(); })
-        .def("token_middle", [](const Model& m) { return m.vocab().fim_middle(); })
-        .def("token_repo", [](const Model& m) { return m.vocab().fim_repo(); })
-        .def("token_file", [](const Model& m) { return m.vocab().fim_file(); })
-        .def(
-            "is_eog", [](const Model& m, int32_t token) { return m.vocab().is_eog(token); }, py::arg("token"))
-        .def("add_bos", [](const Model& m) { return m.vocab().add_bos(); })
-        .def(
-            "find_token", [](const Model& m, const std::string& s) { return m.vocab().find_token(s); },
-            py::arg("text"));
+        .def("forecast", &forecast, py::arg("n_ctx"));
+    bind_vocab(bound);
 }
