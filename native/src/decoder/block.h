@@ -36,6 +36,8 @@ struct BlockDescription {
     float residual_scale = 1.0F;     // factor of both branches, before they are added
     bool yarn_truncate = true;       // YaRN's ramp begins and ends at whole planes
     bool expert_norm = true;         // weights of the chosen experts are divided by their sum
+    bool value_norm = false;         // V of a head is divided by its root mean square
+    bool value_of_key = false;       // V of a layer without attn_v.weight is what attn_k.weight makes
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
     std::vector<LayerAttention> layers;  // [n_layer]

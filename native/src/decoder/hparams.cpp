@@ -129,7 +129,8 @@ HParams read_hparams(const GgufFile& file) {
     h.n_ctx_train = need("context_length", 1, 1 << 30);
     h.block = read_block(file, h);
     h.heads = read_heads(file, h);
-    if (h.block.ffn == Ffn::experts) {
+    h.n_ff_dense = h.block.ffn == Ffn::gated_and_experts ? h.n_ff : 0;
+    if (h.block.ffn == Ffn::experts || h.block.ffn == Ffn::gated_and_experts) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
         const char* const own = "expert_feed_forward_length";

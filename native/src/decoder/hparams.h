@@ -28,6 +28,7 @@ struct HParams {
     int n_layer = 0;
     int n_embd = 0;
     int n_ff = 0;           // of one expert, if the model has experts
+    int n_ff_dense = 0;     // of the FFN beside experts, if there is one
     int n_expert = 0;       // 0: no experts
     int n_expert_used = 0;  // per token
     int n_head = 0;

@@ -108,8 +108,8 @@ Rope make_rope(double base, int n_rot, const Scaling& s, const std::vector<doubl
         double freq = divisors.empty() ? plain : plain / divisors[at];
         double keep = 0.0;
         if (s.type == "yarn") {
-            keep = yarn_extrapolation(i, n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow,
-                                      hparams.block.yarn_truncate);
+            keep =
+                yarn_extrapolation(i, n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow, hparams.block.yarn_truncate);
         }
         freq = freq / s.factor * (1.0 - keep) + freq * keep;
         rope.freqs[at] = static_cast<float>(freq);

@@ -47,11 +47,18 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
     };
     // behind a norm over all heads the bias of raw keys is added later
     ggml_tensor* const raw_bias = layer.attn_k_norm_whole != nullptr ? nullptr : layer.attn_k_e_bias;
+    ggml_tensor* const k_bias = raw_keys(spec) ? raw_bias : layer.attn_k_bias;
     Heads found;
     found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
-    found.k = project(layer.attn_k, raw_keys(spec) ? raw_bias : layer.attn_k_bias, shape.n_kv);
-    // a latent's bias is added once, to the output
-    found.v = project(layer.attn_v, spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias, shape.n_kv);
+    if (layer.value_of_key) {
+        found.v = project(layer.attn_k, nullptr, shape.n_kv);
+        found.k = with_bias(found.v, k_bias);
+        return found;
+    }
+    found.k = project(layer.attn_k, k_bias, shape.n_kv);
+    // a latent's bias is added once, to the output; that of what is encoded, behind a norm
+    ggml_tensor* const v_bias = spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias;
+    found.v = project(layer.attn_v, h_.block.value_norm ? nullptr : v_bias, shape.n_kv);
     return found;
 }
 
@@ -59,12 +66,16 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
     const bool raw = raw_keys(spec);
-    Heads found = layer.attn_qkv != nullptr ? packed(x, layer, h_.heads_of(il)) : apart(x, layer, spec, h_.heads_of(il));
+    Heads found =
+        layer.attn_qkv != nullptr ? packed(x, layer, h_.heads_of(il)) : apart(x, layer, spec, h_.heads_of(il));
     if (layer.attn_q_norm_whole != nullptr) {
         found.q = normed_whole(found.q, layer.attn_q_norm_whole, nullptr);
     }
     if (found.k != nullptr && layer.attn_k_norm_whole != nullptr) {
         found.k = normed_whole(found.k, layer.attn_k_norm_whole, raw ? layer.attn_k_e_bias : nullptr);
+    }
+    if (found.v != nullptr && h_.block.value_norm) {
+        found.v = with_bias(ops_.held(ggml_rms_norm(ctx_, found.v, h_.norm_eps)), layer.attn_v_e_bias);
     }
     if (layer.attn_q_norm != nullptr) {
         found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
@@ -74,6 +85,10 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
         found.k = finished(found.k, il);
     }
     return found;
+}
+
+ggml_tensor* Projections::with_bias(ggml_tensor* x, ggml_tensor* bias) const {
+    return bias == nullptr ? x : ops_.held(ggml_add(ctx_, x, ggml_reshape_2d(ctx_, bias, x->ne[0], x->ne[1])));
 }
 
 ggml_tensor* Projections::normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {

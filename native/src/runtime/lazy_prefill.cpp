@@ -40,8 +40,8 @@ std::string lazy_obstacle(const Model& model) {
             const TensorSpec& tensor = value_side ? spec.v : spec.k;
             if ((value_side ? spec.v_path == VPath::latent : projected) && !tensor.encoded &&
                 is_cut(tensor, h.heads_of(il).head_dim)) {
-                return concat("layer ", il, " has ", tensor.rank_sum(), " of ", h.heads_of(il).width(), " dimensions of ",
-                              value_side ? 'V' : 'K', " and its exact values are not in the file");
+                return concat("layer ", il, " has ", tensor.rank_sum(), " of ", h.heads_of(il).width(),
+                              " dimensions of ", value_side ? 'V' : 'K', " and its exact values are not in the file");
             }
         }
     }
@@ -161,8 +161,8 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
         for (int il = 0; il < model_->hparams().n_layer; il++) {
             ExactRows exact;
             exact.spec = exact_layer_spec(*model_, il);
-            KvCache rows = exact_cache(*model_, exact.spec, il, static_cast<int>(prompt.tokens.size()), cache_.options(),
-                                       true, part.gpu.get());
+            KvCache rows = exact_cache(*model_, exact.spec, il, static_cast<int>(prompt.tokens.size()),
+                                       cache_.options(), true, part.gpu.get());
             exact.cache = &rows;
             StagedKeys staged(cache_, il, prompt.tokens.size(), part.gpu.get());
             prefill_bytes_ = std::max(

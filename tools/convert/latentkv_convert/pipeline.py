@@ -287,7 +287,7 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> S
             tensors += packed.query(work, index)
         for side in SIDES:
             chosen = layer.side(side)
-            form = plan.form(work.spec, chosen)
+            form = plan.form(work.spec.at(index), chosen)
             tensors += paths.tensors(
                 paths.SideJob(work, index, side, chosen, form, partial(factors, index, side))
             )

@@ -62,10 +62,7 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
 
 Rows::Rows(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options,
            const std::vector<CacheDevice*>& devices)
-    : spec_(spec),
-      options_(options),
-      heads_(hparams.heads),
-      devices_(devices) {
+    : spec_(spec), options_(options), heads_(hparams.heads), devices_(devices) {
     for (const HeadShape& heads : heads_) full_.push_back(RowPlan::uniform(heads.n_kv, heads.head_dim, Format::f16));
     if (!options.k_plan.empty()) spec_.set_formats(&LayerCacheSpec::k, options.k_plan, "k_plan");
     if (!options.v_plan.empty()) spec_.set_formats(&LayerCacheSpec::v, options.v_plan, "v_plan");

@@ -116,8 +116,8 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
         const HeadShape& heads = h.heads[il];
         if (group < 1 || heads.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
             (is_full[il] && group != 1)) {
-            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ", heads.n_kv,
-                 "; got ", group);
+            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ",
+                 heads.n_kv, "; got ", group);
         }
         spec.group = static_cast<int>(group);
         if (energy) {

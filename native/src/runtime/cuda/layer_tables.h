@@ -101,8 +101,8 @@ private:
     std::vector<Layer> layers_;  // of the cache; empty ones where they are elsewhere
     LayerRun run_;
     size_t whole_bytes_ = 0;  // of a row of whole heads, where it is widest
-    DeviceMemory finished_;  // keys of the exact windows, of one layer at a time
-    DeviceMemory own_[2];    // K, V of a batch
+    DeviceMemory finished_;   // keys of the exact windows, of one layer at a time
+    DeviceMemory own_[2];     // K, V of a batch
 
     std::set<const ggml_tensor*> factors_;
     std::vector<RopeTables> ropes_;                 // as Ropes::tables

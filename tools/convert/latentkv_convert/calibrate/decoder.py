@@ -58,9 +58,10 @@ class Norm(nn.Module):
 
 
 class NormedLinear(nn.Linear):
-    """A projection whose output is normed over all heads together: what is cached is linear in that."""
+    """A projection whose output is normed, over all heads together or each by itself without weights: what is
+    cached is linear in that."""
 
-    def __init__(self, linear: nn.Linear, norm: Norm) -> None:
+    def __init__(self, linear: nn.Linear, norm: nn.Module) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight
         self.norm = norm
@@ -69,6 +70,18 @@ class NormedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.after(self.norm(super().forward(x)))
         return y
+
+
+class HeadNorm(nn.Module):
+    """Divides the numbers of every head by their root mean square."""
+
+    def __init__(self, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.head_dim, self.eps = head_dim, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (-1, self.head_dim))
+        return functional.rms_norm(heads, (self.head_dim,), None, self.eps).flatten(-2)
 
 
 class Bf16Linear(nn.Linear):
@@ -90,6 +103,17 @@ class Sinks(nn.Module):
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
+
+
+class Scale(nn.Module):
+    """A factor, or one of every number."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
 
 
 class Stacked(nn.Module):
@@ -122,6 +146,11 @@ class Layer(nn.Module):
     ffn_gate_exps: nn.Module
     ffn_up_exps: nn.Module
     ffn_down_exps: nn.Module
+    post_ffw_norm_1: nn.Module  # of a dense FFN beside experts, and what these have there
+    post_ffw_norm_2: nn.Module
+    pre_ffw_norm_2: nn.Module
+    ffn_gate_inp_scale: nn.Module
+    ffn_gate_up_exps: nn.Module
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
@@ -129,7 +158,15 @@ class Layer(nn.Module):
         roles = {role.target for role in self.spec.layer_tensors}
         stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
         for stem in sorted(stems):
-            setattr(self, stem, _module(source, stem, index))
+            of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
+            setattr(self, stem, _module(source, of, index))
+        for stem in sorted(role.removesuffix(".scale") for role in roles if role.endswith(".scale")):
+            setattr(self, f"{stem}_scale", Scale(_tensor(source, f"{stem}.scale", index)))
+        if self.spec.block.value_norm:
+            eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
+            made = self._modules.pop("attn_v")
+            assert isinstance(made, nn.Linear)
+            self.attn_v = NormedLinear(made, HeadNorm(self.spec.head_dim, eps))
         for side in filter(self.spec.norms_whole, "qk"):
             projection, norm = (self._modules.pop(f"attn_{side}{end}") for end in ("", "_norm"))
             assert isinstance(projection, nn.Linear)
@@ -157,7 +194,7 @@ class Layer(nn.Module):
         """Gradients of `fed` by x and attended, of `above`, that by its output. What the output itself is,
         nothing here asks: where it does not go through a norm, its last product is left out."""
         of_x, of_attended = torch.zeros_like(x), torch.empty_like(attended)
-        skipped = self._optional("post_ffw_norm") is None and self.spec.block.ffn != "experts"
+        skipped = self._optional("post_ffw_norm") is None and not self.spec.has_experts
         for part in self.parts(x):
             bottom, middle = (each[:, part].detach().requires_grad_() for each in (x, attended))
             with torch.enable_grad():
@@ -171,7 +208,7 @@ class Layer(nn.Module):
     def parts(self, x: Tensor) -> Iterator[slice]:
         """Tokens of x [n, T, d] that go through the FFN together: on a processor as many as leave its states
         in the cache."""
-        whole = x.device.type != "cpu" or self.spec.block.ffn == "experts"
+        whole = x.device.type != "cpu" or self.spec.has_experts
         size = x.shape[1] if whole else FFN_TOKENS
         for begin in range(0, x.shape[1], size):
             yield slice(begin, begin + size)
@@ -179,8 +216,11 @@ class Layer(nn.Module):
     def _fed(self, x: Tensor, attended: Tensor, unread: bool = False) -> Tensor:
         parallel = self.spec.block.parallel
         normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
-        fed = self.feed(normed, unread)
-        return attended + self._branch(fed, "post_ffw_norm")
+        if self.spec.block.ffn == "gated_and_experts":
+            fed = self._beside_experts(normed, attended)
+        else:
+            fed = self.feed(normed, unread)
+        return self._normed("layer_output_scale", attended + self._branch(fed, "post_ffw_norm"))
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attn_q, attn_k and attn_v read, of the block's input x."""
@@ -218,13 +258,24 @@ class Layer(nn.Module):
         norm = self._optional(f"attn_{side}_norm")
         return (heads if norm is None else watch(f"{side}_norm", norm(heads))).transpose(1, 2)
 
+    def _beside_experts(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """The dense FFN of x, and experts of the hidden state."""
+        eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
+        width = hidden.shape[-1]
+        routed = self.ffn_gate_inp_scale(functional.rms_norm(hidden, (width,), None, eps)) * width**-0.5
+        read = self.pre_ffw_norm_2(hidden)
+        chosen = self._experts(read.flatten(0, -2), routed.flatten(0, -2)).view_as(read)
+        output: Tensor = self.post_ffw_norm_1(self.feed(x)) + self.post_ffw_norm_2(chosen)
+        return output
+
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""
         if self.spec.block.ffn == "experts":
-            return self._experts(x.flatten(0, -2)).view_as(x)
+            rows = x.flatten(0, -2)
+            return self._experts(rows, rows).view_as(x)
         activation = self.spec.block.activation
         up = self.ffn_up(x)
-        if self.spec.block.ffn == "gated":
+        if self.spec.block.ffn != "plain":
             gate = self._optional("ffn_gate")
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
             up = _gated(activation, first, up)
@@ -233,24 +284,30 @@ class Layer(nn.Module):
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
 
-    def _experts(self, x: Tensor) -> Tensor:
-        """[tokens, d]: of each the weighed sum of the experts that the router chooses."""
-        scores = self.ffn_gate_inp(x)
+    def _experts(self, x: Tensor, routed: Tensor) -> Tensor:
+        """[tokens, d]: of each the weighed sum of the experts that the router chooses of `routed`."""
+        scores = self.ffn_gate_inp(routed)
         n_used, is_normed = int(self.spec.keys["expert_used_count"]), self.spec.block.expert_norm
         top, chosen = scores.topk(n_used, dim=-1)
         weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
+        factors = self._optional("ffn_down_exps_scale")
+        if factors is not None:
+            weights = weights * factors.weight[chosen]
         total = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             tokens, slots = (chosen == expert).nonzero(as_tuple=True)
             own = x[tokens]
-            gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
+            if self._optional("ffn_gate_up_exps") is None:
+                gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
+            else:
+                gate, up = self.ffn_gate_up_exps(own, expert).chunk(2, dim=-1)
             y = _gated(self.spec.block.activation, gate, up)
             y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
             total = total.index_add(0, tokens, y)
         return total
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
-        """A layer without this norm leaves x as it is."""
+        """A layer without this norm, or scale, leaves x as it is."""
         norm = self._optional(name)
         return x if norm is None else norm(x)
 
@@ -340,6 +397,8 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
         return Norm(weight, bias, kind, float(source.spec.keys.get(name, 1e-5)))
     if stem == "attn_sinks":
         return Sinks(weight)
+    if stem == "layer_output_scale":
+        return Scale(weight)
     if stem.endswith("_exps"):
         return Stacked(weight, bias)
     return linear(weight, bias)

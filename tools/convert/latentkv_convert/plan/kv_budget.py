@@ -101,7 +101,8 @@ def added(work: Work, plan: Plan) -> int:
             chosen = layer.side(side)
             if chosen.path == "full":
                 continue
-            form, width = plan.form(spec, chosen), chosen.group * spec.at(index).head_dim
+            own = spec.at(index)
+            form, width = plan.form(own, chosen), chosen.group * own.head_dim
             row = stored_as.row_bytes(form, width, spec.n_embd)
             back = stored_as.channel_bytes(form, width, spec.n_embd) - row
             total += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back

@@ -113,14 +113,14 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
     """K and V of all layers, as an exact token holds them: full rows, or every segment where a side has
     form A."""
 
-    def rows(layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
+    def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
-        return (FULL, FULL) if all(plan.form(spec, side) == "e" for side in sides) else sides
+        return (FULL, FULL) if all(plan.form(spec.at(index), side) == "e" for side in sides) else sides
 
     return sum(
         side_row_bytes(spec.at(index), side, fmt, whole=True)
         for index, layer in enumerate(plan.layers)
-        for side in rows(layer)
+        for side in rows(index, layer)
     )
 
 

@@ -42,6 +42,7 @@ class CheckpointSource:
     def __init__(self, directory: Path, pre: str | None = None) -> None:
         self.checkpoint = Checkpoint(directory)
         self.spec: ModelSpec = archs.model_spec(self.checkpoint.config)
+        self._config = dict(archs.text_part(self.checkpoint.config))
         self._pre = pre
         check_shapes(self.checkpoint, self.spec)
         self._check_up()
@@ -112,7 +113,7 @@ class CheckpointSource:
         if self.spec.block.ffn == "experts":
             role = "ffn_up_exps.weight"
             expected = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
-        elif self.spec.block.ffn == "gated" and "ffn_gate.weight" not in self._layer:
+        elif self.spec.block.ffn != "plain" and "ffn_gate.weight" not in self._layer:
             expected[0] *= 2
         got = list(self.shape(role, 0))
         if got != expected:
@@ -129,7 +130,7 @@ class CheckpointSource:
             "general.quantization_version": 2,
         }
         keys |= {f"{self.spec.gguf_arch}.{name}": value for name, value in self.spec.keys.items()}
-        config, n_vocab = self.checkpoint.config, self.spec.n_vocab
+        config, n_vocab = self._config, self.spec.n_vocab
         return keys | tokenizer.keys(self.checkpoint.directory, config, n_vocab, self._pre)
 
     def encode(self, text: str) -> Sequence[int]:
@@ -145,7 +146,7 @@ class CheckpointSource:
         return list(backend.encode(text, add_special_tokens=False).ids)
 
     def bos(self) -> int | None:
-        files = TokenizerFiles(self.checkpoint.directory, self.checkpoint.config)
+        files = TokenizerFiles(self.checkpoint.directory, self._config)
         family = "llama" if files.sentencepiece and not files.sentencepiece.is_unigram else ""
         return special.token_id(files, "bos") if special.adds(files, "bos", family) else None
 
@@ -156,11 +157,12 @@ class CheckpointSource:
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """The K and V projections, the embedding and a table of positions have the shapes the config promises."""
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
-    for side in SIDES:
-        projection = spec.projections[side]
-        own = spec.at(0)
-        width = own.q_width + 2 * own.kv_width if spec.packed_qkv else own.kv_width
-        expected[f"{spec.layers}.0.{projection.module}.weight"] = (width, spec.n_embd)
+    for layer in range(spec.n_layer if spec.heads else 1):
+        own = spec.at(layer)
+        for side in SIDES[: 1 if own.value_of_key else 2]:
+            width = own.q_width + 2 * own.kv_width if spec.packed_qkv else own.kv_width
+            name = f"{spec.layers}.{layer}.{spec.projections[side].module}.weight"
+            expected[name] = (width, spec.n_embd)
     for role in spec.global_tensors:
         if role.rows is not None and checkpoint.shape(role.source)[0] <= role.rows[-1]:
             got = f"{checkpoint.shape(role.source)[0]}"

@@ -67,21 +67,24 @@ def tensors(job: SideJob) -> list[OutTensor]:
     return made
 
 
-def projection(job: SideJob) -> OutTensor:
-    """W [w, d], the stock one."""
-    return OutTensor(
+def projection(job: SideJob) -> list[OutTensor]:
+    """W [w, d], the stock one; none of a V that is made of K's."""
+    if job.side == "v" and job.spec.value_of_key:
+        return []
+    stock = OutTensor(
         f"blk.{job.layer}.attn_{job.side}.weight",
         (job.spec.kv_width, job.spec.n_embd),
         "weight",
         lambda: job.in_file_order(job.work.weight(job.layer, job.side)),
         job.work.source.stored(f"attn_{job.side}.weight", job.layer),
     )
+    return [stock]
 
 
 def down(job: SideJob) -> list[OutTensor]:
     """What makes latents: A, or E behind the projection, and the mean that leaves them."""
     if job.form == "e":
-        return [projection(job), *_less_mean(job), encoder(job)]
+        return [*projection(job), *_less_mean(job), encoder(job)]
     return [_a(job), *_less_latent_mean(job)]
 
 

@@ -8,4 +8,4 @@ from . import SideJob, projection
 
 
 def tensors(job: SideJob) -> list[OutTensor]:
-    return [projection(job), *job.bias(center.whole_bias(job.work, job.layer, job.side))]
+    return [*projection(job), *job.bias(center.whole_bias(job.work, job.layer, job.side))]
