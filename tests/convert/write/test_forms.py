@@ -16,7 +16,7 @@ from test_matrix import planned
 from conftest import keys, tensors
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.fuse.finish import finished
+from latentkv_convert.fuse.rotation import finished
 from latentkv_convert.ir import FULL, SIDES, LayerPlan, Plan, SidePlan
 from latentkv_convert.pipeline import convert
 from latentkv_convert.recover import lora

@@ -36,7 +36,7 @@ RULES = [
     (re.compile(r"^\s*(import|from) torch", re.MULTILINE), ["python"], set(), "the runtime needs no torch"),
     (
         re.compile(
-            r"\blatentkv\._core\b|from latentkv\b(?!\.console\.)"
+            r"\blatentkv\._core\b|from latentkv\b(?!\.(console|plan)\.)"
             r"|^\s*from \.+ import .*\bnative\b",
             re.MULTILINE,
         ),
@@ -45,10 +45,9 @@ RULES = [
             f"tools/convert/latentkv_convert/{name}.py"
             for name in [
                 "native",
-                "weights/quantize",
+                "weights/tensor",
                 "write/sidecar",
                 "write/gguf_write",
-                "plan/kv_budget",
                 "source/gguf_blocks",
                 "source/gguf_vocabulary",
                 "limits",

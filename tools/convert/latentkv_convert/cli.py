@@ -24,7 +24,7 @@ from .errors import ConvertError, Interrupted
 from .files import Progress
 from .plan import methods
 from .recipe import Finetune, Recipe
-from .weights.quantize import FACTOR_TYPES, OUTTYPES
+from .weights.tensor import FACTOR_TYPES, OUTTYPES
 
 DEFAULT_METHOD = "waterfill"
 _EXAMPLES = """examples:

@@ -180,16 +180,6 @@ class Report:
         return lines
 
 
-def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
-    """Kept share of the squared energy of one layer's K or V, all groups together."""
-    chosen = plan.layers[layer].side(side)
-    if not chosen.ranks:
-        return 1.0
-    pairs = list(zip(work.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
-    total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
-    return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
-
-
 def _layers(sides: Mapping[str, Sequence[int]]) -> str:
     return ", ".join(f"{side.upper()} of layer {' '.join(map(str, at))}" for side, at in sides.items() if at)
 
@@ -207,13 +197,12 @@ def finish(
     plan: Plan,
     file_bytes: int,
     added: int,
-    calibration_tokens: int,
     recovery: Recovery | None = None,
 ) -> Report:
     """Builds the report and writes its JSON and picture beside the output."""
     drawn = recipe.draws and not plan.is_full
     files = recipe.outputs[: 3 if drawn else 2]
-    shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
+    shares = {side: [work.energy(plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
     layers = list(enumerate(plan.layers))
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
     report = Report(
@@ -221,7 +210,7 @@ def finish(
         work.spec,
         plan,
         shares,
-        calibration_tokens,
+        0 if work.sample is None else int(work.sample.tokens.size),
         file_bytes,
         files,
         work.stored_as.outtype,

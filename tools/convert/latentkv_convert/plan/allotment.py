@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from latentkv.plan.allocation import Choice, Group, allocate_beside, total
+
 from ..ir import SIDES, LayerPlan, ModelSpec, Plan, SidePlan
-from . import kv_budget, segments
-from .candidates import Candidate, Shape
+from ..work import Work
+from .candidates import FORMATS, Candidate, Shape, cut
+from .kv_budget import Count
 
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
@@ -17,14 +20,14 @@ DROP_PENALTY = 3.0
 class Terms:
     """What is paid for, in bytes and in nats per token."""
 
-    count: kv_budget.Count
+    count: Count
     prices: Mapping[str, float]  # nats that exact tokens cost, by their row format
     scale: float = 1.0  # of summed distortions, to nats
 
-    def allocated(self, groups: Sequence[kv_budget.Group], budget: int) -> tuple[str, list[kv_budget.Choice]]:
+    def allocated(self, groups: Sequence[Group], budget: int) -> tuple[str, list[Choice]]:
         """The row format of exact tokens, and what the bytes that they leave buy."""
         rooms = self.count.rooms(budget)
-        return kv_budget.allocate_beside(groups, rooms, self.prices, lambda x: self.scale * x, DROP_PENALTY)
+        return allocate_beside(groups, rooms, self.prices, lambda x: self.scale * x, DROP_PENALTY)
 
     def multiple(self, times: float, exact: str) -> int:
         """The budget with so many times the bytes for compressed rows that exact tokens in this format
@@ -38,7 +41,7 @@ class Cut:
     """Groups of all layers and sides, each cut in segments one way."""
 
     candidate: Candidate
-    groups: tuple[kv_budget.Group, ...]
+    groups: tuple[Group, ...]
     widths: tuple[int, ...]  # of a group's segments
 
 
@@ -46,10 +49,10 @@ class Cut:
 class Allotment:
     cut: Cut
     exact: str  # row format of exact tokens
-    choices: Sequence[kv_budget.Choice]
+    choices: Sequence[Choice]
 
     def distortion(self, drop_penalty: float = 1.0) -> float:
-        return kv_budget.total(self.cut.groups, self.choices, drop_penalty)
+        return total(self.cut.groups, self.choices, drop_penalty)
 
     def predicted(self, terms: Terms, drop_penalty: float = 1.0) -> float:
         """Nats per token, of exact tokens too."""
@@ -64,19 +67,14 @@ class Allotment:
         return replace(shape.regions(self.exact), layers=tuple(layers))
 
     def _side(
-        self,
-        shape: Shape,
-        spec: ModelSpec,
-        layer: int,
-        side: str,
-        choices: Iterator[tuple[int, kv_budget.Choice]],
+        self, shape: Shape, spec: ModelSpec, layer: int, side: str, choices: Iterator[tuple[int, Choice]]
     ) -> SidePlan:
         """The next widths and choices, one per group of this side, as a plan with formats."""
         group, own, widths, formats = self.cut.candidate.group(spec, layer, side), spec.at(layer), [], []
         for _ in range(own.n_kv // group):
             width, choice = next(choices)
-            widths.append(segments.cut(group * own.head_dim, width))
-            formats.append(tuple(segments.FORMATS[at] for at in choice.formats))
+            widths.append(cut(group * own.head_dim, width))
+            formats.append(tuple(FORMATS[at] for at in choice.formats))
         return replace(shape.side(side, group, tuple(widths)), formats=tuple(formats))
 
 
@@ -94,3 +92,21 @@ def best(candidate: Candidate, shape: Shape, terms: Terms, budget: int) -> Allot
 def within(cut: Cut, terms: Terms, budget: int) -> Allotment:
     """The best formats for segments that are cut already, and for exact tokens."""
     return Allotment(cut, *terms.allocated(cut.groups, budget))
+
+
+def added(work: Work, plan: Plan) -> int:
+    """Bytes of factors beyond the projections they replace, without vectors; below 0 where weights shrink.
+    Ragged groups are padded to the layer's largest."""
+    n_bytes, spec, stored_as = 0.0, work.spec, work.stored_as
+    for index, layer in enumerate(plan.layers):
+        for side in SIDES:
+            chosen = layer.side(side)
+            if chosen.path == "full":
+                continue
+            own = spec.at(index)
+            form, width = plan.form(own, chosen), chosen.group * own.head_dim
+            row = stored_as.row_bytes(form, width, spec.n_embd)
+            back = stored_as.channel_bytes(form, width, spec.n_embd) - row
+            n_bytes += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back
+            n_bytes -= work.projection_bytes(index, side) if form == "a" else 0
+    return round(n_bytes)

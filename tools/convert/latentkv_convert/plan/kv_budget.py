@@ -1,48 +1,22 @@
-"""`--kv-budget` of a conversion. Its meaning and its allocation are the runtime's, which plans a master file
-when it is opened."""
+"""What a byte budget has for compressed rows, and what a channel takes of it."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latentkv.plan import kv_budget
-from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, least, total
+from latentkv.plan.allocation import Table, Units
 from latentkv.plan.kv_budget import KvBudget
 
-from ..ir import SIDES, ModelSpec, Plan
+from ..ir import ModelSpec
 from ..rows import sizes
-from ..work import Work
-
-__all__ = [
-    "Choice",
-    "Count",
-    "Group",
-    "KvBudget",
-    "Table",
-    "added",
-    "allocate_beside",
-    "count",
-    "least",
-    "parse",
-    "total",
-]
-
-
-def parse(text: str) -> KvBudget:
-    """argparse type: `14%` of the f16 cache, or `2.5GiB@131072`, bytes at a context."""
-    try:
-        return kv_budget.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).partition(" expected ")[2]) from None
 
 
 @dataclass(frozen=True)
 class Count:
-    """What a budget has for compressed rows, and what a channel takes of it, at the budget's context."""
+    """At the budget's context."""
 
     budget: int  # bytes, for compressed rows and exact tokens
     exact: Mapping[str, int]  # bytes of exact tokens by their row format, the widest first
@@ -90,21 +64,3 @@ def count(
     cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
-
-
-def added(work: Work, plan: Plan) -> int:
-    """Bytes of factors beyond the projections they replace, without vectors; below 0 where weights shrink.
-    Ragged groups are padded to the layer's largest."""
-    total, spec, stored_as = 0.0, work.spec, work.stored_as
-    for index, layer in enumerate(plan.layers):
-        for side in SIDES:
-            chosen = layer.side(side)
-            if chosen.path == "full":
-                continue
-            own = spec.at(index)
-            form, width = plan.form(own, chosen), chosen.group * own.head_dim
-            row = stored_as.row_bytes(form, width, spec.n_embd)
-            back = stored_as.channel_bytes(form, width, spec.n_embd) - row
-            total += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back
-            total -= work.projection_bytes(index, side) if form == "a" else 0
-    return round(total)

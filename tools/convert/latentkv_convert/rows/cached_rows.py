@@ -36,13 +36,7 @@ class CachedRows:
 
 
 def of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
-    """context: the positions a rotated k is served at. Kept in memory as far as it lasts: every grouping of
-    heads asks for the same ones."""
-    key = (layer, side, path, context)
-    return work.rows.get(key, lambda: _of(work, layer, side, path, context), lambda found: found.nbytes)
-
-
-def _of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
+    """context: the positions a rotated k is served at."""
     stats = work.stats["copies"][layer]
     name = "normed" if path == "rotated" and "normed_moment" in stats else side
     found = _Measured(

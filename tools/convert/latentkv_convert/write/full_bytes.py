@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from ..ir import SIDES
 from ..source.source import Source
 from ..weights.encoding import Encoding
-from ..weights.out_tensor import OutTensor, unread
+from ..weights.tensor import OutTensor, unread
 
 
 def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> int:

@@ -64,6 +64,23 @@ class Features:
         return {**self.step, **{name: depth * count for name, count in self.slot.items()}}
 
 
+@dataclass(frozen=True)
+class Times:
+    """What the features cost on one GPU."""
+
+    gpu: str
+    coefficients: Mapping[str, float]
+
+    def us(self, counted: Features | None, depth: int) -> float | None:
+        """What attention at this depth adds to a step; None where a coefficient was not measured."""
+        if counted is None:
+            return None
+        counts = {name: count for name, count in counted.at(depth).items() if count}
+        if not counts.keys() <= self.coefficients.keys():
+            return None
+        return sum(self.coefficients[name] * count for name, count in counts.items())
+
+
 def of(heads: Heads, layer: LayerPlan) -> Features | None:
     """Of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do not take
     such rows."""

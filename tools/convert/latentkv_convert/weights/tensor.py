@@ -1,8 +1,10 @@
-"""Weight types of the written file: which type a tensor gets where types are not mixed (mixes.py), its bytes,
-and the encoding."""
+"""A tensor of the file to be written: which type it gets where types are not mixed (mixes.py), its bytes, and
+its values in that type."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,30 @@ from .. import native
 from ..compute import floats
 from ..errors import ConvertError, need
 from ..ir import F32, Array
+from ..source.source import Stored
 
 # general.file_type of each
 PLAIN = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}
 FILE_TYPES = {**PLAIN, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_xs": 30}
 OUTTYPES, FACTOR_TYPES = tuple(FILE_TYPES), tuple(PLAIN)
 BLOCK = 32  # elements that share a scale in q8_0 and q4_0
+
+
+@dataclass(frozen=True)
+class OutTensor:
+    """`shape` is NumPy's order (the reverse of GGUF's ne); `load` computes the values when their turn
+    comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # weight · table · vector · down (A) · factor (B, E)
+    load: Callable[[], F32]
+    stored: Stored | None = None  # to be copied, byte for byte, in place of what `load` computes
+
+
+def unread() -> F32:
+    """`load` of a tensor that is only weighed."""
+    raise AssertionError("a tensor that is only weighed")
 
 
 def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
@@ -34,9 +54,14 @@ def choose(outtype: str, kind: str, shape: tuple[int, ...]) -> str:
     return outtype
 
 
-def n_bytes(qtype: Any, shape: tuple[int, ...]) -> int:
-    """Of a tensor in a type of ggml's."""
-    block, size = need("gguf").GGML_QUANT_SIZES[qtype]
+def qtype(kind: str) -> Any:
+    """ggml's number of a type."""
+    return need("gguf").GGMLQuantizationType[kind.upper()]
+
+
+def n_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """Size of a tensor in this type."""
+    block, size = need("gguf").GGML_QUANT_SIZES[qtype(kind)]
     return int(np.prod(shape, dtype=np.int64)) // block * size
 
 
@@ -59,8 +84,7 @@ def encode(array: F32, kind: str, where: str, importance: F32 | None = None) -> 
         return floats.f16(array)
     if kind not in PLAIN:
         return _native_quantize(array, kind, where, importance)
-    qtype = gguf.GGMLQuantizationType[kind.upper()]
-    return np.asarray(gguf.quants.quantize(np.ascontiguousarray(array, dtype=np.float32), qtype))
+    return np.asarray(gguf.quants.quantize(np.ascontiguousarray(array, dtype=np.float32), qtype(kind)))
 
 
 def _native_quantize(array: F32, kind: str, where: str, importance: F32 | None) -> Array:

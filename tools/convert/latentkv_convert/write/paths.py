@@ -1,24 +1,31 @@
-"""How a layer's K or V becomes tensors of the file: one module per cache path; the directory is the registry.
+"""How a layer's K or V becomes tensors of the file: a function for each cache path, shapes per docs/gguf.md.
 
-A module `write/paths/<path>.py` provides `tensors(job: SideJob) -> list[OutTensor]`, shapes per docs/gguf.md.
+full      the stock projection.
+rebuild   K: z is cached before RoPE; k = B z + bias, then norm and RoPE at read.
+latent    V: z is cached; a head's output is B times the attention-weighted sum of z, plus the bias once.
+absorbed  K without RoPE: z is cached and queries move into its space, q' = E_q q. The projection's bias is
+          left out, and the mean where rows are centred: they add the same to every score of a query, which
+          the softmax removes.
+rotated   K: z_g = E_k k_g is cached after bias, norm and RoPE, and q' = E_q q; nothing is rebuilt at read.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fuse import center
-from ...ir import F32, Basis, ModelSpec, SidePlan
-from ...schema import TENSORS
-from ...source.rope_rows import paired_rows
-from ...weights.out_tensor import OutTensor
-from ...work import Work
+from ..fuse import center
+from ..fuse.rotation import finished
+from ..ir import F32, SIDES, Basis, ModelSpec, Plan, SidePlan
+from ..schema import TENSORS
+from ..source.rope_rows import paired_rows
+from ..weights.tensor import OutTensor
+from ..work import Work
+from . import packed
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,47 @@ def head_rows(spec: ModelSpec, n_heads: int) -> NDArray[np.int64] | None:
     return None
 
 
-def tensors(job: SideJob) -> list[OutTensor]:
-    module: Any = importlib.import_module(f"{__name__}.{job.plan.path}")
-    made: list[OutTensor] = module.tensors(job)
+def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basis, ...]]) -> list[OutTensor]:
+    """K and V of all layers. trained: bases that stand in for those of the plan, by layer and side."""
+
+    @lru_cache(maxsize=1)  # the factors of a side are written in a row
+    def factors(layer: int, side: str) -> tuple[Basis, ...]:
+        return finished(work, plan.layers[layer].side(side), layer, side, trained.get((layer, side)))
+
+    made: list[OutTensor] = []
+    for index, layer in enumerate(plan.layers):
+        if packed.is_packed(work, layer):
+            made += packed.together(work, index)
+            continue
+        if work.spec.packed_qkv:
+            made += packed.query(work, index)
+        for side in SIDES:
+            chosen = layer.side(side)
+            form = plan.form(work.spec.at(index), chosen)
+            job = SideJob(work, index, side, chosen, form, partial(factors, index, side))
+            made += PATHS[chosen.path](job)
     return made
+
+
+def full(job: SideJob) -> list[OutTensor]:
+    return [*projection(job), *job.bias(center.whole_bias(job.work, job.layer, job.side))]
+
+
+def rebuild(job: SideJob) -> list[OutTensor]:
+    """Or latent."""
+    bias = center.output_bias(job.work, job.layer, job.side)
+    return [*down(job), up(job), *job.bias(bias)]
+
+
+def absorbed(job: SideJob) -> list[OutTensor]:
+    return [*down(job), query_side(job)]
+
+
+def rotated(job: SideJob) -> list[OutTensor]:
+    return [*full(job), encoder(job), query_side(job)]
+
+
+PATHS = {"full": full, "rebuild": rebuild, "latent": rebuild, "absorbed": absorbed, "rotated": rotated}
 
 
 def projection(job: SideJob) -> list[OutTensor]:
