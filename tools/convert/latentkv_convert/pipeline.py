@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,8 @@ def _converted(recipe: Recipe) -> report.Report:
     source = open_source(recipe.source, recipe.pre)
     base = sidecar.base_keys(recipe) if recipe.sidecar else None
     spec, outtype = source.spec, recipe.outtype or source.outtype
+    if source.note:
+        print(source.note, file=sys.stderr)
     if recipe.method != "none":
         check_linear(spec, recipe.method)
     method = methods.module(recipe.method).create(recipe.options, spec)
@@ -179,9 +182,10 @@ def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
     if plan.is_full:
         return keys
     for side in SIDES:
-        layers = [layer.side(side) for layer in plan.layers]
-        keys[KEYS[f"{side}_path"]] = [layer.path for layer in layers]
-        keys[KEYS[f"{side}_group"]] = [layer.group for layer in layers]
+        every = [layer.side(side) for layer in plan.layers]
+        keys[KEYS[f"{side}_path"]] = [layer.path for layer in every]
+        keys[KEYS[f"{side}_group"]] = [layer.group for layer in every]
+        layers = [every[layer] for layer in work.spec.attention_layers]
         n_kv, head_dim = work.spec.n_kv, work.spec.head_dim
         ranks = [layer.ranks or (head_dim,) * n_kv for layer in layers]
         keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
@@ -239,10 +243,16 @@ def model_tensors(source: Source) -> list[OutTensor]:
     spec = source.spec
     tensors = [copied(source, role, None) for role in spec.global_tensors]
     for layer in range(spec.n_layer):
-        tensors += [copied(source, role, layer) for role in spec.layer_tensors]
+        tensors += [copied(source, role, layer) for role in spec.tensors_of(layer)]
+    tensors += [_beside(source, name) for name in source.beside]
     for name, array in spec.extra_tensors.items():
         tensors.append(OutTensor(name, array.shape, "vector", partial(np.asarray, array)))
     return tensors
+
+
+def _beside(source: Source, name: str) -> OutTensor:
+    kind = "weight" if len(source.shape(name)) > 1 else "vector"
+    return OutTensor(name, source.shape(name), kind, partial(source.tensor, name), source.stored(name))
 
 
 def copied(source: Source, role: TensorRole, layer: int | None) -> OutTensor:
@@ -274,7 +284,8 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> S
         )
     )  # the factors of a side are written in a row
     tensors: list[OutTensor] = []
-    for index, layer in enumerate(plan.layers):
+    for index in work.spec.attention_layers:
+        layer = plan.layers[index]
         if packed.is_packed(work, layer):
             tensors += packed.together(work, index)
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from . import kv_budget, segments
 from .candidates import Candidate, Shape
 
@@ -58,7 +58,10 @@ class Allotment:
     def plan(self, shape: Shape, spec: ModelSpec) -> Plan:
         choices = zip(self.cut.widths, self.choices, strict=True)
         layers = []
-        for _ in range(spec.n_layer):
+        for layer in range(spec.n_layer):
+            if not spec.attends(layer):
+                layers.append(LayerPlan(FULL, FULL))
+                continue
             k, v = (self._side(shape, spec, side, choices) for side in SIDES)
             layers.append(LayerPlan(k, v))
         return replace(shape.regions(self.exact), layers=tuple(layers))

@@ -15,7 +15,9 @@ from ..rows import cached_rows
 from ..work import Work
 from . import kv_budget, segments
 
-Tables = list[list[kv_budget.Group]]  # layer -> group of heads -> a table for every width of segments
+Tables = list[
+    list[kv_budget.Group]
+]  # layer that attends -> group of heads -> a table for every width of segments
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """One by one, as each takes minutes with a large model."""
     known: dict[tuple[str, int], Tables] = {}
-    layers = range(work.spec.n_layer)
+    layers = range(len(work.spec.attention_layers))
     for groups in groupings:
         sides = [(side, groups[side]) for side in SIDES]
         known |= _measured(work, shape, count, [key for key in sides if key not in known])
@@ -70,12 +72,13 @@ def _measured(
 ) -> dict[tuple[str, int], Tables]:
     """keys: sides with how many of their heads share a latent."""
     found: dict[tuple[str, int], Tables] = {key: [] for key in keys}
+    layers = work.spec.attention_layers
 
-    def step(layer: int) -> Tables:
-        return [_tables(work, shape, count, layer, *key) for key in keys]
+    def step(at: int) -> Tables:
+        return [_tables(work, shape, count, layers[at], *key) for key in keys]
 
-    with stage(len(keys) * work.spec.n_layer, CHOOSE, "tensor") as bar:
-        for tables in crew.each(step, work.spec.n_layer, work.device):
+    with stage(len(keys) * len(layers), CHOOSE, "tensor") as bar:
+        for tables in crew.each(step, len(layers), work.device):
             for key, of_key in zip(keys, tables, strict=True):
                 found[key].append(of_key)
             bar.update(len(keys))

@@ -25,7 +25,7 @@ from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
 from ..fuse import center
 from ..fuse.finish import finished
-from ..ir import SIDES, Forecast, LayerPlan, Plan, SidePlan
+from ..ir import FULL, SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
 from ..work import CHECKED, Work
 
@@ -71,7 +71,11 @@ def price(work: Work, paths: Mapping[str, str], regions: Plan) -> float:
     those that have left the window. paths: of K and V."""
     assert work.sample is not None
     k, v = (SidePlan(paths[side]) for side in SIDES)
-    plan = replace(regions, layers=(LayerPlan(k, v),) * work.spec.n_layer)
+    spec = work.spec
+    layers = (
+        LayerPlan(k, v) if spec.attends(layer) else LayerPlan(FULL, FULL) for layer in range(spec.n_layer)
+    )
+    plan = replace(regions, layers=tuple(layers))
     held = held_back(work.sample, work.n_checked)
     windows = (held if len(held) else work.sample.tokens)[:PRICED]
     return float(np.mean(divergences(work, plan, windows, CHOOSE)))
@@ -121,15 +125,20 @@ def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list
         stage(spec.n_layer * (len(windows) + len(new)), label, "window") as bar,
     ):
         for index in range(spec.n_layer):
-            copies = Copies(work, plan, index)
+            copies = Copies(work, plan, index) if spec.attends(index) else None
             with stream.layer(index, index + 1) as live:
 
-                def step(task: int, index: int = index, live: Layer = live, copies: Copies = copies) -> None:
+                def step(
+                    task: int, index: int = index, live: Layer = live, copies: Copies | None = copies
+                ) -> None:
                     if task >= len(windows):
                         row = task - len(windows)
                         exact[row] = stream.run(live, index, exact[row : row + 1])[0]
                         return
                     below = cached[task : task + 1]
+                    if copies is None:
+                        cached[task] = stream.run(live, index, below)[0]
+                        return
                     read, old = copies(live, below, stream.positions.of(index))
                     with TwoCopies(spec.n_kv, plan.sink, plan.recent, old, batch, read):
                         cached[task] = stream.run(live, index, below)[0]

@@ -58,7 +58,7 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
 class MiddleSlots:
     """Slots of compressed rows, of one sequence."""
 
-    layers: tuple[int, ...]  # of every layer
+    layers: tuple[int, ...]  # of every layer; 0: it does not attend
     whole: int  # of the context, in layers that see all of it
     ring: int  # in those that see a window, 0: there are none
 
@@ -69,13 +69,17 @@ class MiddleSlots:
         whole = round_up(n_ctx, SLOT_TILE)
         ubatch = min(EXACT_UBATCH if recent else UBATCH, n_ctx)
         ring = 0
-        held = []
+        held: list[bool | None] = []  # None: no rows
         for layer in range(spec.n_layer):
+            if not spec.attends(layer):
+                held.append(None)
+                continue
             window = spec.window(layer)
             slots = round_up(window + ubatch, SLOT_TILE)
             held.append(not blocks and window > 0 and slots < whole)
             ring = max(ring, slots if held[-1] else 0)
-        return MiddleSlots(tuple(ring if in_ring else whole for in_ring in held), whole, ring)
+        of = {None: 0, True: ring, False: whole}
+        return MiddleSlots(tuple(of[in_ring] for in_ring in held), whole, ring)
 
     @staticmethod
     def of_plan(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
@@ -114,7 +118,8 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
         sides = layer.k, layer.v
         return (FULL, FULL) if all(plan.form(spec, side) == "e" for side in sides) else sides
 
-    return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
+    attending = (plan.layers[layer] for layer in spec.attention_layers)
+    return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in attending for side in rows(layer))
 
 
 def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:

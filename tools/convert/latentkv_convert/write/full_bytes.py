@@ -20,7 +20,7 @@ def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> in
 def _projections(source: Source) -> Iterator[OutTensor]:
     spec = source.spec
     sides = ("q", *SIDES) if spec.packed_qkv else SIDES
-    for layer in range(spec.n_layer):
+    for layer in spec.attention_layers:
         stem = f"blk.{layer}.attn_"
         rows = {side: spec.q_width if side == "q" else spec.kv_width for side in sides}
         biases = {side: n for side, n in rows.items() if source.has(f"attn_{side}.bias", layer)}

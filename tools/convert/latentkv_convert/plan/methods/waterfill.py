@@ -97,6 +97,11 @@ def _groupings(k: int | None, v: int | None, spec: ModelSpec) -> tuple[Mapping[s
     return tuple({"k": n, "v": n} | fixed for n in (open_ if len(fixed) < len(SIDES) else open_[:1]))
 
 
+def _heads(spec: ModelSpec) -> ModelSpec:
+    """Whose layers are those that attend: what a step has once is theirs."""
+    return replace(spec, n_layer=len(spec.attention_layers))
+
+
 @dataclass(frozen=True)
 class Offer(Line):
     """What is said of a candidate, with the candidate."""
@@ -132,7 +137,7 @@ class Waterfill:
 
     def plan(self, work: Work) -> Plan:
         terms = self._terms(work)
-        full_us = self._us(features.full(work.spec))
+        full_us = self._us(features.full(_heads(work.spec)))
         offers, chosen = frontier.choose(self._offers(work, terms), full_us, self.prefer)
         allotment = self._settled(work, terms, offers[chosen].candidate)
         plan = allotment.plan(self.shape, work.spec)
@@ -203,7 +208,9 @@ class Waterfill:
         size = sizes.cache_bytes(work.spec, plan, terms.count.n_ctx)
         if terms.count.pays_factors:
             size += kv_budget.added(work, plan)
-        us = self._us(features.mean(work.spec, plan.layers))
+        us = self._us(
+            features.mean(_heads(work.spec), [plan.layers[layer] for layer in work.spec.attention_layers])
+        )
         return Point(share, size, bought.predicted(terms, DROP_PENALTY), us, bought.exact)
 
     def _us(self, counted: features.Features | None) -> frontier.Us | None:
@@ -235,7 +242,7 @@ class Waterfill:
             points[predicted] = its.kld - terms.prices[bought.exact]
         rows = iter(group[0].distortion for group in cut.groups)
         by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
-        for _ in range(spec.n_layer):
+        for _ in spec.attention_layers:
             for side in SIDES:
                 by_side[side] += [next(rows) for _ in range(spec.n_kv // cut.candidate.groups[side])]
         distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
