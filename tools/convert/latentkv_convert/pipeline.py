@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ def _converted(recipe: Recipe) -> report.Report:
     source = open_source(recipe.source, recipe.pre)
     base = sidecar.base_keys(recipe) if recipe.sidecar else None
     spec, outtype = source.spec, recipe.outtype or source.outtype
+    if source.note:
+        print(source.note, file=sys.stderr)
     if recipe.method != "none":
         check.check_linear(spec, recipe.method)
     module = methods.module(recipe.method)

@@ -16,12 +16,21 @@ from torch.nn import functional
 from ..compute import floats
 from ..ir import ModelSpec
 from ..source.source import Source
+from . import delta_net
 from .attention import attention
 from .positions import LayerPositions, Positions
 
 FFN_TOKENS = 512
 Watch = Callable[[str, Tensor], Tensor]
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
+# Not in bf16: what is measured, what chooses, and what decides how long a state is kept.
+_PRECISE = ("attn_k", "attn_v", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
+# Of a delta net: stem -> where its weight and its bias are.
+_NUMBERS = {
+    "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),
+    "ssm_a": ("ssm_a", "ssm_a.bias"),
+    "ssm_dt": ("ssm_dt.weight", "ssm_dt.bias"),
+}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -133,7 +142,8 @@ class Layer(nn.Module):
     K and V, whose outputs are measured, multiply in bf16.
 
     watch(name, rows) is shown the projections' outputs q, k and v [n, T, w] and, where heads have norms, what
-    comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place.
+    comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place. A layer
+    that does not attend shows nothing.
     """
 
     attn_q: nn.Module
@@ -151,23 +161,29 @@ class Layer(nn.Module):
     pre_ffw_norm_2: nn.Module
     ffn_gate_inp_scale: nn.Module
     ffn_gate_up_exps: nn.Module
+    ffn_gate_inp_shexp: nn.Module  # the gate of an expert that every token reads, and this
+    ffn_gate_shexp: nn.Module
+    ffn_up_shexp: nn.Module
+    ffn_down_shexp: nn.Module
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
         self.spec, self.index = source.spec.at(index), index
-        roles = {role.target for role in self.spec.layer_tensors}
-        stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
+        self.attends = self.spec.attends(index)
+        roles = {role.target for role in self.spec.tensors_of(index)}
+        stems = {role.partition(".")[0] for role in roles}
+        stems |= {"attn_q", "attn_k", "attn_v"} if self.attends else set()
         for stem in sorted(stems):
             of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
             setattr(self, stem, _module(source, of, index))
         for stem in sorted(role.removesuffix(".scale") for role in roles if role.endswith(".scale")):
             setattr(self, f"{stem}_scale", Scale(_tensor(source, f"{stem}.scale", index)))
-        if self.spec.block.value_norm:
+        if self.spec.block.value_norm and self.attends:
             eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
             made = self._modules.pop("attn_v")
             assert isinstance(made, nn.Linear)
             self.attn_v = NormedLinear(made, HeadNorm(self.spec.head_dim, eps))
-        for side in filter(self.spec.norms_whole, "qk"):
+        for side in filter(self.spec.norms_whole, "qk" if self.attends else ""):
             projection, norm = (self._modules.pop(f"attn_{side}{end}") for end in ("", "_norm"))
             assert isinstance(projection, nn.Linear)
             assert isinstance(norm, Norm)
@@ -175,15 +191,19 @@ class Layer(nn.Module):
         if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
         for name, module in list(self.named_children()) if reduced else []:
-            if type(module) is nn.Linear and name not in ("attn_k", "attn_v", "ffn_gate_inp"):
+            if type(module) is nn.Linear and name not in _PRECISE:
                 setattr(self, name, Bf16Linear(module))
 
     def forward(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
         return self.fed(x, self.attended(x, positions, watch))
 
     def attended(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
-        """x and what attention adds to it."""
-        branch = self.attend(self.attention_input(x), positions.of(self.index), watch)
+        """x and what attention, or what is in its place, adds to it."""
+        read = self.attention_input(x)
+        if self.attends:
+            branch = self.attend(read, positions.of(self.index), watch)
+        else:
+            branch = delta_net.mixed(self, self.spec, read)
         return x + self._branch(branch, "post_attention_norm")
 
     def fed(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -228,7 +248,13 @@ class Layer(nn.Module):
         return self._normed("attn_norm", x) if own is None else own(x)
 
     def attend(self, x: Tensor, positions: LayerPositions, watch: Watch = unwatched) -> Tensor:
-        projected = {side: watch(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv"}
+        rows = {side: self.get_submodule(f"attn_{side}")(x) for side in "qkv"}
+        gate = None
+        if self.spec.block.output_gate:  # of each head beside its query
+            rows["q"], gate = (
+                part.flatten(2) for part in rows["q"].unflatten(-1, (self.spec.n_head, -1)).chunk(2, dim=-1)
+            )
+        projected = {side: watch(side, rows[side]) for side in "qkv"}
         q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
         q, k = positions.turned(q), positions.turned(k)
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
@@ -246,7 +272,8 @@ class Layer(nn.Module):
                 scale=scale,
                 enable_gqa=self.spec.n_kv != self.spec.n_head,
             )
-        output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
+        heads = mixed.transpose(1, 2).flatten(2)
+        output: Tensor = self.attn_output(heads if gate is None else heads * gate.sigmoid())
         return output
 
     def heads(self, side: str, rows: Tensor, watch: Watch = unwatched) -> Tensor:
@@ -304,7 +331,13 @@ class Layer(nn.Module):
             y = _gated(self.spec.block.activation, gate, up)
             y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
             total = total.index_add(0, tokens, y)
-        return total
+        return total if self._optional("ffn_gate_inp_shexp") is None else total + self._shared(x)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """[tokens, d]: the expert of all tokens, times its gate."""
+        up = _gated(self.spec.block.activation, self.ffn_gate_shexp(x), self.ffn_up_shexp(x))
+        output: Tensor = self.ffn_down_shexp(up) * self.ffn_gate_inp_shexp(x).sigmoid()
+        return output
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         """A layer without this norm, or scale, leaves x as it is."""
@@ -389,7 +422,10 @@ class Decoder(nn.Module):
 
 def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     """A norm, or a linear map or one of every expert, with its bias if there is one."""
+    if stem in _NUMBERS:
+        return delta_net.Numbers(*(_found(source, role, layer) for role in _NUMBERS[stem]))
     weight = _tensor(source, f"{stem}.weight", layer)
+    weight = weight[None] if stem == "ffn_gate_inp_shexp" and weight.ndim == 1 else weight
     bias = _tensor(source, f"{stem}.bias", layer) if source.has(f"{stem}.bias", layer) else None
     if "norm" in stem:
         kind = source.spec.block.norm
@@ -402,6 +438,10 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     if stem.endswith("_exps"):
         return Stacked(weight, bias)
     return linear(weight, bias)
+
+
+def _found(source: Source, role: str, layer: int | None) -> Tensor | None:
+    return _tensor(source, role, layer) if source.has(role, layer) else None
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from latentkv.plan.allocation import Choice, Group, allocate_beside, total
 
-from ..ir import SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..work import Work
 from .candidates import FORMATS, Candidate, Shape, cut
 from .kv_budget import Count
@@ -62,6 +62,9 @@ class Allotment:
         choices = zip(self.cut.widths, self.choices, strict=True)
         layers = []
         for layer in range(spec.n_layer):
+            if not spec.attends(layer):
+                layers.append(LayerPlan(FULL, FULL))
+                continue
             k, v = (self._side(shape, spec, layer, side, choices) for side in SIDES)
             layers.append(LayerPlan(k, v))
         return replace(shape.regions(self.exact), layers=tuple(layers))

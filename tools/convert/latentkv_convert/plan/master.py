@@ -34,7 +34,7 @@ def of(
         points[x] = its.kld - terms.prices[bought.exact]
     rows = iter(group[0].distortion for group in cut.groups)
     by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
-    for layer in range(spec.n_layer):
+    for layer in spec.attention_layers:
         for side in SIDES:
             n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
             by_side[side] += [next(rows) for _ in range(n_groups)]

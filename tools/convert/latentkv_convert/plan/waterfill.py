@@ -117,7 +117,7 @@ class Waterfill:
         budget = terms.count.budget
         room, is_enough, refused = max(terms.count.rooms(budget).values()), False, None
         tables = partial(priced, work, self.shape, terms.count)
-        for candidate in candidates(tables, self.groupings, work.spec.n_layer, work.device):
+        for candidate in candidates(tables, self.groupings, work.spec.attention_layers, work.device):
             if least(candidate.tables) > room:
                 refused = refused or candidate
                 continue

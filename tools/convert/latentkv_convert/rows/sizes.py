@@ -67,7 +67,7 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
 class MiddleSlots:
     """Slots of compressed rows, of one sequence."""
 
-    layers: tuple[int, ...]  # of every layer
+    layers: tuple[int, ...]  # of every layer; 0: it does not attend
     whole: int  # of the context, in layers that see all of it
     ring: int  # in those that see a window, 0: there are none
 
@@ -78,13 +78,17 @@ class MiddleSlots:
         whole = round_up(n_ctx, SLOT_TILE)
         ubatch = min(EXACT_UBATCH if recent else UBATCH, n_ctx)
         ring = 0
-        held = []
+        held: list[bool | None] = []  # None: no rows
         for layer in range(spec.n_layer):
+            if not spec.attends(layer):
+                held.append(None)
+                continue
             window = spec.window(layer)
             slots = round_up(window + ubatch, SLOT_TILE)
             held.append(not blocks and window > 0 and slots < whole)
             ring = max(ring, slots if held[-1] else 0)
-        return MiddleSlots(tuple(ring if in_ring else whole for in_ring in held), whole, ring)
+        of = {None: 0, True: ring, False: whole}
+        return MiddleSlots(tuple(of[in_ring] for in_ring in held), whole, ring)
 
     @staticmethod
     def of_plan(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
@@ -105,7 +109,7 @@ class MiddleSlots:
 def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
     """K and V of a token in every layer."""
     return [
-        sum(side_row_bytes(spec.at(index), layer.side(side), fmt) for side in SIDES)
+        sum(side_row_bytes(spec.at(index), layer.side(side), fmt) for side in SIDES) * spec.attends(index)
         for index, layer in enumerate(plan.layers)
     ]
 
@@ -128,8 +132,8 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
 
     return sum(
         side_row_bytes(spec.at(index), side, fmt, whole=True)
-        for index, layer in enumerate(plan.layers)
-        for side in rows(index, layer)
+        for index in spec.attention_layers
+        for side in rows(index, plan.layers[index])
     )
 
 
@@ -151,7 +155,7 @@ def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
 
 def full_row_bytes(spec: ModelSpec, fmt: str) -> int:
     """Full K and V of a token, of all layers."""
-    return sum(2 * side_row_bytes(spec.at(layer), FULL, fmt) for layer in range(spec.n_layer))
+    return sum(2 * side_row_bytes(spec.at(layer), FULL, fmt) for layer in spec.attention_layers)
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:

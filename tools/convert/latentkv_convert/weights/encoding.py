@@ -70,7 +70,10 @@ class Encoding:
         stem = role.partition(".")[0]
         if self.importance is None or layer is None or tensor.kind != "weight":
             return None
-        found = np.asarray(self.importance[layer][READS.get(stem, stem)], dtype=np.float64)
+        if layer >= len(self.importance):  # behind the layers that the text passed
+            return None
+        known, other = self.importance[layer], READS.get(stem, stem)
+        found = np.asarray(known[other if other in known else stem], dtype=np.float64)
         mean = max(float(found.mean()), np.finfo(np.float64).tiny)
         return np.maximum(found / mean, _LEAST).astype(np.float32)
 

@@ -19,7 +19,7 @@ def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> in
 
 def _projections(source: Source) -> Iterator[OutTensor]:
     sides = ("q", *SIDES) if source.spec.packed_qkv else SIDES
-    for layer in range(source.spec.n_layer):
+    for layer in source.spec.attention_layers:
         spec = source.spec.at(layer)
         stem = f"blk.{layer}.attn_"
         rows = {side: spec.q_width if side == "q" else spec.kv_width for side in sides}

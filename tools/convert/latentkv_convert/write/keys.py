@@ -39,10 +39,11 @@ def of_cache(plan: Plan, work: Work) -> dict[str, Any]:
     if plan.is_full:
         return keys
     for side in SIDES:
-        layers = [layer.side(side) for layer in plan.layers]
-        keys[KEYS[f"{side}_path"]] = [layer.path for layer in layers]
-        keys[KEYS[f"{side}_group"]] = [layer.group for layer in layers]
-        shapes = [work.spec.at(layer) for layer in range(work.spec.n_layer)]
+        every = [layer.side(side) for layer in plan.layers]
+        keys[KEYS[f"{side}_path"]] = [layer.path for layer in every]
+        keys[KEYS[f"{side}_group"]] = [layer.group for layer in every]
+        layers = [every[layer] for layer in work.spec.attention_layers]
+        shapes = [work.spec.at(layer) for layer in work.spec.attention_layers]
         ranks = [layer.ranks or (own.head_dim,) * own.n_kv for layer, own in zip(layers, shapes, strict=True)]
         keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
         segments = [

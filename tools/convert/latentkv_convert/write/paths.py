@@ -76,7 +76,8 @@ def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basi
         return finished(work, plan.layers[layer].side(side), layer, side, trained.get((layer, side)))
 
     made: list[OutTensor] = []
-    for index, layer in enumerate(plan.layers):
+    for index in work.spec.attention_layers:
+        layer = plan.layers[index]
         if packed.is_packed(work, layer):
             made += packed.together(work, index)
             continue
