@@ -19,6 +19,7 @@ Format format_of(const SegmentLayout& s) { return static_cast<Format>(s.format);
 }  // namespace
 
 bool has_format(const RowLayout& layout, bool (*of)(Format)) {
+    if (layout.n_groups == 0) return false;
     return std::ranges::any_of(segments(layout), [of](const SegmentLayout& s) { return of(format_of(s)); });
 }
 

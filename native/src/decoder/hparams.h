@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "decoder/block.h"
+#include "decoder/delta_net.h"
 #include "gguf/reader.h"
 
 namespace lkv {
@@ -26,16 +27,20 @@ struct HParams {
     BlockDescription block;
 
     int n_layer = 0;
+    int n_mtp = 0;  // layers behind those, which guess further tokens: nothing here reads them
     int n_embd = 0;
     int n_ff = 0;           // of one expert, if the model has experts
     int n_ff_dense = 0;     // of the FFN beside experts, if there is one
     int n_expert = 0;       // 0: no experts
     int n_expert_used = 0;  // per token
+    int n_ff_shared = 0;    // of the expert that every token has, where the file has one
     int n_head = 0;
     std::vector<HeadShape> heads;  // [n_layer]
     int n_ctx_train = 0;
     int n_vocab = 0;
     float norm_eps = 1e-5F;
+
+    DeltaNetSizes delta_net;  // where some layers are delta nets
 
     float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
@@ -46,6 +51,10 @@ struct HParams {
     float attention_scale(int il) const;
     // Whether K and V of every layer have the same shape.
     bool has_equal_heads() const;
+    bool attends(int layer) const {
+        return block.layers.empty() || block.layers[static_cast<size_t>(layer)].mixer == Mixer::attention;
+    }
+    bool is_recurrent() const { return delta_net.d_conv > 0; }  // in some layer
 };
 
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.
