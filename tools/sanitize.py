@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 1800  # seconds of a test: its limit in the suite is for programs without a sanitizer
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,15 @@ def build(sanitizer: Sanitizer, folder: Path) -> None:
 def python_tests(sanitizer: Sanitizer, folder: Path, arguments: list[str]) -> None:
     package = folder / "package"
     shutil.rmtree(package, ignore_errors=True)
-    shutil.copytree(ROOT / "python" / "latentkv", package / "latentkv")
+    built = shutil.ignore_patterns("levels", "__pycache__")  # a module without the sanitizer
+    shutil.copytree(ROOT / "python" / "latentkv", package / "latentkv", ignore=built)
     level = package / "latentkv" / "levels" / "native"
     level.mkdir(parents=True)
     for module in (folder / "native").glob("_core*.so"):
         shutil.copy(module, level)
     preload = " ".join(map(library, sanitizer.libraries))
     path = f"{package}{os.pathsep}{ROOT / 'tools' / 'convert'}"
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TIMEOUT}", *arguments)
     run(sanitizer, sys.executable, *words, LD_PRELOAD=preload, PYTHONPATH=path)
 
 

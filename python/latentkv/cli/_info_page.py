@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latentkv.console.printable import printable
@@ -29,8 +30,13 @@ _PREFILL = {
 
 def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     file = report["file"]
-    layers = ["", *_layers(report["layers"], file)] if file["latent"] else []
-    shown: list[Block] = [_facts(file), *layers, "", *_memory(report["forecast"], file["gpu"])]
+    layers = ["", *_layers(report["layers"])] if file["latent"] else []
+    shown: list[Block] = [
+        _facts(file, report["layers"]),
+        *layers,
+        "",
+        *_memory(report["forecast"], file["gpu"]),
+    ]
     kinds = {name for row in report["forecast"] for name in row["kv"].split("/")}
     if any(presets.is_in_blocks(name) for name in kinds):
         shown += ["", _BLOCKS]
@@ -42,7 +48,7 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     return shown
 
 
-def _facts(file: dict[str, Any]) -> str:
+def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
     facts = [
         ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
         *([("sidecar", file["sidecar"])] if file["sidecar"] else []),
@@ -53,7 +59,7 @@ def _facts(file: dict[str, Any]) -> str:
         (
             "shape",
             f"{file['n_layer']} layers, {file['n_embd']} wide, {file['n_head']} query heads and "
-            f"{file['n_head_kv']} KV heads of {file['head_dim']}",
+            f"{_kv_heads(layers)}",
         ),
         ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
         (
@@ -67,6 +73,15 @@ def _facts(file: dict[str, Any]) -> str:
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {printable(value)}" for name, value in facts)
+
+
+def _kv_heads(layers: Sequence[dict[str, Any]]) -> str:
+    """`8 KV heads of 128`; `16 KV heads of 256 in 50 layers, 4 of 512 in 10` where layers differ."""
+    counted = Counter((layer["n_head_kv"], layer["head_dim"]) for layer in layers)
+    (first, *others), n_kinds = counted.most_common(), len(counted)
+    (n_kv, width), n = first
+    text = f"{n_kv} KV heads of {width}" + (f" in {n} layers" if n_kinds > 1 else "")
+    return ", ".join([text, *(f"{n_kv} of {width} in {n}" for (n_kv, width), n in others)])
 
 
 def _cache_text(file: dict[str, Any]) -> str:
@@ -95,10 +110,9 @@ def _exact(regions: Mapping[str, Any]) -> str:
     )
 
 
-def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
-    width = file["n_head_kv"] * file["head_dim"]
+def _layers(layers: list[dict[str, Any]]) -> list[Block]:
     rows = [
-        [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], width))]
+        [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], _width(layer)))]
         for i, layer in enumerate(layers)
     ]
     # Runs of equal layers become one row.
@@ -116,6 +130,11 @@ def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
     legend = [f"{path}: {meaning}" for path, meaning in _PATHS.items() if path in paths]
     shown: list[Block] = [table(["layer", *sides], merged), *legend]
     return [*shown, "", "row of a token in each layer (channels:format)", *plans] if plans else shown
+
+
+def _width(layer: dict[str, Any]) -> int:
+    """Channels of full K or V."""
+    return int(layer["n_head_kv"] * layer["head_dim"])
 
 
 def _planned(layer: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ SIDES = ("k", "v")
 
 # Weights that read what another one reads.
 READS = {"attn_k": "attn_q", "attn_v": "attn_q", "attn_qkv": "attn_q"}
-READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps"}
+READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps", "ffn_gate_shexp": "ffn_up_shexp"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class BlockSpec:
     windows: tuple[int, ...] | None = None  # per layer, 0: none; None: the stock key's in every layer
     rope_bases: tuple[float, ...] | None = None  # per layer, 0: no RoPE; None: the stock key's in every layer
     rope_scaled: tuple[bool, ...] | None = None  # per layer, whether scaling and divisors apply; None: in all
+    value_norm: bool = False  # V of a head is divided by its root mean square
+    value_of_key: bool = False  # V of a layer without attn_v is what attn_k makes
+    mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
+    output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
     def said(self) -> dict[str, Any]:
         """What a file says: the words, and what differs from its default."""
@@ -58,6 +63,16 @@ class Turn:
 
     base: float  # 0: none
     is_scaled: bool
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """K and V of one layer."""
+
+    n_kv: int
+    head_dim: int
+    n_rot: int  # rotated dimensions of a head
+    value_of_key: bool = False  # V is what the key projection makes
 
 
 @dataclass(frozen=True)
@@ -81,11 +96,16 @@ class TensorRole:
     rows: NDArray[np.int64] | None = None
     transform: Callable[[F32], F32] | None = None
     n_expert: int = 0  # > 0: as many tensors, whose names have their number for the {} of `source`, stacked
+    otherwise: TensorRole | None = None  # where a checkpoint has no `source`
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix."""
+    """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix.
+
+    Where layers differ (`heads`), n_kv, head_dim and n_rot are those of most, and what concerns a layer asks
+    `at(layer)`.
+    """
 
     gguf_arch: str
     n_layer: int
@@ -106,10 +126,49 @@ class ModelSpec:
     latentkv_keys: Mapping[str, Any] = field(default_factory=dict)  # schema key -> value
     whole_norms: bool = False  # attn_q_norm and attn_k_norm are over all heads of a token, not over each
     packed_qkv: bool = False  # stock readers want one attn_qkv (all of Q, then K, then V), not three tensors
+    heads: tuple[HeadShape, ...] = ()  # of every layer, where layers differ
+    value_of_key: bool = False  # as a layer sees it: V is what the key projection makes
+
+    def at(self, layer: int) -> ModelSpec:
+        """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
+        return self._by_shape[self.heads[layer]] if self.heads else self
+
+    @cached_property
+    def _by_shape(self) -> Mapping[HeadShape, ModelSpec]:
+        return {shape: replace(self, **vars(shape), heads=()) for shape in set(self.heads)}
+
+    def group_at(self, layer: int, group: int) -> int:
+        """KV heads of this layer that are as wide together as `group` heads of most layers: at least one, and
+        a divisor of its heads."""
+        own = self.at(layer)
+        if (own.n_kv, own.head_dim) == (self.n_kv, self.head_dim):
+            return group
+        width = group * self.head_dim
+        legal = [n for n in range(1, own.n_kv + 1) if own.n_kv % n == 0 and n * own.head_dim <= width]
+        return max(legal, default=1)
+
+    recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
 
     @property
     def q_width(self) -> int:
         return self.n_head * self.head_dim
+
+    @property
+    def q_rows(self) -> int:
+        """Of attn_q, with the output gate."""
+        return self.q_width * (2 if self.block.output_gate else 1)
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has K and V; one that does not is recurrent."""
+        return self.block.mixers is None or self.block.mixers[layer] == "attention"
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(filter(self.attends, range(self.n_layer)))
+
+    def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
+        """All of a layer but its K and V projections."""
+        return self.layer_tensors if self.attends(layer) else self.recurrent_tensors
 
     @property
     def attention_scale(self) -> float:
@@ -127,6 +186,10 @@ class ModelSpec:
         if block.position == "rope":
             base = float(self.keys["rope.freq_base"]) if block.rope_bases is None else block.rope_bases[layer]
         return Turn(base, block.rope_scaled is None or block.rope_scaled[layer])
+
+    @property
+    def has_experts(self) -> bool:
+        return self.block.ffn in ("experts", "gated_and_experts")
 
     def norms_whole(self, side: str) -> bool:
         """Whether Q or K is normed over all its heads together; a single head has a norm of its own."""
@@ -201,15 +264,20 @@ FULL = SidePlan("full")
 
 def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
     """Of a side (docs/gguf.md): "e", E makes latents of the projection's output, or "a", A makes them of the
-    layer's input and no projection is left. exact: the file keeps exact tokens; trained: A is.
+    layer's input and no projection is left. spec: as the layer sees it. exact: the file keeps exact tokens;
+    trained: A is.
 
-    K that is normed over all its heads is no linear map of the layer's input, so its latents are E's."""
-    is_normed = spec.norms_whole("k") and path != "latent"
+    K that is normed over all its heads and V that is normed are no linear maps of the layer's input, so their
+    latents are E's. A key projection that V is made of stays."""
+    of_keys = spec.norms_whole("k") or spec.value_of_key
+    is_normed = spec.block.value_norm if path == "latent" else of_keys
     return "e" if path in ("full", "rotated") or is_normed or (exact and not trained) else "a"
 
 
 @dataclass(frozen=True)
 class LayerPlan:
+    """Full and full of a layer that does not attend, whose formats, ranks and bytes count nowhere."""
+
     k: SidePlan
     v: SidePlan
 
@@ -269,6 +337,7 @@ class Plan:
         return self.sink > 0 or self.recent > 0 or self.recent_ratio > 0
 
     def form(self, spec: ModelSpec, side: SidePlan) -> str:
+        """spec: as the layer sees it."""
         return form(spec, side.path, self.keeps_exact, self.trained)
 
     def cut(self) -> Plan:

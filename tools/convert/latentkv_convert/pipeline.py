@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +44,13 @@ def _converted(recipe: Recipe) -> report.Report:
     source = open_source(recipe.source, recipe.pre)
     base = sidecar.base_keys(recipe) if recipe.sidecar else None
     spec, outtype = source.spec, recipe.outtype or source.outtype
+    if source.note:
+        print(source.note, file=sys.stderr)
     if recipe.method != "none":
         check.check_linear(spec, recipe.method)
-    method = methods.module(recipe.method).create(recipe.options, spec)
+    module = methods.module(recipe.method)
+    check.check_heads(spec, recipe.method, getattr(module, "UNEQUAL_HEADS", False))
+    method = module.create(recipe.options, spec)
     own_keys = keys.of_model(recipe, source, outtype)
     important = measures_importance(recipe, outtype)
     unmeasured.warn_of_budget(recipe, spec)

@@ -48,9 +48,10 @@ class Report:
     @property
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
-        full = self.spec.kv_width
-        kept = [sum(layer.side(side).kept) or full for layer in self.plan.layers for side in SIDES]
-        return sum(kept) / (full * len(kept))
+        spec = self.spec
+        widths = {layer: spec.at(layer).kv_width for layer in spec.attention_layers}
+        kept = [sum(self.plan.layers[i].side(s).kept) or width for i, width in widths.items() for s in SIDES]
+        return sum(kept) / (len(SIDES) * sum(widths.values()))
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
@@ -88,6 +89,9 @@ class Report:
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
+            if not self.spec.attends(index):
+                layers.append({**entry, "mixer": "delta_net"})
+                continue
             for side in SIDES:
                 chosen = layer.side(side)
                 entry[side] = {
@@ -127,11 +131,12 @@ class Report:
         """For the terminal."""
         full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
-        for index, layer in enumerate(self.plan.layers):
-            row = [str(index)]
+        for index in self.spec.attention_layers:
+            layer, row = self.plan.layers[index], [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
-                ranks = _stored(chosen) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
+                own = self.spec.at(index)
+                ranks = _stored(chosen) if chosen.ranks else f"{own.n_kv} x {own.head_dim}"
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             rows.append(row)
         cells = []
@@ -200,7 +205,7 @@ def finish(
     drawn = recipe.draws and not plan.is_full
     files = recipe.outputs[: 3 if drawn else 2]
     shares = {side: [work.energy(plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
-    layers = list(enumerate(plan.layers))
+    layers = [(index, plan.layers[index]) for index in work.spec.attention_layers]
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
     report = Report(
         recipe,
@@ -245,7 +250,8 @@ def bits_map(report: Report, path: Path) -> None:
     """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in;
     below them what the plan was chosen from."""
     plt, spec, found = _pyplot(), report.spec, report.plan.frontier
-    heights = [1.6 + 0.3 * spec.n_layer] + ([] if found is None else [3.2])
+    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
+    heights = [1.6 + 0.3 * len(layers)] + ([] if found is None else [3.2])
     figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     left = figure.add_subplot(grid[0, 0])
@@ -253,19 +259,19 @@ def bits_map(report: Report, path: Path) -> None:
     axes[1].tick_params(labelleft=False)
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
-        bits = np.zeros((spec.n_layer, spec.kv_width))
-        for index, layer in enumerate(report.plan.layers):
-            chosen, row = layer.side(side), []
-            segments = chosen.segments or ((spec.head_dim,),) * spec.n_kv  # `full`: every head is one
+        bits = np.zeros((len(layers), max(spec.at(layer).kv_width for layer in layers)))
+        for index, layer in enumerate(layers):
+            chosen, row, own = report.plan.layers[layer].side(side), [], spec.at(layer)
+            segments = chosen.segments or ((own.head_dim,),) * own.n_kv  # `full`: every head is one
             formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
             for widths, names in zip(segments, formats, strict=True):
                 held = [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
-                row += held + [0] * (chosen.group * spec.head_dim - len(held))
-            bits[index] = row
+                row += held + [0] * (chosen.group * own.head_dim - len(held))
+            bits[index, : len(row)] = row
         image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
         axis.set_title(f"{side.upper()} bits", fontsize=10)
         axis.set_xlabel("channel of the latent, most important first")
-        axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
+        axis.set_yticks(range(0, len(layers), step), layers[::step])
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes, label="bits", extend="max")
     if found is not None:
@@ -289,19 +295,20 @@ def rank_map(report: Report, path: Path) -> None:
         side: max(max(len(layer.side(side).ranks), 1) for layer in report.plan.layers) for side in SIDES
     }
     columns = max(groups.values())
+    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
     figure, axes = plt.subplots(
         1,
         2,
-        figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * spec.n_layer),
+        figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * len(layers)),
         sharey=True,
         layout="constrained",
     )
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
-        share = np.ones((spec.n_layer, groups[side]))
-        for index, layer in enumerate(report.plan.layers):
-            chosen = layer.side(side)
-            widths = chosen.group * spec.head_dim
+        share = np.ones((len(layers), groups[side]))
+        for index, layer in enumerate(layers):
+            chosen = report.plan.layers[layer].side(side)
+            widths = chosen.group * spec.at(layer).head_dim
             if chosen.ranks:
                 share[index, : len(chosen.ranks)] = np.array(chosen.kept) / widths
             for group, rank in enumerate(chosen.kept if columns <= 16 else ()):
@@ -311,9 +318,9 @@ def rank_map(report: Report, path: Path) -> None:
         axis.set_title(f"{side.upper()} ranks", fontsize=10)
         axis.set_xlabel("group of KV heads")
         axis.set_xticks(range(groups[side]) if groups[side] <= 16 else range(0, groups[side], 8))
-        axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
+        axis.set_yticks(range(0, len(layers), step), layers[::step])
         axis.set_xticks(np.arange(0.5, groups[side] - 1), minor=True)
-        axis.set_yticks(np.arange(0.5, spec.n_layer - 1), minor=True)
+        axis.set_yticks(np.arange(0.5, len(layers) - 1), minor=True)
         axis.grid(which="minor", color="white", linewidth=1)
         axis.tick_params(which="both", length=0)
     axes[0].set_ylabel("layer")

@@ -46,8 +46,12 @@ class Work:
         return self.stored_as.projection_bytes(self.spec, layer, side, stored)
 
     def weight(self, layer: int, side: str) -> F32:
-        """W of q, k or v, [out, n_embd] in transformers' row order."""
-        return self.source.tensor(f"attn_{side}.weight", layer)
+        """W of q (without its gate), k or v, [out, n_embd] in transformers' row order."""
+        weight = self.source.tensor(f"attn_{side}.weight", layer)
+        if side != "q" or not self.spec.block.output_gate:
+            return weight
+        heads = weight.reshape(self.spec.n_head, 2, self.spec.head_dim, -1)
+        return heads[:, 0].reshape(self.spec.q_width, -1)
 
     def output_map(self, layer: int, side: str) -> F64:
         """[w, n_embd]: W, and the weights of a norm over all heads of K. The norm divides by another number

@@ -74,6 +74,7 @@ public:
     int middle() const { return middle_; }
     int recent() const { return recent_; }
     bool takes_blocks() const;  // whether K of the middle lies in blocks, in some layer
+    bool has_rows(int layer) const { return layer_spec(layer).has_rows(); }
     // Whether rows of the exact windows are full ones in this layer, beside latents in the middle.
     bool exact_is_full(int layer) const { return layer_spec(layer).exact_is_full(); }
     bool is_full(int region, int layer) const { return region < middle_ && exact_is_full(layer); }
@@ -98,7 +99,7 @@ public:
     uint8_t* v_row(int region, int layer, int slot) const { return row(region, layer, true, slot); }
     // A layout with the groups that rows have in this layer: `full` ones, or those of the middle.
     RowLayout groups_of(int layer, bool value_side, bool full) const {
-        return full ? full_.view() : layout(middle_, layer, value_side);
+        return full ? full_[static_cast<size_t>(layer)].view() : layout(middle_, layer, value_side);
     }
 
     // Rows of recent slots into the middle, those of this layer on the host.
@@ -115,11 +116,10 @@ private:
 
     CacheSpec spec_;
     KvCacheOptions options_;
-    int n_kv_;
-    int head_dim_;
+    std::vector<HeadShape> heads_;  // of every layer
     std::vector<CacheDevice*> devices_;
     RowEncoder* encoder_ = nullptr;
-    RowPlan full_;  // a layout with the groups of full rows
+    std::vector<RowPlan> full_;  // layouts with the groups of full rows, of every layer
     std::vector<RegionRows> regions_;
     std::vector<bool> in_ring_;  // of every layer
     int recent_ = -1;

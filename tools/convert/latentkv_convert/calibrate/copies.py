@@ -22,7 +22,7 @@ from ..errors import ConvertError
 from ..ir import SIDES, Array, ModelSpec
 from ..recipe import Recipe
 from . import head
-from .stream import LayerStream, added, noting
+from .stream import NOTHING, LayerStream, added, noting
 from .two_copies import TwoCopies
 
 VERSION = 7
@@ -48,8 +48,10 @@ def split(n_windows: int) -> tuple[list[int], list[int]]:
     return [window for window in range(n_windows) if window not in held], sorted(held)
 
 
-def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Per layer, over tokens past the sinks, for each of
+def collect(
+    stream: LayerStream, sink: int, recent: int, seed: int
+) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """Per layer that attends, over tokens past the sinks, for each of
 
     k, v: the projection's output without its bias;
     normed: k after its per-head norm, where there is one:
@@ -71,7 +73,12 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
                 stream.advance(live, index, hidden, output, bar)
     with stream.bar_back(len(windows)) as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
-            yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
+            if stream.spec.attends(index):
+                yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
+                continue
+            with stream.layer(index, index - 1) as live:
+                stream.descend(live, index, inputs, above, below, bar)
+            yield index, NOTHING
 
 
 def check_window(stream: LayerStream, sink: int, recent: int) -> None:
@@ -158,7 +165,7 @@ def _backward(
     bar: Any,
 ) -> dict[str, Array]:
     """Measures one layer; above, below: gradients of its output and input."""
-    spec, window = stream.spec, inputs.shape[1]
+    spec, window = stream.spec.at(index), inputs.shape[1]
     with stream.layer(index, index - 1) as live:
         names = {"k": "k", "v": "v"} | ({"normed": "k_norm"} if hasattr(live, "attn_k_norm") else {})
         meters = {name: Meter(spec, len(inputs), window, sink) for name in names}

@@ -16,12 +16,21 @@ from torch.nn import functional
 from ..compute import floats
 from ..ir import ModelSpec
 from ..source.source import Source
+from . import delta_net
 from .attention import attention
 from .positions import LayerPositions, Positions
 
 FFN_TOKENS = 512
 Watch = Callable[[str, Tensor], Tensor]
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
+# Not in bf16: what is measured, what chooses, and what decides how long a state is kept.
+_PRECISE = ("attn_k", "attn_v", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
+# Of a delta net: stem -> where its weight and its bias are.
+_NUMBERS = {
+    "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),
+    "ssm_a": ("ssm_a", "ssm_a.bias"),
+    "ssm_dt": ("ssm_dt.weight", "ssm_dt.bias"),
+}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -58,9 +67,10 @@ class Norm(nn.Module):
 
 
 class NormedLinear(nn.Linear):
-    """A projection whose output is normed over all heads together: what is cached is linear in that."""
+    """A projection whose output is normed, over all heads together or each by itself without weights: what is
+    cached is linear in that."""
 
-    def __init__(self, linear: nn.Linear, norm: Norm) -> None:
+    def __init__(self, linear: nn.Linear, norm: nn.Module) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight
         self.norm = norm
@@ -69,6 +79,18 @@ class NormedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.after(self.norm(super().forward(x)))
         return y
+
+
+class HeadNorm(nn.Module):
+    """Divides the numbers of every head by their root mean square."""
+
+    def __init__(self, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.head_dim, self.eps = head_dim, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (-1, self.head_dim))
+        return functional.rms_norm(heads, (self.head_dim,), None, self.eps).flatten(-2)
 
 
 class Bf16Linear(nn.Linear):
@@ -92,6 +114,17 @@ class Sinks(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
 
+class Scale(nn.Module):
+    """A factor, or one of every number."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 class Stacked(nn.Module):
     """A linear map of every expert: weight [n_expert, out, in], bias [n_expert, out]."""
 
@@ -109,7 +142,8 @@ class Layer(nn.Module):
     K and V, whose outputs are measured, multiply in bf16.
 
     watch(name, rows) is shown the projections' outputs q, k and v [n, T, w] and, where heads have norms, what
-    comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place.
+    comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place. A layer
+    that does not attend shows nothing.
     """
 
     attn_q: nn.Module
@@ -122,15 +156,34 @@ class Layer(nn.Module):
     ffn_gate_exps: nn.Module
     ffn_up_exps: nn.Module
     ffn_down_exps: nn.Module
+    post_ffw_norm_1: nn.Module  # of a dense FFN beside experts, and what these have there
+    post_ffw_norm_2: nn.Module
+    pre_ffw_norm_2: nn.Module
+    ffn_gate_inp_scale: nn.Module
+    ffn_gate_up_exps: nn.Module
+    ffn_gate_inp_shexp: nn.Module  # the gate of an expert that every token reads, and this
+    ffn_gate_shexp: nn.Module
+    ffn_up_shexp: nn.Module
+    ffn_down_shexp: nn.Module
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
-        self.spec, self.index = source.spec, index
-        roles = {role.target for role in self.spec.layer_tensors}
-        stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
+        self.spec, self.index = source.spec.at(index), index
+        self.attends = self.spec.attends(index)
+        roles = {role.target for role in self.spec.tensors_of(index)}
+        stems = {role.partition(".")[0] for role in roles}
+        stems |= {"attn_q", "attn_k", "attn_v"} if self.attends else set()
         for stem in sorted(stems):
-            setattr(self, stem, _module(source, stem, index))
-        for side in filter(self.spec.norms_whole, "qk"):
+            of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
+            setattr(self, stem, _module(source, of, index))
+        for stem in sorted(role.removesuffix(".scale") for role in roles if role.endswith(".scale")):
+            setattr(self, f"{stem}_scale", Scale(_tensor(source, f"{stem}.scale", index)))
+        if self.spec.block.value_norm and self.attends:
+            eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
+            made = self._modules.pop("attn_v")
+            assert isinstance(made, nn.Linear)
+            self.attn_v = NormedLinear(made, HeadNorm(self.spec.head_dim, eps))
+        for side in filter(self.spec.norms_whole, "qk" if self.attends else ""):
             projection, norm = (self._modules.pop(f"attn_{side}{end}") for end in ("", "_norm"))
             assert isinstance(projection, nn.Linear)
             assert isinstance(norm, Norm)
@@ -138,15 +191,19 @@ class Layer(nn.Module):
         if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
         for name, module in list(self.named_children()) if reduced else []:
-            if type(module) is nn.Linear and name not in ("attn_k", "attn_v", "ffn_gate_inp"):
+            if type(module) is nn.Linear and name not in _PRECISE:
                 setattr(self, name, Bf16Linear(module))
 
     def forward(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
         return self.fed(x, self.attended(x, positions, watch))
 
     def attended(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
-        """x and what attention adds to it."""
-        branch = self.attend(self.attention_input(x), positions.of(self.index), watch)
+        """x and what attention, or what is in its place, adds to it."""
+        read = self.attention_input(x)
+        if self.attends:
+            branch = self.attend(read, positions.of(self.index), watch)
+        else:
+            branch = delta_net.mixed(self, self.spec, read)
         return x + self._branch(branch, "post_attention_norm")
 
     def fed(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -157,7 +214,7 @@ class Layer(nn.Module):
         """Gradients of `fed` by x and attended, of `above`, that by its output. What the output itself is,
         nothing here asks: where it does not go through a norm, its last product is left out."""
         of_x, of_attended = torch.zeros_like(x), torch.empty_like(attended)
-        skipped = self._optional("post_ffw_norm") is None and self.spec.block.ffn != "experts"
+        skipped = self._optional("post_ffw_norm") is None and not self.spec.has_experts
         for part in self.parts(x):
             bottom, middle = (each[:, part].detach().requires_grad_() for each in (x, attended))
             with torch.enable_grad():
@@ -171,7 +228,7 @@ class Layer(nn.Module):
     def parts(self, x: Tensor) -> Iterator[slice]:
         """Tokens of x [n, T, d] that go through the FFN together: on a processor as many as leave its states
         in the cache."""
-        whole = x.device.type != "cpu" or self.spec.block.ffn == "experts"
+        whole = x.device.type != "cpu" or self.spec.has_experts
         size = x.shape[1] if whole else FFN_TOKENS
         for begin in range(0, x.shape[1], size):
             yield slice(begin, begin + size)
@@ -179,8 +236,11 @@ class Layer(nn.Module):
     def _fed(self, x: Tensor, attended: Tensor, unread: bool = False) -> Tensor:
         parallel = self.spec.block.parallel
         normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
-        fed = self.feed(normed, unread)
-        return attended + self._branch(fed, "post_ffw_norm")
+        if self.spec.block.ffn == "gated_and_experts":
+            fed = self._beside_experts(normed, attended)
+        else:
+            fed = self.feed(normed, unread)
+        return self._normed("layer_output_scale", attended + self._branch(fed, "post_ffw_norm"))
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attn_q, attn_k and attn_v read, of the block's input x."""
@@ -188,7 +248,13 @@ class Layer(nn.Module):
         return self._normed("attn_norm", x) if own is None else own(x)
 
     def attend(self, x: Tensor, positions: LayerPositions, watch: Watch = unwatched) -> Tensor:
-        projected = {side: watch(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv"}
+        rows = {side: self.get_submodule(f"attn_{side}")(x) for side in "qkv"}
+        gate = None
+        if self.spec.block.output_gate:  # of each head beside its query
+            rows["q"], gate = (
+                part.flatten(2) for part in rows["q"].unflatten(-1, (self.spec.n_head, -1)).chunk(2, dim=-1)
+            )
+        projected = {side: watch(side, rows[side]) for side in "qkv"}
         q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
         q, k = positions.turned(q), positions.turned(k)
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
@@ -206,7 +272,8 @@ class Layer(nn.Module):
                 scale=scale,
                 enable_gqa=self.spec.n_kv != self.spec.n_head,
             )
-        output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
+        heads = mixed.transpose(1, 2).flatten(2)
+        output: Tensor = self.attn_output(heads if gate is None else heads * gate.sigmoid())
         return output
 
     def heads(self, side: str, rows: Tensor, watch: Watch = unwatched) -> Tensor:
@@ -218,13 +285,24 @@ class Layer(nn.Module):
         norm = self._optional(f"attn_{side}_norm")
         return (heads if norm is None else watch(f"{side}_norm", norm(heads))).transpose(1, 2)
 
+    def _beside_experts(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """The dense FFN of x, and experts of the hidden state."""
+        eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
+        width = hidden.shape[-1]
+        routed = self.ffn_gate_inp_scale(functional.rms_norm(hidden, (width,), None, eps)) * width**-0.5
+        read = self.pre_ffw_norm_2(hidden)
+        chosen = self._experts(read.flatten(0, -2), routed.flatten(0, -2)).view_as(read)
+        output: Tensor = self.post_ffw_norm_1(self.feed(x)) + self.post_ffw_norm_2(chosen)
+        return output
+
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""
         if self.spec.block.ffn == "experts":
-            return self._experts(x.flatten(0, -2)).view_as(x)
+            rows = x.flatten(0, -2)
+            return self._experts(rows, rows).view_as(x)
         activation = self.spec.block.activation
         up = self.ffn_up(x)
-        if self.spec.block.ffn == "gated":
+        if self.spec.block.ffn != "plain":
             gate = self._optional("ffn_gate")
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
             up = _gated(activation, first, up)
@@ -233,24 +311,36 @@ class Layer(nn.Module):
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
 
-    def _experts(self, x: Tensor) -> Tensor:
-        """[tokens, d]: of each the weighed sum of the experts that the router chooses."""
-        scores = self.ffn_gate_inp(x)
+    def _experts(self, x: Tensor, routed: Tensor) -> Tensor:
+        """[tokens, d]: of each the weighed sum of the experts that the router chooses of `routed`."""
+        scores = self.ffn_gate_inp(routed)
         n_used, is_normed = int(self.spec.keys["expert_used_count"]), self.spec.block.expert_norm
         top, chosen = scores.topk(n_used, dim=-1)
         weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
+        factors = self._optional("ffn_down_exps_scale")
+        if factors is not None:
+            weights = weights * factors.weight[chosen]
         total = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             tokens, slots = (chosen == expert).nonzero(as_tuple=True)
             own = x[tokens]
-            gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
+            if self._optional("ffn_gate_up_exps") is None:
+                gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
+            else:
+                gate, up = self.ffn_gate_up_exps(own, expert).chunk(2, dim=-1)
             y = _gated(self.spec.block.activation, gate, up)
             y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
             total = total.index_add(0, tokens, y)
-        return total
+        return total if self._optional("ffn_gate_inp_shexp") is None else total + self._shared(x)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """[tokens, d]: the expert of all tokens, times its gate."""
+        up = _gated(self.spec.block.activation, self.ffn_gate_shexp(x), self.ffn_up_shexp(x))
+        output: Tensor = self.ffn_down_shexp(up) * self.ffn_gate_inp_shexp(x).sigmoid()
+        return output
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
-        """A layer without this norm leaves x as it is."""
+        """A layer without this norm, or scale, leaves x as it is."""
         norm = self._optional(name)
         return x if norm is None else norm(x)
 
@@ -332,7 +422,10 @@ class Decoder(nn.Module):
 
 def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     """A norm, or a linear map or one of every expert, with its bias if there is one."""
+    if stem in _NUMBERS:
+        return delta_net.Numbers(*(_found(source, role, layer) for role in _NUMBERS[stem]))
     weight = _tensor(source, f"{stem}.weight", layer)
+    weight = weight[None] if stem == "ffn_gate_inp_shexp" and weight.ndim == 1 else weight
     bias = _tensor(source, f"{stem}.bias", layer) if source.has(f"{stem}.bias", layer) else None
     if "norm" in stem:
         kind = source.spec.block.norm
@@ -340,9 +433,15 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
         return Norm(weight, bias, kind, float(source.spec.keys.get(name, 1e-5)))
     if stem == "attn_sinks":
         return Sinks(weight)
+    if stem == "layer_output_scale":
+        return Scale(weight)
     if stem.endswith("_exps"):
         return Stacked(weight, bias)
     return linear(weight, bias)
+
+
+def _found(source: Source, role: str, layer: int | None) -> Tensor | None:
+    return _tensor(source, role, layer) if source.has(role, layer) else None
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

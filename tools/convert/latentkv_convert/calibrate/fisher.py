@@ -8,7 +8,7 @@ layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..ir import SIDES, Array
 from ..recipe import Recipe
 from . import head
-from .stream import LayerStream
+from .stream import NOTHING, LayerStream
 
 VERSION = 2
 
@@ -26,8 +26,9 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.fisher_tokens, min(recipe.calib_window, 1024)  # 1024: Palu's sequence length
 
 
-def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Per layer: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of (dL/dW)^2)."""
+def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """Per layer that attends: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of
+    (dL/dW)^2)."""
 
     def slope(window: int, hidden: Tensor) -> Tensor:
         return text_slope(stream, window, hidden)
@@ -38,7 +39,12 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
                 stream.advance(live, index, hidden, output, bar)
     with stream.bar_back() as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
-            yield index, _backward(stream, index, inputs, above, below, bar)
+            if stream.spec.attends(index):
+                yield index, _backward(stream, index, inputs, above, below, bar)
+                continue
+            with stream.layer(index) as live:
+                stream.descend(live, index, inputs, above, below, bar)
+            yield index, NOTHING
 
 
 def text_slope(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
@@ -79,5 +85,5 @@ def _backward(
         result: dict[str, Array] = {}
         for side, total in zip(modules, squares, strict=True):
             per_row = (total / stream.n_windows).sqrt().mean(1).cpu().numpy()
-            result[side] = per_row.reshape(stream.spec.n_kv, -1).mean(1)
+            result[side] = per_row.reshape(stream.spec.at(index).n_kv, -1).mean(1)
         return result

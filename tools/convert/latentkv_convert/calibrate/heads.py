@@ -1,12 +1,12 @@
 """Second moments of q and k as attention sees them, but before RoPE: after bias, clamp and norm.
 
-Per layer: k [w, w] of all KV heads together, and q [n_kv, head_dim, head_dim], added up over the query heads
-of each KV head; both per token, float64, BOS included.
+Per layer that attends: k [w, w] of all KV heads together, and q [n_kv, head_dim, head_dim], added up over the
+query heads of each KV head; both per token, float64, BOS included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..ir import Array, ModelSpec
 from ..recipe import Recipe
-from .stream import LayerStream, Seen, added
+from .stream import NOTHING, LayerStream, Seen, added
 
 VERSION = 2
 
@@ -23,12 +23,19 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.calib_tokens, recipe.calib_window
 
 
-def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
+def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():
+            if not stream.spec.attends(index):
+                with stream.layer(index) as live:
+                    stream.advance(live, index, hidden, output, bar)
+                yield index, NOTHING
+                continue
             total: dict[str, Tensor] = {}
             with stream.layer(index) as live:
-                for found in stream.passed(live, index, hidden, output, bar, partial(_sums, stream.spec)):
+                for found in stream.passed(
+                    live, index, hidden, output, bar, partial(_sums, stream.spec.at(index))
+                ):
                     added(total, found)
             n_tokens = output[..., 0].numel()
             yield index, {side: (sums / n_tokens).cpu().numpy() for side, sums in total.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, total
 from latentkv.plan.kv_budget import KvBudget
 
-from ..ir import SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
 from .candidates import FORMATS, Candidate, Shape, cut
@@ -66,7 +66,7 @@ def count(
     n_ctx = budget.context(served)
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
-    rows = {name: n_exact * sizes.full_row_bytes(spec, name, spec.n_layer) for name in formats}
+    rows = {name: n_exact * sizes.full_row_bytes(spec, name) for name in formats}
     cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
@@ -117,20 +117,22 @@ class Allotment:
     def plan(self, shape: Shape, spec: ModelSpec) -> Plan:
         choices = zip(self.cut.widths, self.choices, strict=True)
         layers = []
-        for _ in range(spec.n_layer):
-            k, v = (self._side(shape, spec, side, choices) for side in SIDES)
+        for layer in range(spec.n_layer):
+            if not spec.attends(layer):
+                layers.append(LayerPlan(FULL, FULL))
+                continue
+            k, v = (self._side(shape, spec, layer, side, choices) for side in SIDES)
             layers.append(LayerPlan(k, v))
         return replace(shape.regions(self.exact), layers=tuple(layers))
 
     def _side(
-        self, shape: Shape, spec: ModelSpec, side: str, choices: Iterator[tuple[int, Choice]]
+        self, shape: Shape, spec: ModelSpec, layer: int, side: str, choices: Iterator[tuple[int, Choice]]
     ) -> SidePlan:
         """The next widths and choices, one per group of this side, as a plan with formats."""
-        candidate, widths, formats = self.cut.candidate, [], []
-        group = candidate.groups[side]
-        for _ in range(spec.n_kv // group):
+        group, own, widths, formats = self.cut.candidate.group(spec, layer, side), spec.at(layer), [], []
+        for _ in range(own.n_kv // group):
             width, choice = next(choices)
-            widths.append(cut(group * spec.head_dim, width))
+            widths.append(cut(group * own.head_dim, width))
             formats.append(tuple(FORMATS[at] for at in choice.formats))
         return replace(shape.side(side, group, tuple(widths)), formats=tuple(formats))
 
@@ -160,7 +162,8 @@ def added(work: Work, plan: Plan) -> int:
             chosen = layer.side(side)
             if chosen.path == "full":
                 continue
-            form, width = plan.form(spec, chosen), chosen.group * spec.head_dim
+            own = spec.at(index)
+            form, width = plan.form(own, chosen), chosen.group * own.head_dim
             row = stored_as.row_bytes(form, width, spec.n_embd)
             back = stored_as.channel_bytes(form, width, spec.n_embd) - row
             n_bytes += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back

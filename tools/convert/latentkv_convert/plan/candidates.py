@@ -17,7 +17,7 @@ from ..compute import crew, floats
 from ..compute.memo import Memo
 from ..course import CHOOSE
 from ..fuse.rotation import runs
-from ..ir import F64, SIDES, Basis, Plan, SidePlan
+from ..ir import F64, SIDES, Basis, ModelSpec, Plan, SidePlan
 from ..rows import cached_rows, sizes
 from ..rows.cached_rows import CachedRows
 from ..work import KEEP_BYTES, Work
@@ -64,33 +64,38 @@ class Shape:
 class Candidate:
     """One grouping of KV heads."""
 
-    groups: Mapping[str, int]  # side -> KV heads that share a latent
+    groups: Mapping[str, int]  # side -> KV heads that share a latent, in most layers
     tables: Sequence[Group]  # by layer, side and group of heads: a table for every width of segments
+
+    def group(self, spec: ModelSpec, layer: int, side: str) -> int:
+        """KV heads of this layer that share a latent."""
+        return spec.group_at(layer, self.groups[side])
 
 
 Priced = Callable[[int, str, int], list[Group]]  # layer, side, KV heads that share a latent -> its groups
 
 
 def candidates(
-    priced: Priced, groupings: Sequence[Mapping[str, int]], n_layer: int, device: str
+    priced: Priced, groupings: Sequence[Mapping[str, int]], layers: Sequence[int], device: str
 ) -> Iterator[Candidate]:
-    """One by one, as each takes minutes with a large model."""
+    """One by one, as each takes minutes with a large model. layers: those that attend."""
     known: dict[tuple[str, int], list[list[Group]]] = {}  # side and KV heads -> layer -> groups
     for groups in groupings:
         sides = [(side, groups[side]) for side in SIDES]
         new = [key for key in sides if key not in known]
         known |= {key: [] for key in new}
 
-        def step(layer: int, new: Sequence[tuple[str, int]] = new) -> list[list[Group]]:
-            return [priced(layer, *key) for key in new]
+        def step(at: int, new: Sequence[tuple[str, int]] = new) -> list[list[Group]]:
+            return [priced(layers[at], *key) for key in new]
 
-        with stage(len(new) * n_layer, CHOOSE, "tensor") as bar:
-            for found in crew.each(step, n_layer, device):
+        with stage(len(new) * len(layers), CHOOSE, "tensor") as bar:
+            for found in crew.each(step, len(layers), device):
                 for key, of_key in zip(new, found, strict=True):
                     known[key].append(of_key)
                 bar.update(len(new))
-        layers = range(n_layer)
-        yield Candidate(groups, [group for layer in layers for key in sides for group in known[key][layer]])
+        yield Candidate(
+            groups, [group for at in range(len(layers)) for key in sides for group in known[key][at]]
+        )
 
 
 def cut(rank: int, width: int) -> tuple[int, ...]:

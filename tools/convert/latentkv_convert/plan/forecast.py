@@ -25,7 +25,7 @@ from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
 from ..fuse import center
 from ..fuse.rotation import finished
-from ..ir import SIDES, Forecast, LayerPlan, Plan, SidePlan
+from ..ir import FULL, SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
 
@@ -81,7 +81,9 @@ class Check:
         """Nats per token that exact tokens cost in the row formats of `regions`, where nothing else is done
         to those that have left the window. paths: of K and V."""
         k, v = (SidePlan(paths[side]) for side in SIDES)
-        plan = replace(regions, layers=(LayerPlan(k, v),) * self.work.spec.n_layer)
+        spec, full = self.work.spec, LayerPlan(FULL, FULL)
+        layers = (LayerPlan(k, v) if spec.attends(layer) else full for layer in range(spec.n_layer))
+        plan = replace(regions, layers=tuple(layers))
         return float(np.mean(self.divergences(plan, self._any[:PRICED], CHOOSE)))
 
     def divergences(self, plan: Plan, windows: NDArray[np.int64], label: str = CHECK) -> list[float]:
@@ -119,19 +121,22 @@ class Check:
             stage(spec.n_layer * (len(windows) + len(new)), label, "window") as bar,
         ):
             for index in range(spec.n_layer):
-                copies = Copies(work, plan, index)
+                copies = Copies(work, plan, index) if spec.attends(index) else None
                 with stream.layer(index, index + 1) as live:
 
                     def step(
-                        task: int, index: int = index, live: Layer = live, copies: Copies = copies
+                        task: int, index: int = index, live: Layer = live, copies: Copies | None = copies
                     ) -> None:
                         if task >= len(windows):
                             row = task - len(windows)
                             exact[row] = stream.run(live, index, exact[row : row + 1])[0]
                             return
                         below = cached[task : task + 1]
+                        if copies is None:
+                            cached[task] = stream.run(live, index, below)[0]
+                            return
                         read, old = copies(live, below, stream.positions.of(index))
-                        with TwoCopies(spec.n_kv, plan.sink, plan.recent, old, batch, read):
+                        with TwoCopies(spec.at(index).n_kv, plan.sink, plan.recent, old, batch, read):
                             cached[task] = stream.run(live, index, below)[0]
 
                     for _ in stream.each(step, len(windows) + len(new)):
@@ -153,7 +158,7 @@ class Copies:
 
     def __init__(self, work: Work, plan: Plan, index: int) -> None:
         layer = plan.layers[index]
-        self.n_kv = work.spec.n_kv
+        self.n_kv = work.spec.at(index).n_kv
         self.exact = plan.recent_format
         self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
         self.leaves = plan.recent > 0  # tokens the window

@@ -34,9 +34,10 @@ def of(
         points[x] = its.kld - terms.prices[bought.exact]
     rows = iter(group[0].distortion for group in cut.groups)
     by_side: dict[str, list[F64]] = {side: [] for side in SIDES}
-    for _ in range(spec.n_layer):
+    for layer in spec.attention_layers:
         for side in SIDES:
-            by_side[side] += [next(rows) for _ in range(spec.n_kv // cut.candidate.groups[side])]
+            n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
+            by_side[side] += [next(rows) for _ in range(n_groups)]
     distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
     measured = {np.float32(max(x, _FLOOR)): max(points[x], _FLOOR) for x in sorted(points)}
     predicted = np.array(list(measured), dtype=np.float64)

@@ -61,7 +61,7 @@ class Waterfill:
     def decompose(self, work: Work, layer: int, side: str, group: int) -> tuple[Basis, ...]:
         """Weighted bases, every coordinate divided by the fourth root of its variance."""
         cached, where = self.shape.cached(work, layer, side), f"layer {layer} {side}"
-        width = group * work.spec.head_dim
+        width = group * work.spec.at(layer).head_dim
         blocks = [slice(begin, begin + width) for begin in range(0, len(cached.moment), width)]
         pairs = [(cached.moment[block, block], cached.fisher[block, block]) for block in blocks]
         return tuple(weighted(moment, fisher, where, work.device) for moment, fisher in pairs)
@@ -69,7 +69,7 @@ class Waterfill:
     def plan(self, work: Work) -> Plan:
         check = forecast.Check(work, self.n_checked)
         terms = self._terms(work, check)
-        full_us = self._us(features.full(work.spec))
+        full_us = self._us(features.mean_full(work.spec))
         offers, chosen = choose(self._offers(work, terms), full_us, self.prefer)
         bought = self._settled(work, terms, offers[chosen].candidate, check)
         plan = bought.plan(self.shape, work.spec)
@@ -117,7 +117,7 @@ class Waterfill:
         budget = terms.count.budget
         room, is_enough, refused = max(terms.count.rooms(budget).values()), False, None
         own = partial(priced, work, self.shape, terms.count)
-        for candidate in candidates(own, self.groupings, work.spec.n_layer, work.device):
+        for candidate in candidates(own, self.groupings, work.spec.attention_layers, work.device):
             if least(candidate.tables) > room:
                 refused = refused or candidate
                 continue
@@ -195,7 +195,8 @@ def choose(lines: Iterable[Offer], full: Us | None, prefer: str) -> tuple[tuple[
 
 def priced(work: Work, shape: Shape, count: Count, layer: int, side: str, group: int) -> list[Group]:
     """A layer's groups of a side, each cut in segments of every width."""
-    spec, cached = work.spec, shape.cached(work, layer, side)
+    group = work.spec.group_at(layer, group)
+    spec, cached = work.spec.at(layer), shape.cached(work, layer, side)
     made = form(spec, shape.paths[side], shape.sink > 0 or shape.recent > 0, work.trains)
     group_width, n_groups = group * spec.head_dim, spec.n_kv // group
     channel = work.stored_as.channel_bytes(made, group_width, spec.n_embd)

@@ -48,7 +48,7 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
     if path == "rotated" and context is not None:
         freqs = frequencies(work.spec, context, layer)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
-        found = found.after_rope(freqs, work.spec.head_dim, context, rng, work.device)
+        found = found.after_rope(freqs, work.spec.at(layer).head_dim, context, rng, work.device)
     return found.cached()
 
 

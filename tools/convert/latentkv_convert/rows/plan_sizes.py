@@ -19,8 +19,8 @@ def slots_of(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
 def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool = False) -> int:
     """One token of K or V of one layer; every group's segments one after another, the row rounded up to 4.
 
-    fmt None: the plan's own formats, f16 where it has none. What the plan drops takes nothing, unless
-    `whole`.
+    spec: as the layer sees it. fmt None: the plan's own formats, f16 where it has none. What the plan drops
+    takes nothing, unless `whole`.
     """
     segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
     planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
@@ -34,7 +34,10 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
 
 def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
     """K and V of a token in every layer."""
-    return [sum(side_row_bytes(spec, layer.side(side), fmt) for side in SIDES) for layer in plan.layers]
+    return [
+        sum(side_row_bytes(spec.at(index), layer.side(side), fmt) for side in SIDES) * spec.attends(index)
+        for index, layer in enumerate(plan.layers)
+    ]
 
 
 def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, n_ctx: int) -> float:
@@ -49,11 +52,15 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
     """K and V of all layers, as an exact token holds them: full rows, or every segment where a side has
     form A."""
 
-    def rows(layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
+    def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
-        return (FULL, FULL) if all(plan.form(spec, side) == "e" for side in sides) else sides
+        return (FULL, FULL) if all(plan.form(spec.at(index), side) == "e" for side in sides) else sides
 
-    return sum(side_row_bytes(spec, side, fmt, whole=True) for layer in plan.layers for side in rows(layer))
+    return sum(
+        side_row_bytes(spec.at(index), side, fmt, whole=True)
+        for index in spec.attention_layers
+        for side in rows(index, plan.layers[index])
+    )
 
 
 def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:

@@ -22,7 +22,8 @@ EXACT_UBATCH = 128  # the largest ubatch of a cache with an exact window
 
 def exact_formats(spec: ModelSpec) -> tuple[str, ...]:
     """Those of EXACT_FORMATS that take a head, whose channels are one segment: q8_0 has blocks of 32."""
-    return EXACT_FORMATS if spec.head_dim % 32 == 0 else EXACT_FORMATS[:1]
+    taken = all(spec.at(layer).head_dim % 32 == 0 for layer in range(spec.n_layer))
+    return EXACT_FORMATS if taken else EXACT_FORMATS[:1]
 
 
 def in_blocks(fmt: str) -> bool:
@@ -41,7 +42,7 @@ def segment_bytes(fmt: str, width: int) -> int:
 class MiddleSlots:
     """Slots of compressed rows, of one sequence."""
 
-    layers: tuple[int, ...]  # of every layer
+    layers: tuple[int, ...]  # of every layer; 0: it does not attend
     whole: int  # of the context, in layers that see all of it
     ring: int  # in those that see a window, 0: there are none
 
@@ -52,13 +53,17 @@ class MiddleSlots:
         whole = round_up(n_ctx, SLOT_TILE)
         ubatch = min(EXACT_UBATCH if recent else UBATCH, n_ctx)
         ring = 0
-        held = []
+        held: list[bool | None] = []  # None: no rows
         for layer in range(spec.n_layer):
+            if not spec.attends(layer):
+                held.append(None)
+                continue
             window = spec.window(layer)
             slots = round_up(window + ubatch, SLOT_TILE)
             held.append(not blocks and window > 0 and slots < whole)
             ring = max(ring, slots if held[-1] else 0)
-        return MiddleSlots(tuple(ring if in_ring else whole for in_ring in held), whole, ring)
+        of = {None: 0, True: ring, False: whole}
+        return MiddleSlots(tuple(of[in_ring] for in_ring in held), whole, ring)
 
     @property
     def cells(self) -> int:
@@ -67,12 +72,13 @@ class MiddleSlots:
 
     def full_rows(self, spec: ModelSpec) -> int:
         """Bytes of full K and V in f16."""
-        return sum(2 * 2 * spec.kv_width * n for n in self.layers)
+        return sum(2 * 2 * spec.at(layer).kv_width * n for layer, n in enumerate(self.layers))
 
 
-def full_row_bytes(spec: ModelSpec, fmt: str, n_layer: int) -> int:
-    """Full K and V of a token, of so many layers; every head is a segment."""
-    return n_layer * 2 * whole_words(spec.n_kv * segment_bytes(fmt, spec.head_dim))
+def full_row_bytes(spec: ModelSpec, fmt: str) -> int:
+    """Full K and V of a token, of all layers; every head is a segment."""
+    heads = [spec.at(layer) for layer in spec.attention_layers]
+    return sum(2 * whole_words(each.n_kv * segment_bytes(fmt, each.head_dim)) for each in heads)
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:

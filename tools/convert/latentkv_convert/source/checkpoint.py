@@ -82,6 +82,10 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return self._resolve(name) is not None
 
+    def count(self, *prefixes: str) -> int:
+        """Tensors whose names begin so."""
+        return sum(name.startswith(prefixes) for name in self._where)
+
     def _resolve(self, name: str) -> str | None:
         """Base-model checkpoints lack the leading `model.` or `transformer.`: look for the name without
         it."""

@@ -15,7 +15,7 @@ from ..ir import F64, ModelSpec
 
 def frequencies(spec: ModelSpec, context: int, layer: int) -> F64:
     """[n_rot/2] radians per position, for a sequence of `context` tokens; 0 in a layer without RoPE."""
-    keys, turn = spec.keys, spec.turn(layer)
+    keys, turn, spec = spec.keys, spec.turn(layer), spec.at(layer)
     if turn.base == 0:
         return np.zeros(spec.n_rot // 2)
     base = _base(spec, context, turn.base) if turn.is_scaled else turn.base

@@ -35,17 +35,22 @@ class GgufSource:
     def _precision(self) -> str:
         """The widest type of the K and V projections, of those that are written: what is computed from them
         is a product, so blocks of any kind become q8_0."""
-        names = (f"{gguf_model.prefix(0)}attn_{part}.weight" for part in ("k", "v", "qkv"))
+        first = gguf_model.prefix(self.spec.attention_layers[0])
+        names = (f"{first}attn_{part}.weight" for part in ("k", "v", "qkv"))
         types = {self._parts.info(name).type for name in names if name in self._parts}
         for kind in ("f32", "bf16", "f16"):
             if kind in types:
                 return kind
         return "q8_0"
 
+    def _at(self, layer: int | None) -> ModelSpec:
+        return self.spec if layer is None else self.spec.at(layer)
+
     def _place(self, role: str, layer: int | None) -> tuple[str, slice]:
         """Name of a role's tensor, and its rows there."""
         name = gguf_model.prefix(layer) + role
-        packed = gguf_model.packed_rows(self.spec).get(role.partition(".")[0])
+        attends = layer is None or self.spec.attends(layer)
+        packed = gguf_model.packed_rows(self._at(layer)).get(role.partition(".")[0]) if attends else None
         if name not in self._parts and packed is not None:
             return f"{gguf_model.prefix(layer)}attn_qkv.{role.partition('.')[2]}", packed
         return name, slice(None)
@@ -63,7 +68,7 @@ class GgufSource:
         found = dequantized(self._raw(name, rows), self._parts.info(name).type, name)
         array = found.reshape(self.shape(role, layer))
         floats.check_finite(array, name)
-        order = self._transformers_order(role.partition(".")[0])
+        order = self._transformers_order(role.partition(".")[0], layer)
         return array if order is None else array[order]
 
     def _raw(self, name: str, rows: slice) -> Array:
@@ -73,19 +78,32 @@ class GgufSource:
             return raw
         return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
 
-    def _transformers_order(self, stem: str) -> NDArray[np.int64] | None:
+    def _transformers_order(self, stem: str, layer: int | None) -> NDArray[np.int64] | None:
         """Of rows whose RoPE planes are paired as llama.cpp does for its llama architecture."""
-        n_heads = {"attn_q": self.spec.n_head, "attn_k": self.spec.n_kv}.get(stem)
-        block = self.spec.block
+        spec = self._at(layer)
+        n_heads = {"attn_q": spec.n_head, "attn_k": spec.n_kv}.get(stem)
+        block = spec.block
         if n_heads is None or block.position != "rope" or block.rope_pairing != "norm":
             return None
-        return np.argsort(paired_rows(n_heads, self.spec.head_dim, self.spec.n_rot))
+        return np.argsort(paired_rows(n_heads, spec.head_dim, spec.n_rot))
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
         name, rows = self._place(role, layer)
         if name not in self._parts:
             return None
         return Stored(self._parts.info(name).type, partial(self._raw, name, rows))
+
+    @cached_property
+    def beside(self) -> tuple[str, ...]:
+        return tuple(gguf_model.behind(self._parts, self.spec))
+
+    @property
+    def note(self) -> str:
+        if not self.beside:
+            return ""
+        n_blocks = int(self.spec.keys["block_count"]) - self.spec.n_layer
+        blocks = f"{n_blocks} block{'s' * (n_blocks > 1)} behind the {self.spec.n_layer} layers"
+        return f"{blocks} (multi-token prediction): left as they are, and not used"
 
     def keys(self) -> Mapping[str, Any]:
         """All of the file's own, but for how it was split and aligned."""

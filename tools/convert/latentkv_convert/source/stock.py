@@ -51,8 +51,21 @@ class Stock:
         self.values = {name: self._of_every_layer(values, name) for name in values}
         self._roles = roles
 
+    def of_layer(self, layer: int, is_local: bool) -> Stock:
+        """The keys as one layer has them. is_local: it has a window, for which there may be keys of their
+        own."""
+        swa = "_swa"
+        found = {
+            name: value[layer] if name in _PER_LAYER and isinstance(value, list) else value
+            for name, value in self.values.items()
+        }
+        own = {name.removesuffix(swa): value for name, value in found.items() if name.endswith(swa)}
+        kept = Stock(self.where, {}, self._roles, self.n_vocab)
+        kept.values = found | own if is_local else found
+        return kept
+
     def _of_every_layer(self, values: Mapping[str, Any], name: str) -> Any:
-        """A value; of one number for every layer the one that all have."""
+        """A value; of one number for every layer the one that all have, or the list where they differ."""
         value = values[name]
         if name not in _PER_LAYER or not isinstance(value, list):
             return value
@@ -61,11 +74,7 @@ class Stock:
             raise ConvertError(
                 self.where, f"{name} once, or {n_layer} times, for every layer", str(len(value))
             )
-        for layer, other in enumerate(value):
-            if other != value[0]:
-                got = f"{value[0]} and, in layer {layer}, {other}"
-                raise ConvertError(self.where, f"{name} the same in every layer", got)
-        return value[0]
+        return value[0] if all(other == value[0] for other in value) else value
 
     def check(self, read: Collection[str]) -> None:
         """read: keys that the architecture follows.
@@ -81,8 +90,15 @@ class Stock:
     def has(self, role: str) -> bool:
         return role in self._roles
 
+    def has_in(self, role: str, layer: int) -> bool:
+        return self.has(role if layer == 0 else f"blk.{layer}.{role}")
+
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self.values.get(name, default)
+        if name in _PER_LAYER and isinstance(value, list):
+            layer = next(index for index, other in enumerate(value) if other != value[0])
+            got = f"{value[0]} and, in layer {layer}, {value[layer]}"
+            raise ConvertError(self.where, f"{name} the same in every layer", got)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             got = "none" if value is None else str(value)[:40]
             raise ConvertError(self.where, f"{name} from {low} to {high}", got)
@@ -104,8 +120,8 @@ class Stock:
             raise ConvertError(self.where, f"attention.value_length {head_dim}, the key length", got)
         return {
             "hidden_size": n_embd,
-            "num_hidden_layers": self.whole("block_count", 1, 4096),
-            "intermediate_size": self.whole("feed_forward_length", 1, 1 << 22),
+            "num_hidden_layers": self.n_layer(),
+            "intermediate_size": self.whole("feed_forward_length", 1, 1 << 22, self._expert_width()),
             "num_attention_heads": n_head,
             "num_key_value_heads": self.whole("attention.head_count_kv", 1, 4096, n_head),
             "head_dim": head_dim,
@@ -114,6 +130,16 @@ class Stock:
             "rope_theta": self.number("rope.freq_base", *limits.ROPE_BASE, default=10000.0),
             "tie_word_embeddings": not self.has("output.weight"),
         }
+
+    def n_layer(self) -> int:
+        """Of the trunk: blocks behind it predict more tokens at once, and no reader needs them."""
+        n_blocks = self.whole("block_count", 1, 4096)
+        return n_blocks - self.whole("nextn_predict_layers", 0, n_blocks - 1, 0)
+
+    def _expert_width(self) -> int | None:
+        """Files with experts in every layer may have no other FFN."""
+        width = self.values.get("expert_feed_forward_length")
+        return width if isinstance(width, int) else None
 
     def window(self) -> int | None:
         """attention.sliding_window, in tokens."""

@@ -70,13 +70,16 @@ class Encoding:
         stem = role.partition(".")[0]
         if self.importance is None or layer is None or tensor.kind != "weight":
             return None
-        found = np.asarray(self.importance[layer][READS.get(stem, stem)], dtype=np.float64)
+        if layer >= len(self.importance):  # behind the layers that the text passed
+            return None
+        known, other = self.importance[layer], READS.get(stem, stem)
+        found = np.asarray(known[other if other in known else stem], dtype=np.float64)
         mean = max(float(found.mean()), np.finfo(np.float64).tiny)
         return np.maximum(found / mean, _LEAST).astype(np.float32)
 
     def projection_bytes(self, spec: ModelSpec, layer: int, side: str, stored: Stored | None) -> int:
         """Of W_k or W_v as this file would hold it."""
-        name, shape = f"blk.{layer}.attn_{side}.weight", (spec.kv_width, spec.n_embd)
+        name, shape = f"blk.{layer}.attn_{side}.weight", (spec.at(layer).kv_width, spec.n_embd)
         return self.n_bytes(self.settled(OutTensor(name, shape, "weight", unread, stored)))
 
     def channel_bytes(self, form: str, width: int, n_embd: int) -> float:

@@ -27,6 +27,19 @@ def check_linear(spec: ModelSpec, method: str) -> None:
         )
 
 
+def check_heads(spec: ModelSpec, method: str, follows: bool) -> None:
+    """follows: the method takes every layer as it is.
+
+    Raises:
+        ConvertError: it does not, and layers have K and V of different shapes.
+    """
+    if spec.heads and not follows:
+        shapes = sorted({(shape.n_kv, shape.head_dim) for shape in spec.heads})
+        got = " and ".join(f"{n_kv} x {head_dim}" for n_kv, head_dim in shapes)
+        wanted = f"waterfill or none, as KV heads differ between layers ({got})"
+        raise ConvertError("--method", wanted, method)
+
+
 def check_plan(plan: Plan, spec: ModelSpec) -> None:
     """Paths, groups, ranks, segments and formats of every layer.
 
@@ -43,7 +56,7 @@ def check_plan(plan: Plan, spec: ModelSpec) -> None:
             raise ConvertError("plan", f"region formats of {', '.join(known)}", name)
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
-            _check_side(f"layer {index} {side}", side, layer.side(side), spec)
+            _check_side(f"layer {index} {side}", side, layer.side(side), spec.at(index))
             _check_blocks(f"layer {index} {side}", side, layer.side(side), plan)
 
 

@@ -39,13 +39,16 @@ def of_cache(plan: Plan, work: Work) -> dict[str, Any]:
     if plan.is_full:
         return keys
     for side in SIDES:
-        layers = [layer.side(side) for layer in plan.layers]
-        keys[KEYS[f"{side}_path"]] = [layer.path for layer in layers]
-        keys[KEYS[f"{side}_group"]] = [layer.group for layer in layers]
-        n_kv, head_dim = work.spec.n_kv, work.spec.head_dim
-        ranks = [layer.ranks or (head_dim,) * n_kv for layer in layers]
+        every = [layer.side(side) for layer in plan.layers]
+        keys[KEYS[f"{side}_path"]] = [layer.path for layer in every]
+        keys[KEYS[f"{side}_group"]] = [layer.group for layer in every]
+        layers = [every[layer] for layer in work.spec.attention_layers]
+        shapes = [work.spec.at(layer) for layer in work.spec.attention_layers]
+        ranks = [layer.ranks or (own.head_dim,) * own.n_kv for layer, own in zip(layers, shapes, strict=True)]
         keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
-        segments = [layer.segments or ((head_dim,),) * n_kv for layer in layers]
+        segments = [
+            layer.segments or ((own.head_dim,),) * own.n_kv for layer, own in zip(layers, shapes, strict=True)
+        ]
         if any(len(widths) > 1 for layer in segments for widths in layer):
             keys[KEYS[f"{side}_segment_counts"]] = [len(widths) for layer in segments for widths in layer]
             keys[KEYS[f"{side}_segment_widths"]] = [

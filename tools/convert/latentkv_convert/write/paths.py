@@ -39,7 +39,8 @@ class SideJob:
 
     @property
     def spec(self) -> ModelSpec:
-        return self.work.spec
+        """As the layer sees it."""
+        return self.work.spec.at(self.layer)
 
     @property
     def rows(self) -> NDArray[np.int64] | None:
@@ -75,7 +76,8 @@ def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basi
         return finished(work, plan.layers[layer].side(side), layer, side, trained.get((layer, side)))
 
     made: list[OutTensor] = []
-    for index, layer in enumerate(plan.layers):
+    for index in work.spec.attention_layers:
+        layer = plan.layers[index]
         if packed.is_packed(work, layer):
             made += packed.together(work, index)
             continue
@@ -83,14 +85,14 @@ def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basi
             made += packed.query(work, index)
         for side in SIDES:
             chosen = layer.side(side)
-            form = plan.form(work.spec, chosen)
+            form = plan.form(work.spec.at(index), chosen)
             job = SideJob(work, index, side, chosen, form, partial(factors, index, side))
             made += PATHS[chosen.path](job)
     return made
 
 
 def full(job: SideJob) -> list[OutTensor]:
-    return [projection(job), *job.bias(center.whole_bias(job.work, job.layer, job.side))]
+    return [*projection(job), *job.bias(center.whole_bias(job.work, job.layer, job.side))]
 
 
 def rebuild(job: SideJob) -> list[OutTensor]:
@@ -110,21 +112,24 @@ def rotated(job: SideJob) -> list[OutTensor]:
 PATHS = {"full": full, "rebuild": rebuild, "latent": rebuild, "absorbed": absorbed, "rotated": rotated}
 
 
-def projection(job: SideJob) -> OutTensor:
-    """W [w, d], the stock one."""
-    return OutTensor(
+def projection(job: SideJob) -> list[OutTensor]:
+    """W [w, d], the stock one; none of a V that is made of K's."""
+    if job.side == "v" and job.spec.value_of_key:
+        return []
+    stock = OutTensor(
         f"blk.{job.layer}.attn_{job.side}.weight",
         (job.spec.kv_width, job.spec.n_embd),
         "weight",
         lambda: job.in_file_order(job.work.weight(job.layer, job.side)),
         job.work.source.stored(f"attn_{job.side}.weight", job.layer),
     )
+    return [stock]
 
 
 def down(job: SideJob) -> list[OutTensor]:
     """What makes latents: A, or E behind the projection, and the mean that leaves them."""
     if job.form == "e":
-        return [projection(job), *_less_mean(job), encoder(job)]
+        return [*projection(job), *_less_mean(job), encoder(job)]
     return [_a(job), *_less_latent_mean(job)]
 
 

@@ -28,6 +28,7 @@ from ..waterfill import DEPTHS, Waterfill
 from . import group_size, parse_group
 
 SUMMARY = "rank and bits of every segment from one byte budget (--kv-budget)"
+UNEQUAL_HEADS = True  # layers may have KV heads of their own
 PREFER = {"speed": "rotated", "size": "rebuild"}  # the path of keys with RoPE
 SEGMENT_WIDTHS = (32, 64, 128)
 AUTO = 0  # --group: chosen by --prefer

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ...ir import LayerPlan, SidePlan
+from ...ir import LayerPlan, ModelSpec, SidePlan
 from ...rows.sizes import segment_bytes
 
 # Feature -> unit of its coefficient.
@@ -129,9 +129,20 @@ def full(heads: Heads) -> Features:
     )
 
 
-def mean(heads: Heads, layers: Sequence[LayerPlan]) -> Features | None:
-    """Of the average layer; None where one is not known."""
-    found = [of(heads, layer) for layer in layers]
+def _heads(spec: ModelSpec, layer: int) -> ModelSpec:
+    """A layer's; what a step has once is shared by the layers that attend."""
+    return replace(spec.at(layer), n_layer=len(spec.attention_layers))
+
+
+def mean_full(spec: ModelSpec) -> Features:
+    """Of full f16 rows in the average layer."""
+    found = [full(_heads(spec, layer)) for layer in spec.attention_layers]
+    return Features(_average([each.step for each in found]), _average([each.slot for each in found]))
+
+
+def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
+    """Of the average layer that attends; None where one is not known."""
+    found = [of(_heads(spec, layer), layers[layer]) for layer in spec.attention_layers]
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

@@ -1,4 +1,5 @@
-"""Architectures: one module per transformers `model_type`; the directory is the registry.
+"""Architectures: one module per transformers `model_type`; the directory is the registry, with its packages,
+which hold what their modules share.
 
 A module `source/archs/<model_type>.py` provides
 
@@ -9,6 +10,9 @@ A module `source/archs/<model_type>.py` provides
     ARCHITECTURE: str                that general.architecture, where it is not the model_type
     STOCK_KEYS: tuple                keys of such a file that config_of reads, of those that change what its
                                      tensors mean (source/stock.py)
+    TEXT_PREFIX: str                 what `model` is called in a checkpoint that also sees pictures, whose
+                                     config has a text_config; its model_type is the module's, that of the
+                                     text part ends in _text
 
 `config` is config.json as it is on disk; a field it may lack has transformers' default. Anything the one
 native block cannot do raises ConvertError here.
@@ -19,6 +23,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -40,8 +47,41 @@ ACTIVATIONS = {
 }
 
 
+@cache
+def _places() -> Mapping[str, str]:
+    """Module -> its name in Python."""
+    walked = pkgutil.walk_packages(__path__, f"{__name__}.")
+    return {found.name.rpartition(".")[2]: found.name for found in walked if not found.ispkg}
+
+
 def names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(_places())
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(_places()[name])
+
+
+def name_of(model_type: str) -> str:
+    """The module's, of a config's model_type.
+
+    Raises:
+        ConvertError: no such module.
+    """
+    for name in (model_type, model_type.removesuffix("_text")):
+        if name in _places():
+            return name
+    raise ConvertError("architecture", f"a model_type of {', '.join(names())}", model_type)
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a checkpoint that sees pictures the fields of its text model, where that has a module here."""
+    text = config.get("text_config")
+    name = name_of(str(config["model_type"]))
+    if not isinstance(text, Mapping) or not hasattr(_module(name), "TEXT_PREFIX"):
+        return config
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return {**config, **text, **tied, "model_type": name}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -51,17 +91,18 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         ConvertError: an unknown model_type, a missing field, or a feature outside the block description.
     """
     model_type = str(config["model_type"])
-    if model_type not in names():
-        raise ConvertError("architecture", f"a model_type of {', '.join(names())}", model_type)
-    limits.check_config(config)
+    module, text = _module(name_of(model_type)), text_part(config)
+    limits.check_config(text)
     try:
-        spec: ModelSpec = importlib.import_module(f"{__name__}.{model_type}").model_spec(config)
+        spec: ModelSpec = module.model_spec(text)
     except KeyError as error:
         raise ConvertError("config.json", f"the field {error.args[0]}", "none") from None
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ConvertError(
             "config.json", f"fields as transformers writes them for {model_type}", str(error)
         ) from None
+    if text is not config:
+        spec = _renamed(spec, module.TEXT_PREFIX)
     if spec.n_kv < 1 or spec.n_head % spec.n_kv:
         raise ConvertError(
             "config.json", "query heads divisible by KV heads", f"{spec.n_head} and {spec.n_kv}"
@@ -77,13 +118,23 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
+def _renamed(spec: ModelSpec, prefix: str) -> ModelSpec:
+    """With another name for `model`."""
+
+    def renamed(name: str) -> str:
+        return f"{prefix}{name.removeprefix('model')}" if name.startswith("model.") else name
+
+    tables = tuple(replace(role, source=renamed(role.source)) for role in spec.global_tensors)
+    return replace(spec, layers=renamed(spec.layers), global_tensors=tables)
+
+
 def config_of(architecture: str, stock: Stock) -> dict[str, Any]:
     """config.json that a GGUF of this general.architecture stands for.
 
     Raises:
         ConvertError: an architecture that has no module here, or a key that its module cannot follow.
     """
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names()}
+    modules = {name: _module(name) for name in names()}
     known = {
         getattr(module, "ARCHITECTURE", name): (name, module)
         for name, module in modules.items()
@@ -98,7 +149,7 @@ def config_of(architecture: str, stock: Stock) -> dict[str, Any]:
 
 
 def tiny(model_type: str) -> dict[str, Any]:
-    config: dict[str, Any] = importlib.import_module(f"{__name__}.{model_type}").TINY
+    config: dict[str, Any] = _module(model_type).TINY
     return config
 
 
