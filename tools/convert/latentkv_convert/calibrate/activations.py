@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..compute import crew
 from ..ir import READS, Array
 from ..recipe import Recipe
-from .decoder import Stacked
+from .experts import Stacked
 from .stream import LayerStream
 
 VERSION = 1

@@ -16,8 +16,9 @@ from torch.nn import functional
 from ..compute import floats
 from ..ir import ModelSpec
 from ..source.source import Source
-from . import delta_net
+from . import delta_net, experts
 from .attention import attention
+from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 
 FFN_TOKENS = 512
@@ -43,13 +44,6 @@ def unwatched(name: str, rows: Tensor) -> Tensor:
     return rows
 
 
-def _gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
-    if activation != "swiglu_oai":
-        return _ACTIVATIONS[activation](gate) * up
-    gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
-    return gate * torch.sigmoid(_OAI_ALPHA * gate) * (up + 1)
-
-
 class Norm(nn.Module):
     """Over the last dimension."""
 
@@ -64,33 +58,6 @@ class Norm(nn.Module):
             return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         y = functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return y if self.bias is None else y + self.bias
-
-
-class NormedLinear(nn.Linear):
-    """A projection whose output is normed, over all heads together or each by itself without weights: what is
-    cached is linear in that."""
-
-    def __init__(self, linear: nn.Linear, norm: nn.Module) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight = linear.weight
-        self.norm = norm
-        self.after: nn.Module = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.after(self.norm(super().forward(x)))
-        return y
-
-
-class HeadNorm(nn.Module):
-    """Divides the numbers of every head by their root mean square."""
-
-    def __init__(self, head_dim: int, eps: float) -> None:
-        super().__init__()
-        self.head_dim, self.eps = head_dim, eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (-1, self.head_dim))
-        return functional.rms_norm(heads, (self.head_dim,), None, self.eps).flatten(-2)
 
 
 class Bf16Linear(nn.Linear):
@@ -125,18 +92,6 @@ class Scale(nn.Module):
         return x * self.weight
 
 
-class Stacked(nn.Module):
-    """A linear map of every expert: weight [n_expert, out, in], bias [n_expert, out]."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-
-    def forward(self, x: Tensor, expert: int) -> Tensor:
-        return functional.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
-
-
 class Layer(nn.Module):
     """One block with the weights of a source: [n, T, d] -> [n, T, d]. reduced: all projections but those of
     K and V, whose outputs are measured, multiply in bf16.
@@ -152,19 +107,6 @@ class Layer(nn.Module):
     attn_output: nn.Module
     ffn_up: nn.Module
     ffn_down: nn.Module
-    ffn_gate_inp: nn.Module  # the router of experts, and these
-    ffn_gate_exps: nn.Module
-    ffn_up_exps: nn.Module
-    ffn_down_exps: nn.Module
-    post_ffw_norm_1: nn.Module  # of a dense FFN beside experts, and what these have there
-    post_ffw_norm_2: nn.Module
-    pre_ffw_norm_2: nn.Module
-    ffn_gate_inp_scale: nn.Module
-    ffn_gate_up_exps: nn.Module
-    ffn_gate_inp_shexp: nn.Module  # the gate of an expert that every token reads, and this
-    ffn_gate_shexp: nn.Module
-    ffn_up_shexp: nn.Module
-    ffn_down_shexp: nn.Module
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
@@ -237,7 +179,7 @@ class Layer(nn.Module):
         parallel = self.spec.block.parallel
         normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
         if self.spec.block.ffn == "gated_and_experts":
-            fed = self._beside_experts(normed, attended)
+            fed = experts.beside_dense(self, self.spec, normed, attended)
         else:
             fed = self.feed(normed, unread)
         return self._normed("layer_output_scale", attended + self._branch(fed, "post_ffw_norm"))
@@ -285,59 +227,28 @@ class Layer(nn.Module):
         norm = self._optional(f"attn_{side}_norm")
         return (heads if norm is None else watch(f"{side}_norm", norm(heads))).transpose(1, 2)
 
-    def _beside_experts(self, x: Tensor, hidden: Tensor) -> Tensor:
-        """The dense FFN of x, and experts of the hidden state."""
-        eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
-        width = hidden.shape[-1]
-        routed = self.ffn_gate_inp_scale(functional.rms_norm(hidden, (width,), None, eps)) * width**-0.5
-        read = self.pre_ffw_norm_2(hidden)
-        chosen = self._experts(read.flatten(0, -2), routed.flatten(0, -2)).view_as(read)
-        output: Tensor = self.post_ffw_norm_1(self.feed(x)) + self.post_ffw_norm_2(chosen)
-        return output
-
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""
         if self.spec.block.ffn == "experts":
             rows = x.flatten(0, -2)
-            return self._experts(rows, rows).view_as(x)
+            return experts.mixed(self, self.spec, rows, rows).view_as(x)
         activation = self.spec.block.activation
         up = self.ffn_up(x)
         if self.spec.block.ffn != "plain":
             gate = self._optional("ffn_gate")
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
-            up = _gated(activation, first, up)
+            up = self.gated(first, up)
         else:
             up = _ACTIVATIONS[activation](up)
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
 
-    def _experts(self, x: Tensor, routed: Tensor) -> Tensor:
-        """[tokens, d]: of each the weighed sum of the experts that the router chooses of `routed`."""
-        scores = self.ffn_gate_inp(routed)
-        n_used, is_normed = int(self.spec.keys["expert_used_count"]), self.spec.block.expert_norm
-        top, chosen = scores.topk(n_used, dim=-1)
-        weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
-        factors = self._optional("ffn_down_exps_scale")
-        if factors is not None:
-            weights = weights * factors.weight[chosen]
-        total = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            own = x[tokens]
-            if self._optional("ffn_gate_up_exps") is None:
-                gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
-            else:
-                gate, up = self.ffn_gate_up_exps(own, expert).chunk(2, dim=-1)
-            y = _gated(self.spec.block.activation, gate, up)
-            y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
-            total = total.index_add(0, tokens, y)
-        return total if self._optional("ffn_gate_inp_shexp") is None else total + self._shared(x)
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """[tokens, d]: the expert of all tokens, times its gate."""
-        up = _gated(self.spec.block.activation, self.ffn_gate_shexp(x), self.ffn_up_shexp(x))
-        output: Tensor = self.ffn_down_shexp(up) * self.ffn_gate_inp_shexp(x).sigmoid()
-        return output
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        activation = self.spec.block.activation
+        if activation != "swiglu_oai":
+            return _ACTIVATIONS[activation](gate) * up
+        gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
+        return gate * torch.sigmoid(_OAI_ALPHA * gate) * (up + 1)
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         """A layer without this norm, or scale, leaves x as it is."""
@@ -436,7 +347,7 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     if stem == "layer_output_scale":
         return Scale(weight)
     if stem.endswith("_exps"):
-        return Stacked(weight, bias)
+        return experts.Stacked(weight, bias)
     return linear(weight, bias)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..calibrate.decoder import NormedLinear, linear
+from ..calibrate.decoder import linear
+from ..calibrate.normed import NormedLinear
 from ..calibrate.sensitivity import relative
 from ..calibrate.stream import LayerStream
 from ..compute import floats
