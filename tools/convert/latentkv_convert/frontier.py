@@ -96,7 +96,7 @@ class Frontier:
 
     @property
     def header(self) -> list[str]:
-        """Of the terminal's table; times only where there are any."""
+        """Column heads for the terminal; times only where there are any."""
         depths = [f"us at {self.depths[0]}", *map(str, self.depths[1:])] if self._timed else []
         return ["KV heads a group", "exact tokens", f"MiB at {self.context}", "predicted nats", *depths]
 

@@ -41,7 +41,7 @@ class Work:
         return self.encoding or Encoding.of(self.spec, "f16")
 
     def projection_bytes(self, layer: int, side: str) -> int:
-        """Of W of k or v as the file would hold it."""
+        """Bytes of W_k or W_v as the file would hold it."""
         stored = self.source.stored(f"attn_{side}.weight", layer)
         return self.stored_as.projection_bytes(self.spec, layer, side, stored)
 

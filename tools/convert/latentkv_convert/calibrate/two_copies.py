@@ -115,7 +115,7 @@ class TwoCopies(TorchFunctionMode):
         return self.sink + (query - self.sink - self.recent) // self.batch * self.batch
 
     def body(self, rows: slice, n: int, device: torch.device) -> Body:
-        """Of a block of queries with n keys."""
+        """What a block of queries reads of n keys."""
         low, high = (min(max(self.oldest(query), self.sink), n) for query in (rows.start, rows.stop - 1))
         query = torch.arange(rows.start, rows.stop, device=device)[:, None]
         edge = torch.arange(low, high, device=device) < self.oldest(query)
@@ -139,7 +139,7 @@ def _of_torch(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Scores]:
-    """Of scaled_dot_product_attention's arguments."""
+    """The arguments of scaled_dot_product_attention, as `attend` takes them."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return query, key, value, Scores(attn_mask, is_causal, scale)
 

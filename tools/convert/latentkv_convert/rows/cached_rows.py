@@ -65,7 +65,7 @@ class _Measured:
     energy: Array
 
     def shifted(self, by: F64) -> _Measured:
-        """Of rows x + by [w]."""
+        """The arrays of rows x + by [w]."""
         return replace(
             self,
             moment=_shifted(self.moment, self.mean, by),
@@ -76,7 +76,7 @@ class _Measured:
     def after_rope(
         self, freqs: F64, head_dim: int, context: int, rng: np.random.Generator, device: str
     ) -> _Measured:
-        """Of rows after RoPE: moments over all positions, real rows at random ones."""
+        """The arrays of rows after RoPE: moments over all positions, real rows at random ones."""
         names = ("moment", "weighted", "fisher")
         moments = {n: served.after_rope(getattr(self, n), freqs, head_dim, context, device) for n in names}
         at = rng.integers(0, context, len(self.rows)).astype(np.float64)

@@ -33,7 +33,7 @@ def in_blocks(fmt: str) -> bool:
 
 @cache
 def segment_bytes(fmt: str, width: int) -> int:
-    """Of a token, as the runtime stores it."""
+    """Bytes of one token's segment, as the runtime stores it."""
     core = native.core("convert", "the runtime's row formats")
     return int(core.format_bytes(fmt, width))
 

@@ -78,17 +78,17 @@ class Encoding:
         return np.maximum(found / mean, _LEAST).astype(np.float32)
 
     def projection_bytes(self, spec: ModelSpec, layer: int, side: str, stored: Stored | None) -> int:
-        """Of W_k or W_v as this file would hold it."""
+        """Bytes of W_k or W_v as this file would hold it."""
         name, shape = f"blk.{layer}.attn_{side}.weight", (spec.at(layer).kv_width, spec.n_embd)
         return self.n_bytes(self.settled(OutTensor(name, shape, "weight", unread, stored)))
 
     def channel_bytes(self, form: str, width: int, n_embd: int) -> float:
-        """Of one channel of a latent whose group is `width` wide: its row of A or E, and its column of B (or
-        E_q)."""
+        """Bytes of one channel of a latent whose group is `width` wide: its row of A or E, and its column of B
+        (or E_q)."""
         return self.row_bytes(form, width, n_embd) + width * self._factor_element
 
     def row_bytes(self, form: str, width: int, n_embd: int) -> float:
-        """Of a channel's row of A or E."""
+        """Bytes of a channel's row of A or E."""
         if form == "e":
             return width * self._factor_element
         return float(n_bytes(choose(self.factor_type, "down", (1, n_embd)), (1, n_embd)))

@@ -17,7 +17,7 @@ SUPER, BLOCK = 256, 32  # elements of a K-quant's block, and of the others'
 
 @dataclass(frozen=True)
 class Mix:
-    """Of one model. `important`: there is an importance matrix."""
+    """The mix for one model. `important`: there is an importance matrix."""
 
     outtype: str
     architecture: str

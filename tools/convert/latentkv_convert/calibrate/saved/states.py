@@ -39,7 +39,7 @@ class States:
         return name in self._memory or name in self._files
 
     def numbers(self, kind: str) -> set[int]:
-        """Of the states h3, h4 … those of kind h: 3, 4 …"""
+        """Numbers of the states of a kind: 3 and 4 of h3 and h4."""
         names = [*self._memory, *self._files]
         return {int(name.removeprefix(kind)) for name in names if re.fullmatch(f"{kind}[0-9]+", name)}
 

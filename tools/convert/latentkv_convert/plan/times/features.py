@@ -82,8 +82,8 @@ class Times:
 
 
 def of(heads: Heads, layer: LayerPlan) -> Features | None:
-    """Of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do not take
-    such rows."""
+    """Counts of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do not
+    take such rows."""
     k, v = layer.k, layer.v
     if k.path == "full" and v.path == "full":
         return full(heads)
@@ -122,7 +122,7 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
 
 
 def full(heads: Heads) -> Features:
-    """Of full f16 rows of K and V."""
+    """Counts of full f16 rows of K and V."""
     return Features(
         {"full": 1.0, "full_once": 1.0 / heads.n_layer},
         {"full_bytes": 2 * 2 * heads.n_kv * heads.head_dim / 1e6},
@@ -135,13 +135,13 @@ def _heads(spec: ModelSpec, layer: int) -> ModelSpec:
 
 
 def mean_full(spec: ModelSpec) -> Features:
-    """Of full f16 rows in the average layer."""
+    """Counts of full f16 rows in the average layer."""
     found = [full(_heads(spec, layer)) for layer in spec.attention_layers]
     return Features(_average([each.step for each in found]), _average([each.slot for each in found]))
 
 
 def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
-    """Of the average layer that attends; None where one is not known."""
+    """Counts of the average layer that attends; None where one is not known."""
     found = [of(_heads(spec, layer), layers[layer]) for layer in spec.attention_layers]
     known = [each for each in found if each is not None]
     if len(known) < len(found):
