@@ -83,8 +83,8 @@ class Encoding:
         return self.n_bytes(self.settled(OutTensor(name, shape, "weight", unread, stored)))
 
     def channel_bytes(self, form: str, width: int, n_embd: int) -> float:
-        """Bytes of one channel of a latent whose group is `width` wide: its row of A or E, and its column of B
-        (or E_q)."""
+        """Bytes of one channel of a latent whose group is `width` wide: its row of A or E, and its column of
+        B (or E_q)."""
         return self.row_bytes(form, width, n_embd) + width * self._factor_element
 
     def row_bytes(self, form: str, width: int, n_embd: int) -> float:

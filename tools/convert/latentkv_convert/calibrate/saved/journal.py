@@ -29,7 +29,7 @@ _SAID = _SPARE + (1 << 29)  # from so many on, it is said
 
 
 class Journal:
-    """The journal of one statistic, in a folder of its own or in memory. `lock` stays open while it is used."""
+    """The journal of one statistic, in a folder of its own or in memory. `lock` is open while it is used."""
 
     def __init__(self, n_layer: int, folder: Path | None = None, lock: IO[bytes] | None = None) -> None:
         from .states import States  # imports torch

@@ -82,8 +82,8 @@ class Times:
 
 
 def of(heads: Heads, layer: LayerPlan) -> Features | None:
-    """Counts of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do not
-    take such rows."""
+    """Counts of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do
+    not take such rows."""
     k, v = layer.k, layer.v
     if k.path == "full" and v.path == "full":
         return full(heads)
