@@ -27,7 +27,8 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
-    """Per layer that attends: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of (dL/dW)^2)."""
+    """Per layer that attends: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of
+    (dL/dW)^2)."""
 
     def slope(window: int, hidden: Tensor) -> Tensor:
         return head.text_slope(stream, window, hidden)

@@ -1,7 +1,7 @@
 """Second moments of q and k as attention sees them, but before RoPE: after bias, clamp and norm.
 
-Per layer that attends: k [w, w] of all KV heads together, and q [n_kv, head_dim, head_dim], added up over the query heads
-of each KV head; both per token, float64, BOS included.
+Per layer that attends: k [w, w] of all KV heads together, and q [n_kv, head_dim, head_dim], added up over the
+query heads of each KV head; both per token, float64, BOS included.
 """
 
 from __future__ import annotations

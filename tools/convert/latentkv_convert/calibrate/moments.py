@@ -22,7 +22,7 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
-    """Per layer that attends: k, v [w, w] second moments and k_mean, v_mean [w], all without the projection's bias."""
+    """Per layer that attends: k, v [w, w] second moments and k_mean, v_mean [w], without the bias."""
     if stream.tokens.numel() < 4 * stream.spec.kv_width:
         expected = f"at least {4 * stream.spec.kv_width} tokens for {stream.spec.kv_width} outputs"
         warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")

@@ -27,7 +27,7 @@ Ranks = Mapping[str, Sequence[int]]  # side -> rank per group
 def measure(
     work: Work, trials: Sequence[Sequence[Ranks]], n_tokens: int, *, per_token: bool
 ) -> list[list[float]]:
-    """Relative error of every trial's block output, per layer that attends, on the first n_tokens of the sample.
+    """Relative error of every trial's block output, per layer that attends, on the sample's first n_tokens.
 
     Raises:
         ConvertError: no calibration sample, or activations that are not finite.

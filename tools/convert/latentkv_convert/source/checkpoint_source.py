@@ -43,7 +43,7 @@ class CheckpointSource:
     def __init__(self, directory: Path, pre: str | None = None) -> None:
         self.checkpoint = Checkpoint(directory)
         self.spec: ModelSpec = archs.model_spec(self.checkpoint.config)
-        self._config = archs.text_part(self.checkpoint.config)
+        self._config = dict(archs.text_part(self.checkpoint.config))
         self._pre = pre
         recurrent.check_pattern(self.spec, "config.json", self.has)
         check_shapes(self.checkpoint, self.spec)

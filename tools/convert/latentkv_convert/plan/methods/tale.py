@@ -149,7 +149,8 @@ class Tale:
         )
 
     def kept_ranks(self, work: Work) -> list[tuple[int, ...]]:
-        """r_0 of every layer that attends and group: equal shares of what --keep leaves to V, as K keeps everything."""
+        """r_0 of every group, by layers that attend: equal shares of what --keep leaves to V, as K keeps
+        everything."""
         spec = work.spec
         width = self.group * spec.head_dim
         n_groups, capacity = spec.n_kv // self.group, -(-width // RANK_PAD)
