@@ -59,15 +59,15 @@ def test_torch_computes_transformers_logits(
     directory, ids = tiny(model_type, **config), token_ids(150)
     expected = expected_logits(directory, ids)
     source = CheckpointSource(directory)
-    assert distance(logits(source, ids), expected) < 1e-5
+    assert distance(logits(source, ids), expected) < 1e-4
     other = GgufSource(plain(directory, tmp_path / "plain.gguf"))
-    assert distance(logits(other, ids), expected) < 1e-5
+    assert distance(logits(other, ids), expected) < 1e-4
     assert other.spec.attention_layers == source.spec.attention_layers != ()
     assert other.spec.block == source.spec.block
     with torch.no_grad():
         decoder = Decoder(source)
-        next(iter(decoder.layers)).ssm_a.weight.mul_(1.01)
-        assert distance(decoder(torch.tensor([ids]))[0].numpy(), expected) > 1e-4
+        next(iter(decoder.layers)).ssm_a.weight.mul_(1.1)
+        assert distance(decoder(torch.tensor([ids]))[0].numpy(), expected) > 1e-3
 
 
 def test_value_heads_are_tiled_over_key_heads(tiny: Tiny, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ SWAPPED = ["full_attention", "linear_attention", "linear_attention", "full_atten
         (
             {"layer_types": SWAPPED},
             "",
-            "[config.json] expected attention in layer 0, as the pattern of layers says; got no tensor attn_q",
+            "expected attention in layer 0, as the pattern of layers says; got no tensor attn_q.weight",
         ),
         (
             {"layer_types": ["linear_attention"] * 4},
