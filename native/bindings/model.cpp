@@ -183,6 +183,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
     out["k"] = bytes.k;
     out["v"] = bytes.v;
     out["cells"] = bytes.cells;
+    out["states"] = bytes.states;
+    out["snapshots"] = bytes.snapshots;
     out["n_cells"] = bytes.n_cells;
     out["cell_bytes"] = lkv::Cells::bytes_per_slot();
     out["per_token"] = bytes.per_token;
@@ -231,6 +233,7 @@ void bind_model(py::module_& module) {
         .def_property_readonly("n_ctx_train", [](const Model& m) { return m.hparams().n_ctx_train; })
         .def_property_readonly("n_embd", [](const Model& m) { return m.hparams().n_embd; })
         .def_property_readonly("n_layer", [](const Model& m) { return m.hparams().n_layer; })
+        .def_property_readonly("n_mtp", [](const Model& m) { return m.hparams().n_mtp; })
         .def_property_readonly("n_head", [](const Model& m) { return m.hparams().n_head; })
         .def_property_readonly("n_head_kv", [](const Model& m) { return m.hparams().n_kv; })
         .def_property_readonly("head_dim", [](const Model& m) { return m.hparams().head_dim; })

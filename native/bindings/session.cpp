@@ -166,27 +166,32 @@ void bind_session(py::module_& module) {
         .def("interrupt", [](PySession& s) { s.interrupted = true; })
         // In a child of fork(): the parent's other thread was in the middle of a call, so that not even freeing it is safe.
         .def("leave", [](PySession& s) { s.left = true; })
-        .def("clear", [](PySession& s) { s.session.placement().clear(); })
+        .def("clear", [](PySession& s) { s.session.cache().clear(); })
         .def(
             "seq_rm",
             [](PySession& s, int seq, int32_t p0, int32_t p1) {
-                return s.session.placement().remove(seq, Positions::between(p0, p1));
+                return s.session.cache().remove(seq, Positions::between(p0, p1));
             },
             py::arg("seq"), py::arg("p0") = -1, py::arg("p1") = -1)
         .def(
             "seq_cp",
             [](PySession& s, int src, int dst, int32_t p0, int32_t p1) {
-                s.session.placement().copy(src, dst, Positions::between(p0, p1));
+                s.session.cache().copy(src, dst, Positions::between(p0, p1));
             },
             py::arg("src"), py::arg("dst"), py::arg("p0") = -1, py::arg("p1") = -1)
         .def(
-            "seq_keep", [](PySession& s, int seq) { s.session.placement().keep(seq); }, py::arg("seq"))
+            "seq_keep", [](PySession& s, int seq) { s.session.cache().keep(seq); }, py::arg("seq"))
         .def(
             "seq_add",
             [](PySession& s, int seq, int32_t p0, int32_t p1, int32_t delta) {
                 s.session.shift(seq, Positions::between(p0, p1), delta);
             },
             py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("delta"))
+        .def(
+            "seq_resumable",
+            [](const PySession& s, int seq, int32_t limit) { return s.session.cache().resumable(seq, limit); },
+            py::arg("seq"), py::arg("limit"))
+        .def_property_readonly("is_recurrent", [](const PySession& s) { return s.session.cache().states().is_used(); })
         .def(
             "seq_pos_min", [](const PySession& s, int seq) { return s.session.placement().first(seq); }, py::arg("seq"))
         .def(

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "decoder/block.h"
+#include "decoder/delta_net.h"
 #include "gguf/reader.h"
 
 namespace lkv {
@@ -15,10 +16,12 @@ struct HParams {
     BlockDescription block;
 
     int n_layer = 0;
+    int n_mtp = 0;  // layers behind those, which guess further tokens: nothing here reads them
     int n_embd = 0;
     int n_ff = 0;           // of one expert, if the model has experts
     int n_expert = 0;       // 0: no experts
     int n_expert_used = 0;  // per token
+    int n_ff_shared = 0;    // of the expert that every token has, where the file has one
     int n_head = 0;
     int n_kv = 0;
     int head_dim = 0;
@@ -26,12 +29,18 @@ struct HParams {
     int n_vocab = 0;
     float norm_eps = 1e-5F;
 
+    DeltaNetSizes delta_net;  // where some layers are delta nets
+
     int n_rot = 0;        // rotated dims of a head
     float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
 
     int width_kv() const { return n_kv * head_dim; }
     int width_q() const { return n_head * head_dim; }
+    bool attends(int layer) const {
+        return block.layers.empty() || block.layers[static_cast<size_t>(layer)].mixer == Mixer::attention;
+    }
+    bool is_recurrent() const { return delta_net.d_conv > 0; }  // in some layer
 };
 
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.

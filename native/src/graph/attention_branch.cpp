@@ -146,7 +146,7 @@ ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
     return out;
 }
 
-ggml_tensor* AttentionBranch::output(ggml_tensor* x, int il) const {
+ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) const {
     const LayerWeights& layer = weights_of(il);
     const int64_t hd = h_.head_dim;
     const int64_t n_tokens = x->ne[2];
@@ -157,6 +157,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, int il) const {
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, layer.attn_v_bias, hd, 1, h_.n_kv));
     }
     x = ggml_reshape_2d(ctx_, x, hd * h_.n_head, n_tokens);
+    if (gate != nullptr) x = ggml_mul(ctx_, x, ggml_sigmoid(ctx_, ggml_cont_2d(ctx_, gate, x->ne[0], n_tokens)));
     return ops_.linear(x, layer.attn_output, layer.attn_output_bias);
 }
 
@@ -176,7 +177,7 @@ ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     }
     const Reads reads = from_.exact != nullptr ? read_exact(q, rows, heads, il) : read_cache(q, rows, il);
     ggml_build_forward_expand(graph_.nodes, reads.stored);  // rows are written even where no output follows
-    return output(attended(reads, il), il);
+    return output(attended(reads, il), heads.gate, il);
 }
 
 }  // namespace lkv

@@ -5,7 +5,7 @@ namespace {
 
 constexpr float oai_alpha = 1.702F;
 constexpr float oai_limit = 7.0F;
-constexpr int own_nodes = 24;  // without those that add experts up
+constexpr int own_nodes = 36;  // without those that add experts up
 
 ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x) {
     switch (activation) {
@@ -98,13 +98,25 @@ ggml_tensor* experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, co
     return h.n_expert_used == 1 ? ggml_cont(ctx, sum) : sum;
 }
 
+// The expert that every token has. x [n_embd, n_tokens], of which the result has the shape.
+ggml_tensor* shared_expert(ggml_context* ctx, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
+    ggml_tensor* const up = ggml_mul_mat(ctx, layer.shared_up, x);
+    ggml_tensor* y = gated(ctx, h.block.activation, ggml_mul_mat(ctx, layer.shared_gate, x), up);
+    y = ggml_mul_mat(ctx, layer.shared_down, y);
+    if (layer.shared_gate_inp == nullptr) return y;
+    return ggml_mul(ctx, y, ggml_sigmoid(ctx, ggml_mul_mat(ctx, layer.shared_gate_inp, x)));
+}
+
 }  // namespace
 
 int ffn_nodes(const HParams& h) { return own_nodes + 2 * h.n_expert_used; }
 
 ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
     const BlockDescription& block = h.block;
-    if (block.ffn == Ffn::experts) return experts(ctx, nodes, h, layer, x);
+    if (block.ffn == Ffn::experts) {
+        ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x);
+        return layer.shared_up == nullptr ? chosen : ggml_add(ctx, chosen, shared_expert(ctx, h, layer, x));
+    }
     ggml_tensor* y = linear(ctx, layer.ffn_up, layer.ffn_up_bias, x);
     if (block.ffn == Ffn::plain) {
         y = activated(ctx, block.activation, y);

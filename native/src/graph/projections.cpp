@@ -38,6 +38,16 @@ Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer) const {
     return {cut(h_.n_head, 0), cut(h_.n_kv, h_.n_head), cut(h_.n_kv, h_.n_head + h_.n_kv)};
 }
 
+// Queries, and what their projection makes beside them: per head Q and then the gate.
+void Projections::cut_gate(ggml_tensor* both, Heads& heads) const {
+    const size_t width = static_cast<size_t>(h_.head_dim) * sizeof(float);
+    const auto half = [&](size_t first) {
+        return ggml_view_3d(ctx_, both, h_.head_dim, h_.n_head, both->ne[1], 2 * width, both->nb[1], first);
+    };
+    heads.q = ops_.held(ggml_cont(ctx_, half(0)));
+    heads.gate = half(width);
+}
+
 Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) const {
     const auto project = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n_heads) {
         if (weight == nullptr) return weight;
@@ -47,7 +57,11 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
     // behind a norm over all heads the bias of raw keys is added later
     ggml_tensor* const raw_bias = layer.attn_k_norm_whole != nullptr ? nullptr : layer.attn_k_e_bias;
     Heads found;
-    found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+    if (h_.block.output_gate) {
+        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), found);
+    } else {
+        found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+    }
     found.k = project(layer.attn_k, raw_keys(spec) ? raw_bias : layer.attn_k_bias, h_.n_kv);
     // a latent's bias is added once, to the output
     found.v = project(layer.attn_v, spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias, h_.n_kv);

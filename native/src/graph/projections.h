@@ -14,6 +14,7 @@ struct Heads {
     ggml_tensor* q = nullptr;
     ggml_tensor* k = nullptr;
     ggml_tensor* v = nullptr;
+    ggml_tensor* gate = nullptr;  // of the output, before its sigmoid, not contiguous; null: there is none
 };
 
 class Projections {
@@ -45,6 +46,7 @@ public:
 
 private:
     Heads packed(ggml_tensor* x, const LayerWeights& layer) const;
+    void cut_gate(ggml_tensor* both, Heads& heads) const;
     Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) const;
     // x [head_dim, heads, n_tokens], normalized over all heads of a token together.
     ggml_tensor* normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;

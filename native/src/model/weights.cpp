@@ -30,10 +30,7 @@ public:
 
     LayerWeights load() {
         load_norms();
-        load_projections();
-        load_sinks();
-        load_keys();
-        load_values();
+        spec_.has_rows() ? load_attention() : load_recurrence();
         h_.block.ffn == Ffn::experts ? load_experts() : load_ffn();
         return std::move(l_);
     }
@@ -47,6 +44,13 @@ private:
     }
     bool is_full_key() const { return spec_.k_path == KPath::full || spec_.k_path == KPath::rotated; }
 
+    void load_attention() {
+        load_projections();
+        load_sinks();
+        load_keys();
+        load_values();
+    }
+    void load_recurrence() { l_.delta_net = load_delta_net(tensors_, h_.delta_net, h_.n_embd, blk_); }
     void load_projections();
     void load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const;
     void load_sinks();
@@ -68,16 +72,17 @@ void Loader::load_projections() {
     const int64_t d = h_.n_embd;
     const int64_t w = h_.width_kv();
     const int64_t wq = h_.width_q();
-    l_.attn_qkv = optional("attn_qkv.weight", {d, wq + 2 * w});
+    const int64_t made = h_.block.output_gate ? 2 * wq : wq;  // by attn_q
+    l_.attn_qkv = h_.block.output_gate ? nullptr : optional("attn_qkv.weight", {d, wq + 2 * w});
     l_.attn_qkv_bias = optional("attn_qkv.bias", {wq + 2 * w});
     if (l_.attn_qkv == nullptr) {
-        l_.attn_q = need("attn_q.weight", {d, wq});
+        l_.attn_q = need("attn_q.weight", {d, made});
         l_.attn_k = is_full_key() || spec_.k.encoded ? need("attn_k.weight", {d, w}) : nullptr;
         l_.attn_v = spec_.v_path == VPath::full || spec_.v.encoded ? need("attn_v.weight", {d, w}) : nullptr;
     } else if (!is_full_key() || spec_.v_path != VPath::full) {
         fail("gguf", "expected ", blk_, "attn_q.weight beside latent K or V; got packed ", blk_, "attn_qkv.weight");
     }
-    l_.attn_q_bias = optional("attn_q.bias", {wq});
+    l_.attn_q_bias = optional("attn_q.bias", {made});
     l_.attn_k_bias = optional("attn_k.bias", {w});
     l_.attn_v_bias = optional("attn_v.bias", {w});
     load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
@@ -177,6 +182,12 @@ void Loader::load_experts() {
     l_.ffn_up_bias = optional("ffn_up_exps.bias", {ff, n});
     l_.ffn_down = need("ffn_down_exps.weight", {ff, d, n});
     l_.ffn_down_bias = optional("ffn_down_exps.bias", {d, n});
+    if (tensors_.find(blk_ + "ffn_up_shexp.weight") == nullptr) return;
+    const int64_t shared = h_.n_ff_shared;
+    l_.shared_gate_inp = optional("ffn_gate_inp_shexp.weight", {d});
+    l_.shared_gate = need("ffn_gate_shexp.weight", {d, shared});
+    l_.shared_up = need("ffn_up_shexp.weight", {d, shared});
+    l_.shared_down = need("ffn_down_shexp.weight", {shared, d});
 }
 
 void Loader::load_ffn() {

@@ -13,6 +13,8 @@
 namespace lkv {
 namespace {
 
+constexpr int32_t snapshot_distance = 2048;  // tokens of a prompt from one copy of a recurrent state to the next
+
 // What a state lost on its way here. Who takes finer rows alone says so himself.
 std::string told(std::string lost, Accept accept) {
     if (accept == Accept::any && !lost.empty()) {
@@ -41,6 +43,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
       parts_(open_parts(model_->runs())),
       cache_(model_->hparams(), model_->cache_spec(), plan.cache, true, devices_of(parts_)),
       ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)) {
+    if (cache_.states().is_used()) attach_states();
     attach_parts(plan.kv_rotate);
     for (const std::string& warning : plan.warnings) log(LogLevel::warning, warning);
     ggml_threadpool_params params = ggml_threadpool_params_default(std::max(n_threads_, n_threads_batch_));
@@ -72,6 +75,16 @@ void Session::attach_parts(bool kv_rotate) {
         part.allocator.reset(ggml_gallocr_new(where));
         if (part.on_gpu()) part.gpu->attach(*model_, cache_, ropes_, part.constants, part.run);
     }
+}
+
+void Session::attach_states() {
+    std::vector<StateMemory*> memories;
+    for (Part& part : parts_) {
+        part.states = std::make_unique<StateTensors>(model_->hparams(), part.run, cache_.states().n_slots(),
+                                                     model_->memory(part.run));
+        memories.push_back(part.states.get());
+    }
+    cache_.states().attach(memories);
 }
 
 std::string Session::implementation() const {
@@ -135,10 +148,12 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         return;
     }
     for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
-        n = next_ubatch(seq.subspan(first));
+        const EqualRuns ubatch = next_ubatch(seq.subspan(first), output.subspan(first));
+        n = ubatch.n_tokens;
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, result,
+        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, ubatch, result,
                    room(out_ids.size()));
+        keep_snapshots(ubatch);
         cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
         if (between_ubatches) {
             between_ubatches();
@@ -146,8 +161,23 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
     }
 }
 
+EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const {
+    const size_t limit = longest_ubatch(seq);
+    return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
+}
+
+// Behind a ubatch: copies of its sequences' states where they may be wanted again.
+void Session::keep_snapshots(const EqualRuns& ubatch) {
+    SequenceState& states = cache_.states();
+    for (const int32_t seq : step_.seq) {
+        if (ubatch.n_each() > 1 && (ubatch.ends_prompt || states.since_copy(seq) >= snapshot_distance)) {
+            states.keep_copy(seq);
+        }
+    }
+}
+
 // Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
-size_t Session::next_ubatch(std::span<const int32_t> seq) const {
+size_t Session::longest_ubatch(std::span<const int32_t> seq) const {
     const KvCacheOptions& options = cache_.options();
     const auto of = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
     const size_t n = of(options.n_ubatch);
@@ -201,7 +231,7 @@ void Session::prepare_graph(Part& part, const GraphShape& shape, const ExactRows
         return;
     }
     part.graph.reset();
-    part.graph = build_graph(*model_, cache_, ropes_, part.constants, batch_, shape, exact);
+    part.graph = build_graph(*model_, cache_, ropes_, part.constants, part.states.get(), batch_, shape, exact);
     part.shape = shape;
     if (!quietly([&] { return ggml_gallocr_alloc_graph(part.allocator.get(), part.graph->nodes); })) {
         part.graph.reset();
@@ -223,33 +253,54 @@ void Session::prepare_graphs(const GraphShape& all) {
 }
 
 void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                         std::span<const int32_t> out_ids, Result result, float* rows) {
+                         std::span<const int32_t> out_ids, const EqualRuns& runs, Result result, float* rows) {
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.own_rows =
         cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
     batch_.slots = cache_.placement().claim({pos, seq, batch_.own_rows});
+    step_ = {};
     try {
+        claim_states(seq, runs);
         GraphShape shape = graph_shape(tokens.size(), out_ids.size(), cache_);
+        shape.n_seqs = runs.n_seqs;
         shape.result = result;
-        prepare_graphs(shape);
-        const Part* before = nullptr;
-        for (Part& part : parts_) {
-            if (before != nullptr) before->hand_to(part);
-            compute(part, tokens, pos, out_ids, cache_, batch_);
-            before = &part;
-        }
-        for (const Part& part : parts_) part.get_result(part.graph->result, rows);
+        compute_ubatch(tokens, pos, out_ids, shape, rows);
     } catch (...) {
         for (const Part& part : parts_) part.abandon();
         for (const SlotRef& to : batch_.slots) {
             cache_.placement().release(to);
         }
+        cache_.states().abandon(step_);
         throw;
     }
+    std::vector<int32_t> ends;
+    for (size_t i = runs.n_each(); i <= pos.size() && !step_.seq.empty(); i += runs.n_each()) {
+        ends.push_back(pos[i - 1] + 1);
+    }
+    cache_.states().commit(step_, ends);
     if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
         parts_.front().gpu->take_masses(cache_);
     }
+}
+
+void Session::claim_states(std::span<const int32_t> seq, const EqualRuns& runs) {
+    if (!cache_.states().is_used()) return;
+    std::vector<int32_t> each;
+    for (size_t i = 0; i < seq.size(); i += runs.n_each()) each.push_back(seq[i]);
+    step_ = cache_.states().claim(each);
+}
+
+void Session::compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
+                             std::span<const int32_t> out_ids, const GraphShape& shape, float* rows) {
+    prepare_graphs(shape);
+    const Part* before = nullptr;
+    for (Part& part : parts_) {
+        if (before != nullptr) before->hand_to(part);
+        compute(part, tokens, pos, out_ids, cache_, batch_);
+        before = &part;
+    }
+    for (const Part& part : parts_) part.get_result(part.graph->result, rows);
 }
 
 void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, const BatchSlots& batch) {
@@ -279,6 +330,8 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
     part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
     part.set_input(graph.positions, pos.data(), pos.size_bytes());
     part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
+    part.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
+    part.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));
     if (!fused_) {
         fill_reference_inputs(graph, rows, batch);
     }
@@ -291,7 +344,7 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
 
 void Session::shift(int seq, const Positions& positions, int32_t delta) {
     const HParams& h = model_->hparams();
-    for (int il = 0; cache_.placement().eviction() == nullptr && il < h.n_layer; il++) {
+    for (int il = 0; !h.is_recurrent() && cache_.placement().eviction() == nullptr && il < h.n_layer; il++) {
         const KPath path = model_->cache_spec().layers[static_cast<size_t>(il)].k_path;
         if (h.block.position == Position::learned) {
             fail("context shift",
@@ -302,7 +355,7 @@ void Session::shift(int seq, const Positions& positions, int32_t delta) {
                  path_name(path), " in layer ", il);
         }
     }
-    cache_.placement().shift(seq, positions, delta);
+    cache_.shift(seq, positions, delta);
 }
 
 size_t Session::compute_bytes() const {

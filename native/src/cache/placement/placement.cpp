@@ -114,6 +114,16 @@ int32_t Placement::last(int seq) const {
     return last;
 }
 
+int32_t Placement::last_before(int seq, int32_t end) const {
+    int32_t last = this->last(seq);
+    if (last < end) return last;
+    last = -1;
+    for (const Cells& cells : regions_) {
+        for (const int slot : cells.slots_of(seq, {0, end})) last = std::max(last, cells.pos(slot));
+    }
+    return last;
+}
+
 int32_t Placement::settled(int seq) const {
     check_seq(seq);
     if (!is_divisible()) return 0;

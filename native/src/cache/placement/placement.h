@@ -95,6 +95,7 @@ public:
     uint64_t sequences() const;    // mask of those that have tokens
     int32_t first(int seq) const;  // position, -1: it has no tokens
     int32_t last(int seq) const;
+    int32_t last_before(int seq, int32_t end) const;  // the last position below `end`, -1: none
     // The position before which tokens of the sequence stay where they are, whatever follows. Under eviction 0.
     int32_t settled(int seq) const;
 

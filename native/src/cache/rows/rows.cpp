@@ -103,7 +103,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
     size_t offset = 0;
     for (int il = 0; il < n_layers(); il++) {
         const bool full = exact && exact_is_full(il);
-        const size_t rows = holds(il) ? static_cast<size_t>(n_slots) : 0;
+        const size_t rows = holds(il) && layer_spec(il).has_rows() ? static_cast<size_t>(n_slots) : 0;
         LayerRows layer;
         layer.held = rows > 0;
         for (const bool value_side : {false, true}) {

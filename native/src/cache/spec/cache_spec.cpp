@@ -119,6 +119,7 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                  "; got ", group);
         }
         spec.group = static_cast<int>(group);
+        if (!h.attends(static_cast<int>(il))) continue;
         if (energy) {
             spec.energy = (*energy)[il];
         }
@@ -288,8 +289,9 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     std::vector<bool> v_full(spec.layers.size(), true);
     const auto k_paths = file.find_string_array(key::k_path);
     if (!k_paths) {
-        for (LayerCacheSpec& layer : spec.layers) {
-            layer.k = layer.v = TensorSpec::full(h.n_kv, h.head_dim);
+        for (int il = 0; il < h.n_layer; il++) {
+            LayerCacheSpec& layer = spec.layers[static_cast<size_t>(il)];
+            if (h.attends(il)) layer.k = layer.v = TensorSpec::full(h.n_kv, h.head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;
@@ -304,6 +306,10 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         LayerCacheSpec& layer = spec.layers[il];
         layer.k_path = parse_word<KPath>(key::k_path, (*k_paths)[il], schema::k_path_words);
         layer.v_path = parse_word<VPath>(key::v_path, v_paths[il], schema::v_path_words);
+        if (!h.attends(static_cast<int>(il)) && !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
+            fail(key::k_path, "expected full K and V in layer ", il, ", which does not attend; got ",
+                 path_name(layer.k_path), " and ", path_name(layer.v_path));
+        }
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
             fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
         }

@@ -32,11 +32,11 @@ void check_tokens(std::span<const SavedRegion> saved, uint64_t sequences) {
 
 std::string StateReader::all(std::span<const uint8_t> state) {
     std::array<StatePart, 1> parts{open(state, -1)};
-    placement_.clear();  // from here on a bad state leaves an empty cache, never a mixed one
+    cache_.clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
         return put(parts, -1);
     } catch (...) {
-        placement_.clear();
+        cache_.clear();
         throw;
     }
 }
@@ -45,11 +45,11 @@ std::string StateReader::sequence(int seq, std::span<const std::span<const uint8
     std::vector<StatePart> parts;
     for (const std::span<const uint8_t> state : states) parts.push_back(open(state, seq));
     if (parts.empty()) fail("state", "expected at least one part; got none");
-    placement_.remove_whole(seq);
+    cache_.remove_whole(seq);
     try {
         return put(parts, seq);
     } catch (...) {
-        placement_.remove_whole(seq);
+        cache_.remove_whole(seq);
         throw;
     }
 }
