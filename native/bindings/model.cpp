@@ -87,6 +87,8 @@ py::list layers(const Model& model) {
     py::list out;
     for (const lkv::LayerCacheSpec& layer : model.cache_spec().layers) {
         py::dict item;
+        const lkv::LayerAttention& block = model.hparams().block.layers[static_cast<size_t>(py::len(out))];
+        item["mixer"] = lkv::schema::mixer_words[static_cast<size_t>(block.mixer)];
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
         out.append(item);

@@ -25,7 +25,7 @@ struct RegionBytes {
 struct KvBytes {
     size_t k = 0;
     size_t v = 0;
-    size_t cells = 0;  // positions and sequence masks, and under eviction masses
+    size_t cells = 0;      // positions and sequence masks, and under eviction masses
     size_t states = 0;     // of recurrent layers, on their devices
     size_t snapshots = 0;  // the most that copies of states take of the host's memory
     // A token of the context, cells included: in the middle region, or its share of middle and recent. The ring is shared by all.

@@ -1,4 +1,6 @@
 // The verbs of a cache's sequences: what becomes of rows and of states must be the same.
+#include <algorithm>
+
 #include "base/error.h"
 #include "cache/kv_cache.h"
 
@@ -53,7 +55,8 @@ void KvCache::copy(int src, int dst, const Positions& positions) {
 
 void KvCache::shift(int seq, const Positions& positions, int32_t delta) {
     if (states_.is_used()) {
-        fail("context shift", "expected a model whose layers all attend, as a recurrent state cannot move; got one with ",
+        fail("context shift",
+             "expected a model whose layers all attend, as a recurrent state cannot move; got one with ",
              "recurrent layers");
     }
     placement_.shift(seq, positions, delta);
@@ -78,8 +81,8 @@ void KvCache::remove_whole(int seq) {
 
 int32_t KvCache::resumable(int seq, int32_t limit) const {
     placement_.check_seq(seq);
-    const int32_t end = placement_.last_before(seq, limit) + 1;
-    return states_.is_used() ? states_.resumable(seq, end) : end;
+    if (!states_.is_used()) return std::min(limit, placement_.last(seq) + 1);
+    return states_.resumable(seq, placement_.last_before(seq, limit) + 1);
 }
 
 }  // namespace lkv

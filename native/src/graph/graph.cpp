@@ -1,8 +1,8 @@
 #include "graph/graph.h"
 
 #include "graph/attention_branch.h"
-#include "graph/recurrent/delta_net.h"
 #include "graph/ffn.h"
+#include "graph/recurrent/delta_net.h"
 
 namespace lkv {
 namespace {

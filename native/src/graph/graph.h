@@ -28,9 +28,10 @@ struct Graph {
     ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
     ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
     ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
-    ggml_tensor* states_from = nullptr;  // i32 [n_seqs], slots that recurrent layers read, null where the graph has none
-    ggml_tensor* states_to = nullptr;    // i64 [n_seqs], slots that they write
-    ggml_tensor* result = nullptr;      // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
+    ggml_tensor* states_from =
+        nullptr;                       // i32 [n_seqs], slots that recurrent layers read, null where the graph has none
+    ggml_tensor* states_to = nullptr;  // i64 [n_seqs], slots that they write
+    ggml_tensor* result = nullptr;     // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
     ReferenceInputs ring_reference;         // for layers whose middle is in the ring
     std::vector<ReferenceInputs> evicting;  // one per layer if some layers evict, each with its own slots

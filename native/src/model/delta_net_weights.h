@@ -11,10 +11,10 @@ namespace lkv {
 
 // Shapes are ne. K heads: n_k, V heads: n_v.
 struct DeltaNetWeights {
-    ggml_tensor* qkv = nullptr;    // attn_qkv [n_embd, channels]: Q, K and V before the convolution
-    ggml_tensor* gate = nullptr;   // attn_gate [n_embd, value_width], of the output
-    ggml_tensor* conv = nullptr;   // ssm_conv1d [d_conv, channels], f32
-    ggml_tensor* decay = nullptr;  // ssm_a [n_v], -exp(A_log)
+    ggml_tensor* qkv = nullptr;         // attn_qkv [n_embd, channels]: Q, K and V before the convolution
+    ggml_tensor* gate = nullptr;        // attn_gate [n_embd, value_width], of the output
+    ggml_tensor* conv = nullptr;        // ssm_conv1d [d_conv, channels], f32
+    ggml_tensor* decay = nullptr;       // ssm_a [n_v], -exp(A_log)
     ggml_tensor* decay_bias = nullptr;  // ssm_dt.bias [n_v]
     // How much a head learns of a token and how much it forgets before: ssm_beta and ssm_alpha [n_embd, n_v]. V head h then has the K
     // head h modulo n_k.

@@ -13,8 +13,6 @@
 namespace lkv {
 namespace {
 
-constexpr int32_t snapshot_distance = 2048;  // tokens of a prompt from one copy of a recurrent state to the next
-
 // What a state lost on its way here. Who takes finer rows alone says so himself.
 std::string told(std::string lost, Accept accept) {
     if (accept == Accept::any && !lost.empty()) {
@@ -75,16 +73,6 @@ void Session::attach_parts(bool kv_rotate) {
         part.allocator.reset(ggml_gallocr_new(where));
         if (part.on_gpu()) part.gpu->attach(*model_, cache_, ropes_, part.constants, part.run);
     }
-}
-
-void Session::attach_states() {
-    std::vector<StateMemory*> memories;
-    for (Part& part : parts_) {
-        part.states = std::make_unique<StateTensors>(model_->hparams(), part.run, cache_.states().n_slots(),
-                                                     model_->memory(part.run));
-        memories.push_back(part.states.get());
-    }
-    cache_.states().attach(memories);
 }
 
 std::string Session::implementation() const {
@@ -153,7 +141,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
         run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, ubatch, result,
                    room(out_ids.size()));
-        keep_snapshots(ubatch);
+        if (cache_.states().is_used()) keep_snapshots(ubatch);
         cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
         if (between_ubatches) {
             between_ubatches();
@@ -164,16 +152,6 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const {
     const size_t limit = longest_ubatch(seq);
     return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
-}
-
-// Behind a ubatch: copies of its sequences' states where they may be wanted again.
-void Session::keep_snapshots(const EqualRuns& ubatch) {
-    SequenceState& states = cache_.states();
-    for (const int32_t seq : step_.seq) {
-        if (ubatch.n_each() > 1 && (ubatch.ends_prompt || states.since_copy(seq) >= snapshot_distance)) {
-            states.keep_copy(seq);
-        }
-    }
 }
 
 // Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
@@ -261,7 +239,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.slots = cache_.placement().claim({pos, seq, batch_.own_rows});
     step_ = {};
     try {
-        claim_states(seq, runs);
+        if (cache_.states().is_used()) claim_states(seq, runs);
         GraphShape shape = graph_shape(tokens.size(), out_ids.size(), cache_);
         shape.n_seqs = runs.n_seqs;
         shape.result = result;
@@ -274,21 +252,10 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         cache_.states().abandon(step_);
         throw;
     }
-    std::vector<int32_t> ends;
-    for (size_t i = runs.n_each(); i <= pos.size() && !step_.seq.empty(); i += runs.n_each()) {
-        ends.push_back(pos[i - 1] + 1);
-    }
-    cache_.states().commit(step_, ends);
+    if (cache_.states().is_used()) commit_states(pos, runs);
     if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
         parts_.front().gpu->take_masses(cache_);
     }
-}
-
-void Session::claim_states(std::span<const int32_t> seq, const EqualRuns& runs) {
-    if (!cache_.states().is_used()) return;
-    std::vector<int32_t> each;
-    for (size_t i = 0; i < seq.size(); i += runs.n_each()) each.push_back(seq[i]);
-    step_ = cache_.states().claim(each);
 }
 
 void Session::compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos,

@@ -81,6 +81,7 @@ private:
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                     std::span<const int32_t> out_ids, const EqualRuns& runs, Result result, float* rows);
     void claim_states(std::span<const int32_t> seq, const EqualRuns& runs);
+    void commit_states(std::span<const int32_t> pos, const EqualRuns& runs);
     void compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                         const GraphShape& shape, float* rows);
     // What decode() was called with.
@@ -128,7 +129,7 @@ private:
     ggml_backend_ptr backend_;
     std::optional<GgmlRowEncoder> encoder_;  // on the CPU
     BatchSlots batch_;
-    SequenceState::Step step_;  // of the ubatch that runs
+    SequenceState::Step step_;   // of the ubatch that runs
     std::vector<float> hidden_;  // [n_tokens, n_embd] of the batch, on their way to a device
     size_t prefill_bytes_ = 0;
 };

@@ -55,6 +55,7 @@ def _facts(file: dict[str, Any]) -> str:
             f"{file['n_layer']} layers, {file['n_embd']} wide, {file['n_head']} query heads and "
             f"{file['n_head_kv']} KV heads of {file['head_dim']}",
         ),
+        *([("mixers", mixers)] if (mixers := _mixers(file)) else []),
         ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
         (
             "chat",
@@ -67,6 +68,17 @@ def _facts(file: dict[str, Any]) -> str:
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {printable(value)}" for name, value in facts)
+
+
+def _mixers(file: dict[str, Any]) -> str:
+    """`8 of 32 layers attend, 24 are recurrent; 1 more guesses further tokens (MTP) and stays unused`"""
+    told = []
+    if n := file["n_recurrent"]:
+        told.append(f"{file['n_layer'] - n} of {file['n_layer']} layers attend, {n} are recurrent")
+    if n := file["n_mtp"]:
+        verbs = ("guesses", "stays") if n == 1 else ("guess", "stay")
+        told.append(f"{n} more {verbs[0]} further tokens (MTP) and {verbs[1]} unused")
+    return "; ".join(told)
 
 
 def _cache_text(file: dict[str, Any]) -> str:
@@ -97,10 +109,7 @@ def _exact(regions: Mapping[str, Any]) -> str:
 
 def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
     width = file["n_head_kv"] * file["head_dim"]
-    rows = [
-        [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], width))]
-        for i, layer in enumerate(layers)
-    ]
+    rows = [[str(i), *_row(layer, width)] for i, layer in enumerate(layers)]
     # Runs of equal layers become one row.
     merged = []
     for body, run in itertools.groupby(rows, key=lambda row: row[1:]):
@@ -116,6 +125,12 @@ def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
     legend = [f"{path}: {meaning}" for path, meaning in _PATHS.items() if path in paths]
     shown: list[Block] = [table(["layer", *sides], merged), *legend]
     return [*shown, "", "row of a token in each layer (channels:format)", *plans] if plans else shown
+
+
+def _row(layer: dict[str, Any], width: int) -> list[str]:
+    if layer["mixer"] != "attention":
+        return ["recurrent", *["-"] * 7]
+    return [cell for side in ("k", "v") for cell in _tensor(layer[side], width)]
 
 
 def _planned(layer: dict[str, Any]) -> bool:
@@ -189,6 +204,14 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
     last = max(forecast, key=lambda row: row["n_ctx"])
     head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
+    if last["states"]:
+        head += (
+            f"\nin every cache are {bytes_text(last['states'])} of recurrent layers' states, however long the"
+        )
+        head += (
+            f" context, and up to {bytes_text(last['snapshots'])} of copies to go back to; shares of f16 are"
+        )
+        head += " of rows alone"
     slots = last["layer_slots"]
     middle = next(region["slots"] for region in last["regions"] if region["name"] == "middle")
     if middle < last["n_cells"]:

@@ -306,7 +306,8 @@ class Evaluator:
             if self._rewind(common):
                 self._logits = mark[1]
             return len(self._tokens)
-        self._rewind(prefix.kept(self._tokens, tokens, self.session.n_recent, self.session.rewinds))
+        keep = prefix.kept(self._tokens, tokens, self.session.n_recent, self.session.rewinds)
+        self._rewind(self.session.seq_resumable(SEQ, keep))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:
@@ -318,21 +319,24 @@ class Evaluator:
     @in_turn
     def truncate(self, count: int) -> None:  # for who holds the cache
         """Keeps the first `count` cached tokens. Where layers with a sliding window have no rows of them any
-        more, they are computed anew."""
+        more, or recurrent layers no snapshot, they are computed anew."""
         kept = self._tokens[:count]
         if not self._rewind(count):
-            self.compute(kept)
+            self.compute(kept[len(self._tokens) :])
             self._logits = None
 
     def _rewind(self, count: int) -> bool:
-        """Keeps the first `count` cached tokens, or none: False, their rows are gone."""
+        """Keeps the first `count` cached tokens, or fewer: False, the rows or states of the others are
+        gone."""
         if count == len(self._tokens):
             return True
         self._logits = None
         kept = self.session.seq_rm(SEQ, count, -1)
+        left = count
         if not kept:
-            self.session.seq_rm(SEQ)
-        del self._tokens[count if kept else 0 :]
+            left = self.session.seq_resumable(SEQ, count) if self.session.is_recurrent else 0
+            self.session.seq_rm(SEQ, left, -1)
+        del self._tokens[left:]
         if self._mark is not None and len(self._tokens) < self._mark[0]:
             self._mark = None
         return kept

@@ -23,7 +23,7 @@ public:
     // The states of a sequence behind its token at position `end - 1`.
     struct Snapshot {
         int32_t end = 0;
-        int slot = -1;                                      // of every memory; -1: in `copy` alone
+        int slot = -1;                                     // of every memory; -1: in `copy` alone
         std::shared_ptr<const std::vector<uint8_t>> copy;  // [slot_bytes()]; null: in the slot alone
     };
 
@@ -81,7 +81,7 @@ private:
 
     size_t slot_bytes_;
     std::vector<StateMemory*> memories_;
-    std::vector<int> uses_;                     // of every slot, by snapshots and a ubatch that runs
+    std::vector<int> uses_;                    // of every slot, by snapshots and a ubatch that runs
     std::vector<std::vector<Snapshot>> kept_;  // of every sequence, earliest first; the last is what it has now
 };
 

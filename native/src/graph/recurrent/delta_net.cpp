@@ -37,8 +37,8 @@ DeltaNetBranch::Gates DeltaNetBranch::gates(ggml_tensor* x, const DeltaNetWeight
         const int64_t of_k = n_v / sizes_.n_k_heads;  // V heads of a K head
         const size_t stride = 2 * static_cast<size_t>(of_k) * sizeof(float);
         const auto cut = [&](size_t first) {
-            ggml_tensor* const view = ggml_view_3d(ctx_, both, of_k, sizes_.n_k_heads, n_tokens, stride, both->nb[1],
-                                                   first * sizeof(float));
+            ggml_tensor* const view =
+                ggml_view_3d(ctx_, both, of_k, sizes_.n_k_heads, n_tokens, stride, both->nb[1], first * sizeof(float));
             return ggml_cont_2d(ctx_, view, n_v, n_tokens);
         };
         beta = cut(0);

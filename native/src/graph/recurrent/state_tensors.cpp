@@ -55,7 +55,8 @@ void StateTensors::write(int slot, const uint8_t* from) {
 }
 
 void StateTensors::clear(int slot) {
-    each_row(slot, [](ggml_tensor* t, size_t offset, size_t bytes) { ggml_backend_tensor_memset(t, 0, offset, bytes); });
+    each_row(slot,
+             [](ggml_tensor* t, size_t offset, size_t bytes) { ggml_backend_tensor_memset(t, 0, offset, bytes); });
 }
 
 }  // namespace lkv

@@ -60,7 +60,8 @@ private:
     }
 
     size_t measure(const GraphShape& shape, const LayerRun& run, const ExactRows* exact = nullptr) const {
-        const StateTensors states(model_.hparams(), run, cache_.states().n_slots(), ggml_backend_cpu_buffer_type(), false);
+        const StateTensors states(model_.hparams(), run, cache_.states().n_slots(), ggml_backend_cpu_buffer_type(),
+                                  false);
         const std::unique_ptr<Graph> graph =
             build_graph(model_, cache_, ropes_, constants_, &states, batch_, shape, exact);
         const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
