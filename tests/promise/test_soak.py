@@ -43,7 +43,7 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[Any], Setting]]] = {
     "a plan with windows": (WATERFILL, of({}, 0.02, shares=False, cuts=False)),
     "a master's budget": ((*WATERFILL, "--segment", "32", "--master"), of_master),
     "a ring": (PLAIN, of({"kv": "f32", "n_ubatch": 32}, 1e-4, cuts=False, refuses=True)),
-    "recurrent layers": ((), of({"kv": "f32", "n_ubatch": 32}, 1e-4, refuses=True)),
+    "recurrent layers": ((), of({"kv": "f32", "n_ubatch": 32}, 1e-4, refuses=True, snapshots=True)),
     # of two tokens that gathered about as much, either may go where sums of another batch round otherwise
     "eviction": (PLAIN, of(EVICTING, 0.15, shares=False, cuts=False, refuses=True, evicts=True)),
 }
