@@ -1,4 +1,5 @@
 #include "runtime/session.h"
+
 #include "base/error.h"
 #include "bindings.h"
 #include "gil.h"
