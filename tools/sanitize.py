@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 1800  # seconds of a test: its limit in the suite is for programs without a sanitizer
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def python_tests(sanitizer: Sanitizer, folder: Path, arguments: list[str]) -> No
         shutil.copy(module, level)
     preload = " ".join(map(library, sanitizer.libraries))
     path = f"{package}{os.pathsep}{ROOT / 'tools' / 'convert'}"
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={TIMEOUT}", *arguments)
     run(sanitizer, sys.executable, *words, LD_PRELOAD=preload, PYTHONPATH=path)
 
 

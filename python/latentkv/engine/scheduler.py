@@ -2,15 +2,17 @@
 prompts that wait to be read.
 
 One step is one decode call, and one more for texts to embed, whose results are of another kind. Every answer
-gets its token in every step; prompts share what room is left in it, all alike. Beside answers, texts to embed
-get less: nobody reads along. Nothing here knows threads: `Engine` calls step() on one.
+gets its token in every step; prompts share what room is left in it, all alike. Texts to embed get as much
+time as the answers beside them, a few tokens at once. Nothing here knows threads: `Engine` calls step() on
+one.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 MIXED_CHUNK = 128  # prompt tokens of a step that answers wait for: the longest ubatch beside exact windows
 LEAST_CHUNK = 32  # of a prompt, in a step: fewer tokens do not fill a matrix product
-EMBEDDED_CHUNK = 32  # tokens to embed, on average of the steps that answers wait for
+EMBEDDED_CHUNK = 32  # tokens to embed, in a step that answers wait for
 
 
 class Scheduler:
@@ -54,6 +56,7 @@ class Scheduler:
         shift: Shift | None = None,
         store: PrefixStore | None = None,
         reuse: Reuse | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """n_ctx_seq: tokens that a sequence may have (None: all of the cache).
         shift: what becomes of a sequence that has as many (None: its answer ends).
@@ -71,7 +74,8 @@ class Scheduler:
         self.room = Room(self.sequences, store, self.n_ctx_seq, self.counters)
         self.admission = Admission(self.room)
         self._is_lazy = session.prefill == "lazy"
-        self._n_ahead = 0  # tokens that were embedded beside answers before their turn
+        self._clock = clock
+        self._ahead = 0.0  # seconds that texts to embed had more than the answers beside them
 
     @property
     def slots(self) -> list[Slot]:
@@ -108,10 +112,15 @@ class Scheduler:
         has_run = is_awaited = False
         for embeds in (False, True):  # a call has one kind of result
             is_awaited = is_awaited or any(slot.has_read for slot in self.running)
+            if embeds and is_awaited and self._ahead > 0:
+                break
             batch = self._batch(embeds, is_awaited)
+            begin = self._clock()
             if batch.tokens:
                 self._run(batch)
                 has_run = True
+            seconds = self._clock() - begin
+            self._ahead = max(0.0, self._ahead + (seconds if embeds else -seconds)) if is_awaited else 0.0
         return has_run
 
     def _run(self, batch: Batch) -> None:
@@ -186,21 +195,16 @@ class Scheduler:
         batch = Batch(embeds)
         reading = [slot for slot in self.running if not slot.has_read and slot.embeds == embeds]
         reading.sort(key=age)
-        if embeds:
-            self._n_ahead = max(0, self._n_ahead - EMBEDDED_CHUNK) if is_awaited else 0
-            if self._n_ahead:
-                return batch
         fresh = [slot for slot in reading if not slot.tokens]
         if self._is_lazy and fresh:  # exact K and V of a prompt: in a call in which every sequence starts
             batch.add(fresh[0], self.session.n_ctx)
-        else:
-            for slot in self.running if not embeds else ():
+            return batch
+        if not embeds:
+            for slot in self.running:
                 if slot.has_read:
                     batch.add(slot, 1)
-            beside = EMBEDDED_CHUNK if embeds else MIXED_CHUNK
-            self._read(batch, reading, beside if is_awaited else self.n_batch)
-        if embeds and is_awaited:
-            self._n_ahead += len(batch.tokens)
+        beside = EMBEDDED_CHUNK if embeds else MIXED_CHUNK
+        self._read(batch, reading, beside if is_awaited else self.n_batch)
         return batch
 
     def _read(self, batch: Batch, reading: Sequence[Slot], room: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def test_a_cancelled_embedding_leaves_nothing(model: Any) -> None:
 
 
 def test_answers_go_on_while_texts_are_embedded(model: Any) -> None:
-    two = scheduler(model, 2)
+    two = scheduler(model, 2, clock=lambda: 0.0)  # the texts never had too much of it
     answer, long = asked(model, "The clerk", 60), to_embed(model, TEXT[:1500])
     two.submit(answer)
     two.step()
@@ -87,13 +86,13 @@ def test_answers_go_on_while_texts_are_embedded(model: Any) -> None:
     while long.progress.embedding is None:
         two.step()
         steps += 1
-    assert answer.progress.completion_tokens - before == steps >= len(long.request.prompt) // 128
+    assert answer.progress.completion_tokens - before == steps >= len(long.request.prompt) // EMBEDDED_CHUNK
 
 
 def embedded_beside(model: Any, texts: list[str], cache: dict[str, Any]) -> tuple[Scheduler, list[int]]:
     """An engine with an answer and texts in it; how many tokens of texts each step had until the answer was
-    there."""
-    four = scheduler(model, 4, 2048, cache=cache)
+    there. A token takes a second."""
+    four = scheduler(model, 4, 2048, cache=cache, clock=lambda: float(four.counters.step_tokens))
     answer = asked(model, "The clerk", 60)
     for ticket in [*(to_embed(model, text) for text in texts), answer]:
         four.submit(ticket)
@@ -107,30 +106,23 @@ def embedded_beside(model: Any, texts: list[str], cache: dict[str, Any]) -> tupl
     return four, counts
 
 
-@pytest.mark.parametrize("length", [40, 1500])
-def test_a_step_of_an_answer_has_few_tokens_to_embed(model: Any, length: int) -> None:
+@pytest.mark.parametrize(("count", "length"), [(152, 40), (20, 1500)])
+def test_a_step_of_an_answer_has_few_tokens_to_embed(model: Any, count: int, length: int) -> None:
     """Texts came first, many times as many as there are sequences."""
-    texts = [TEXT[at : at + length] for at in range(0, 152 * 20, 20)]
+    texts = [TEXT[at : at + length] for at in range(0, count * 20, 20)]
     four, counts = embedded_beside(model, texts, {})
     assert len(counts) == 59
     assert max(counts) <= EMBEDDED_CHUNK
-    assert min(counts) > 0  # and they go on
-    if length > 40:
-        assert min(counts) == EMBEDDED_CHUNK
+    assert 28 <= sum(counts) <= 59 + EMBEDDED_CHUNK  # half of the time
     while four.step():
         pass
-    assert four.counters.requests == 153
+    assert four.counters.requests == count + 1
 
 
 def test_a_text_that_is_embedded_whole_lets_answers_catch_up(model: Any) -> None:
-    texts = [TEXT[at : at + 1500] for at in range(0, 152 * 20, 20)]
+    texts = [TEXT[at : at + 1500] for at in range(0, 400, 20)]
     _, counts = embedded_beside(model, texts, {"prefill": "lazy"})
-    whole = [at for at, count in enumerate(counts) if count]
-    assert all(counts[at] > 10 * EMBEDDED_CHUNK for at in whole)
-    gaps = [after - before for before, after in pairwise(whole)]
-    assert gaps
-    for at, gap in zip(whole, gaps, strict=False):
-        assert gap >= counts[at] // EMBEDDED_CHUNK
+    assert sum(map(bool, counts)) <= 1
 
 
 def test_alone_texts_fill_a_step(model: Any) -> None:
