@@ -130,7 +130,10 @@ def test_sizes_that_differ(
 ) -> None:
     usual = SIZES[name][0]
     for values, message in (
-        ([usual, usual + 32, usual], DIFFER.get(name, f"the same number for every layer; got {usual} and, in")),
+        (
+            [usual, usual + 32, usual],
+            DIFFER.get(name, f"the same number for every layer; got {usual} and, in"),
+        ),
         ([usual] * 2, "expected one number, or 3, one a layer; got 2"),
         ([usual] * 4, "expected one number, or 3, one a layer; got 4"),
     ):
