@@ -91,6 +91,16 @@ def test_compressed_rows_cost_what_they_cost(opened: Any, expected: Logits, kv: 
     assert 1e-7 < error < 0.05
 
 
+def test_a_plan_is_of_the_layers_that_have_rows(opened: Any, expected: Logits) -> None:
+    """Two KV heads of one layer, a segment each; K in blocks of tokens beside exact windows."""
+    plans = ({"k_plan": ["q8"] * 2, "v_plan": ["q8"] * 2}, {"kv_k": "c8", "kv_v": "q8", "recent": 32})
+    for plan in plans:
+        error = distance(session(opened, **plan).decode(IDS[:N], output="all"), expected)
+        assert 1e-6 < error < 0.1
+    with pytest.raises(ValueError, match=r"^\[k_plan\] expected an array of 2 entries; got 8$"):
+        session(opened, k_plan=["q8"] * 8, v_plan=["q8"] * 8)
+
+
 def test_only_attending_layers_have_rows(opened: Any) -> None:
     """A quarter of a cache that would have rows of all layers; states are counted by themselves."""
     one = exact(opened, n_seq_max=2)
