@@ -236,17 +236,18 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
 
 
 def _cards(cards: list[dict[str, Any]]) -> list[Block]:
-    """One row per GPU: what it holds beside the longest context that fits."""
+    """One row per GPU and cache: what it holds with the longest context that fits."""
     rows = [
         [
             bytes_text(card["free"]),
+            card["kv"],
             *(bytes_text(card[part]) for part in ("weights", "states", "rows", "compute")),
             str(card["n_ctx"]) if card["n_ctx"] else "none fits",
         ]
         for card in cards
     ]
-    head = "GPUs with all layers and the cache that is asked for; 1 GiB is left alone"
-    return [head, table(["free", "weights", "states", "rows", "compute", "longest context"], rows)]
+    head = "what a GPU holds with all layers; 1 GiB of it is left alone"
+    return [head, table(["GPU", "--kv", "weights", "states", "rows", "compute", "longest context"], rows)]
 
 
 def _budgets(rows: list[dict[str, Any]]) -> list[Block]:

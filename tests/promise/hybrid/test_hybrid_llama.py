@@ -136,7 +136,7 @@ def test_bytes_are_shown_by_their_names(hybrid: Hybrid, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "1 of 4 layers attend, 3 are recurrent" in shown
     assert "of recurrent layers' states" in shown
-    assert [line.split()[0] for line in shown.splitlines()[-2:]] == ["16.0", "24.0"]
+    assert [line.split()[0] for line in shown.splitlines()[-4:]] == ["16.0", "16.0", "24.0", "24.0"]
 
 
 def test_what_a_card_holds(hybrid: Hybrid) -> None:
