@@ -258,6 +258,15 @@ def test_a_gguf_that_contradicts_itself(
     assert message in refused(capsys, [str(path), *NONE], tmp_path / "out.gguf")
 
 
+def test_only_rows_of_attention_are_counted(stock: Path, tmp_path: Path) -> None:
+    """Two of four layers attend, with two heads of 32."""
+    assert main([str(stock), "-o", str(tmp_path / "out.gguf"), *NONE]) == 0
+    report = json.loads((tmp_path / "out.report.json").read_text())
+    assert report["bytes_per_token_f16_full"] == report["bytes_per_token"]["f16"] == 2 * 2 * 2 * 2 * 32
+    assert report["state_bytes"] == 2 * 4 * (3 * (64 + 64) + 4 * 16 * 16)
+    assert [layer.get("mixer") for layer in report["layers"]] == ["delta_net", None, "delta_net", None]
+
+
 def test_a_pattern_of_ours_has_attention(stock: Path, tmp_path: Path) -> None:
     block = {f"latentkv.block.{name}": value for name, value in GgufSource(stock).spec.block.said().items()}
     block["latentkv.block.mixers"] = ["delta_net"] * 4
