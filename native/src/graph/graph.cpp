@@ -7,7 +7,7 @@
 namespace lkv {
 namespace {
 
-constexpr size_t max_nodes_per_layer = 64;
+constexpr size_t max_nodes_per_layer = 80;
 
 class Builder {
 public:

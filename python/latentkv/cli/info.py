@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from latentkv import ranges
@@ -22,6 +22,7 @@ from latentkv.plan.options import SessionOptions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
+_CARDS = (16, 24)  # GiB of a GPU
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         "layers": planned_layers(model, in_use),
         "forecast": forecasts(model, asked, n_ctx),
         "budgets": budgets(model, asked),
+        "cards": cards(args.model, args.latent, model, asked),
     }
     if args.json:
         print(json.dumps(report, indent=2, default=str))
@@ -133,6 +135,15 @@ def budgets(model: Any, asked: SessionOptions) -> list[dict[str, Any]]:
             }
         )
     return sorted(found, key=lambda row: -row["total"])
+
+
+def cards(path: str, latent_path: str, model: Any, asked: SessionOptions) -> list[dict[str, Any]]:
+    """What GPUs hold of a model with recurrent layers, whose states are beside the rows; empty for others."""
+    from latentkv.plan.fit import on_card
+
+    if all(layer["mixer"] == "attention" for layer in model.layers):
+        return []
+    return [asdict(on_card(path, latent_path, asked, size << 30)) for size in _CARDS]
 
 
 def forecasts(model: Any, asked: SessionOptions, n_ctx: int) -> list[dict[str, Any]]:
