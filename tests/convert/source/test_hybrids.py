@@ -246,6 +246,7 @@ def stock(random_checkpoint: Tiny, tmp_path_factory: pytest.TempPathFactory) -> 
         ({"without": ("qwen35.ssm.state_size",)}, "ssm.state_size from 1 to 4096; got none"),
         ({"without": ("blk.2.ssm_a",)}, "expected a tensor blk.2.ssm_a; got none"),
         ({"without": ("blk.3.attn_q_norm.weight",)}, "a tensor blk.3.attn_q_norm.weight; got none"),
+        ({"extra": {"blk.0.ssm_in.weight": np.ones(4, np.float32)}}, "got ssm_in, which older converters"),
         ({"extra": {"blk.0.ssm_d.weight": np.ones(4, np.float32)}}, "tensors of the qwen35 architecture"),
         ({"extra": {"blk.4.attn_k.weight": np.ones(4, np.float32)}}, "tensors of the qwen35 architecture"),
         ({"keys": {"qwen35.nextn_predict_layers": 4}}, "nextn_predict_layers from 0 to 3; got 4"),
