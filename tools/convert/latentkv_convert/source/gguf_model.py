@@ -167,8 +167,8 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         shapes |= {role: _shape(spec, role) for role in roles}
         expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
     if any(name.endswith(".ssm_in.weight") for name in parts.names()):
-        got = "ssm_in, which older converters write"
-        raise ConvertError(where, "attn_qkv and attn_gate in recurrent layers", got, "get a newer file")
+        older = "ssm_in, which older converters write"
+        raise ConvertError(where, "attn_qkv and attn_gate in recurrent layers", older, "get a newer file")
     for name, shape in expected.items():
         got = parts.info(name).shape
         if got != shape and not ("shexp" in name and got == (1, *shape)):
