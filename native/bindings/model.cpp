@@ -22,11 +22,6 @@ namespace {
 constexpr uint64_t longest_listed_array =
     64;  // tokenizer arrays run to 100k+ entries; longer ones show as their length
 
-py::object text(std::string_view s) {
-    return py::reinterpret_steal<py::object>(
-        PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
-}
-
 py::object element(const GgufValue& value, size_t i) {
     if (value.type == GgufType::string) {
         return text(value.strings[i]);
@@ -85,10 +80,12 @@ py::dict tensor_dict(std::string_view path, const lkv::TensorSpec& spec) {
 
 py::list layers(const Model& model) {
     py::list out;
-    for (const lkv::LayerCacheSpec& layer : model.cache_spec().layers) {
+    for (size_t il = 0; il < model.cache_spec().layers.size(); il++) {
+        const lkv::LayerCacheSpec& layer = model.cache_spec().layers[il];
         py::dict item;
-        const lkv::LayerAttention& block = model.hparams().block.layers[static_cast<size_t>(py::len(out))];
-        item["mixer"] = lkv::schema::mixer_words[static_cast<size_t>(block.mixer)];
+        item["n_head_kv"] = model.hparams().heads[il].n_kv;
+        item["head_dim"] = model.hparams().heads[il].head_dim;
+        item["mixer"] = lkv::schema::mixer_words[static_cast<size_t>(model.hparams().block.layers[il].mixer)];
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
         out.append(item);
@@ -149,6 +146,13 @@ py::object master(const Model& model) {
     return out;
 }
 
+// The shape of the widest K and V; zeros where only the vocabulary was read.
+lkv::HeadShape widest(const lkv::HParams& h) {
+    if (h.heads.empty()) return {};
+    return *std::max_element(h.heads.begin(), h.heads.end(),
+                             [](const lkv::HeadShape& a, const lkv::HeadShape& b) { return a.width() < b.width(); });
+}
+
 py::dict forecast(const Model& model, int n_ctx, const py::kwargs& given) {
     lkv::SessionOptions options = session_options("forecast", given);
     options.n_ctx = n_ctx;
@@ -207,7 +211,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
 }
 
 void bind_model(py::module_& module) {
-    py::class_<Model, std::shared_ptr<Model>>(module, "Model")
+    py::class_<Model, std::shared_ptr<Model>> bound(module, "Model");
+    bound
         .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers,
                          const std::vector<float>& tensor_split, int main_gpu, const std::string& split_mode,
                          bool use_mmap, bool vocab_only, bool describe_only) {
@@ -237,8 +242,8 @@ void bind_model(py::module_& module) {
         .def_property_readonly("n_layer", [](const Model& m) { return m.hparams().n_layer; })
         .def_property_readonly("n_mtp", [](const Model& m) { return m.hparams().n_mtp; })
         .def_property_readonly("n_head", [](const Model& m) { return m.hparams().n_head; })
-        .def_property_readonly("n_head_kv", [](const Model& m) { return m.hparams().n_kv; })
-        .def_property_readonly("head_dim", [](const Model& m) { return m.hparams().head_dim; })
+        .def_property_readonly("n_head_kv", [](const Model& m) { return widest(m.hparams()).n_kv; })
+        .def_property_readonly("head_dim", [](const Model& m) { return widest(m.hparams()).head_dim; })
         .def_property_readonly("n_params", &Model::n_params)
         .def_property_readonly("size_bytes", &Model::size_bytes)
         .def_property_readonly("factor_bytes", &Model::factor_bytes)
@@ -264,44 +269,6 @@ void bind_model(py::module_& module) {
                                    }
                                    return text(*m.vocab().chat_template());
                                })
-        .def("forecast", &forecast, py::arg("n_ctx"))
-        .def(
-            "tokenize",
-            [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {
-                const std::string_view text(s);
-                const Unlocked unlocked;  // seconds, for megabytes
-                return m.vocab().tokenize(text, add_special, parse_special);
-            },
-            py::arg("text"), py::arg("add_special") = true, py::arg("parse_special") = false)
-        .def(
-            "detokenize",
-            [](const Model& m, const std::vector<int32_t>& tokens, bool special) {
-                std::string text;
-                {
-                    const Unlocked unlocked;
-                    text = m.vocab().detokenize(tokens, special);
-                }
-                return py::bytes(text);
-            },
-            py::arg("tokens"), py::arg("special") = false)
-        .def(
-            "token_to_piece",
-            [](const Model& m, int32_t token, bool special) {
-                return py::bytes(m.vocab().token_to_piece(token, special));
-            },
-            py::arg("token"), py::arg("special") = false)
-        .def("token_bos", [](const Model& m) { return m.vocab().bos(); })
-        .def("token_eos", [](const Model& m) { return m.vocab().eos(); })
-        .def("token_nl", [](const Model& m) { return m.vocab().nl(); })
-        .def("token_prefix", [](const Model& m) { return m.vocab().fim_prefix(); })
-        .def("token_suffix", [](const Model& m) { return m.vocab().fim_suffix(); })
-        .def("token_middle", [](const Model& m) { return m.vocab().fim_middle(); })
-        .def("token_repo", [](const Model& m) { return m.vocab().fim_repo(); })
-        .def("token_file", [](const Model& m) { return m.vocab().fim_file(); })
-        .def(
-            "is_eog", [](const Model& m, int32_t token) { return m.vocab().is_eog(token); }, py::arg("token"))
-        .def("add_bos", [](const Model& m) { return m.vocab().add_bos(); })
-        .def(
-            "find_token", [](const Model& m, const std::string& s) { return m.vocab().find_token(s); },
-            py::arg("text"));
+        .def("forecast", &forecast, py::arg("n_ctx"));
+    bind_vocab(bound);
 }

@@ -31,6 +31,10 @@ def quantize(
 def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
     """Rows [n_rows, row bytes] of ggml's blocks (or f16, bf16) to [n_rows, n]."""
 
+def format_bytes(format: str, width: int) -> int:
+    """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
+    of build_info's, or none)."""
+
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
 

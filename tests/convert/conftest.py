@@ -118,6 +118,9 @@ def random_checkpoint(bpe_tokenizer: Any) -> Tiny:
                     parameter.normal_(std=1.3 / parameter.shape[-1] ** 0.5)
                 else:  # norms, per-head ones among them, that a reader must apply
                     parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
+            for key, buffer in model.named_buffers():
+                if key.endswith("layer_scalar"):
+                    buffer.uniform_(0.6, 1.2)
         model.save_pretrained(directory, max_shard_size=shard_size)
         (directory / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         bpe_tokenizer.save(str(directory / "tokenizer.json"))

@@ -19,8 +19,8 @@ constexpr float largest_scale = 1e6F;
 constexpr std::array optional_keys = {
     key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
     key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
-    key::block_windows,         key::block_rope_bases,      key::block_rope_scaled,    key::block_mixers,
-    key::block_output_gate};
+    key::block_windows,         key::block_rope_bases,      key::block_rope_scaled,    key::block_value_norm,
+    key::block_value_of_key,    key::block_mixers,          key::block_output_gate};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -112,13 +112,15 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     block.position = need_word<Position>(file, key::block_position, schema::position_words);
     block.rope_pairing = need_word<RopePairing>(file, key::block_rope_pairing, schema::rope_pairing_words);
     block.embedding_scale = scale(key::block_embedding_scale, 1.0F);
-    block.attention_scale = scale(key::block_attention_scale, 1.0F / std::sqrt(static_cast<float>(h.head_dim)));
+    block.attention_scale = scale(key::block_attention_scale, 0.0F);
     block.residual_scale = scale(key::block_residual_scale, 1.0F);
     block.logit_scale = scale(key::block_logit_scale, 1.0F);
     block.logit_softcap = read_float(file, std::string(key::block_logit_softcap), 0.0F, largest_scale, 0.0F);
     block.attention_softcap = read_float(file, std::string(key::block_attention_softcap), 0.0F, largest_scale, 0.0F);
     block.expert_norm = file.find_bool(key::block_expert_norm).value_or(true);
     block.yarn_truncate = file.find_bool(key::block_yarn_truncate).value_or(true);
+    block.value_norm = file.find_bool(key::block_value_norm).value_or(false);
+    block.value_of_key = file.find_bool(key::block_value_of_key).value_or(false);
     if (block.activation == Activation::swiglu_oai && block.ffn == Ffn::plain) {
         fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
     }
@@ -195,13 +197,19 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.norm = stock.norm;
     block.activation = stock.activation;
     block.ffn = stock.ffn;
+    const bool has_experts = file.find_u32(h.architecture + ".expert_count").value_or(0) > 0;
+    if (stock.experts_beside && has_experts) block.ffn = Ffn::gated_and_experts;
     block.parallel = stock.parallel;
     block.position = stock.position;
     block.rope_pairing = stock.rope_pairing;
     block.yarn_truncate = stock.yarn_truncate;
     if (stock.root_embedding) block.embedding_scale = std::sqrt(static_cast<float>(h.n_embd));
-    const int width = h.n_layer == stock.wide_scale_layers ? h.n_embd / h.n_head : h.head_dim;
-    block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, width)));
+    block.value_norm = stock.value_norm;
+    block.value_of_key = stock.value_of_key;
+    block.attention_scale = stock.attention_scale;
+    if (h.n_layer == stock.wide_scale_layers) {
+        block.attention_scale = 1.0F / std::sqrt(static_cast<float>(std::max(1, h.n_embd / h.n_head)));
+    }
     block.attention_softcap = read_float(file, h.architecture + ".attn_logit_softcapping", 0.0F, largest_scale, 0.0F);
     block.logit_softcap = read_float(file, h.architecture + ".final_logit_softcapping", 0.0F, largest_scale, 0.0F);
     if (stock.stock_scales) read_stock_scales(file, h.architecture + ".", block);

@@ -33,11 +33,13 @@ struct BlockDescription {
     Position position = Position::rope;
     RopePairing rope_pairing = RopePairing::norm;
     float embedding_scale = 1.0F;    // factor of token embeddings
-    float attention_scale = 0.0F;    // factor of scores
+    float attention_scale = 0.0F;    // factor of scores, 0 = 1/sqrt(head_dim)
     float attention_softcap = 0.0F;  // c: scores become c · tanh(scores / c), 0 = none
     float residual_scale = 1.0F;     // factor of both branches, before they are added
     bool yarn_truncate = true;       // YaRN's ramp begins and ends at whole planes
     bool expert_norm = true;         // weights of the chosen experts are divided by their sum
+    bool value_norm = false;         // V of a head is divided by its root mean square
+    bool value_of_key = false;       // V of a layer without attn_v.weight is what attn_k.weight makes
     bool output_gate = false;        // attention's output is multiplied by a sigmoid, which attn_q makes beside Q
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none

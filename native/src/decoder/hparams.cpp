@@ -1,6 +1,8 @@
 #include "decoder/hparams.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "base/error.h"
 
@@ -13,21 +15,97 @@ float read_float(const GgufFile& file, const std::string& key, float low, float 
     return found.value_or(absent);
 }
 
-std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer) {
+namespace {
+
+bool is_per_layer(const GgufFile& file, const std::string& key, int n_layer) {
     const GgufValue* const found = file.find(key);
-    if (n_layer == 0 || found == nullptr || !found->is_array) {
-        return file.find_u32(key);
-    }
-    const std::vector<uint32_t> values = file.get_u32_array(key);
+    return n_layer > 0 && found != nullptr && found->is_array;
+}
+
+std::vector<uint32_t> one_a_layer(const GgufFile& file, const std::string& key, int n_layer) {
+    std::vector<uint32_t> values = file.get_u32_array(key);
     if (values.size() != static_cast<size_t>(n_layer)) {
         fail(key, "expected one number, or ", n_layer, ", one a layer; got ", values.size());
     }
+    return values;
+}
+
+}  // namespace
+
+std::optional<uint32_t> find_layer_u32(const GgufFile& file, const std::string& key, int n_layer, int il) {
+    if (!is_per_layer(file, key, n_layer)) return file.find_u32(key);
+    return one_a_layer(file, key, n_layer)[static_cast<size_t>(il)];
+}
+
+std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer) {
+    if (!is_per_layer(file, key, n_layer)) return file.find_u32(key);
+    const std::vector<uint32_t> values = one_a_layer(file, key, n_layer);
     const auto other = std::find_if(values.begin(), values.end(), [&](uint32_t v) { return v != values.front(); });
     if (other != values.end()) {
         fail(key, "expected the same number for every layer; got ", values.front(), " and, in layer ",
              other - values.begin(), ", ", *other);
     }
     return values.front();
+}
+
+namespace {
+
+// K and V of every layer. Layers with a sliding window have keys of their own, where a file has these.
+std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
+    const std::string dot = h.architecture + ".";
+    std::vector<HeadShape> heads;
+    for (int il = 0; il < h.n_layer; il++) {
+        const bool is_local = h.block.layers[static_cast<size_t>(il)].window > 0;
+        // in this layer, and the key that says so
+        const auto find = [&](const std::string& name) -> std::pair<std::optional<uint32_t>, std::string> {
+            const std::string local = dot + name + "_swa";
+            const std::string key = is_local && file.has(local) ? local : dot + name;
+            return {find_layer_u32(file, key, h.n_layer, il), key};
+        };
+        const auto within = [&](const std::string& name, int64_t low, int64_t high, int64_t absent) {
+            const auto [found, key] = find(name);
+            const int64_t value = found ? int64_t{*found} : absent;
+            if (value < low || value > high) {
+                fail(key, "expected a value from ", low, " to ", high, "; got ", value);
+            }
+            return static_cast<int>(value);
+        };
+        HeadShape shape;
+        shape.n_kv = within("attention.head_count_kv", 1, 4096, h.n_head);
+        if (h.n_head % shape.n_kv != 0) {
+            fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", h.n_head, "; got ",
+                 shape.n_kv);
+        }
+        if (find("attention.key_length").first) {
+            shape.head_dim = within("attention.key_length", 1, 4096, 0);
+            if (const auto [value_length, key] = find("attention.value_length");
+                value_length && static_cast<int>(*value_length) != shape.head_dim) {
+                fail(key, "expected the key length ", shape.head_dim, "; got ", *value_length);
+            }
+        } else {
+            if (h.n_embd % h.n_head != 0) {
+                fail("gguf", "expected the key " + dot + "attention.key_length", "; got ", "none");
+            }
+            shape.head_dim = h.n_embd / h.n_head;
+        }
+        shape.n_rot = within("rope.dimension_count", 2, shape.head_dim, shape.head_dim);
+        if (h.block.position == Position::rope && shape.n_rot % 2 != 0) {
+            fail(find("rope.dimension_count").second, "expected an even number", "; got ", shape.n_rot);
+        }
+        heads.push_back(shape);
+    }
+    return heads;
+}
+
+}  // namespace
+
+float HParams::attention_scale(int il) const {
+    return block.attention_scale != 0.0F ? block.attention_scale
+                                         : 1.0F / std::sqrt(static_cast<float>(heads_of(il).head_dim));
+}
+
+bool HParams::has_equal_heads() const {
+    return std::all_of(heads.begin(), heads.end(), [this](const HeadShape& shape) { return shape == heads.front(); });
 }
 
 HParams read_hparams(const GgufFile& file) {
@@ -58,25 +136,10 @@ HParams read_hparams(const GgufFile& file) {
     h.n_ff = has_ff ? need("feed_forward_length", 1, 1 << 22) : 0;
     h.n_head = need("attention.head_count", 1, 4096);
     h.n_ctx_train = need("context_length", 1, 1 << 30);
-    h.n_kv = of_layers("attention.head_count_kv") ? need("attention.head_count_kv", 1, 4096) : h.n_head;
-    if (h.n_head % h.n_kv != 0) {
-        fail(dot + "attention.head_count_kv", "expected a divisor of the query heads ", h.n_head, "; got ", h.n_kv);
-    }
-    if (const auto key_length = of_layers("attention.key_length")) {
-        h.head_dim = need("attention.key_length", 1, 4096);
-        if (const auto value_length = of_layers("attention.value_length");
-            value_length && *value_length != *key_length) {
-            fail(dot + "attention.value_length", "expected the key length ", *key_length, "; got ", *value_length);
-        }
-    } else {
-        if (h.n_embd % h.n_head != 0) {
-            fail("gguf", "expected the key " + dot + "attention.key_length", "; got ", "none");
-        }
-        h.head_dim = h.n_embd / h.n_head;
-    }
-
     h.block = read_block(file, h);
-    if (h.block.ffn == Ffn::experts) {
+    h.heads = read_heads(file, h);
+    h.n_ff_dense = h.block.ffn == Ffn::gated_and_experts ? h.n_ff : 0;
+    if (h.block.ffn == Ffn::experts || h.block.ffn == Ffn::gated_and_experts) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
         const char* const shared = "expert_shared_feed_forward_length";
@@ -91,13 +154,6 @@ HParams read_hparams(const GgufFile& file) {
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";
     h.norm_eps = read_float(file, dot + epsilon, 0.0F, 1.0F, 1e-5F);
-    h.n_rot = h.head_dim;
-    if (of_layers("rope.dimension_count")) {
-        h.n_rot = need("rope.dimension_count", 2, h.head_dim);
-    }
-    if (h.block.position == Position::rope && h.n_rot % 2 != 0) {
-        fail(dot + "rope.dimension_count", "expected an even number", "; got ", h.n_rot);
-    }
     h.clamp_kqv = read_float(file, dot + "attention.clamp_kqv", 0.0F, 1e6F, 0.0F);
     h.max_alibi_bias = read_float(file, dot + "attention.max_alibi_bias", 0.0F, 1e6F, 0.0F);
     if (h.block.position == Position::alibi && h.max_alibi_bias <= 0.0F) {

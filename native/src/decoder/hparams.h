@@ -4,12 +4,23 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "decoder/block.h"
 #include "decoder/delta_net.h"
 #include "gguf/reader.h"
 
 namespace lkv {
+
+// K and V of a layer.
+struct HeadShape {
+    int n_kv = 0;  // KV heads
+    int head_dim = 0;
+    int n_rot = 0;  // rotated dims of a head
+
+    int width() const { return n_kv * head_dim; }
+    bool operator==(const HeadShape&) const = default;
+};
 
 struct HParams {
     std::string architecture;  // stock name, only used to look up "<architecture>.*" keys
@@ -19,24 +30,27 @@ struct HParams {
     int n_mtp = 0;  // layers behind those, which guess further tokens: nothing here reads them
     int n_embd = 0;
     int n_ff = 0;           // of one expert, if the model has experts
+    int n_ff_dense = 0;     // of the FFN beside experts, if there is one
     int n_expert = 0;       // 0: no experts
     int n_expert_used = 0;  // per token
     int n_ff_shared = 0;    // of the expert that every token has, where the file has one
     int n_head = 0;
-    int n_kv = 0;
-    int head_dim = 0;
+    std::vector<HeadShape> heads;  // [n_layer]
     int n_ctx_train = 0;
     int n_vocab = 0;
     float norm_eps = 1e-5F;
 
     DeltaNetSizes delta_net;  // where some layers are delta nets
 
-    int n_rot = 0;        // rotated dims of a head
     float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
 
-    int width_kv() const { return n_kv * head_dim; }
-    int width_q() const { return n_head * head_dim; }
+    const HeadShape& heads_of(int il) const { return heads[static_cast<size_t>(il)]; }
+    int width_q(int il) const { return n_head * heads_of(il).head_dim; }
+    // Factor of scores.
+    float attention_scale(int il) const;
+    // Whether K and V of every layer have the same shape.
+    bool has_equal_heads() const;
     bool attends(int layer) const {
         return block.layers.empty() || block.layers[static_cast<size_t>(layer)].mixer == Mixer::attention;
     }
@@ -46,7 +60,10 @@ struct HParams {
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.
 HParams read_hparams(const GgufFile& file);
 
-// A number that files give once or once per layer. Errors: Error if layers differ.
+// A number that files give once or once per layer, in layer il.
+std::optional<uint32_t> find_layer_u32(const GgufFile& file, const std::string& key, int n_layer, int il);
+
+// The same where layers must not differ. Errors: Error if they do.
 std::optional<uint32_t> find_layers_u32(const GgufFile& file, const std::string& key, int n_layer);
 
 // The float of `key`, or `absent`. Errors: Error if it is not from `low` to `high`, or NaN.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <tuple>
 
 #include "base/error.h"
 #include "ggml.h"
@@ -51,8 +52,15 @@ struct Scaling {
     double dynamic = 0.0;
     double beta_fast = 32.0;
     double beta_slow = 1.0;
-    std::vector<double> divisors;
 };
+
+// Divisors of the frequencies of heads that have n_half planes; empty: none.
+std::vector<double> read_divisors(const GgufFile& file, const Scaling& s, int n_half, int n_ctx) {
+    std::vector<double> divisors = read_factors(file, "rope_freqs.weight", n_half);
+    if (!divisors.empty()) return divisors;
+    const bool is_long = n_ctx > s.n_ctx_orig;
+    return read_factors(file, is_long ? "rope_factors_long.weight" : "rope_factors_short.weight", n_half);
+}
 
 // As libllama reads it: without a type it is linear; of both keys of the factor the older one, rope.scale_linear, comes second; 0 means 1.
 double read_factor(const GgufFile& file, const std::string& rope) {
@@ -60,7 +68,7 @@ double read_factor(const GgufFile& file, const std::string& rope) {
     return file.find_f32(key).value_or(0.0F) == 0.0F ? 1.0 : read_float(file, key, 1e-3F, 1e6F, 1.0F);
 }
 
-Scaling read_scaling(const GgufFile& file, const HParams& hparams, int n_ctx) {
+Scaling read_scaling(const GgufFile& file, const HParams& hparams) {
     const std::string prefix = hparams.architecture + ".rope.scaling.";
     Scaling s;
     s.type = file.find_string(prefix + "type").value_or("linear");
@@ -79,19 +87,14 @@ Scaling read_scaling(const GgufFile& file, const HParams& hparams, int n_ctx) {
         s.beta_fast = read_float(file, prefix + "yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
         s.beta_slow = read_float(file, prefix + "yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
     }
-    const int n_half = hparams.n_rot / 2;
-    s.divisors = read_factors(file, "rope_freqs.weight", n_half);
-    if (s.divisors.empty()) {
-        const bool is_long = n_ctx > s.n_ctx_orig;
-        s.divisors = read_factors(file, is_long ? "rope_factors_long.weight" : "rope_factors_short.weight", n_half);
-    }
     return s;
 }
 
-Rope make_rope(double base, const Scaling& s, const HParams& hparams, int n_ctx) {
-    const int n_half = hparams.n_rot / 2;
+Rope make_rope(double base, int n_rot, const Scaling& s, const std::vector<double>& divisors, const HParams& hparams,
+               int n_ctx) {
+    const int n_half = n_rot / 2;
     if (s.dynamic > 0 && n_ctx > hparams.n_ctx_train) {
-        const double n = hparams.n_rot;
+        const double n = n_rot;
         base *= std::pow(s.dynamic * n_ctx / hparams.n_ctx_train - (s.dynamic - 1.0), n / (n - 2.0));
     }
     Rope rope;
@@ -101,12 +104,12 @@ Rope make_rope(double base, const Scaling& s, const HParams& hparams, int n_ctx)
     rope.ggml_factors.resize(static_cast<size_t>(n_half));
     for (int i = 0; i < n_half; i++) {
         const size_t at = static_cast<size_t>(i);
-        const double plain = std::pow(base, -2.0 * i / hparams.n_rot);
-        double freq = s.divisors.empty() ? plain : plain / s.divisors[at];
+        const double plain = std::pow(base, -2.0 * i / n_rot);
+        double freq = divisors.empty() ? plain : plain / divisors[at];
         double keep = 0.0;
         if (s.type == "yarn") {
-            keep = yarn_extrapolation(i, hparams.n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow,
-                                      hparams.block.yarn_truncate);
+            keep =
+                yarn_extrapolation(i, n_rot, base, s.n_ctx_orig, s.beta_fast, s.beta_slow, hparams.block.yarn_truncate);
         }
         freq = freq / s.factor * (1.0 - keep) + freq * keep;
         rope.freqs[at] = static_cast<float>(freq);
@@ -122,19 +125,27 @@ Rope make_rope(double base, const Scaling& s, const HParams& hparams, int n_ctx)
 }  // namespace
 
 Ropes read_ropes(const GgufFile& file, const HParams& hparams, int n_ctx) {
-    const Scaling scaling = hparams.block.position == Position::rope ? read_scaling(file, hparams, n_ctx) : Scaling{};
+    const bool is_rotary = hparams.block.position == Position::rope;
+    const Scaling scaling = is_rotary ? read_scaling(file, hparams) : Scaling{};
     Ropes ropes;
-    std::vector<LayerAttention> kinds;  // one a table
-    for (const LayerAttention& layer : hparams.block.layers) {
-        const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const LayerAttention& kind) {
-            return kind.rope_base == layer.rope_base && kind.rope_scaled == layer.rope_scaled;
-        });
+    using Kind = std::tuple<float, bool, int>;
+    std::vector<Kind> kinds;  // one a table
+    for (int il = 0; il < hparams.n_layer; il++) {
+        const LayerAttention& layer = hparams.block.layers[static_cast<size_t>(il)];
+        const int n_rot = hparams.heads_of(il).n_rot;
+        const Kind kind{layer.rope_base, layer.rope_scaled, n_rot};
+        const auto found = std::find(kinds.begin(), kinds.end(), kind);
         ropes.of_layer.push_back(static_cast<size_t>(found - kinds.begin()));
         if (found != kinds.end()) continue;
-        kinds.push_back(layer);
-        const bool turns = hparams.block.position == Position::rope && layer.rope_base > 0.0F;
-        ropes.tables.push_back(
-            turns ? make_rope(layer.rope_base, layer.rope_scaled ? scaling : Scaling{}, hparams, n_ctx) : Rope{});
+        kinds.push_back(kind);
+        if (!is_rotary || layer.rope_base <= 0.0F) {
+            ropes.tables.emplace_back();
+        } else if (layer.rope_scaled) {
+            const std::vector<double> divisors = read_divisors(file, scaling, n_rot / 2, n_ctx);
+            ropes.tables.push_back(make_rope(layer.rope_base, n_rot, scaling, divisors, hparams, n_ctx));
+        } else {
+            ropes.tables.push_back(make_rope(layer.rope_base, n_rot, {}, {}, hparams, n_ctx));
+        }
     }
     return ropes;
 }

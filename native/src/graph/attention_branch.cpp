@@ -24,10 +24,10 @@ bool AttentionBranch::expands_keys(int il) const {
 
 void AttentionBranch::describe(LatentAttnParams& p, int il) const {
     p.n_head = h_.n_head;
-    p.n_kv = h_.n_kv;
-    p.head_dim = h_.head_dim;
+    p.n_kv = h_.heads_of(il).n_kv;
+    p.head_dim = h_.heads_of(il).head_dim;
     p.k_group = p.v_group = 1;
-    p.scale = h_.block.attention_scale;
+    p.scale = h_.attention_scale(il);
     p.softcap = h_.block.attention_softcap;
     p.window = h_.block.layers[static_cast<size_t>(il)].window;
     const LayerWeights& layer = from_.model.layers()[static_cast<size_t>(il)];
@@ -44,16 +44,16 @@ void AttentionBranch::describe_rebuild(LatentAttnParams& p, int il) const {
     const Rope& rope = from_.ropes.of(il);
     p.rope_freqs = rope.turns() ? rope.freqs.data() : nullptr;
     p.rope_mscale = rope.mscale;
-    p.n_rot = h_.n_rot;
+    p.n_rot = h_.heads_of(il).n_rot;
     p.rope_neox = h_.block.rope_pairing == RopePairing::neox;
 }
 
 void AttentionBranch::describe_full(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const {
     describe(p, il);
-    p.q_width = h_.head_dim;
+    p.q_width = p.head_dim;
     if (spec.k_path == KPath::rebuild) {
         p.k_raw = true;
-        p.k_rank_max = h_.head_dim;
+        p.k_rank_max = p.head_dim;
         describe_rebuild(p, il);
     }
 }
@@ -148,13 +148,14 @@ ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
 
 ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) const {
     const LayerWeights& layer = weights_of(il);
-    const int64_t hd = h_.head_dim;
+    const HeadShape& heads = h_.heads_of(il);
+    const int64_t hd = heads.head_dim;
     const int64_t n_tokens = x->ne[2];
     if (spec_of(il).v_path == VPath::full) {
         x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
     } else if (layer.attn_v_bias != nullptr) {
-        x = ggml_reshape_4d(ctx_, x, hd, h_.n_head / h_.n_kv, h_.n_kv, n_tokens);
-        x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, layer.attn_v_bias, hd, 1, h_.n_kv));
+        x = ggml_reshape_4d(ctx_, x, hd, h_.n_head / heads.n_kv, heads.n_kv, n_tokens);
+        x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, layer.attn_v_bias, hd, 1, heads.n_kv));
     }
     x = ggml_reshape_2d(ctx_, x, hd * h_.n_head, n_tokens);
     if (gate != nullptr) x = ggml_mul(ctx_, x, ggml_sigmoid(ctx_, ggml_cont_2d(ctx_, gate, x->ne[0], n_tokens)));

@@ -39,8 +39,9 @@ std::vector<float> alibi_slopes(int n_head, float max_bias) {
 }  // namespace
 
 int hadamard_block(const HParams& h, bool value_side) {
-    // K: the largest power of two that divides head_dim; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
-    const int largest = h.head_dim & -h.head_dim;
+    // K: the largest power of two that divides head_dim in every layer; V: at most 64, where smaller measured better in llama.cpp (PR 21038)
+    int largest = 1 << 30;
+    for (const HeadShape& heads : h.heads) largest = std::min(largest, heads.head_dim & -heads.head_dim);
     return value_side ? std::min(64, largest) : largest;
 }
 

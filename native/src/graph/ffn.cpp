@@ -1,5 +1,7 @@
 #include "graph/ffn.h"
 
+#include <cmath>
+
 namespace lkv {
 namespace {
 
@@ -64,6 +66,13 @@ struct Routing {
     ggml_tensor* weights;
 };
 
+// [n_expert], an expert's factor, as those of the chosen ones: [1, used, n_tokens]
+ggml_tensor* scales_of(ggml_context* ctx, ggml_tensor* scale, ggml_tensor* chosen) {
+    ggml_tensor* const every =
+        ggml_repeat_4d(ctx, ggml_reshape_3d(ctx, scale, 1, scale->ne[0], 1), 1, scale->ne[0], chosen->ne[1], 1);
+    return ggml_get_rows(ctx, every, chosen);
+}
+
 Routing route(ggml_context* ctx, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
     const int64_t n_tokens = x->ne[1];
     ggml_tensor* scores = linear(ctx, layer.ffn_gate_inp, layer.ffn_gate_inp_bias, x);  // [n_expert, n_tokens]
@@ -76,17 +85,20 @@ Routing route(ggml_context* ctx, const HParams& h, const LayerWeights& layer, gg
         weights = ggml_soft_max(ctx, ggml_reshape_2d(ctx, weights, h.n_expert_used, n_tokens));
         weights = ggml_reshape_3d(ctx, weights, 1, h.n_expert_used, n_tokens);
     }
+    if (layer.expert_scale != nullptr) weights = ggml_mul(ctx, weights, scales_of(ctx, layer.expert_scale, chosen));
     return {chosen, weights};
 }
 
-ggml_tensor* experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer,
-                     ggml_tensor* x) {
+// routed: what the router reads
+ggml_tensor* experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x,
+                     ggml_tensor* routed) {
     const int64_t n_tokens = x->ne[1];
-    const Routing to = route(ctx, h, layer, x);
+    const Routing to = route(ctx, h, layer, routed);
     ggml_build_forward_expand(nodes, to.weights);
     x = ggml_reshape_3d(ctx, x, h.n_embd, 1, n_tokens);
     ggml_tensor* const up = linear_of(ctx, layer.ffn_up, layer.ffn_up_bias, x, to.chosen);
-    ggml_tensor* const gate = linear_of(ctx, layer.ffn_gate, layer.ffn_gate_bias, x, to.chosen);
+    ggml_tensor* const gate =
+        layer.ffn_gate == nullptr ? nullptr : linear_of(ctx, layer.ffn_gate, layer.ffn_gate_bias, x, to.chosen);
     ggml_tensor* y = gated(ctx, h.block.activation, gate, up);
     y = linear_of(ctx, layer.ffn_down, layer.ffn_down_bias, y, to.chosen);
     y = ggml_mul(ctx, y, to.weights);  // [n_embd, used, n_tokens]
@@ -96,6 +108,23 @@ ggml_tensor* experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, co
         sum = sum == nullptr ? one : ggml_add(ctx, sum, one);
     }
     return h.n_expert_used == 1 ? ggml_cont(ctx, sum) : sum;
+}
+
+ggml_tensor* normed(ggml_context* ctx, const HParams& h, ggml_tensor* x, ggml_tensor* weight) {
+    return ggml_mul(ctx, ggml_rms_norm(ctx, x, h.norm_eps), weight);
+}
+
+// A dense FFN and experts, which both read the hidden state, each between norms of its own.
+ggml_tensor* dense_and_experts(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer,
+                               ggml_tensor* x, ggml_tensor* hidden) {
+    ggml_tensor* dense =
+        gated(ctx, h.block.activation, ggml_mul_mat(ctx, layer.dense_gate, x), ggml_mul_mat(ctx, layer.dense_up, x));
+    dense = normed(ctx, h, ggml_mul_mat(ctx, layer.dense_down, dense), layer.dense_post_norm);
+    ggml_build_forward_expand(nodes, dense);
+    const float root = 1.0F / std::sqrt(static_cast<float>(h.n_embd));
+    ggml_tensor* const routed = ggml_scale(ctx, normed(ctx, h, hidden, layer.router_scale), root);
+    ggml_tensor* const chosen = experts(ctx, nodes, h, layer, normed(ctx, h, hidden, layer.experts_norm), routed);
+    return ggml_add(ctx, dense, normed(ctx, h, chosen, layer.experts_post_norm));
 }
 
 // The expert that every token has. x [n_embd, n_tokens], of which the result has the shape.
@@ -109,14 +138,18 @@ ggml_tensor* shared_expert(ggml_context* ctx, const HParams& h, const LayerWeigh
 
 }  // namespace
 
-int ffn_nodes(const HParams& h) { return own_nodes + 2 * h.n_expert_used; }
+int ffn_nodes(const HParams& h) {
+    return own_nodes + 2 * h.n_expert_used + (h.block.ffn == Ffn::gated_and_experts ? own_nodes : 0);
+}
 
-ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
+ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x,
+                 ggml_tensor* hidden) {
     const BlockDescription& block = h.block;
     if (block.ffn == Ffn::experts) {
-        ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x);
+        ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x, x);
         return layer.shared_up == nullptr ? chosen : ggml_add(ctx, chosen, shared_expert(ctx, h, layer, x));
     }
+    if (block.ffn == Ffn::gated_and_experts) return dense_and_experts(ctx, nodes, h, layer, x, hidden);
     ggml_tensor* y = linear(ctx, layer.ffn_up, layer.ffn_up_bias, x);
     if (block.ffn == Ffn::plain) {
         y = activated(ctx, block.activation, y);

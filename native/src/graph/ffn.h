@@ -1,4 +1,4 @@
-// The FFN of a layer in stock ggml ops: dense, or experts that a router chooses for each token.
+// The FFN of a layer in stock ggml ops: dense, experts that a router chooses for each token, or both.
 #pragma once
 
 #include "ggml.h"
@@ -9,9 +9,9 @@ namespace lkv {
 // The most nodes that ffn() adds.
 int ffn_nodes(const HParams& hparams);
 
-// x: the normed input [n_embd, n_tokens]; returns the branch before the residual, of the same shape. What ggml-cuda fuses is added to
+// x: the normed input [n_embd, n_tokens]; hidden: before the norm. Returns the branch before the residual, of the same shape. What ggml-cuda fuses is added to
 // `nodes` in the order that it knows.
 ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& hparams, const LayerWeights& layer,
-                 ggml_tensor* x);
+                 ggml_tensor* x, ggml_tensor* hidden);
 
 }  // namespace lkv

@@ -34,8 +34,13 @@ private:
     ggml_tensor* normed(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {
         return weight == nullptr ? x : ops_.norm(x, weight, bias);
     }
-    ggml_tensor* fed(ggml_tensor* x, const LayerWeights& layer) { return ffn(ctx_, graph_.nodes, h_, layer, x); }
+    ggml_tensor* fed(ggml_tensor* x, ggml_tensor* hidden, const LayerWeights& layer) {
+        return ffn(ctx_, graph_.nodes, h_, layer, x, hidden);
+    }
     ggml_tensor* added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm) const;
+    ggml_tensor* rescaled(ggml_tensor* x, const LayerWeights& layer) const {
+        return layer.output_scale == nullptr ? x : ggml_mul(ctx_, x, layer.output_scale);
+    }
     ggml_tensor* layer(AttentionBranch& attention, DeltaNetBranch& delta_net, ggml_tensor* x, int il);
     ggml_tensor* output(ggml_tensor* x) const;
 
@@ -144,11 +149,12 @@ ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_ne
     if (h_.block.parallel) {
         ggml_tensor* const ffn_input =
             weights.ffn_norm == nullptr ? input : ops_.norm(x, weights.ffn_norm, weights.ffn_norm_bias);
-        return added(added(x, attended, weights.attn_post_norm), fed(ffn_input, weights), weights.ffn_post_norm);
+        x = added(added(x, attended, weights.attn_post_norm), fed(ffn_input, x, weights), weights.ffn_post_norm);
+        return rescaled(x, weights);
     }
     x = added(x, attended, weights.attn_post_norm);
     ggml_tensor* const ffn_input = normed(x, weights.ffn_norm, weights.ffn_norm_bias);
-    return added(x, fed(ffn_input, weights), weights.ffn_post_norm);
+    return rescaled(added(x, fed(ffn_input, x, weights), weights.ffn_post_norm), weights);
 }
 
 // Hidden states to logits, or to the states behind the last norm.

@@ -16,7 +16,7 @@ ggml_tensor* Projections::rope(ggml_tensor* x, int il) const {
     ops_.held(x);
     const int mode = h_.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL;
     return ggml_rope_ext(ctx_, x, positions_, constants_.rope_factors[ropes_.of_layer[static_cast<size_t>(il)]],
-                         h_.n_rot, mode, 0, rope.base, 1.0F, 0.0F, rope.mscale, 32.0F, 1.0F);
+                         h_.heads_of(il).n_rot, mode, 0, rope.base, 1.0F, 0.0F, rope.mscale, 32.0F, 1.0F);
 }
 
 ggml_tensor* Projections::project(ggml_tensor* q, const LayerWeights& layer) const {
@@ -28,43 +28,51 @@ ggml_tensor* Projections::encode(ggml_tensor* x, ggml_tensor* e, const TensorSpe
     return lkv::encode(ctx_, e, x, spec, [this](ggml_tensor* t) { return ops_.held(t); });
 }
 
-Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer) const {
+Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const {
     ggml_tensor* const qkv = ops_.held(ops_.clamp(ops_.linear(x, layer.attn_qkv, layer.attn_qkv_bias)));
-    const auto width = static_cast<size_t>(h_.head_dim) * sizeof(float);
+    const auto width = static_cast<size_t>(shape.head_dim) * sizeof(float);
     const auto cut = [&](int64_t heads, int64_t first) {
-        return ops_.held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, h_.head_dim, heads, x->ne[1], width, qkv->nb[1],
+        return ops_.held(ggml_cont(ctx_, ggml_view_3d(ctx_, qkv, shape.head_dim, heads, x->ne[1], width, qkv->nb[1],
                                                       static_cast<size_t>(first) * width)));
     };
-    return {cut(h_.n_head, 0), cut(h_.n_kv, h_.n_head), cut(h_.n_kv, h_.n_head + h_.n_kv)};
+    return {cut(h_.n_head, 0), cut(shape.n_kv, h_.n_head), cut(shape.n_kv, h_.n_head + shape.n_kv)};
 }
 
 // Queries, and what their projection makes beside them: per head Q and then the gate.
-void Projections::cut_gate(ggml_tensor* both, Heads& heads) const {
-    const size_t width = static_cast<size_t>(h_.head_dim) * sizeof(float);
+void Projections::cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const {
+    const size_t width = static_cast<size_t>(head_dim) * sizeof(float);
     const auto half = [&](size_t first) {
-        return ggml_view_3d(ctx_, both, h_.head_dim, h_.n_head, both->ne[1], 2 * width, both->nb[1], first);
+        return ggml_view_3d(ctx_, both, head_dim, h_.n_head, both->ne[1], 2 * width, both->nb[1], first);
     };
     heads.q = ops_.held(ggml_cont(ctx_, half(0)));
     heads.gate = half(width);
 }
 
-Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) const {
+Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec,
+                         const HeadShape& shape) const {
     const auto project = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n_heads) {
         if (weight == nullptr) return weight;
         ggml_tensor* const y = ops_.held(ops_.clamp(ops_.linear(x, weight, bias)));
-        return ggml_reshape_3d(ctx_, y, h_.head_dim, n_heads, x->ne[1]);
+        return ggml_reshape_3d(ctx_, y, shape.head_dim, n_heads, x->ne[1]);
     };
     // behind a norm over all heads the bias of raw keys is added later
     ggml_tensor* const raw_bias = layer.attn_k_norm_whole != nullptr ? nullptr : layer.attn_k_e_bias;
+    ggml_tensor* const k_bias = raw_keys(spec) ? raw_bias : layer.attn_k_bias;
     Heads found;
     if (h_.block.output_gate) {
-        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), found);
+        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), shape.head_dim, found);
     } else {
         found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
     }
-    found.k = project(layer.attn_k, raw_keys(spec) ? raw_bias : layer.attn_k_bias, h_.n_kv);
-    // a latent's bias is added once, to the output
-    found.v = project(layer.attn_v, spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias, h_.n_kv);
+    if (layer.value_of_key) {
+        found.v = project(layer.attn_k, nullptr, shape.n_kv);
+        found.k = with_bias(found.v, k_bias);
+        return found;
+    }
+    found.k = project(layer.attn_k, k_bias, shape.n_kv);
+    // a latent's bias is added once, to the output; that of what is encoded, behind a norm
+    ggml_tensor* const v_bias = spec.v_path == VPath::latent ? layer.attn_v_e_bias : layer.attn_v_bias;
+    found.v = project(layer.attn_v, h_.block.value_norm ? nullptr : v_bias, shape.n_kv);
     return found;
 }
 
@@ -72,12 +80,16 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
     const bool raw = raw_keys(spec);
-    Heads found = layer.attn_qkv != nullptr ? packed(x, layer) : apart(x, layer, spec);
+    Heads found =
+        layer.attn_qkv != nullptr ? packed(x, layer, h_.heads_of(il)) : apart(x, layer, spec, h_.heads_of(il));
     if (layer.attn_q_norm_whole != nullptr) {
         found.q = normed_whole(found.q, layer.attn_q_norm_whole, nullptr);
     }
     if (found.k != nullptr && layer.attn_k_norm_whole != nullptr) {
         found.k = normed_whole(found.k, layer.attn_k_norm_whole, raw ? layer.attn_k_e_bias : nullptr);
+    }
+    if (found.v != nullptr && h_.block.value_norm) {
+        found.v = with_bias(ops_.held(ggml_rms_norm(ctx_, found.v, h_.norm_eps)), layer.attn_v_e_bias);
     }
     if (layer.attn_q_norm != nullptr) {
         found.q = ops_.norm(found.q, layer.attn_q_norm, nullptr);
@@ -87,6 +99,10 @@ Heads Projections::heads(ggml_tensor* x, int il) const {
         found.k = finished(found.k, il);
     }
     return found;
+}
+
+ggml_tensor* Projections::with_bias(ggml_tensor* x, ggml_tensor* bias) const {
+    return bias == nullptr ? x : ops_.held(ggml_add(ctx_, x, ggml_reshape_2d(ctx_, bias, x->ne[0], x->ne[1])));
 }
 
 ggml_tensor* Projections::normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {
@@ -118,7 +134,7 @@ BatchRows Projections::exact_rows(const BatchRows& latents, const Heads& heads, 
         ggml_tensor* k = heads.k;
         if (spec.k_path == KPath::rebuild) {
             if (layer.attn_k_bias != nullptr) {
-                k = ggml_add(ctx_, k, ggml_reshape_2d(ctx_, layer.attn_k_bias, h_.head_dim, h_.n_kv));
+                k = ggml_add(ctx_, k, ggml_reshape_2d(ctx_, layer.attn_k_bias, k->ne[0], k->ne[1]));
             }
             k = finished(k, il);
         }

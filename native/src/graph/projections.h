@@ -45,9 +45,11 @@ public:
     BatchRows exact_rows(const BatchRows& latents, const Heads& heads, int il) const;
 
 private:
-    Heads packed(ggml_tensor* x, const LayerWeights& layer) const;
-    void cut_gate(ggml_tensor* both, Heads& heads) const;
-    Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec) const;
+    Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;
+    void cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const;
+    Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, const HeadShape& shape) const;
+    // x [head_dim, heads, n_tokens], bias [head_dim·heads] or null
+    ggml_tensor* with_bias(ggml_tensor* x, ggml_tensor* bias) const;
     // x [head_dim, heads, n_tokens], normalized over all heads of a token together.
     ggml_tensor* normed_whole(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const;
     // Keys as queries meet them: normalized, after RoPE.

@@ -43,12 +43,12 @@ ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights&
         return k;
     }
     if (!rows.p.k_raw) {
-        k = ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_k_b, j, h.head_dim, group.width)), k);
+        k = ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_k_b, j, rows.p.head_dim, group.width)), k);
     }
     if (layer.attn_k_bias != nullptr) {
         k = ggml_add(ctx, k,
-                     ggml_view_1d(ctx, layer.attn_k_bias, h.head_dim,
-                                  static_cast<size_t>(j) * static_cast<size_t>(h.head_dim) * sizeof(float)));
+                     ggml_view_1d(ctx, layer.attn_k_bias, rows.p.head_dim,
+                                  static_cast<size_t>(j) * static_cast<size_t>(rows.p.head_dim) * sizeof(float)));
     }
     if (layer.attn_k_norm != nullptr) {
         k = ggml_mul(ctx, ggml_rms_norm(ctx, k, h.norm_eps), layer.attn_k_norm);
@@ -56,11 +56,11 @@ ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights&
     if (rope.turns()) {
         ggml_tensor* const positions =
             ggml_view_1d(ctx, inputs.slot_pos, rows.n, static_cast<size_t>(rows.first) * sizeof(int32_t));
-        k = ggml_reshape_3d(ctx, k, h.head_dim, 1, rows.n);
-        k = ggml_rope_ext(ctx, k, positions, rope_factors, h.n_rot,
+        k = ggml_reshape_3d(ctx, k, rows.p.head_dim, 1, rows.n);
+        k = ggml_rope_ext(ctx, k, positions, rope_factors, rows.p.n_rot,
                           h.block.rope_pairing == RopePairing::neox ? GGML_ROPE_TYPE_NEOX : GGML_ROPE_TYPE_NORMAL, 0,
                           rope.base, 1.0F, 0.0F, rope.mscale, 32.0F, 1.0F);
-        k = ggml_reshape_2d(ctx, k, h.head_dim, rows.n);
+        k = ggml_reshape_2d(ctx, k, rows.p.head_dim, rows.n);
     }
     return k;
 }
@@ -101,7 +101,9 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                                    ggml_tensor* stored, ggml_tensor** masses) {
     const HParams& h = model.hparams();
     const LayerWeights& layer = model.layers()[static_cast<size_t>(node.layer)];
-    const int rep = h.n_head / h.n_kv;
+    const int n_kv = h.heads_of(node.layer).n_kv;
+    const int64_t head_dim = h.heads_of(node.layer).head_dim;
+    const int rep = h.n_head / n_kv;
     std::vector<ProblemRows> problems;
     for (const bool full : {true, false}) {
         const std::optional<LatentAttnParams>& params = full ? node.full : node.latents;
@@ -121,7 +123,7 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
         noise = mass_noise(ctx, node, stored, inputs.n_slots, static_cast<int>(n_tokens), h.n_head);
     }
     ggml_tensor* out = nullptr;  // [head_dim, heads so far, n_tokens]
-    for (int j = 0; j < h.n_kv; j++) {
+    for (int j = 0; j < n_kv; j++) {
         std::vector<ggml_tensor*> keys;
         for (const ProblemRows& rows : problems) {
             keys.push_back(key_rows(ctx, model, layer, rope, rope_factors, inputs, rows, j));
@@ -175,11 +177,11 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
                 // less the bias times the sink's weight, which is 1 - that of all slots
                 ggml_tensor* const weight = ggml_scale_bias(ctx, ggml_sum_rows(ctx, p), 1.0F, -1.0F);
                 ggml_tensor* const bias =
-                    ggml_view_1d(ctx, layer.attn_v_bias, h.head_dim,
-                                 static_cast<size_t>(j) * static_cast<size_t>(h.head_dim) * sizeof(float));
+                    ggml_view_1d(ctx, layer.attn_v_bias, head_dim,
+                                 static_cast<size_t>(j) * static_cast<size_t>(head_dim) * sizeof(float));
                 o = ggml_add(ctx, o, ggml_mul(ctx, ggml_repeat(ctx, bias, o), weight));
             }
-            o = ggml_reshape_3d(ctx, o, h.head_dim, 1, n_tokens);
+            o = ggml_reshape_3d(ctx, o, head_dim, 1, n_tokens);
             out = out == nullptr ? o : ggml_concat(ctx, out, o, 1);
         }
     }

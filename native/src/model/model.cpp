@@ -92,8 +92,8 @@ void Model::place_weights() {
     if (!describe_only()) interleaved_ = interleave(std::span(layers_).first(n_host));
     // see AttentionBranch::expands_keys
     for (LayerWeights& l : std::span(layers_).subspan(n_host)) {
-        if (l.attn_q_e == nullptr || hparams_.head_dim > most_expanded_head) continue;
-        if (l.attn_q_e->ne[1] >= 2 * int64_t{hparams_.head_dim}) l.k_b = to_floats(l.attn_q_e);
+        if (l.attn_q_e == nullptr || l.attn_q_e->ne[0] > most_expanded_head) continue;
+        if (l.attn_q_e->ne[1] >= 2 * l.attn_q_e->ne[0]) l.k_b = to_floats(l.attn_q_e);
     }
     if (describe_only()) return;
     for (const LayerRun& run : runs_) {

@@ -31,10 +31,8 @@ TensorInfo rows_of(const TensorInfo& packed, std::string name, int64_t first, in
     return rows;
 }
 
-// Q, K and V of a layer apart, where the file has no such tensors already.
-void take_apart(const GgufFile& file, const std::string& blk, const HParams& h, std::vector<TensorInfo>& tensors) {
-    const int64_t q = h.width_q();
-    const int64_t w = h.width_kv();
+// Q, K and V of a layer apart, of q, w and w rows, where the file has no such tensors already.
+void take_apart(const GgufFile& file, const std::string& blk, int64_t q, int64_t w, std::vector<TensorInfo>& tensors) {
     for (const std::string leaf : {".weight", ".bias"}) {
         const TensorInfo* const packed = file.find_tensor(blk + "attn_qkv" + leaf);
         if (packed == nullptr) {
@@ -93,7 +91,7 @@ void fit_base_tensors(GgufFile& file, const HParams& hparams, const CacheSpec& s
         if (layer.k_path == KPath::full && layer.v_path == VPath::full) {
             continue;
         }
-        take_apart(file, blk, hparams, apart);
+        take_apart(file, blk, hparams.width_q(static_cast<int>(il)), hparams.heads[il].width(), apart);
         gone.insert({blk + "attn_qkv.weight", blk + "attn_qkv.bias"});
         if (layer.k_path == KPath::absorbed) {
             gone.insert(blk + "attn_k.bias");

@@ -26,12 +26,18 @@ std::vector<float> by_channel(const ggml_tensor* b, int n_kv, int head_dim) {
 class Loader {
 public:
     Loader(const FileTensors& tensors, const HParams& hparams, const LayerCacheSpec& spec, int il)
-        : tensors_(tensors), h_(hparams), spec_(spec), blk_("blk." + std::to_string(il) + ".") {}
+        : tensors_(tensors),
+          h_(hparams),
+          heads_(hparams.heads_of(il)),
+          spec_(spec),
+          wq_(hparams.width_q(il)),
+          blk_("blk." + std::to_string(il) + ".") {}
 
     LayerWeights load() {
         load_norms();
         spec_.has_rows() ? load_attention() : load_recurrence();
-        h_.block.ffn == Ffn::experts ? load_experts() : load_ffn();
+        h_.n_expert > 0 ? load_experts() : load_ffn();
+        if (h_.block.ffn == Ffn::gated_and_experts) load_beside_experts();
         return std::move(l_);
     }
 
@@ -52,17 +58,21 @@ private:
     }
     void load_recurrence() { l_.delta_net = load_delta_net(tensors_, h_.delta_net, h_.n_embd, blk_); }
     void load_projections();
+    void load_value_projection();
     void load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const;
     void load_sinks();
     void load_keys();
     void load_values();
     void load_norms();
     void load_experts();
+    void load_beside_experts();
     void load_ffn();
 
     const FileTensors& tensors_;
     const HParams& h_;
+    const HeadShape& heads_;
     const LayerCacheSpec& spec_;
+    const int64_t wq_;  // of all queries
     const std::string blk_;
     LayerWeights l_;
 };
@@ -70,35 +80,52 @@ private:
 // Q, K and V, apart or packed, with their biases and norms, and what follows attention.
 void Loader::load_projections() {
     const int64_t d = h_.n_embd;
-    const int64_t w = h_.width_kv();
-    const int64_t wq = h_.width_q();
+    const int64_t w = heads_.width();
+    const int64_t wq = wq_;
     const int64_t made = h_.block.output_gate ? 2 * wq : wq;  // by attn_q
     l_.attn_qkv = h_.block.output_gate ? nullptr : optional("attn_qkv.weight", {d, wq + 2 * w});
     l_.attn_qkv_bias = optional("attn_qkv.bias", {wq + 2 * w});
     if (l_.attn_qkv == nullptr) {
         l_.attn_q = need("attn_q.weight", {d, made});
         l_.attn_k = is_full_key() || spec_.k.encoded ? need("attn_k.weight", {d, w}) : nullptr;
-        l_.attn_v = spec_.v_path == VPath::full || spec_.v.encoded ? need("attn_v.weight", {d, w}) : nullptr;
+        if (spec_.v_path == VPath::full || spec_.v.encoded) load_value_projection();
     } else if (!is_full_key() || spec_.v_path != VPath::full) {
         fail("gguf", "expected ", blk_, "attn_q.weight beside latent K or V; got packed ", blk_, "attn_qkv.weight");
     }
     l_.attn_q_bias = optional("attn_q.bias", {made});
     l_.attn_k_bias = optional("attn_k.bias", {w});
     l_.attn_v_bias = optional("attn_v.bias", {w});
+    if (h_.block.value_norm && spec_.v_path == VPath::full && l_.attn_v_bias != nullptr) {
+        fail("gguf", "expected no bias of V before its norm; got a tensor ", blk_, "attn_v.bias");
+    }
+    if (l_.value_of_key && is_full_key() && l_.attn_k_bias != nullptr) {
+        fail("gguf", "expected no bias of K, of which V is made; got a tensor ", blk_, "attn_k.bias");
+    }
     load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
-    load_head_norm("attn_k_norm.weight", h_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
+    load_head_norm("attn_k_norm.weight", heads_.n_kv, l_.attn_k_norm, l_.attn_k_norm_whole);
     l_.attn_output = need("attn_output.weight", {wq, d});
     l_.attn_output_bias = optional("attn_output.bias", {d});
+}
+
+void Loader::load_value_projection() {
+    const int64_t d = h_.n_embd;
+    const int64_t w = heads_.width();
+    l_.value_of_key = h_.block.value_of_key && tensors_.find(blk_ + "attn_v.weight") == nullptr;
+    if (!l_.value_of_key) {
+        l_.attn_v = need("attn_v.weight", {d, w});
+    } else if (l_.attn_k == nullptr) {
+        fail("gguf", "expected a tensor ", blk_, "attn_k.weight, of which V is made; got none");
+    }
 }
 
 // A weight as wide as one head is every head's norm, one as wide as all of them theirs together.
 void Loader::load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const {
     const ggml_tensor* const found = tensors_.find(blk_ + role);
-    const int64_t width = n_heads * h_.head_dim;
+    const int64_t width = n_heads * heads_.head_dim;
     if (found != nullptr && n_heads > 1 && found->ne[0] == width) {
         whole = need(role, {width});
     } else {
-        of_each = optional(role, {h_.head_dim});
+        of_each = optional(role, {heads_.head_dim});
     }
 }
 
@@ -115,9 +142,10 @@ void Loader::load_sinks() {
 // Factors of K: A or E makes its latents, B rebuilds keys, E_q takes queries to the latents.
 void Loader::load_keys() {
     const int64_t rank = spec_.k.rank_max();
-    const int64_t w = h_.width_kv();
+    const int64_t w = heads_.width();
     if (spec_.k_path == KPath::rotated || spec_.k.encoded) {
-        l_.attn_k_e = need("attn_k_e.weight", {static_cast<int64_t>(spec_.k.group) * h_.head_dim, spec_.k.rank_sum()});
+        l_.attn_k_e =
+            need("attn_k_e.weight", {static_cast<int64_t>(spec_.k.group) * heads_.head_dim, spec_.k.rank_sum()});
         if (spec_.k_path != KPath::rotated) l_.attn_k_e_bias = optional("attn_k_e.bias", {w});
     } else if (spec_.k_path != KPath::full) {
         if (l_.attn_k_norm_whole != nullptr) {
@@ -128,33 +156,38 @@ void Loader::load_keys() {
     }
     if (spec_.k_path == KPath::rebuild) {
         l_.attn_k_b = need("attn_k_b.weight", {rank, w});
-        l_.k_b = by_channel(l_.attn_k_b, h_.n_kv, h_.head_dim);
+        l_.k_b = by_channel(l_.attn_k_b, heads_.n_kv, heads_.head_dim);
         if (l_.attn_k_bias != nullptr) l_.k_bias = to_floats(l_.attn_k_bias);
         if (l_.attn_k_norm != nullptr) l_.k_norm = to_floats(l_.attn_k_norm);
     }
     if (spec_.k_path == KPath::rotated || spec_.k_path == KPath::absorbed) {
-        l_.attn_q_e = need("attn_q_e.weight", {h_.head_dim, rank, h_.n_kv});
+        l_.attn_q_e = need("attn_q_e.weight", {heads_.head_dim, rank, heads_.n_kv});
     }
 }
 
 void Loader::load_values() {
     if (spec_.v_path != VPath::latent) return;
-    const int64_t w = h_.width_kv();
+    const int64_t w = heads_.width();
     if (spec_.v.encoded) {
-        l_.attn_v_e = need("attn_v_e.weight", {static_cast<int64_t>(spec_.v.group) * h_.head_dim, spec_.v.rank_sum()});
+        l_.attn_v_e =
+            need("attn_v_e.weight", {static_cast<int64_t>(spec_.v.group) * heads_.head_dim, spec_.v.rank_sum()});
         l_.attn_v_e_bias = optional("attn_v_e.bias", {w});
     } else {
+        if (h_.block.value_norm) {
+            fail("gguf", "expected ", blk_, "attn_v_e.weight, latents of V behind its norm; got none");
+        }
         l_.attn_v_a = need("attn_v_a.weight", {h_.n_embd, spec_.v.rank_sum()});
         l_.attn_v_a_bias = optional("attn_v_a.bias", {spec_.v.rank_sum()});
     }
     l_.attn_v_b = need("attn_v_b.weight", {spec_.v.rank_max(), w});
-    l_.v_b = by_channel(l_.attn_v_b, h_.n_kv, h_.head_dim);
+    l_.v_b = by_channel(l_.attn_v_b, heads_.n_kv, heads_.head_dim);
 }
 
 void Loader::load_norms() {
     const int64_t d = h_.n_embd;
     l_.attn_post_norm = optional("post_attention_norm.weight", {d});
     l_.ffn_post_norm = optional("post_ffw_norm.weight", {d});
+    l_.output_scale = optional("layer_output_scale.weight", {1});
     l_.attn_norm = l_.attn_post_norm == nullptr ? need("attn_norm.weight", {d}) : optional("attn_norm.weight", {d});
     l_.attn_norm_bias = optional("attn_norm.bias", {d});
     l_.attn_norm_2 = optional("attn_norm_2.weight", {d});
@@ -176,10 +209,15 @@ void Loader::load_experts() {
     const int64_t n = h_.n_expert;
     l_.ffn_gate_inp = need("ffn_gate_inp.weight", {d, n});
     l_.ffn_gate_inp_bias = optional("ffn_gate_inp.bias", {n});
-    l_.ffn_gate = need("ffn_gate_exps.weight", {d, ff, n});
-    l_.ffn_gate_bias = optional("ffn_gate_exps.bias", {ff, n});
-    l_.ffn_up = need("ffn_up_exps.weight", {d, ff, n});
-    l_.ffn_up_bias = optional("ffn_up_exps.bias", {ff, n});
+    l_.ffn_up = optional("ffn_gate_up_exps.weight", {d, 2 * ff, n});
+    if (l_.ffn_up == nullptr) {
+        l_.ffn_gate = need("ffn_gate_exps.weight", {d, ff, n});
+        l_.ffn_gate_bias = optional("ffn_gate_exps.bias", {ff, n});
+        l_.ffn_up = need("ffn_up_exps.weight", {d, ff, n});
+        l_.ffn_up_bias = optional("ffn_up_exps.bias", {ff, n});
+    } else if (h_.block.activation == Activation::swiglu_oai) {
+        fail("gguf", "expected a tensor ", blk_, "ffn_gate_exps.weight; got none");
+    }
     l_.ffn_down = need("ffn_down_exps.weight", {ff, d, n});
     l_.ffn_down_bias = optional("ffn_down_exps.bias", {d, n});
     if (tensors_.find(blk_ + "ffn_up_shexp.weight") == nullptr) return;
@@ -188,6 +226,20 @@ void Loader::load_experts() {
     l_.shared_gate = need("ffn_gate_shexp.weight", {d, shared});
     l_.shared_up = need("ffn_up_shexp.weight", {d, shared});
     l_.shared_down = need("ffn_down_shexp.weight", {shared, d});
+}
+
+// The dense FFN, the norms of both, and the router's own scales.
+void Loader::load_beside_experts() {
+    const int64_t d = h_.n_embd;
+    const int64_t ff = h_.n_ff_dense;
+    l_.dense_gate = need("ffn_gate.weight", {d, ff});
+    l_.dense_up = need("ffn_up.weight", {d, ff});
+    l_.dense_down = need("ffn_down.weight", {ff, d});
+    l_.dense_post_norm = need("post_ffw_norm_1.weight", {d});
+    l_.experts_norm = need("pre_ffw_norm_2.weight", {d});
+    l_.experts_post_norm = need("post_ffw_norm_2.weight", {d});
+    l_.router_scale = need("ffn_gate_inp.scale", {d});
+    l_.expert_scale = optional("ffn_down_exps.scale", {h_.n_expert});
 }
 
 void Loader::load_ffn() {

@@ -25,6 +25,7 @@ struct LayerWeights {
     ggml_tensor* attn_k_bias = nullptr;
     ggml_tensor* attn_v = nullptr;
     ggml_tensor* attn_v_bias = nullptr;
+    bool value_of_key = false;        // V is what attn_k makes, before anything is done to K
     ggml_tensor* attn_qkv = nullptr;  // [n_embd, n_head·head_dim + 2w], instead of the three
     ggml_tensor* attn_qkv_bias = nullptr;
     ggml_tensor* attn_q_norm = nullptr;  // [head_dim], for each head
@@ -62,6 +63,16 @@ struct LayerWeights {
     ggml_tensor* ffn_down = nullptr;
     ggml_tensor* ffn_down_bias = nullptr;
     ggml_tensor* ffn_post_norm = nullptr;
+    // A gated FFN beside experts, whose tensors are those above; each has norms of its own.
+    ggml_tensor* dense_gate = nullptr;  // [n_embd, n_ff_dense], reads ffn_norm
+    ggml_tensor* dense_up = nullptr;
+    ggml_tensor* dense_down = nullptr;
+    ggml_tensor* dense_post_norm = nullptr;  // [n_embd]
+    ggml_tensor* experts_norm = nullptr;     // [n_embd], what experts read
+    ggml_tensor* experts_post_norm = nullptr;
+    ggml_tensor* router_scale = nullptr;  // [n_embd], factor of what the router reads
+    ggml_tensor* expert_scale = nullptr;  // [n_expert], factor of an expert's output
+    ggml_tensor* output_scale = nullptr;  // [1], factor of the layer's output
     // The expert of every token, beside those that are chosen; absent: there is none.
     ggml_tensor* shared_gate_inp = nullptr;  // [n_embd]: sigmoid(gate_inp · x) scales its output; null: nothing does
     ggml_tensor* shared_gate = nullptr;      // [n_embd, n_ff_shared]

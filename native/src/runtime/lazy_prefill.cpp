@@ -40,9 +40,9 @@ std::string lazy_obstacle(const Model& model) {
         for (const bool value_side : {false, true}) {
             const TensorSpec& tensor = value_side ? spec.v : spec.k;
             if ((value_side ? spec.v_path == VPath::latent : projected) && !tensor.encoded &&
-                is_cut(tensor, h.head_dim)) {
-                return concat("layer ", il, " has ", tensor.rank_sum(), " of ", h.width_kv(), " dimensions of ",
-                              value_side ? 'V' : 'K', " and its exact values are not in the file");
+                is_cut(tensor, h.heads_of(il).head_dim)) {
+                return concat("layer ", il, " has ", tensor.rank_sum(), " of ", h.heads_of(il).width(),
+                              " dimensions of ", value_side ? 'V' : 'K', " and its exact values are not in the file");
             }
         }
     }
@@ -50,25 +50,26 @@ std::string lazy_obstacle(const Model& model) {
 }
 
 LayerCacheSpec exact_layer_spec(const Model& model, int layer) {
-    const HParams& h = model.hparams();
+    const HeadShape& heads = model.hparams().heads_of(layer);
     LayerCacheSpec spec = model.cache_spec().layers[static_cast<size_t>(layer)];
     if (spec.k.encoded) {
         spec.k_path = KPath::full;
-        spec.k = TensorSpec::full(h.n_kv, h.head_dim);
+        spec.k = TensorSpec::full(heads.n_kv, heads.head_dim);
     }
     if (spec.v.encoded) {
         spec.v_path = VPath::full;
-        spec.v = TensorSpec::full(h.n_kv, h.head_dim);
+        spec.v = TensorSpec::full(heads.n_kv, heads.head_dim);
     }
     spec.k = uncut(std::move(spec.k));
     spec.v = uncut(std::move(spec.v));
     return spec;
 }
 
-KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, const KvCacheOptions& of,
+KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int layer, int n_tokens, const KvCacheOptions& of,
                     bool allocate, CacheDevice* device) {
     HParams one_layer = model.hparams();
     one_layer.n_layer = 1;
+    one_layer.heads = {model.hparams().heads_of(layer)};
     one_layer.block.layers.clear();  // the prompt's rows are all here, whatever window the layer has
     CacheSpec file;
     file.layers = {spec};
@@ -86,7 +87,7 @@ size_t lazy_prefill_bytes(const Model& model, const KvCache& cache) {
     size_t rows = 0;
     for (int il = 0; il < model.hparams().n_layer; il++) {
         const size_t exact =
-            exact_cache(model, exact_layer_spec(model, il), n_tokens, cache.options(), false).bytes().total();
+            exact_cache(model, exact_layer_spec(model, il), il, n_tokens, cache.options(), false).bytes().total();
         rows = std::max(rows, exact + staged_bytes(cache, il, static_cast<size_t>(n_tokens)));
     }
     return rows + hidden_bytes(model, static_cast<size_t>(n_tokens));
@@ -161,8 +162,8 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
         for (int il = 0; il < model_->hparams().n_layer; il++) {
             ExactRows exact;
             exact.spec = exact_layer_spec(*model_, il);
-            KvCache rows = exact_cache(*model_, exact.spec, static_cast<int>(prompt.tokens.size()), cache_.options(),
-                                       true, part.gpu.get());
+            KvCache rows = exact_cache(*model_, exact.spec, il, static_cast<int>(prompt.tokens.size()),
+                                       cache_.options(), true, part.gpu.get());
             exact.cache = &rows;
             StagedKeys staged(cache_, il, prompt.tokens.size(), part.gpu.get());
             prefill_bytes_ = std::max(
@@ -176,9 +177,7 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
     } catch (...) {
         // no layer, no token: half a prompt would be a cache that no one can use
         forget();
-        for (const SlotRef& to : targets) {
-            cache_.placement().release(to);
-        }
+        cache_.placement().take_back(targets);
         throw;
     }
 }

@@ -23,8 +23,8 @@ std::string lazy_obstacle(const Model& model);
 LayerCacheSpec exact_layer_spec(const Model& model, int layer);
 
 // One region of exact rows of one layer, for ubatches of a session with `options`. device: as for the session's own cache
-KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int n_tokens, const KvCacheOptions& options,
-                    bool allocate = true, CacheDevice* device = nullptr);
+KvCache exact_cache(const Model& model, const LayerCacheSpec& spec, int layer, int n_tokens,
+                    const KvCacheOptions& options, bool allocate = true, CacheDevice* device = nullptr);
 
 // Exact rows of the largest layer, hidden states and what waits for blocks: of a prompt that fills the cache.
 size_t lazy_prefill_bytes(const Model& model, const KvCache& cache);

@@ -19,12 +19,12 @@ void GgmlRowEncoder::encode(int layer, bool value_side, std::span<const float> r
         std::copy(rows.begin(), rows.end(), z.begin());
         return;
     }
-    const HParams& h = model_.hparams();
+    const HeadShape& heads = model_.hparams().heads_of(layer);
     const size_t n_nodes = 8 + 4 * side.ranks.size();
     const TensorContext context =
         tensor_context(ggml_tensor_overhead() * 2 * n_nodes + ggml_graph_overhead_custom(n_nodes, false));
     ggml_context* const ctx = context.get();
-    ggml_tensor* const x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, h.head_dim, h.n_kv, n);
+    ggml_tensor* const x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, heads.head_dim, heads.n_kv, n);
     ggml_tensor* const out = lkv::encode(ctx, e, x, side, [](ggml_tensor* t) { return t; });
     ggml_cgraph* const graph = ggml_new_graph_custom(ctx, n_nodes, false);
     ggml_build_forward_expand(graph, out);

@@ -45,8 +45,9 @@ struct Small {
 Small small(int kind) {
     Small of;
     of.hparams.n_layer = 2;
-    of.hparams.n_kv = of.hparams.n_head = 1;
-    of.hparams.head_dim = of.hparams.n_embd = 32;
+    of.hparams.n_head = 1;
+    of.hparams.n_embd = 32;
+    of.hparams.heads.assign(2, {1, 32, 32});
     of.hparams.block.layers.resize(2);
     of.spec.layers.resize(2);
     for (lkv::LayerCacheSpec& layer : of.spec.layers) {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latentkv.console.printable import printable
@@ -29,8 +30,13 @@ _PREFILL = {
 
 def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     file = report["file"]
-    layers = ["", *_layers(report["layers"], file)] if file["latent"] else []
-    shown: list[Block] = [_facts(file), *layers, "", *_memory(report["forecast"], file["gpu"])]
+    layers = ["", *_layers(report["layers"])] if file["latent"] else []
+    shown: list[Block] = [
+        _facts(file, report["layers"]),
+        *layers,
+        "",
+        *_memory(report["forecast"], file["gpu"]),
+    ]
     kinds = {name for row in report["forecast"] for name in row["kv"].split("/")}
     if any(presets.is_in_blocks(name) for name in kinds):
         shown += ["", _BLOCKS]
@@ -44,7 +50,7 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
     return shown
 
 
-def _facts(file: dict[str, Any]) -> str:
+def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
     facts = [
         ("file", f"{file['path']} ({bytes_text(file['size_bytes'])})"),
         *([("sidecar", file["sidecar"])] if file["sidecar"] else []),
@@ -55,7 +61,7 @@ def _facts(file: dict[str, Any]) -> str:
         (
             "shape",
             f"{file['n_layer']} layers, {file['n_embd']} wide, {file['n_head']} query heads and "
-            f"{file['n_head_kv']} KV heads of {file['head_dim']}",
+            f"{_kv_heads(layers)}",
         ),
         *([("mixers", mixers)] if (mixers := _mixers(file)) else []),
         ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
@@ -70,6 +76,16 @@ def _facts(file: dict[str, Any]) -> str:
         *([("recipe", str(file["recipe"]))] if file["recipe"] else []),
     ]
     return "\n".join(f"{name:<8} {printable(value)}" for name, value in facts)
+
+
+def _kv_heads(layers: Sequence[dict[str, Any]]) -> str:
+    """`8 KV heads of 128`; `16 KV heads of 256 in 50 layers, 4 of 512 in 10` where layers differ."""
+    attending = [layer for layer in layers if layer["mixer"] == "attention"]
+    counted = Counter((layer["n_head_kv"], layer["head_dim"]) for layer in attending)
+    (first, *others), n_kinds = counted.most_common(), len(counted)
+    (n_kv, width), n = first
+    text = f"{n_kv} KV heads of {width}" + (f" in {n} layers" if n_kinds > 1 else "")
+    return ", ".join([text, *(f"{n_kv} of {width} in {n}" for (n_kv, width), n in others)])
 
 
 def _mixers(file: dict[str, Any]) -> str:
@@ -109,9 +125,8 @@ def _exact(regions: Mapping[str, Any]) -> str:
     )
 
 
-def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
-    width = file["n_head_kv"] * file["head_dim"]
-    rows = [[str(i), *_row(layer, width)] for i, layer in enumerate(layers)]
+def _layers(layers: list[dict[str, Any]]) -> list[Block]:
+    rows = [[str(i), *_row(layer)] for i, layer in enumerate(layers)]
     # Runs of equal layers become one row.
     merged = []
     for body, run in itertools.groupby(rows, key=lambda row: row[1:]):
@@ -129,9 +144,10 @@ def _layers(layers: list[dict[str, Any]], file: dict[str, Any]) -> list[Block]:
     return [*shown, "", "row of a token in each layer (channels:format)", *plans] if plans else shown
 
 
-def _row(layer: dict[str, Any], width: int) -> list[str]:
+def _row(layer: dict[str, Any]) -> list[str]:
     if layer["mixer"] != "attention":
         return ["recurrent", *["-"] * 7]
+    width = int(layer["n_head_kv"] * layer["head_dim"])  # channels of full K or V
     return [cell for side in ("k", "v") for cell in _tensor(layer[side], width)]
 
 

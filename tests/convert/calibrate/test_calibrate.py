@@ -16,7 +16,7 @@ from latentkv_convert import calibrate
 from latentkv_convert.calibrate import decoder, fisher, moments
 from latentkv_convert.calibrate.decoder import Layer
 from latentkv_convert.calibrate.sample import Encoded, Sample, encode
-from latentkv_convert.calibrate.store import Store
+from latentkv_convert.calibrate.saved.store import Store
 from latentkv_convert.calibrate.stream import LayerStream
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.recipe import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .arithmetic import multiplies_bf16
+from .compute.arithmetic import multiplies_bf16
 from .recipe import Recipe
 from .source.source import Source
 
@@ -48,7 +48,7 @@ def steps(
         found.append((MEASURE, n_tokens * up))
         if with_gradients:
             found.append((WEIGH, n_tokens * back))
-    choose = 1.0 + 2 * n_attending * (spec.kv_width / 512) ** 2
+    choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in spec.attention_layers)
     if n_checked:
         found.append((CHOOSE, 2 * window * check))
     found += [(CHOOSE, choose)] * n_choices
@@ -71,7 +71,7 @@ def _kinds(source: Source) -> list[tuple[int, int]]:
 def _layer_weights(source: Source, layer: int) -> int:
     """That a token meets in a layer."""
     spec = source.spec
-    total = 2 * spec.kv_width * spec.n_embd if spec.attends(layer) else 0
+    total = 2 * spec.at(layer).kv_width * spec.n_embd if spec.attends(layer) else 0
     for role in spec.tensors_of(layer):
         n = math.prod(source.shape(role.target, layer))
         if role.target.partition(".")[0].endswith("_exps"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ class BlockSpec:
     windows: tuple[int, ...] | None = None  # per layer, 0: none; None: the stock key's in every layer
     rope_bases: tuple[float, ...] | None = None  # per layer, 0: no RoPE; None: the stock key's in every layer
     rope_scaled: tuple[bool, ...] | None = None  # per layer, whether scaling and divisors apply; None: in all
+    value_norm: bool = False  # V of a head is divided by its root mean square
+    value_of_key: bool = False  # V of a layer without attn_v is what attn_k makes
     mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
     output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
@@ -60,6 +63,16 @@ class Turn:
 
     base: float  # 0: none
     is_scaled: bool
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """K and V of one layer."""
+
+    n_kv: int
+    head_dim: int
+    n_rot: int  # rotated dimensions of a head
+    value_of_key: bool = False  # V is what the key projection makes
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,11 @@ class TensorRole:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix."""
+    """A decoder as numbers. `keys` are stock GGUF keys without the architecture prefix.
+
+    Where layers differ (`heads`), n_kv, head_dim and n_rot are those of most, and what concerns a layer asks
+    `at(layer)`.
+    """
 
     gguf_arch: str
     n_layer: int
@@ -109,6 +126,27 @@ class ModelSpec:
     latentkv_keys: Mapping[str, Any] = field(default_factory=dict)  # schema key -> value
     whole_norms: bool = False  # attn_q_norm and attn_k_norm are over all heads of a token, not over each
     packed_qkv: bool = False  # stock readers want one attn_qkv (all of Q, then K, then V), not three tensors
+    heads: tuple[HeadShape, ...] = ()  # of every layer, where layers differ
+    value_of_key: bool = False  # as a layer sees it: V is what the key projection makes
+
+    def at(self, layer: int) -> ModelSpec:
+        """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
+        return self._by_shape[self.heads[layer]] if self.heads else self
+
+    @cached_property
+    def _by_shape(self) -> Mapping[HeadShape, ModelSpec]:
+        return {shape: replace(self, **vars(shape), heads=()) for shape in set(self.heads)}
+
+    def group_at(self, layer: int, group: int) -> int:
+        """KV heads of this layer that are as wide together as `group` heads of most layers: at least one, and
+        a divisor of its heads."""
+        own = self.at(layer)
+        if (own.n_kv, own.head_dim) == (self.n_kv, self.head_dim):
+            return group
+        width = group * self.head_dim
+        legal = [n for n in range(1, own.n_kv + 1) if own.n_kv % n == 0 and n * own.head_dim <= width]
+        return max(legal, default=1)
+
     recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
 
     @property
@@ -148,6 +186,10 @@ class ModelSpec:
         if block.position == "rope":
             base = float(self.keys["rope.freq_base"]) if block.rope_bases is None else block.rope_bases[layer]
         return Turn(base, block.rope_scaled is None or block.rope_scaled[layer])
+
+    @property
+    def has_experts(self) -> bool:
+        return self.block.ffn in ("experts", "gated_and_experts")
 
     def norms_whole(self, side: str) -> bool:
         """Whether Q or K is normed over all its heads together; a single head has a norm of its own."""
@@ -222,10 +264,13 @@ FULL = SidePlan("full")
 
 def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
     """Of a side (docs/gguf.md): "e", E makes latents of the projection's output, or "a", A makes them of the
-    layer's input and no projection is left. exact: the file keeps exact tokens; trained: A is.
+    layer's input and no projection is left. spec: as the layer sees it. exact: the file keeps exact tokens;
+    trained: A is.
 
-    K that is normed over all its heads is no linear map of the layer's input, so its latents are E's."""
-    is_normed = spec.norms_whole("k") and path != "latent"
+    K that is normed over all its heads and V that is normed are no linear maps of the layer's input, so their
+    latents are E's. A key projection that V is made of stays."""
+    of_keys = spec.norms_whole("k") or spec.value_of_key
+    is_normed = spec.block.value_norm if path == "latent" else of_keys
     return "e" if path in ("full", "rotated") or is_normed or (exact and not trained) else "a"
 
 
@@ -292,6 +337,7 @@ class Plan:
         return self.sink > 0 or self.recent > 0 or self.recent_ratio > 0
 
     def form(self, spec: ModelSpec, side: SidePlan) -> str:
+        """spec: as the layer sees it."""
         return form(spec, side.path, self.keeps_exact, self.trained)
 
     def cut(self) -> Plan:

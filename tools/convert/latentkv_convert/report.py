@@ -19,7 +19,7 @@ from .fuse import center
 from .ir import SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
 from .recipe import Recipe
-from .rows import sizes
+from .rows import plan_sizes, sizes
 from .work import Work
 from .write.gguf_write import replacing
 
@@ -48,15 +48,17 @@ class Report:
     @property
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
-        full = self.spec.kv_width
-        attending = [self.plan.layers[layer] for layer in self.spec.attention_layers]
-        kept = [sum(layer.side(side).kept) or full for layer in attending for side in SIDES]
-        return sum(kept) / (full * len(kept))
+        spec = self.spec
+        widths = {layer: spec.at(layer).kv_width for layer in spec.attention_layers}
+        kept = [sum(self.plan.layers[i].side(s).kept) or width for i, width in widths.items() for s in SIDES]
+        return sum(kept) / (len(SIDES) * sum(widths.values()))
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
-        own = {"plan": sizes.planned_bytes_per_token(self.spec, self.plan, CONTEXT)} if self.planned else {}
-        return own | {fmt: sizes.bytes_per_token(self.spec, self.plan, fmt, CONTEXT) for fmt in sizes.FORMATS}
+        spec, plan = self.spec, self.plan
+        own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
+        formats = plan_sizes.FORMATS
+        return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in formats}
 
     @property
     def planned(self) -> bool:
@@ -65,8 +67,8 @@ class Report:
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
-        size = sizes.cache_bytes(self.spec, self.plan, CONTEXT)
-        full = sizes.full_cache_bytes(self.spec, sizes.MiddleSlots.of_plan(self.spec, self.plan, CONTEXT))
+        size = plan_sizes.cache_bytes(self.spec, self.plan, CONTEXT)
+        full = sizes.full_cache_bytes(self.spec, plan_sizes.slots_of(self.spec, self.plan, CONTEXT))
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
@@ -83,7 +85,7 @@ class Report:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
@@ -128,13 +130,14 @@ class Report:
 
     def blocks(self) -> list[Block]:
         """For the terminal."""
-        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
         for index in self.spec.attention_layers:
             layer, row = self.plan.layers[index], [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
-                ranks = _stored(chosen) if chosen.ranks else f"{self.spec.n_kv} x {self.spec.head_dim}"
+                own = self.spec.at(index)
+                ranks = _stored(chosen) if chosen.ranks else f"{own.n_kv} x {own.head_dim}"
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             rows.append(row)
         cells = []
@@ -184,16 +187,6 @@ class Report:
         return lines
 
 
-def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
-    """Kept share of the squared energy of one layer's K or V, all groups together."""
-    chosen = plan.layers[layer].side(side)
-    if not chosen.ranks:
-        return 1.0
-    pairs = list(zip(work.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
-    total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
-    return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
-
-
 def _layers(sides: Mapping[str, Sequence[int]]) -> str:
     return ", ".join(f"{side.upper()} of layer {' '.join(map(str, at))}" for side, at in sides.items() if at)
 
@@ -211,13 +204,12 @@ def finish(
     plan: Plan,
     file_bytes: int,
     added: int,
-    calibration_tokens: int,
     recovery: Recovery | None = None,
 ) -> Report:
     """Builds the report and writes its JSON and picture beside the output."""
     drawn = recipe.draws and not plan.is_full
     files = recipe.outputs[: 3 if drawn else 2]
-    shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
+    shares = {side: [work.energy(plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
     layers = [(index, plan.layers[index]) for index in work.spec.attention_layers]
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
     report = Report(
@@ -225,7 +217,7 @@ def finish(
         work.spec,
         plan,
         shares,
-        calibration_tokens,
+        0 if work.sample is None else int(work.sample.tokens.size),
         file_bytes,
         files,
         work.stored_as.outtype,
@@ -272,15 +264,15 @@ def bits_map(report: Report, path: Path) -> None:
     axes[1].tick_params(labelleft=False)
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
-        bits = np.zeros((len(layers), spec.kv_width))
+        bits = np.zeros((len(layers), max(spec.at(layer).kv_width for layer in layers)))
         for index, layer in enumerate(layers):
-            chosen, row = report.plan.layers[layer].side(side), []
-            segments = chosen.segments or ((spec.head_dim,),) * spec.n_kv  # `full`: every head is one
+            chosen, row, own = report.plan.layers[layer].side(side), [], spec.at(layer)
+            segments = chosen.segments or ((own.head_dim,),) * own.n_kv  # `full`: every head is one
             formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
             for widths, names in zip(segments, formats, strict=True):
                 held = [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
-                row += held + [0] * (chosen.group * spec.head_dim - len(held))
-            bits[index] = row
+                row += held + [0] * (chosen.group * own.head_dim - len(held))
+            bits[index, : len(row)] = row
         image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
         axis.set_title(f"{side.upper()} bits", fontsize=10)
         axis.set_xlabel("channel of the latent, most important first")
@@ -321,7 +313,7 @@ def rank_map(report: Report, path: Path) -> None:
         share = np.ones((len(layers), groups[side]))
         for index, layer in enumerate(layers):
             chosen = report.plan.layers[layer].side(side)
-            widths = chosen.group * spec.head_dim
+            widths = chosen.group * spec.at(layer).head_dim
             if chosen.ranks:
                 share[index, : len(chosen.ranks)] = np.array(chosen.kept) / widths
             for group, rank in enumerate(chosen.kept if columns <= 16 else ()):

@@ -62,12 +62,8 @@ RowPlan plan_row(const std::string& region, const char* side, const TensorSpec& 
 
 Rows::Rows(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options,
            const std::vector<CacheDevice*>& devices)
-    : spec_(spec),
-      options_(options),
-      n_kv_(hparams.n_kv),
-      head_dim_(hparams.head_dim),
-      devices_(devices),
-      full_(RowPlan::uniform(hparams.n_kv, hparams.head_dim, Format::f16)) {
+    : spec_(spec), options_(options), heads_(hparams.heads), devices_(devices) {
+    for (const HeadShape& heads : heads_) full_.push_back(RowPlan::uniform(heads.n_kv, heads.head_dim, Format::f16));
     if (!options.k_plan.empty()) spec_.set_formats(&LayerCacheSpec::k, options.k_plan, "k_plan");
     if (!options.v_plan.empty()) spec_.set_formats(&LayerCacheSpec::v, options.v_plan, "v_plan");
 }
@@ -99,10 +95,11 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
     const int step = exact ? exact_step : slot_tile;
     n_slots = (n_slots + step - 1) / step * step;
     RegionRows region{std::move(name), n_slots, false, {}, nullptr};
-    const TensorSpec whole = TensorSpec::full(n_kv_, head_dim_);
     size_t offset = 0;
     for (int il = 0; il < n_layers(); il++) {
         const bool full = exact && exact_is_full(il);
+        const HeadShape& heads = heads_[static_cast<size_t>(il)];
+        const TensorSpec whole = TensorSpec::full(heads.n_kv, heads.head_dim);
         const size_t rows = holds(il) && layer_spec(il).has_rows() ? static_cast<size_t>(n_slots) : 0;
         LayerRows layer;
         layer.held = rows > 0;
@@ -143,22 +140,6 @@ void Rows::allocate(RegionRows& region) const {
     } else {
         region.storage = std::make_unique<SplitStorage>(std::move(pieces));
     }
-}
-
-bool Rows::on_host(int layer) const {
-    for (size_t i = 0; i < devices_.size(); i++) {
-        if (layer < options_.runs[i].end_layer) return devices_[i] == nullptr;
-    }
-    return true;
-}
-
-uint8_t* Rows::row(int region, int layer, bool value_side, int slot) const {
-    const RegionRows& of = this->region(region, layer);
-    const int side = value_side ? 1 : 0;
-    const LayerRows& rows = of.layers[static_cast<size_t>(layer)];
-    if (of.storage == nullptr) return nullptr;
-    return of.storage->at(rows.offset[side]) +
-           static_cast<size_t>(slot) * static_cast<size_t>(rows.layout[side].row_bytes);
 }
 
 }  // namespace lkv

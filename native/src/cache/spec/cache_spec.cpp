@@ -113,22 +113,23 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
     for (size_t il = 0; il < layers.size(); il++) {
         TensorSpec& spec = layers[il].*tensor;
         const uint32_t group = groups[il];
-        if (group < 1 || h.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
+        const HeadShape& heads = h.heads[il];
+        if (group < 1 || heads.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
             (is_full[il] && group != 1)) {
-            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ", h.n_kv,
-                 "; got ", group);
+            fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ",
+                 heads.n_kv, "; got ", group);
         }
         spec.group = static_cast<int>(group);
         if (!h.attends(static_cast<int>(il))) continue;
         if (energy) {
             spec.energy = (*energy)[il];
         }
-        const int width = spec.group * h.head_dim;
-        for (int g = 0; g < h.n_kv / spec.group; g++) {
+        const int width = spec.group * heads.head_dim;
+        for (int g = 0; g < heads.n_kv / spec.group; g++) {
             const uint32_t rank = ranks.next();
             check_rank(keys.ranks, rank, width);
-            if (is_full[il] && static_cast<int>(rank) != h.head_dim) {
-                fail(keys.ranks, "expected head_dim on a full layer, ", h.head_dim, "; got ", rank);
+            if (is_full[il] && static_cast<int>(rank) != heads.head_dim) {
+                fail(keys.ranks, "expected head_dim on a full layer, ", heads.head_dim, "; got ", rank);
             }
             spec.ranks.push_back(static_cast<int>(rank));
             std::vector<int> segments;
@@ -291,7 +292,8 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     if (!k_paths) {
         for (int il = 0; il < h.n_layer; il++) {
             LayerCacheSpec& layer = spec.layers[static_cast<size_t>(il)];
-            if (h.attends(il)) layer.k = layer.v = TensorSpec::full(h.n_kv, h.head_dim);
+            const HeadShape& heads = h.heads_of(il);
+            if (h.attends(il)) layer.k = layer.v = TensorSpec::full(heads.n_kv, heads.head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;

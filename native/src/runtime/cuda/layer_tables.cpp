@@ -48,7 +48,7 @@ void attach_target(Layer& layer, const RegionView& view, bool full, int r) {
 
 // What makes latents of full rows that leave the recent window.
 void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int il) {
-    const HParams& h = model.hparams();
+    const HeadShape& heads = model.hparams().heads_of(il);
     const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     for (const bool value_side : {false, true}) {
@@ -59,9 +59,9 @@ void attach_encoder(Layer& layer, const Model& model, const RowTarget& from, int
         side.row_bytes = value_side ? from.v_row_bytes : from.k_row_bytes;
         side.segments = value_side ? from.v_segments : from.k_segments;
         side.n_segments = value_side ? from.n_v_segments : from.n_k_segments;
-        side.n_in = tensor.group * h.head_dim;
+        side.n_in = tensor.group * heads.head_dim;
         side.n_out = tensor.rank_sum();
-        side.width = h.width_kv();
+        side.width = heads.width();
         std::vector<int32_t> columns;
         for (size_t g = 0; g < tensor.ranks.size(); g++) {
             columns.insert(columns.end(), static_cast<size_t>(tensor.ranks[g]), static_cast<int32_t>(g) * side.n_in);
@@ -81,7 +81,7 @@ RopeTables rope_tables(const HParams& h, const Rope& rope) {
     RopeTables tables;
     if (rope.turns()) {
         tables.host_phases = pack_phases(rope.freqs.data(), static_cast<int>(rope.freqs.size()));
-        tables.n_rot = h.n_rot;
+        tables.n_rot = 2 * static_cast<int32_t>(rope.freqs.size());
         tables.neox = h.block.rope_pairing == RopePairing::neox;
         tables.mscale = rope.mscale;
         tables.phases = DeviceMemory::of(tables.host_phases);
@@ -92,12 +92,12 @@ RopeTables rope_tables(const HParams& h, const Rope& rope) {
 // B_k, or E_q where keys are expanded.
 void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, const RopeTables& rope,
                  const Device& device, const Blocks& blocks, int il) {
-    const HParams& h = model.hparams();
+    const HeadShape& heads = model.hparams().heads_of(il);
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Problem& a = layer.latents.constant;
     a.k_b = layer.keep(pack_rows(weights.k_b.data(), weights.k_b.size()));
     if (spec.k_path != KPath::rebuild) return;
-    const KeyFactor factor{weights.k_b.data(), h.n_kv,     spec.k.rank_max(), h.head_dim,      blocks.k,
+    const KeyFactor factor{weights.k_b.data(), heads.n_kv, spec.k.rank_max(), heads.head_dim,  blocks.k,
                            blocks.v,           rope.n_rot, rope.neox,         rope.host_phases};
     for (const Kernel* kernel : all_kernels()) {
         if (kernel->pack_keys == nullptr) continue;
@@ -110,6 +110,12 @@ void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, c
 
 }  // namespace
 
+int most_counters(const HParams& h) {
+    int most = 0;
+    for (const HeadShape& heads : h.heads) most = std::max(most, merge_counters(h.n_head, heads.n_kv));
+    return most;
+}
+
 void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& ropes, const GraphConstants& constants,
                          const LayerRun& run, const StepInputs& inputs, const Device& device) {
     attach_shared(model, ropes, constants);
@@ -118,11 +124,13 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
     size_t slots = 0;  // of the exact windows
     for (int r = 0; r + 1 < cache.placement().n_regions(); r++)
         slots += static_cast<size_t>(cache.placement().cells(r).capacity());
-    whole_ = RowPlan::uniform(model.hparams().n_kv, model.hparams().head_dim, Format::f16);
+    for (const HeadShape& heads : model.hparams().heads) {
+        whole_bytes_ = std::max(whole_bytes_, static_cast<size_t>(heads.width()) * sizeof(uint16_t));
+    }
     const auto& specs = model.cache_spec().layers;
     if (std::any_of(specs.begin(), specs.end(),
                     [](const LayerCacheSpec& spec) { return spec.exact_is_full() && spec.k_path == KPath::rebuild; })) {
-        finished_ = DeviceMemory(slots * static_cast<size_t>(whole_.row_bytes()));
+        finished_ = DeviceMemory(slots * whole_bytes_);
     }
     for (int il = run.first_layer; il < run.end_layer; il++) {
         const auto index = static_cast<size_t>(il);
@@ -144,11 +152,7 @@ void LayerTables::attach_shared(const Model& model, const Ropes& ropes, const Gr
     if (!constants.alibi_slopes.empty()) slopes_ = DeviceMemory::of(constants.alibi_slopes);
     rope_factors_.assign(constants.rope_factors.begin(), constants.rope_factors.end());
     for (const Rope& rope : ropes.tables) ropes_.push_back(rope_tables(h, rope));
-    done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(merge_counters(h.n_head, h.n_kv)), 0));
-    whole_region_ = whole_region(h.n_kv, h.head_dim, [this]<class T>(const std::vector<T>& host) {
-        whole_tables_.push_back(DeviceMemory::of(host));
-        return whole_tables_.back().template as<T>();
-    });
+    done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(most_counters(h)), 0));
 }
 
 void LayerTables::attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec,
@@ -190,7 +194,11 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     a.n_slots = layer.middle_alone ? inputs.n_middle(layer.cells) : inputs.n_slots(layer.cells);
     if (!weights.sinks.empty()) layer.sinks.logits = layer.keep(weights.sinks);
     if (!weights.sink_values.empty()) layer.sinks.values = layer.keep(weights.sink_values);
-    attach_common(a, inputs);
+    const HeadShape& heads = model.hparams().heads_of(il);
+    layer.whole = RowPlan::uniform(heads.n_kv, heads.head_dim, Format::f16);
+    const RegionArgs whole = whole_region(heads.n_kv, heads.head_dim,
+                                          [&layer]<class T>(const std::vector<T>& host) { return layer.keep(host); });
+    attach_common(a, whole, inputs);
     if (layer.splits) attach_full(model, cache, rope, inputs, il);
 }
 
@@ -201,8 +209,8 @@ const RopeTables* LayerTables::rope_of(const ggml_tensor* factors) const {
                : &ropes_[static_cast<size_t>(found - rope_factors_.begin())];
 }
 
-void LayerTables::attach_common(Problem& a, const StepInputs& inputs) const {
-    a.whole = whole_region_;
+void LayerTables::attach_common(Problem& a, const RegionArgs& whole, const StepInputs& inputs) const {
+    a.whole = whole;
     a.alibi_slopes = slopes_.as<float>();
     a.q_pos = inputs.q_pos();
     a.q_seq = inputs.q_seq();
@@ -210,17 +218,16 @@ void LayerTables::attach_common(Problem& a, const StepInputs& inputs) const {
 
 void LayerTables::attach_full(const Model& model, const KvCache& cache, const RopeTables& rope,
                               const StepInputs& inputs, int il) {
-    const HParams& h = model.hparams();
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Layer& layer = (*this)[il];
     Problem& a = layer.full.constant;
-    attach_common(a, inputs);
+    attach_common(a, layer.latents.constant.whole, inputs);
     a.n_slots = inputs.n_full();
     a.phases = rope.phases.as<uint64_t>();
     a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
     a.k_norm = weights.k_norm.empty() ? nullptr : layer.keep(weights.k_norm);
     layer.full_rows.raw = model.cache_spec().layers[static_cast<size_t>(il)].k_path == KPath::rebuild;
-    const int whole = (h.head_dim + 63) / 64;
+    const int whole = (model.hparams().heads_of(il).head_dim + 63) / 64;
     uint8_t* to = finished_.as<uint8_t>();
     int r = 0;
     for (; cache.rows().is_full(r, il); r++) {
@@ -233,13 +240,13 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
                                           inputs.pos(r, 0),
                                           to,
                                           cache.placement().cells(r).capacity()};
-            view.k = whole_.view();
+            view.k = layer.whole.view();
             view.k_rows = to;
             to += static_cast<size_t>(cache.placement().cells(r).capacity()) * static_cast<size_t>(view.k.row_bytes);
         }
         layer.full.regions[r] = region_args(layer, view, {whole, whole}, inputs.pos(r, 0), inputs.seq(r, 0));
     }
-    layer.full.regions[r] = whole_region_;
+    layer.full.regions[r] = a.whole;
     layer.full.regions[r].pos = inputs.q_pos();
     layer.full.regions[r].seq = inputs.own_seq();
     attach_encoder(layer, model, layer.targets[cache.entered_region()], il);
@@ -247,19 +254,19 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
 
 void LayerTables::describe_full(const Layer& layer, LatentAttnParams& p, bool with_own) const {
     if (layer.full_rows.raw) {
-        for (int r = 0; r < p.n_regions; r++) p.regions[r].k = whole_.view();
+        for (int r = 0; r < p.n_regions; r++) p.regions[r].k = layer.whole.view();
         p.k_raw = false;
     }
     if (with_own) {
         RegionView& own = p.regions[p.n_regions++];
         own = {};
-        own.k = own.v = whole_.view();
+        own.k = own.v = layer.whole.view();
     }
 }
 
 void LayerTables::hold_own(int n_tokens) {
     for (DeviceMemory& memory : own_) {
-        const size_t bytes = static_cast<size_t>(n_tokens) * static_cast<size_t>(whole_.row_bytes());
+        const size_t bytes = static_cast<size_t>(n_tokens) * whole_bytes_;
         if (bytes > memory.bytes()) memory = DeviceMemory(bytes);
     }
 }

@@ -41,6 +41,7 @@ struct Layer {
     std::vector<DeviceMemory> memory;
     Sinks sinks{};        // no logits: none
     bool fitted = false;  // whether storing a decoded token's rows takes long
+    RowPlan whole;        // f16 rows of whole heads
 
     template <class T>
     const T* keep(const std::vector<T>& host) {
@@ -57,6 +58,9 @@ struct RopeTables {
     std::vector<uint64_t> host_phases;
     DeviceMemory phases;
 };
+
+// Cut::done of the layer that counts most.
+int most_counters(const HParams& hparams);
 
 class LayerTables {
 public:
@@ -90,23 +94,21 @@ private:
     // row_layer: of the cache
     void attach_layer(const Model& model, const KvCache& cache, const LayerCacheSpec& spec, const RopeTables& rope,
                       const StepInputs& inputs, const Device& device, int il, int row_layer);
-    void attach_common(Problem& problem, const StepInputs& inputs) const;
+    void attach_common(Problem& problem, const RegionArgs& whole, const StepInputs& inputs) const;
     void attach_full(const Model& model, const KvCache& cache, const RopeTables& rope, const StepInputs& inputs,
                      int il);
 
     std::vector<Layer> layers_;  // of the cache; empty ones where they are elsewhere
     LayerRun run_;
-    RowPlan whole_;          // f16 rows of whole heads
-    DeviceMemory finished_;  // keys of the exact windows, of one layer at a time
-    DeviceMemory own_[2];    // K, V of a batch
+    size_t whole_bytes_ = 0;  // of a row of whole heads, where it is widest
+    DeviceMemory finished_;   // keys of the exact windows, of one layer at a time
+    DeviceMemory own_[2];     // K, V of a batch
 
     std::set<const ggml_tensor*> factors_;
     std::vector<RopeTables> ropes_;                 // as Ropes::tables
     std::vector<const ggml_tensor*> rope_factors_;  // and GraphConstants::rope_factors
     DeviceMemory slopes_;
     DeviceMemory done_;
-    std::vector<DeviceMemory> whole_tables_;
-    RegionArgs whole_region_{};  // of every layer
 };
 
 }  // namespace lkv::cuda

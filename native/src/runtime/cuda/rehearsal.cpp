@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/cuda/attend.h"
+#include "runtime/cuda/layer_tables.h"
 
 namespace lkv::cuda {
 
@@ -13,7 +14,7 @@ void Rehearsal::attach(const KvCache& cache, const HParams& h) {
         one_slot[static_cast<size_t>(r)] = std::min(1, cache.placement().cells(r).capacity());
     }
     n_slots_ = DeviceMemory::of(one_slot);
-    done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(merge_counters(h.n_head, h.n_kv)), 0));
+    done_ = DeviceMemory::of(std::vector<uint32_t>(static_cast<size_t>(most_counters(h)), 0));
 }
 
 void Rehearsal::prepare(const Graph& graph, const PartBytes& parts) {

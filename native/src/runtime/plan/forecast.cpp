@@ -45,7 +45,7 @@ public:
         shape.end_layer = il + 1;
         ExactRows exact;
         exact.spec = exact_layer_spec(model_, il);
-        KvCache rows = exact_cache(model_, exact.spec, plan_.cache.n_ctx, plan_.cache, false);
+        KvCache rows = exact_cache(model_, exact.spec, il, plan_.cache.n_ctx, plan_.cache, false);
         exact.cache = &rows;
         exact.batch = batch_;
         return measure(shape, model_.runs().front(), &exact);

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compute import crew
 from ..ir import READS, Array
 from ..recipe import Recipe
-from . import crew
-from .decoder import Stacked
+from .experts import Stacked
 from .stream import LayerStream
 
 VERSION = 1

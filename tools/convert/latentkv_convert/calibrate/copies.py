@@ -22,7 +22,6 @@ from ..errors import ConvertError
 from ..ir import SIDES, Array, ModelSpec
 from ..recipe import Recipe
 from . import head
-from .heads import norm_module
 from .stream import NOTHING, LayerStream, added, noting
 from .two_copies import TwoCopies
 
@@ -166,10 +165,10 @@ def _backward(
     bar: Any,
 ) -> dict[str, Array]:
     """Measures one layer; above, below: gradients of its output and input."""
-    spec, window = stream.spec, inputs.shape[1]
-    names = {"k": "k", "v": "v"} | ({} if norm_module(spec, "k") is None else {"normed": "k_norm"})
-    meters = {name: Meter(spec, len(inputs), window, sink) for name in names}
+    spec, window = stream.spec.at(index), inputs.shape[1]
     with stream.layer(index, index - 1) as live:
+        names = {"k": "k", "v": "v"} | ({"normed": "k_norm"} if hasattr(live, "attn_k_norm") else {})
+        meters = {name: Meter(spec, len(inputs), window, sink) for name in names}
         biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}
 
         def step(row: int) -> Found:

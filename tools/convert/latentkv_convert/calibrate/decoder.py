@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import floats
+from ..compute import floats
 from ..ir import ModelSpec
 from ..source.source import Source
-from . import delta_net
+from . import delta_net, experts
 from .attention import attention
+from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 
 FFN_TOKENS = 512
@@ -43,13 +44,6 @@ def unwatched(name: str, rows: Tensor) -> Tensor:
     return rows
 
 
-def _gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
-    if activation != "swiglu_oai":
-        return _ACTIVATIONS[activation](gate) * up
-    gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
-    return gate * torch.sigmoid(_OAI_ALPHA * gate) * (up + 1)
-
-
 class Norm(nn.Module):
     """Over the last dimension."""
 
@@ -64,20 +58,6 @@ class Norm(nn.Module):
             return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         y = functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return y if self.bias is None else y + self.bias
-
-
-class NormedLinear(nn.Linear):
-    """A projection whose output is normed over all heads together: what is cached is linear in that."""
-
-    def __init__(self, linear: nn.Linear, norm: Norm) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight = linear.weight
-        self.norm = norm
-        self.after: nn.Module = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.after(self.norm(super().forward(x)))
-        return y
 
 
 class Bf16Linear(nn.Linear):
@@ -101,16 +81,15 @@ class Sinks(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
 
-class Stacked(nn.Module):
-    """A linear map of every expert: weight [n_expert, out, in], bias [n_expert, out]."""
+class Scale(nn.Module):
+    """A factor, or one of every number."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-    def forward(self, x: Tensor, expert: int) -> Tensor:
-        return functional.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
 
 
 class Layer(nn.Module):
@@ -128,24 +107,24 @@ class Layer(nn.Module):
     attn_output: nn.Module
     ffn_up: nn.Module
     ffn_down: nn.Module
-    ffn_gate_inp: nn.Module  # the router of experts, and these
-    ffn_gate_exps: nn.Module
-    ffn_up_exps: nn.Module
-    ffn_down_exps: nn.Module
-    ffn_gate_inp_shexp: nn.Module  # the gate of an expert that every token reads, and this
-    ffn_gate_shexp: nn.Module
-    ffn_up_shexp: nn.Module
-    ffn_down_shexp: nn.Module
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
-        self.spec, self.index = source.spec, index
+        self.spec, self.index = source.spec.at(index), index
         self.attends = self.spec.attends(index)
         roles = {role.target for role in self.spec.tensors_of(index)}
         stems = {role.partition(".")[0] for role in roles}
         stems |= {"attn_q", "attn_k", "attn_v"} if self.attends else set()
         for stem in sorted(stems):
-            setattr(self, stem, _module(source, stem, index))
+            of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
+            setattr(self, stem, _module(source, of, index))
+        for stem in sorted(role.removesuffix(".scale") for role in roles if role.endswith(".scale")):
+            setattr(self, f"{stem}_scale", Scale(_tensor(source, f"{stem}.scale", index)))
+        if self.spec.block.value_norm and self.attends:
+            eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
+            made = self._modules.pop("attn_v")
+            assert isinstance(made, nn.Linear)
+            self.attn_v = NormedLinear(made, HeadNorm(self.spec.head_dim, eps))
         for side in filter(self.spec.norms_whole, "qk" if self.attends else ""):
             projection, norm = (self._modules.pop(f"attn_{side}{end}") for end in ("", "_norm"))
             assert isinstance(projection, nn.Linear)
@@ -177,7 +156,7 @@ class Layer(nn.Module):
         """Gradients of `fed` by x and attended, of `above`, that by its output. What the output itself is,
         nothing here asks: where it does not go through a norm, its last product is left out."""
         of_x, of_attended = torch.zeros_like(x), torch.empty_like(attended)
-        skipped = self._optional("post_ffw_norm") is None and self.spec.block.ffn != "experts"
+        skipped = self._optional("post_ffw_norm") is None and not self.spec.has_experts
         for part in self.parts(x):
             bottom, middle = (each[:, part].detach().requires_grad_() for each in (x, attended))
             with torch.enable_grad():
@@ -191,7 +170,7 @@ class Layer(nn.Module):
     def parts(self, x: Tensor) -> Iterator[slice]:
         """Tokens of x [n, T, d] that go through the FFN together: on a processor as many as leave its states
         in the cache."""
-        whole = x.device.type != "cpu" or self.spec.block.ffn == "experts"
+        whole = x.device.type != "cpu" or self.spec.has_experts
         size = x.shape[1] if whole else FFN_TOKENS
         for begin in range(0, x.shape[1], size):
             yield slice(begin, begin + size)
@@ -199,8 +178,11 @@ class Layer(nn.Module):
     def _fed(self, x: Tensor, attended: Tensor, unread: bool = False) -> Tensor:
         parallel = self.spec.block.parallel
         normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
-        fed = self.feed(normed, unread)
-        return attended + self._branch(fed, "post_ffw_norm")
+        if self.spec.block.ffn == "gated_and_experts":
+            fed = experts.beside_dense(self, self.spec, normed, attended)
+        else:
+            fed = self.feed(normed, unread)
+        return self._normed("layer_output_scale", attended + self._branch(fed, "post_ffw_norm"))
 
     def attention_input(self, x: Tensor) -> Tensor:
         """What attn_q, attn_k and attn_v read, of the block's input x."""
@@ -248,42 +230,28 @@ class Layer(nn.Module):
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""
         if self.spec.block.ffn == "experts":
-            return self._experts(x.flatten(0, -2)).view_as(x)
+            rows = x.flatten(0, -2)
+            return experts.mixed(self, self.spec, rows, rows).view_as(x)
         activation = self.spec.block.activation
         up = self.ffn_up(x)
-        if self.spec.block.ffn == "gated":
+        if self.spec.block.ffn != "plain":
             gate = self._optional("ffn_gate")
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
-            up = _gated(activation, first, up)
+            up = self.gated(first, up)
         else:
             up = _ACTIVATIONS[activation](up)
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
 
-    def _experts(self, x: Tensor) -> Tensor:
-        """[tokens, d]: of each the weighed sum of the experts that the router chooses."""
-        scores = self.ffn_gate_inp(x)
-        n_used, is_normed = int(self.spec.keys["expert_used_count"]), self.spec.block.expert_norm
-        top, chosen = scores.topk(n_used, dim=-1)
-        weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
-        total = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            own = x[tokens]
-            gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
-            y = _gated(self.spec.block.activation, gate, up)
-            y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
-            total = total.index_add(0, tokens, y)
-        return total if self._optional("ffn_gate_inp_shexp") is None else total + self._shared(x)
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """[tokens, d]: the expert of all tokens, times its gate."""
-        up = _gated(self.spec.block.activation, self.ffn_gate_shexp(x), self.ffn_up_shexp(x))
-        output: Tensor = self.ffn_down_shexp(up) * self.ffn_gate_inp_shexp(x).sigmoid()
-        return output
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        activation = self.spec.block.activation
+        if activation != "swiglu_oai":
+            return _ACTIVATIONS[activation](gate) * up
+        gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
+        return gate * torch.sigmoid(_OAI_ALPHA * gate) * (up + 1)
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
-        """A layer without this norm leaves x as it is."""
+        """A layer without this norm, or scale, leaves x as it is."""
         norm = self._optional(name)
         return x if norm is None else norm(x)
 
@@ -376,8 +344,10 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
         return Norm(weight, bias, kind, float(source.spec.keys.get(name, 1e-5)))
     if stem == "attn_sinks":
         return Sinks(weight)
+    if stem == "layer_output_scale":
+        return Scale(weight)
     if stem.endswith("_exps"):
-        return Stacked(weight, bias)
+        return experts.Stacked(weight, bias)
     return linear(weight, bias)
 
 

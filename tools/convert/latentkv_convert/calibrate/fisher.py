@@ -31,7 +31,7 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
     (dL/dW)^2)."""
 
     def slope(window: int, hidden: Tensor) -> Tensor:
-        return head.text_slope(stream, window, hidden)
+        return text_slope(stream, window, hidden)
 
     with stream.bar() as bar:
         for index, hidden, output in stream.forward(keep=True):
@@ -45,6 +45,21 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
             with stream.layer(index) as live:
                 stream.descend(live, index, inputs, above, below, bar)
             yield index, NOTHING
+
+
+def text_slope(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
+    """Gradient [window, d] of the text's mean negative log-likelihood by hidden [1, window, d]."""
+    following = stream.tokens[window].to(stream.device)[1:]
+    slopes = []
+    for block in head.blocks(stream, len(following)):
+        with torch.enable_grad():
+            top = hidden[:, block].detach().requires_grad_()
+            surprise = torch.nn.functional.cross_entropy(
+                stream.logits(top), following[block], reduction="sum"
+            )
+            slopes.append(torch.autograd.grad(surprise, top)[0][0])
+    slope = torch.cat(slopes)
+    return torch.cat([slope, torch.zeros_like(slope[:1])]) / len(following)
 
 
 def _backward(
@@ -70,5 +85,5 @@ def _backward(
         result: dict[str, Array] = {}
         for side, total in zip(modules, squares, strict=True):
             per_row = (total / stream.n_windows).sqrt().mean(1).cpu().numpy()
-            result[side] = per_row.reshape(stream.spec.n_kv, -1).mean(1)
+            result[side] = per_row.reshape(stream.spec.at(index).n_kv, -1).mean(1)
         return result

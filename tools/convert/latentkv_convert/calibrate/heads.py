@@ -33,7 +33,9 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
                 continue
             total: dict[str, Tensor] = {}
             with stream.layer(index) as live:
-                for found in stream.passed(live, index, hidden, output, bar, partial(_sums, stream.spec)):
+                for found in stream.passed(
+                    live, index, hidden, output, bar, partial(_sums, stream.spec.at(index))
+                ):
                     added(total, found)
             n_tokens = output[..., 0].numel()
             yield index, {side: (sums / n_tokens).cpu().numpy() for side, sums in total.items()}
@@ -52,10 +54,3 @@ def _sums(spec: ModelSpec, window: int, seen: Seen) -> dict[str, Tensor]:
         of_kv_head = rows.unflatten(1, (spec.n_kv, -1, spec.head_dim)).transpose(0, 1).flatten(1, 2)
         sums[side] = of_kv_head.mT @ of_kv_head
     return sums
-
-
-def norm_module(spec: ModelSpec, side: str) -> str | None:
-    """The per-head norm inside a layer, if it has one. (One over all heads is the projection's.)"""
-    name = f"attn_{side}_norm"
-    is_there = any(role.target == f"{name}.weight" for role in spec.layer_tensors)
-    return name if is_there and not spec.norms_whole(side) else None

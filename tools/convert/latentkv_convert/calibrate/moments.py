@@ -22,9 +22,11 @@ def sample(recipe: Recipe) -> tuple[int, int]:
 
 
 def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
-    """Per layer that attends: k, v [w, w] second moments and k_mean, v_mean [w], without the bias."""
-    if stream.tokens.numel() < 4 * stream.spec.kv_width:
-        expected = f"at least {4 * stream.spec.kv_width} tokens for {stream.spec.kv_width} outputs"
+    """Per layer that attends: k, v [w, w] second moments and k_mean, v_mean [w], without the projection's
+    bias."""
+    width = max(stream.spec.at(layer).kv_width for layer in stream.spec.attention_layers)
+    if stream.tokens.numel() < 4 * width:
+        expected = f"at least {4 * width} tokens for {width} outputs"
         warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():

@@ -11,14 +11,14 @@ from ..source.frequencies import frequencies, magnitude
 
 
 class Positions:
-    """Of sequences of `n` tokens, for every layer; layers that attend alike share theirs."""
+    """Positions in sequences of `n` tokens, for every layer; layers that attend alike share theirs."""
 
     def __init__(self, spec: ModelSpec, n: int, device: torch.device) -> None:
         self._spec, self._n, self._device = spec, n, device
-        self._known: dict[tuple[int, Turn], LayerPositions] = {}
+        self._known: dict[tuple[int, Turn, int], LayerPositions] = {}
 
     def of(self, layer: int) -> LayerPositions:
-        kind = (self._spec.window(layer), self._spec.turn(layer))
+        kind = (self._spec.window(layer), self._spec.turn(layer), self._spec.at(layer).n_rot)
         if kind not in self._known:
             self._known[kind] = LayerPositions(self._spec, layer, self._n, self._device)
         return self._known[kind]
@@ -28,7 +28,7 @@ class LayerPositions:
     """`mask` [1, 1 or n_head, T, T]: None where a query sees all tokens up to its own."""
 
     def __init__(self, spec: ModelSpec, layer: int, n: int, device: torch.device) -> None:
-        self.n_rot = spec.n_rot if spec.turn(layer).base else 0
+        self.n_rot = spec.at(layer).n_rot if spec.turn(layer).base else 0
         self.mask = _mask(spec, spec.window(layer), n, device)
         if self.n_rot:
             angles = np.arange(n)[:, None] * frequencies(spec, n, layer)[None, :]

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from latentkv.console.progress import stage
 from latentkv.console.stage import Stage
 
+from ..compute import crew
 from ..course import MEASURE, WEIGH
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..source.source import Source
-from . import crew
 from .decoder import Ends, Layer, Watch, unwatched
-from .journal import Journal
 from .positions import Positions
+from .saved.journal import Journal
 
 SLOPE = 4  # layers
 # What a statistic has of a layer that has no K and V: a file, so that the layer counts as finished.

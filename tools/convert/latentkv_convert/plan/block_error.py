@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import floats
-from ..calibrate.decoder import NormedLinear, linear
+from ..calibrate.decoder import linear
+from ..calibrate.normed import NormedLinear
 from ..calibrate.sensitivity import relative
 from ..calibrate.stream import LayerStream
+from ..compute import floats
 from ..errors import ConvertError
 from ..fuse import center
 from ..ir import F32, F64, SIDES, Basis

@@ -26,7 +26,7 @@ class Factors(nn.Module):
         super().__init__()
         weight = work.weight(layer, side).astype(np.float64)
         self.ranks = ranks
-        bases = work.bases(layer, side, work.spec.n_kv // len(ranks))
+        bases = work.bases(layer, side, work.spec.at(layer).n_kv // len(ranks))
         self.bases = [basis.truncated(rank) for basis, rank in zip(bases, ranks, strict=True)]
         width = self.bases[0].down.shape[0]
         rows = [basis.down.T @ weight[i * width : (i + 1) * width] for i, basis in enumerate(self.bases)]

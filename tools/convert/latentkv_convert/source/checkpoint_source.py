@@ -140,7 +140,7 @@ class CheckpointSource:
         if self.spec.block.ffn == "experts":
             role = "ffn_up_exps.weight"
             expected = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
-        elif self.spec.block.ffn == "gated" and "ffn_gate.weight" not in self._layer(0):
+        elif self.spec.block.ffn != "plain" and "ffn_gate.weight" not in self._layer(0):
             expected[0] *= 2
         got = list(self.shape(role, 0))
         if got != expected:
@@ -189,13 +189,12 @@ class CheckpointSource:
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """The K and V projections, the embedding and a table of positions have the shapes the config promises."""
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
-    for side in SIDES:
-        projection = spec.projections[side]
-        width = spec.q_width + 2 * spec.kv_width if spec.packed_qkv else spec.kv_width
-        expected[f"{spec.layers}.{spec.attention_layers[0]}.{projection.module}.weight"] = (
-            width,
-            spec.n_embd,
-        )
+    for layer in spec.attention_layers if spec.heads else spec.attention_layers[:1]:
+        own = spec.at(layer)
+        for side in SIDES[: 1 if own.value_of_key else 2]:
+            width = own.q_width + 2 * own.kv_width if spec.packed_qkv else own.kv_width
+            name = f"{spec.layers}.{layer}.{spec.projections[side].module}.weight"
+            expected[name] = (width, spec.n_embd)
     for role in spec.global_tensors:
         if role.rows is not None and checkpoint.shape(role.source)[0] <= role.rows[-1]:
             got = f"{checkpoint.shape(role.source)[0]}"

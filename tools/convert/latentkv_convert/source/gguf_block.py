@@ -27,7 +27,8 @@ def block(values: Mapping[str, Any], spec: ModelSpec, where: str) -> BlockSpec:
         return replace(spec.block, **words)
     read: dict[str, Callable[[str, Any], Any]] = dict.fromkeys(_SCALES, partial(_number, limits.SCALE))
     read["attention_softcap"] = read["logit_softcap"] = partial(_number, limits.SOFTCAP)
-    read["expert_norm"] = read["yarn_truncate"] = read["output_gate"] = _flag
+    flags = ("expert_norm", "yarn_truncate", "value_norm", "value_of_key", "output_gate")
+    read |= dict.fromkeys(flags, _flag)
     read["mixers"] = partial(_mixers, spec.n_layer)
     read["windows"] = partial(_array, spec.n_layer, partial(_whole, limits.WINDOW))
     read["rope_bases"] = partial(_array, spec.n_layer, _base)

@@ -60,19 +60,31 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
         spec = archs.model_spec(config)
     except ConvertError as error:
         raise error.at(where) from None  # there is no config.json
-    n_rot = stock.whole("rope.dimension_count", 2, spec.head_dim, spec.n_rot) if spec.n_rot else 0
+    block = gguf_block.block(values, spec, where)
+    spec = _turned(stock, replace(spec, block=block))
+    scaled = [layer for layer in range(spec.n_layer) if block.rope_scaled is None or block.rope_scaled[layer]]
     spec = replace(
         spec,
-        n_rot=n_rot,
-        block=gguf_block.block(values, spec, where),
         keys=_keys(stock, spec),
-        extra_tensors=_factors(parts, n_rot),
+        extra_tensors=_factors(parts, spec.at(scaled[0] if scaled else 0).n_rot),
         latentkv_keys=_dynamic(values, where),
         layer_tensors=_present(parts, spec),
     )
     recurrent.check_pattern(spec, where, lambda role, layer: f"{prefix(layer)}{role}" in parts)
     _check_tensors(parts, spec, where)
     return spec
+
+
+def _turned(stock: Stock, spec: ModelSpec) -> ModelSpec:
+    """With as many rotated dimensions as the file says."""
+    name = "rope.dimension_count"
+    if not spec.heads:
+        return replace(spec, n_rot=stock.whole(name, 2, spec.head_dim, spec.n_rot) if spec.n_rot else 0)
+    heads = []
+    for layer, shape in enumerate(spec.heads):
+        own = stock.of_layer(layer, spec.window(layer) > 0)
+        heads.append(replace(shape, n_rot=own.whole(name, 2, shape.head_dim, shape.n_rot)))
+    return replace(spec, heads=tuple(heads))
 
 
 def _stock(parts: GgufParts, where: str, architecture: str, values: Mapping[str, Any]) -> Stock:
@@ -156,15 +168,17 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         expected[role.target] = _shape(spec, role.target)
     sides = ("qkv",) if spec.packed_qkv else ("q", "k", "v")
     for layer in range(spec.n_layer):
+        own = spec.at(layer)
         roles = [role.target for role in spec.tensors_of(layer)]
-        shapes = {role: _shape(spec, role) for role in roles}
+        shapes = {role: _shape(own, role) for role in roles}
         if not spec.attends(layer):
             shapes |= {role: shape for role, shape in recurrent.shapes(spec).items() if role in shapes}
             expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
             continue
-        roles = [f"attn_{side}.weight" for side in sides]
-        roles += [f"attn_{side}.bias" for side in sides if f"{prefix(layer)}attn_{side}.bias" in parts]
-        shapes |= {role: _shape(spec, role) for role in roles}
+        held = [side for side in sides if side != "v" or not own.value_of_key]
+        roles = [f"attn_{side}.weight" for side in held]
+        roles += [f"attn_{side}.bias" for side in held if f"{prefix(layer)}attn_{side}.bias" in parts]
+        shapes |= {role: _shape(own, role) for role in roles}
         expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
     if any(name.endswith(".ssm_in.weight") for name in parts.names()):
         older = "ssm_in, which older converters write"
@@ -181,17 +195,14 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
 
 def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     stem, _, leaf = role.partition(".")
-    is_expert = stem.startswith("ffn_") and spec.block.ffn == "experts" and not stem.endswith("_shexp")
-    if is_expert and "norm" not in stem:
-        return _expert_shape(spec, stem, leaf)
-    n_ff = int(spec.keys["feed_forward_length"])
+    n_ff = int(spec.keys.get("feed_forward_length", 0))
     if stem.endswith("_shexp"):
         n_ff = int(spec.keys["expert_shared_feed_forward_length"])
-        return {
-            "ffn_gate_inp_shexp": (spec.n_embd,),
-            "ffn_down_shexp": (spec.n_embd, n_ff),
-        }.get(stem, (n_ff, spec.n_embd))
-    is_packed = spec.block.ffn == "gated" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
+        shapes = {"ffn_gate_inp_shexp": (spec.n_embd,), "ffn_down_shexp": (spec.n_embd, n_ff)}
+        return shapes.get(stem, (n_ff, spec.n_embd))
+    if stem.startswith("ffn_gate_inp") or stem.endswith("_exps"):
+        return _expert_shape(spec, stem, leaf)
+    is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
     rows = {
         "attn_q": spec.q_rows,
         "attn_k": spec.kv_width,
@@ -205,15 +216,19 @@ def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "attn_q_norm": spec.q_width if spec.whole_norms else spec.head_dim,
         "attn_k_norm": spec.kv_width if spec.whole_norms else spec.head_dim,
         "attn_sinks": spec.n_head,
+        "layer_output_scale": 1,
     }.get(stem, spec.n_embd)
-    if leaf == "bias" or "norm" in stem or stem == "attn_sinks":
+    if leaf == "bias" or "norm" in stem or stem in ("attn_sinks", "layer_output_scale"):
         return (rows,)
     return (rows, {"attn_output": spec.q_width, "ffn_down": n_ff}.get(stem, spec.n_embd))
 
 
 def _expert_shape(spec: ModelSpec, stem: str, leaf: str) -> tuple[int, ...]:
     n_expert, n_ff = int(spec.keys["expert_count"]), int(spec.keys["expert_feed_forward_length"])
+    if leaf == "scale":
+        return (spec.n_embd if stem == "ffn_gate_inp" else n_expert,)
     if stem == "ffn_gate_inp":
         return (n_expert, spec.n_embd)[: 2 if leaf == "weight" else 1]
     rows, columns = (spec.n_embd, n_ff) if stem == "ffn_down_exps" else (n_ff, spec.n_embd)
+    rows *= 2 if stem == "ffn_gate_up_exps" else 1
     return (n_expert, rows, columns)[: 3 if leaf == "weight" else 2]

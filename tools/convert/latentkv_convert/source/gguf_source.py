@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import floats
+from ..compute import floats
 from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
+from .frequencies import paired_rows
 from .gguf_blocks import dequantized
 from .gguf_parts import GgufParts
-from .rope_rows import paired_rows
 from .source import Stored
 
 _OURS = "latentkv."
@@ -43,11 +43,14 @@ class GgufSource:
                 return kind
         return "q8_0"
 
+    def _at(self, layer: int | None) -> ModelSpec:
+        return self.spec if layer is None else self.spec.at(layer)
+
     def _place(self, role: str, layer: int | None) -> tuple[str, slice]:
         """Name of a role's tensor, and its rows there."""
         name = gguf_model.prefix(layer) + role
         attends = layer is None or self.spec.attends(layer)
-        packed = gguf_model.packed_rows(self.spec).get(role.partition(".")[0]) if attends else None
+        packed = gguf_model.packed_rows(self._at(layer)).get(role.partition(".")[0]) if attends else None
         if name not in self._parts and packed is not None:
             return f"{gguf_model.prefix(layer)}attn_qkv.{role.partition('.')[2]}", packed
         return name, slice(None)
@@ -65,7 +68,7 @@ class GgufSource:
         found = dequantized(self._raw(name, rows), self._parts.info(name).type, name)
         array = found.reshape(self.shape(role, layer))
         floats.check_finite(array, name)
-        order = self._transformers_order(role.partition(".")[0])
+        order = self._transformers_order(role.partition(".")[0], layer)
         return array if order is None else array[order]
 
     def _raw(self, name: str, rows: slice) -> Array:
@@ -75,13 +78,14 @@ class GgufSource:
             return raw
         return raw[rows] if len(shape) > 1 else raw.reshape(shape[0], -1)[rows]
 
-    def _transformers_order(self, stem: str) -> NDArray[np.int64] | None:
+    def _transformers_order(self, stem: str, layer: int | None) -> NDArray[np.int64] | None:
         """Of rows whose RoPE planes are paired as llama.cpp does for its llama architecture."""
-        n_heads = {"attn_q": self.spec.n_head, "attn_k": self.spec.n_kv}.get(stem)
-        block = self.spec.block
+        spec = self._at(layer)
+        n_heads = {"attn_q": spec.n_head, "attn_k": spec.n_kv}.get(stem)
+        block = spec.block
         if n_heads is None or block.position != "rope" or block.rope_pairing != "norm":
             return None
-        return np.argsort(paired_rows(n_heads, self.spec.head_dim, self.spec.n_rot))
+        return np.argsort(paired_rows(n_heads, spec.head_dim, spec.n_rot))
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
         name, rows = self._place(role, layer)

@@ -51,8 +51,21 @@ class Stock:
         self.values = {name: self._of_every_layer(values, name) for name in values}
         self._roles = roles
 
+    def of_layer(self, layer: int, is_local: bool) -> Stock:
+        """The keys as one layer has them. is_local: it has a window, for which there may be keys of their
+        own."""
+        swa = "_swa"
+        found = {
+            name: value[layer] if name in _PER_LAYER and isinstance(value, list) else value
+            for name, value in self.values.items()
+        }
+        own = {name.removesuffix(swa): value for name, value in found.items() if name.endswith(swa)}
+        kept = Stock(self.where, {}, self._roles, self.n_vocab)
+        kept.values = found | own if is_local else found
+        return kept
+
     def _of_every_layer(self, values: Mapping[str, Any], name: str) -> Any:
-        """A value; of one number for every layer the one that all have."""
+        """A value; of one number for every layer the one that all have, or the list where they differ."""
         value = values[name]
         if name not in _PER_LAYER or not isinstance(value, list):
             return value
@@ -61,11 +74,7 @@ class Stock:
             raise ConvertError(
                 self.where, f"{name} once, or {n_layer} times, for every layer", str(len(value))
             )
-        for layer, other in enumerate(value):
-            if other != value[0]:
-                got = f"{value[0]} and, in layer {layer}, {other}"
-                raise ConvertError(self.where, f"{name} the same in every layer", got)
-        return value[0]
+        return value[0] if all(other == value[0] for other in value) else value
 
     def check(self, read: Collection[str]) -> None:
         """read: keys that the architecture follows.
@@ -81,8 +90,15 @@ class Stock:
     def has(self, role: str) -> bool:
         return role in self._roles
 
+    def has_in(self, role: str, layer: int) -> bool:
+        return self.has(role if layer == 0 else f"blk.{layer}.{role}")
+
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self.values.get(name, default)
+        if name in _PER_LAYER and isinstance(value, list):
+            layer = next(index for index, other in enumerate(value) if other != value[0])
+            got = f"{value[0]} and, in layer {layer}, {value[layer]}"
+            raise ConvertError(self.where, f"{name} the same in every layer", got)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             got = "none" if value is None else str(value)[:40]
             raise ConvertError(self.where, f"{name} from {low} to {high}", got)

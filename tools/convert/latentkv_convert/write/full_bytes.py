@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from ..ir import SIDES
 from ..source.source import Source
 from ..weights.encoding import Encoding
-from ..weights.out_tensor import OutTensor, unread
+from ..weights.tensor import OutTensor, unread
 
 
 def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> int:
@@ -18,11 +18,13 @@ def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> in
 
 
 def _projections(source: Source) -> Iterator[OutTensor]:
-    spec = source.spec
-    sides = ("q", *SIDES) if spec.packed_qkv else SIDES
-    for layer in spec.attention_layers:
+    sides = ("q", *SIDES) if source.spec.packed_qkv else SIDES
+    for layer in source.spec.attention_layers:
+        spec = source.spec.at(layer)
         stem = f"blk.{layer}.attn_"
         rows = {side: spec.q_width if side == "q" else spec.kv_width for side in sides}
+        if spec.value_of_key:
+            del rows["v"]
         biases = {side: n for side, n in rows.items() if source.has(f"attn_{side}.bias", layer)}
         if spec.packed_qkv:
             rows, biases = {"qkv": sum(rows.values())}, {"qkv": sum(rows.values())} if biases else {}

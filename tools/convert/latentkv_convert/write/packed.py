@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from ..ir import F32, LayerPlan
-from ..weights.out_tensor import OutTensor
+from ..weights.tensor import OutTensor
 from ..work import Work
 
 
@@ -30,7 +30,7 @@ def query(work: Work, layer: int) -> list[OutTensor]:
 
 
 def _tensors(work: Work, layer: int, sides: str) -> list[OutTensor]:
-    spec = work.spec
+    spec = work.spec.at(layer)
     rows = sum(spec.q_width if side == "q" else spec.kv_width for side in sides)
     role = f"attn_{sides}"
     stem, stored = f"blk.{layer}.{role}", partial(work.source.stored, layer=layer)

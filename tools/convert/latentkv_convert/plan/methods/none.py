@@ -10,6 +10,7 @@ from ...ir import FULL, Basis, LayerPlan, ModelSpec, Plan
 from ...work import Work
 
 SUMMARY = "full K and V: a plain GGUF"
+UNEQUAL_HEADS = True  # layers may have KV heads of their own
 
 
 def add_arguments(parser: Any) -> None:

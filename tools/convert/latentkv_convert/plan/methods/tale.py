@@ -154,7 +154,7 @@ class Tale:
         )
 
     def kept_ranks(self, work: Work) -> list[tuple[int, ...]]:
-        """r_0 of every group, by layers that attend: equal shares of what --keep leaves to V, as K keeps
+        """r_0 of every group of the layers that attend: equal shares of what --keep leaves to V, as K keeps
         everything."""
         spec = work.spec
         width = self.group * spec.head_dim
