@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "bindings.h"
+#include "gil.h"
 
 namespace py = pybind11;
 
@@ -11,7 +12,7 @@ namespace {
 // Calls Python, whose exceptions become an Error with the same text.
 template <typename Call>
 auto asked(const Call& call) {
-    const py::gil_scoped_acquire acquire;
+    const Locked locked;
     try {
         return call();
     } catch (const py::error_already_set& error) {
@@ -25,7 +26,7 @@ class PyMatcher : public lkv::TokenMatcher {
 public:
     explicit PyMatcher(py::object matcher) : matcher_(std::move(matcher)) {}
     ~PyMatcher() override {
-        const py::gil_scoped_acquire acquire;
+        const Locked locked;
         matcher_ = py::object();
     }
     PyMatcher(const PyMatcher&) = delete;
@@ -52,7 +53,7 @@ public:
     }
 
     std::unique_ptr<lkv::TokenMatcher> clone() const override {
-        const py::gil_scoped_acquire acquire;
+        const Locked locked;
         return std::make_unique<PyMatcher>(asked([&] { return py::object(matcher_.attr("clone")()); }));
     }
 

@@ -85,6 +85,7 @@ py::list layers(const Model& model) {
         py::dict item;
         item["n_head_kv"] = model.hparams().heads[il].n_kv;
         item["head_dim"] = model.hparams().heads[il].head_dim;
+        item["mixer"] = lkv::schema::mixer_words[static_cast<size_t>(model.hparams().block.layers[il].mixer)];
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
         out.append(item);

@@ -10,6 +10,7 @@ namespace lkv {
 namespace {
 
 std::span<const SegmentLayout> segments(const RowLayout& layout) {
+    if (layout.n_groups == 0) return {};
     const GroupLayout& last = layout.groups[layout.n_groups - 1];
     return {layout.segments, static_cast<size_t>(last.first_segment + last.n_segments)};
 }

@@ -1,4 +1,6 @@
 // The verbs of a cache's sequences: what becomes of rows and of states must be the same.
+#include <algorithm>
+
 #include "base/error.h"
 #include "cache/kv_cache.h"
 
@@ -79,8 +81,8 @@ void KvCache::remove_whole(int seq) {
 
 int32_t KvCache::resumable(int seq, int32_t limit) const {
     placement_.check_seq(seq);
-    const int32_t end = placement_.last_before(seq, limit) + 1;
-    return states_.is_used() ? states_.resumable(seq, end) : end;
+    if (!states_.is_used()) return std::min(limit, placement_.last(seq) + 1);
+    return states_.resumable(seq, placement_.last_before(seq, limit) + 1);
 }
 
 }  // namespace lkv

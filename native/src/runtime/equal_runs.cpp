@@ -19,8 +19,8 @@ size_t run_length(std::span<const int32_t> seq) {
 EqualRuns first_equal_runs(std::span<const int32_t> seq, std::span<const uint8_t> output, size_t limit) {
     const size_t whole = run_length(seq);
     size_t each = std::min(whole, limit);
-    // of a prompt the last result is wanted, and no other
-    const bool is_prompt = each > 1 && output[whole - 1] != 0 && output[0] == 0;
+    // of a prompt the last result is wanted, and no other; a few tokens are no prompt, but guesses that came true
+    const bool is_prompt = whole >= prompt_tail && output[whole - 1] != 0 && output[0] == 0;
     if (is_prompt && whole == each && each > 2 * prompt_tail) return {each - prompt_tail, 1, true};
     EqualRuns runs{each, 1, is_prompt && whole == each};
     if (each < whole) return runs;

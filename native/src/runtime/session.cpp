@@ -5,23 +5,11 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "cache/state/reader.h"
-#include "cache/state/writer.h"
 #include "runtime/lazy_prefill.h"
 #include "runtime/plan/rotation.h"
 
 namespace lkv {
 namespace {
-
-constexpr int32_t snapshot_distance = 2048;  // tokens of a prompt from one copy of a recurrent state to the next
-
-// What a state lost on its way here. Who takes finer rows alone says so himself.
-std::string told(std::string lost, Accept accept) {
-    if (accept == Accept::any && !lost.empty()) {
-        log(LogLevel::warning, "[state] expected the rows of this session; got others, coded anew: ", lost);
-    }
-    return lost;
-}
 
 const std::shared_ptr<const Model>& runnable(const std::shared_ptr<const Model>& model, const SessionOptions& options) {
     require_runnable(*model, options);
@@ -75,16 +63,6 @@ void Session::attach_parts(bool kv_rotate) {
         part.allocator.reset(ggml_gallocr_new(where));
         if (part.on_gpu()) part.gpu->attach(*model_, cache_, ropes_, part.constants, part.run);
     }
-}
-
-void Session::attach_states() {
-    std::vector<StateMemory*> memories;
-    for (Part& part : parts_) {
-        part.states = std::make_unique<StateTensors>(model_->hparams(), part.run, cache_.states().n_slots(),
-                                                     model_->memory(part.run));
-        memories.push_back(part.states.get());
-    }
-    cache_.states().attach(memories);
 }
 
 std::string Session::implementation() const {
@@ -153,7 +131,7 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
         run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, ubatch, result,
                    room(out_ids.size()));
-        keep_snapshots(ubatch);
+        if (cache_.states().is_used()) keep_snapshots(ubatch);
         cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
         if (between_ubatches) {
             between_ubatches();
@@ -164,16 +142,6 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
 EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const {
     const size_t limit = longest_ubatch(seq);
     return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
-}
-
-// Behind a ubatch: copies of its sequences' states where they may be wanted again.
-void Session::keep_snapshots(const EqualRuns& ubatch) {
-    SequenceState& states = cache_.states();
-    for (const int32_t seq : step_.seq) {
-        if (ubatch.n_each() > 1 && (ubatch.ends_prompt || states.since_copy(seq) >= snapshot_distance)) {
-            states.keep_copy(seq);
-        }
-    }
 }
 
 // Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
@@ -261,7 +229,7 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
     batch_.slots = cache_.placement().claim({pos, seq, batch_.own_rows});
     step_ = {};
     try {
-        claim_states(seq, runs);
+        if (cache_.states().is_used()) claim_states(seq, runs);
         GraphShape shape = graph_shape(tokens.size(), out_ids.size(), cache_);
         shape.n_seqs = runs.n_seqs;
         shape.result = result;
@@ -272,21 +240,10 @@ void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_
         cache_.states().abandon(step_);
         throw;
     }
-    std::vector<int32_t> ends;
-    for (size_t i = runs.n_each(); i <= pos.size() && !step_.seq.empty(); i += runs.n_each()) {
-        ends.push_back(pos[i - 1] + 1);
-    }
-    cache_.states().commit(step_, ends);
+    if (cache_.states().is_used()) commit_states(pos, runs);
     if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
         parts_.front().gpu->take_masses(cache_);
     }
-}
-
-void Session::claim_states(std::span<const int32_t> seq, const EqualRuns& runs) {
-    if (!cache_.states().is_used()) return;
-    std::vector<int32_t> each;
-    for (size_t i = 0; i < seq.size(); i += runs.n_each()) each.push_back(seq[i]);
-    step_ = cache_.states().claim(each);
 }
 
 void Session::compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
@@ -360,73 +317,6 @@ size_t Session::compute_bytes() const {
     size_t bytes = 0;
     for (const Part& part : parts_) bytes += ggml_gallocr_get_buffer_size(part.allocator.get(), 0);
     return bytes;
-}
-
-// A state belongs to weights, whatever file they are in.
-// It also says whether full rows of K (bit 0) and V (bit 1) are rotated: the same layout, other numbers.
-uint64_t Session::fingerprint(unsigned rotated) const { return model_->content_fingerprint() ^ rotated; }
-
-unsigned Session::rotated() const {
-    const GraphConstants& constants = parts_.front().constants;
-    return (constants.hadamard_k != nullptr ? 1U : 0U) | (constants.hadamard_v != nullptr ? 2U : 0U);
-}
-
-std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {
-    const uint64_t print = fingerprint(rotated());
-    const auto* p = reinterpret_cast<const uint8_t*>(&print);
-    rows.insert(rows.begin(), p, p + sizeof print);
-    return rows;
-}
-
-// The rows of a state, and on which sides full ones are rotated otherwise than here.
-std::pair<std::span<const uint8_t>, RowTurn> Session::unsigned_state(std::span<const uint8_t> state) const {
-    uint64_t print = 0;
-    if (state.size() < sizeof print) {
-        fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
-    }
-    std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t*>(&print));
-    const HParams& h = model_->hparams();
-    for (unsigned other = 0; other < 4; other++) {
-        if (print == fingerprint(other)) {
-            return {state.subspan(sizeof print),
-                    {other ^ rotated(), {hadamard_block(h, false), hadamard_block(h, true)}}};
-        }
-    }
-    fail("state", "expected a state of ", model_->path(), "; got one of another model");
-}
-
-bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) || rotates_full(*model_, cache_, true); }
-
-std::vector<uint8_t> Session::state() const { return signed_state(StateWriter(cache_).all()); }
-
-std::string Session::set_state(std::span<const uint8_t> state, Accept accept) {
-    const auto [rows, turned] = unsigned_state(state);
-    return told(StateReader(cache_, accept, turned).all(rows), accept);
-}
-
-std::vector<uint8_t> Session::seq_state(int seq) const {
-    cache_.placement().check_seq(seq);
-    return signed_state(StateWriter(cache_).sequence(seq));
-}
-
-std::vector<std::vector<uint8_t>> Session::seq_state_parts(int seq, std::span<const int32_t> cuts) const {
-    cache_.placement().check_seq(seq);
-    auto parts = StateWriter(cache_).sequence(seq, cuts);
-    for (std::vector<uint8_t>& part : parts) part = signed_state(std::move(part));
-    return parts;
-}
-
-std::string Session::set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept) {
-    cache_.placement().check_seq(seq);
-    std::vector<std::span<const uint8_t>> rows;
-    RowTurn turned;
-    for (const std::span<const uint8_t> part : parts) {
-        const auto [of_part, turned_part] = unsigned_state(part);
-        rows.push_back(of_part);
-        turned.sides |= turned_part.sides;
-        std::copy_n(turned_part.block, 2, turned.block);
-    }
-    return told(StateReader(cache_, accept, turned).sequence(seq, rows), accept);
 }
 
 }  // namespace lkv

@@ -81,6 +81,7 @@ private:
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
                     std::span<const int32_t> out_ids, const EqualRuns& runs, Result result, float* rows);
     void claim_states(std::span<const int32_t> seq, const EqualRuns& runs);
+    void commit_states(std::span<const int32_t> pos, const EqualRuns& runs);
     void compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
                         const GraphShape& shape, float* rows);
     // What decode() was called with.

@@ -23,7 +23,7 @@ RULES = [
     (
         re.compile(r'"(llama|qwen2|qwen3|phi3|falcon|opt|mpt)"'),
         ["native/src"],
-        {"native/src/tokens/vocab.cpp"},
+        {"native/src/tokens/vocab_file.cpp"},
         "architecture is data",
     ),
     (

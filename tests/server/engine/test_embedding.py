@@ -77,7 +77,7 @@ def test_a_cancelled_embedding_leaves_nothing(model: Any) -> None:
 
 
 def test_answers_go_on_while_texts_are_embedded(model: Any) -> None:
-    two = scheduler(model, 2)
+    two = scheduler(model, 2, clock=lambda: 0.0)  # the texts never had too much of it
     answer, long = asked(model, "The clerk", 60), to_embed(model, TEXT[:1500])
     two.submit(answer)
     two.step()
@@ -86,7 +86,7 @@ def test_answers_go_on_while_texts_are_embedded(model: Any) -> None:
     while long.progress.embedding is None:
         two.step()
         steps += 1
-    assert answer.progress.completion_tokens - before == steps >= len(long.request.prompt) // 128
+    assert answer.progress.completion_tokens - before == steps >= len(long.request.prompt) // EMBEDDED_CHUNK
 
 
 def embedded_beside(model: Any, texts: list[str], cache: dict[str, Any]) -> tuple[Scheduler, list[int]]:

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "cache/state/kept.h"
+#include "cache/state/recurrent.h"
 #include "cache/state/transcode.h"
 
 namespace lkv {
@@ -132,12 +133,14 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
         coded_anew = get_kept(first.in, to_seq, accept_, placement_, rows_) || coded_anew;
         if (coded_anew) lost = "rows of finer formats are coded anew";
     }
+    for (StatePart& part : parts) get_recurrent(part.in, part.head.sequences, to_seq, cache_);
     check_whole(parts);
     placement_.changed();
     return lost;
 }
 
 void StateReader::check_whole(std::span<const StatePart> parts) const {
+    check_recurrent(cache_);
     for (const StatePart& part : parts) {
         if (!part.in.done()) fail("state", "expected the end of the state; got more bytes");
     }

@@ -65,8 +65,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> LoRC:
     """
     skipped = options["skip_layers"]
     if skipped > spec.attention_layers[-1]:
-        most = f"at most {spec.attention_layers[-1]}, for a layer to compress"
-        raise ConvertError("--skip-layers", most, str(skipped))
+        fewer = f"fewer than the model's {spec.attention_layers[-1] + 1} layers"
+        raise ConvertError("--skip-layers", fewer, str(skipped))
     path = latent_plan.k_path(options, spec, "rebuild")
     return LoRC(spec.n_kv, options["keep"], skipped, options["steepest"], path)
 

@@ -77,8 +77,9 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--prefill",
         choices=ENUMS["prefill"],
-        default="lazy",
-        help="a prompt attends to exact K and V, or to the compressed past (default lazy)",
+        default=None,
+        help="a prompt attends to exact K and V, or to the compressed past (default lazy, where all layers "
+        "attend)",
     )
 
 
@@ -109,9 +110,13 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Tale:
     middle = options["kv_middle"]
     if sizes.in_blocks(middle) and options["recent"] == 0 and options["recent_ratio"] == 0:
         raise ConvertError("--recent", f"recent tokens beside {middle}, whose blocks of 32 wait there", "0")
+    attends = len(spec.attention_layers) == spec.n_layer
+    if options["prefill"] == "lazy" and not attends:
+        raise ConvertError("--prefill", "eager, as some layers are recurrent", "lazy")
+    prefill = options["prefill"] or ("lazy" if attends else "eager")
     regions = (options["sink"], options["recent"], options["recent_ratio"])
     formats = (options["kv_recent"], options["kv_middle"])
-    return Tale(group, options["keep"], options["basis"], *regions, *formats, options["prefill"])
+    return Tale(group, options["keep"], options["basis"], *regions, *formats, prefill)
 
 
 @dataclass(frozen=True)

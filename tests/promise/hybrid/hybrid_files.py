@@ -37,7 +37,9 @@ class Hybrid:
         return np.asarray(rows.float().numpy())
 
 
-def write(path: Path, architecture: str = "qwen35", n_layer: int = 4, seed: int = 0, **changes: Any) -> Hybrid:
+def write(
+    path: Path, architecture: str = "qwen35", n_layer: int = 4, seed: int = 0, **changes: Any
+) -> Hybrid:
     """changes: keys of the file by name, or None to leave one out; with a `blk.…` name a tensor, likewise."""
     model = random_model(architecture, n_layer, seed)
     keys = stock_keys(architecture, n_layer)
@@ -81,7 +83,9 @@ def random_model(architecture: str, n_layer: int, seed: int) -> Any:
         if architecture == "qwen35moe":
             model = transformers.Qwen3_5MoeForCausalLM(transformers.Qwen3_5MoeTextConfig(**sizes))
         else:
-            model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**sizes, intermediate_size=D_FF))
+            model = transformers.Qwen3NextForCausalLM(
+                transformers.Qwen3NextConfig(**sizes, intermediate_size=D_FF)
+            )
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -153,7 +157,9 @@ def stock_tensors(architecture: str, model: Any) -> dict[str, Tensor]:
             layer |= {f"attn_{x}_norm.weight": of[f"self_attn.{x}_norm.weight"] + 1 for x in "qk"}
             layer["attn_output.weight"] = of["self_attn.o_proj.weight"]
         else:
-            linear = {n.removeprefix("linear_attn."): w for n, w in of.items() if n.startswith("linear_attn.")}
+            linear = {
+                n.removeprefix("linear_attn."): w for n, w in of.items() if n.startswith("linear_attn.")
+            }
             layer |= (delta_net_next if architecture == "qwen3next" else delta_net)(linear)
         out |= {f"blk.{il}.{name}": value for name, value in layer.items()}
     return out
@@ -196,7 +202,9 @@ def delta_net(of: dict[str, Tensor]) -> dict[str, Tensor]:
 def delta_net_next(of: dict[str, Tensor]) -> dict[str, Tensor]:
     n_v = V_HEADS // K_HEADS * STATE
     packed = of["in_proj_qkvz.weight"].reshape(K_HEADS, 2 * STATE + 2 * n_v, -1)
-    q, k, v, z = (part.reshape(-1, D_MODEL) for part in np.split(packed, [STATE, 2 * STATE, 2 * STATE + n_v], 1))
+    q, k, v, z = (
+        part.reshape(-1, D_MODEL) for part in np.split(packed, [STATE, 2 * STATE, 2 * STATE + n_v], 1)
+    )
     return {
         "attn_qkv.weight": np.concatenate([q, k, v]),
         "attn_gate.weight": z,
