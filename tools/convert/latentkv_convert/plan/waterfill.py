@@ -186,10 +186,11 @@ def choose(lines: Iterable[Offer], full: Us | None, prefer: str) -> tuple[tuple[
             return tuple(seen), len(seen) - 1
         elif prefer == "size" and line.own.predicted > (1 + TIE) * min(each.own.predicted for each in seen):
             break
-    least = min(line.own.predicted for line in seen)
+    predicted = [line.own.predicted for line in seen]
+    best = min(predicted)
     if prefer == "speed":
-        return tuple(seen), [line.own.predicted for line in seen].index(least)
-    tied = [index for index, line in enumerate(seen) if line.own.predicted <= (1 + TIE) * least]
+        return tuple(seen), predicted.index(best)
+    tied = [index for index, nats in enumerate(predicted) if nats <= (1 + TIE) * best]
     return tuple(seen), min(tied, key=lambda index: sum(seen[index].own.us or (math.inf,)))
 
 
