@@ -56,6 +56,7 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
     : options_(options), rows_(hparams, spec, options, devices), placement_(make_placement(hparams)) {
     for (int il = 0; il < hparams.n_layer; il++) {
         const int held = placement_.in_ring(il) ? placement_.n_regions() : placement_.middle();
+        if (!hparams.makes_rows(il)) continue;
         f16_bytes_ += 2.0 * 2.0 * hparams.heads_of(il).width() * placement_.cells_of_rows(held).capacity();
     }
     if (!allocate) return;

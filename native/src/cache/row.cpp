@@ -143,6 +143,7 @@ void move_rows(const RowLayout& from, const uint8_t* src, const RowLayout& to, u
 }
 
 bool has_format(const RowLayout& layout, bool (*of)(Format)) {
+    if (layout.n_groups == 0) return false;
     const GroupLayout& last = layout.groups[layout.n_groups - 1];
     return std::any_of(layout.segments, layout.segments + last.first_segment + last.n_segments,
                        [of](const SegmentLayout& s) { return of(format_of(s)); });

@@ -31,6 +31,7 @@ public:
           heads_(hparams.heads_of(il)),
           spec_(spec),
           wq_(hparams.width_q(il)),
+          n_ff_(hparams.n_ffs.at(static_cast<size_t>(il))),
           blk_("blk." + std::to_string(il) + ".") {}
 
     LayerWeights load() {
@@ -69,6 +70,7 @@ private:
     const HeadShape& heads_;
     const LayerCacheSpec& spec_;
     const int64_t wq_;  // of all queries
+    const int64_t n_ff_;
     const std::string blk_;
     LayerWeights l_;
 };
@@ -82,8 +84,8 @@ void Loader::load_projections() {
     l_.attn_qkv_bias = optional("attn_qkv.bias", {wq + 2 * w});
     if (l_.attn_qkv == nullptr) {
         l_.attn_q = need("attn_q.weight", {d, wq});
-        l_.attn_k = is_full_key() || spec_.k.encoded ? need("attn_k.weight", {d, w}) : nullptr;
-        if (spec_.v_path == VPath::full || spec_.v.encoded) load_value_projection();
+        l_.attn_k = spec_.has_rows() && (is_full_key() || spec_.k.encoded) ? need("attn_k.weight", {d, w}) : nullptr;
+        if (spec_.has_rows() && (spec_.v_path == VPath::full || spec_.v.encoded)) load_value_projection();
     } else if (!is_full_key() || spec_.v_path != VPath::full) {
         fail("gguf", "expected ", blk_, "attn_q.weight beside latent K or V; got packed ", blk_, "attn_qkv.weight");
     }
@@ -136,6 +138,7 @@ void Loader::load_sinks() {
 
 // Factors of K: A or E makes its latents, B rebuilds keys, E_q takes queries to the latents.
 void Loader::load_keys() {
+    if (!spec_.has_rows()) return;
     const int64_t rank = spec_.k.rank_max();
     const int64_t w = heads_.width();
     if (spec_.k_path == KPath::rotated || spec_.k.encoded) {
@@ -161,7 +164,7 @@ void Loader::load_keys() {
 }
 
 void Loader::load_values() {
-    if (spec_.v_path != VPath::latent) return;
+    if (!spec_.has_rows() || spec_.v_path != VPath::latent) return;
     const int64_t w = heads_.width();
     if (spec_.v.encoded) {
         l_.attn_v_e =
@@ -182,6 +185,11 @@ void Loader::load_norms() {
     const int64_t d = h_.n_embd;
     l_.attn_post_norm = optional("post_attention_norm.weight", {d});
     l_.ffn_post_norm = optional("post_ffw_norm.weight", {d});
+    if (h_.n_embd_layer > 0) {
+        l_.token_gate = need("inp_gate.weight", {d, h_.n_embd_layer});
+        l_.token_proj = need("proj.weight", {h_.n_embd_layer, d});
+        l_.token_norm = need("post_norm.weight", {d});
+    }
     l_.output_scale = optional("layer_output_scale.weight", {1});
     l_.attn_norm = l_.attn_post_norm == nullptr ? need("attn_norm.weight", {d}) : optional("attn_norm.weight", {d});
     l_.attn_norm_bias = optional("attn_norm.bias", {d});
@@ -233,7 +241,7 @@ void Loader::load_beside_experts() {
 
 void Loader::load_ffn() {
     const int64_t d = h_.n_embd;
-    const int64_t ff = h_.n_ff;
+    const int64_t ff = n_ff_;
     const bool is_gated = h_.block.ffn == Ffn::gated;
     const bool packed_up = is_gated && tensors_.find(blk_ + "ffn_gate.weight") == nullptr;
     if (packed_up && h_.block.activation == Activation::swiglu_oai) {

@@ -33,6 +33,7 @@ size_t staged_bytes(const KvCache& cache, int layer, size_t n_tokens) {
 
 std::string lazy_obstacle(const Model& model) {
     const HParams& h = model.hparams();
+    if (h.shares_rows()) return "some layers share K and V";
     for (int il = 0; il < h.n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool projected = spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed;

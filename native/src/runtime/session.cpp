@@ -276,6 +276,11 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
         model_->embed(tokens, hidden_.data());
         part.set_input(graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
     }
+    if (graph.layer_embeddings != nullptr) {
+        std::vector<float> brought(static_cast<size_t>(ggml_nelements(graph.layer_embeddings)));
+        model_->embed_layers(tokens, brought.data());
+        part.set_input(graph.layer_embeddings, brought.data(), brought.size() * sizeof(float));
+    }
     part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
     part.set_input(graph.positions, pos.data(), pos.size_bytes());
     part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());

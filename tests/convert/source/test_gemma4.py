@@ -28,6 +28,14 @@ EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_
 OWN_V = {"attention_k_eq_v": False}
 BY_LAYER: dict[str, Any] = {"global_head_dim": None, "num_global_key_value_heads": None}
 BY_LAYER["per_layer_config"] = {str(n): {"head_dim": 48, "num_key_value_heads": 4} for n in (1, 2)}
+E: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 32,
+    "use_double_wide_mlp": True,
+    **OWN_V,
+}
 VARIANTS = [{}, OWN_V, EXPERTS, {"final_logit_softcapping": None}, BY_LAYER]
 
 
@@ -45,6 +53,42 @@ def test_logits_equal_transformers(config: dict[str, Any], tiny: Tiny, tmp_path:
     live = session(model)
     chunks = [live.decode(ids[begin : begin + 50], output="all") for begin in range(0, N, 50)]
     assert distance(np.concatenate(chunks), expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [E, E | {"num_kv_shared_layers": 0}, E | {"hidden_size_per_layer_input": 0}],
+    ids=["E", "no-shared-layers", "no-embeddings"],
+)
+def test_layers_that_embed_tokens_and_share_k_and_v(
+    config: dict[str, Any], tiny: Tiny, calib: Path, tmp_path: Path
+) -> None:
+    """E2B and E4B: from a checkpoint, and from a stock file; no method follows them yet."""
+    checkpoint, ids = tiny("gemma4", **ERF, **config), token_ids()
+    expected = expected_logits(checkpoint, ids)
+    path = tmp_path / "plain.gguf"
+    model = run(checkpoint, path, "--method", "none")
+    assert distance(session(model).decode(ids, output="all"), expected) < 1e-4
+    assert distance(session(model, implementation="reference").decode(ids, output="all"), expected) < 1e-4
+    assert distance(step_by_step(model, ids, N - 20), expected[N - 21 :]) < 1e-4
+    live = session(model)
+    live.decode(ids[:100], output="last")
+    held = core.Session(model, n_ctx=256, n_threads=1, kv="f32")
+    held.set_state(live.state_bytes())
+    assert distance(held.decode(ids[100:], output="all"), expected[100:]) < 1e-4
+    exact = core.Session(model, n_ctx=256, n_threads=1, kv="q8", sink=4, recent=32)
+    assert 1e-5 < distance(exact.decode(ids, output="all"), expected) < 0.1
+    n_own = 6 - config["num_kv_shared_layers"]
+    widths = [64, 128, 64, 128, 64, 128][:n_own]
+    sizes = session(model, kv="f16").kv_bytes()
+    assert sizes["k"] == sizes["v"] == 2 * 256 * sum(widths)
+    again = run(rewritten(path, tmp_path / "stock.gguf"), tmp_path / "again.gguf", "--method", "none")
+    described = keys(tmp_path / "again.gguf")
+    assert described["gemma4.attention.shared_kv_layers"] == config["num_kv_shared_layers"]
+    assert again.n_params == model.n_params
+    for words in (["--kv-budget", "50%"], ["--method", "none", "--outtype", "q4_k_m"]):
+        with pytest.raises(ConvertError, match=r"layers (that )?(share K and V|embed tokens)"):
+            run(checkpoint, tmp_path / "refused.gguf", *words, "--calib", str(calib))
 
 
 @pytest.mark.parametrize("prefer", ["size", "speed"])
@@ -155,8 +199,12 @@ def test_the_text_part_of_a_model_that_sees_pictures(tiny: Tiny, tmp_path: Path)
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"hidden_size_per_layer_input": 32}, "hidden_size_per_layer_input 0 or None; got 32"),
-        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers 0 or None; got 1"),
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers below 3; got 3"),
+        ({"num_kv_shared_layers": 2}, "a layer of every kind with K and V of its own; got 1 layers"),
+        (
+            {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 9},
+            "vocab_size_per_layer_input 320; got 9",
+        ),
         ({"attention_bias": True}, "attention_bias False; got True"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention None or vision; got all"),
         (

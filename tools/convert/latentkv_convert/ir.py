@@ -71,6 +71,7 @@ class HeadShape:
     head_dim: int
     n_rot: int  # rotated dimensions of a head
     value_of_key: bool = False  # V is what the key projection makes
+    shares_kv: bool = False  # it has no K and V: it reads an earlier layer's
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class ModelSpec:
     packed_qkv: bool = False  # stock readers want one attn_qkv (all of Q, then K, then V), not three tensors
     heads: tuple[HeadShape, ...] = ()  # of every layer, where layers differ
     value_of_key: bool = False  # as a layer sees it: V is what the key projection makes
+    shares_kv: bool = False  # as a layer sees it: it reads an earlier layer's K and V
 
     def at(self, layer: int) -> ModelSpec:
         """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
@@ -133,6 +135,17 @@ class ModelSpec:
     @cached_property
     def _by_shape(self) -> Mapping[HeadShape, ModelSpec]:
         return {shape: replace(self, **vars(shape), heads=()) for shape in set(self.heads)}
+
+    def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
+        """All of a layer but its K and V projections."""
+        if not self.at(layer).shares_kv:
+            return self.layer_tensors
+        return tuple(role for role in self.layer_tensors if not role.target.startswith("attn_k_norm."))
+
+    @property
+    def has_shared_kv(self) -> bool:
+        """Whether some layer reads an earlier one's K and V."""
+        return any(shape.shares_kv for shape in self.heads)
 
     def group_at(self, layer: int, group: int) -> int:
         """KV heads of this layer that are as wide together as `group` heads of most layers: at least one, and

@@ -243,7 +243,7 @@ def model_tensors(source: Source) -> list[OutTensor]:
     spec = source.spec
     tensors = [copied(source, role, None) for role in spec.global_tensors]
     for layer in range(spec.n_layer):
-        tensors += [copied(source, role, layer) for role in spec.layer_tensors]
+        tensors += [copied(source, role, layer) for role in spec.tensors_of(layer)]
     for name, array in spec.extra_tensors.items():
         tensors.append(OutTensor(name, array.shape, "vector", partial(np.asarray, array)))
     return tensors
@@ -285,7 +285,7 @@ def cache_tensors(recipe: Recipe, work: Work, plan: Plan, trained: Trained) -> S
             continue
         if work.spec.packed_qkv:
             tensors += packed.query(work, index)
-        for side in SIDES:
+        for side in SIDES if not work.spec.at(index).shares_kv else ():
             chosen = layer.side(side)
             form = plan.form(work.spec.at(index), chosen)
             tensors += paths.tensors(

@@ -50,7 +50,7 @@ void Rows::move_to_blocks(int layer, std::span<const RowMove> moves) const {
 }
 
 void Rows::demote(int layer, std::span<const RowMove> moves) {
-    if (moves.empty()) return;
+    if (moves.empty() || !has_rows(layer)) return;
     for (const bool value_side : {false, true}) {
         const RowLayout& from = layout(recent_, layer, value_side);
         const RowLayout& to = layout(middle_, layer, value_side);

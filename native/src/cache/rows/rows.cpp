@@ -100,7 +100,7 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
         const bool full = exact && exact_is_full(il);
         const HeadShape& heads = heads_[static_cast<size_t>(il)];
         const TensorSpec whole = TensorSpec::full(heads.n_kv, heads.head_dim);
-        const size_t rows = holds(il) ? static_cast<size_t>(n_slots) : 0;
+        const size_t rows = holds(il) && layer_spec(il).has_rows() ? static_cast<size_t>(n_slots) : 0;
         LayerRows layer;
         layer.held = rows > 0;
         for (const bool value_side : {false, true}) {

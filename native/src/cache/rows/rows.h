@@ -74,6 +74,7 @@ public:
     int middle() const { return middle_; }
     int recent() const { return recent_; }
     bool takes_blocks() const;  // whether K of the middle lies in blocks, in some layer
+    bool has_rows(int layer) const { return layer_spec(layer).has_rows(); }
     // Whether rows of the exact windows are full ones in this layer, beside latents in the middle.
     bool exact_is_full(int layer) const { return layer_spec(layer).exact_is_full(); }
     bool is_full(int region, int layer) const { return region < middle_ && exact_is_full(layer); }

@@ -120,6 +120,7 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
                  heads.n_kv, "; got ", group);
         }
         spec.group = static_cast<int>(group);
+        if (!h.makes_rows(static_cast<int>(il))) continue;
         if (energy) {
             spec.energy = (*energy)[il];
         }
@@ -290,6 +291,7 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     const auto k_paths = file.find_string_array(key::k_path);
     if (!k_paths) {
         for (size_t il = 0; il < spec.layers.size(); il++) {
+            if (!h.makes_rows(static_cast<int>(il))) continue;
             spec.layers[il].k = spec.layers[il].v = TensorSpec::full(h.heads[il].n_kv, h.heads[il].head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
@@ -313,6 +315,10 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         if (h.clamp_kqv > 0.0F && projected) {
             fail(h.architecture + ".attention.clamp_kqv", "expected no clipping beside latents of the layer's input",
                  "; got ", h.clamp_kqv);
+        }
+        if (!h.makes_rows(static_cast<int>(il)) && !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
+            fail(key::k_path, "expected full K and V in layer ", il, ", which reads another's; got ",
+                 path_name(layer.k_path), " and ", path_name(layer.v_path));
         }
         k_full[il] = layer.k_path == KPath::full;
         v_full[il] = layer.v_path == VPath::full;

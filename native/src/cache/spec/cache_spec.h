@@ -37,6 +37,8 @@ struct LayerCacheSpec {
     TensorSpec k;
     TensorSpec v;
 
+    // Whether tokens have rows: not in a layer that reads another's.
+    bool has_rows() const { return !k.ranks.empty(); }
     // Whether exact tokens are stored as full rows of K and V, unlike those of the middle.
     bool exact_is_full() const;
 };

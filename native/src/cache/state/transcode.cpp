@@ -85,7 +85,7 @@ std::string Transcoder::run() {
     claim_ring();
     for (Target& target : regions_) target.rows = target.region->storage->load(target.copy);
     for (size_t il = 0; il < static_cast<size_t>(rows_.n_layers()); il++) {
-        for (int side = 0; side < 2; side++) write(il, side);
+        for (int side = 0; side < 2 && rows_.has_rows(static_cast<int>(il)); side++) write(il, side);
     }
     for (Target& target : regions_) target.region->storage->store(target.copy);
     return lost();
@@ -232,6 +232,7 @@ std::string Transcoder::lost() {
     bool differs[2] = {false, false};
     for (const Token& token : tokens_) {
         for (size_t il = 0; il < static_cast<size_t>(rows_.n_layers()); il++) {
+            if (!rows_.has_rows(static_cast<int>(il))) continue;
             const Place place = place_of(token, il);
             const Source source = place.slot < 0 ? Source{} : source_of(token, il);
             if (place.slot < 0 || source.region->is_exact() != (token.to < placement_.middle())) continue;

@@ -100,7 +100,7 @@ void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, c
     const KeyFactor factor{weights.k_b.data(), heads.n_kv, spec.k.rank_max(), heads.head_dim,  blocks.k,
                            blocks.v,           rope.n_rot, rope.neox,         rope.host_phases};
     for (const Kernel* kernel : all_kernels()) {
-        if (kernel->pack_keys == nullptr) continue;
+        if (kernel->pack_keys == nullptr || heads.head_dim > kernel->widest_head) continue;
         const std::vector<uint32_t> packed = kernel->pack_keys(factor, device);
         if (!packed.empty()) layer.latents.packed[kernel] = layer.keep(packed);
     }

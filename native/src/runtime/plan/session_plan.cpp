@@ -97,7 +97,7 @@ EvictOptions parse_evict(const SessionOptions& options, const KvCacheOptions& ca
 bool sees_own_rows(const Model& model, const KvCacheOptions& cache) {
     return model.n_host_layers() == 0 && cache.recent <= longest_exact_ubatch && cache.recent_ratio == 0 &&
            std::all_of(model.cache_spec().layers.begin(), model.cache_spec().layers.end(),
-                       [](const LayerCacheSpec& layer) { return layer.exact_is_full(); });
+                       [](const LayerCacheSpec& layer) { return layer.exact_is_full() || !layer.has_rows(); });
 }
 
 void set_sizes(const Model& model, const SessionOptions& options, KvCacheOptions& cache) {
@@ -218,6 +218,11 @@ void warn_of_window(const CacheSpec& spec, const KvCacheOptions& cache, std::vec
 SessionPlan resolve(const Model& model, const SessionOptions& options) {
     SessionPlan plan;
     std::vector<std::string> of_prefill;
+    if (options.evicts() && model.hparams().shares_rows()) {
+        fail("evict",
+             "expected a model whose layers have K and V of their own; got one where layers share them; leave ",
+             "out --evict");
+    }
     plan.fused = is_fused(options);
     plan.kv_rotate = options.kv_rotate;
     plan.prefill = choose_prefill(model, options, of_prefill);

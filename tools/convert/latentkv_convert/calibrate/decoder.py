@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import floats
+from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..source.source import Source
 from .attention import attention
@@ -154,6 +155,9 @@ class Layer(nn.Module):
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
+        if source.spec.has_shared_kv or source.spec.keys.get("embedding_length_per_layer_input"):
+            wanted = "layers that pass nothing but hidden states on, to run them on a text"
+            raise ConvertError("--calib", wanted, "layers that share K and V or embed tokens")
         self.spec, self.index = source.spec.at(index), index
         roles = {role.target for role in self.spec.layer_tensors}
         stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}

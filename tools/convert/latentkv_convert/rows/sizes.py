@@ -44,6 +44,8 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
     spec: as the layer sees it. fmt None: the plan's own formats, f16 where it has none. What the plan drops
     takes nothing, unless `whole`.
     """
+    if spec.shares_kv:
+        return 0
     segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
     planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
     stored = 0
@@ -90,7 +92,9 @@ class MiddleSlots:
 
     def full_rows(self, spec: ModelSpec) -> int:
         """Bytes of full K and V in f16."""
-        return sum(2 * 2 * spec.at(layer).kv_width * n for layer, n in enumerate(self.layers))
+        shapes = [spec.at(layer) for layer in range(spec.n_layer)]
+        held = zip(shapes, self.layers, strict=True)
+        return sum(2 * 2 * own.kv_width * n for own, n in held if not own.shares_kv)
 
 
 def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:

@@ -160,11 +160,12 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         expected[role.target] = _shape(spec, role.target)
     sides = ("qkv",) if spec.packed_qkv else ("q", "k", "v")
     for layer in range(spec.n_layer):
-        roles = [role.target for role in spec.layer_tensors]
-        own = [side for side in sides if side != "v" or not spec.at(layer).value_of_key]
+        roles = [role.target for role in spec.tensors_of(layer)]
+        shape = spec.at(layer)
+        own = [side for side in sides if not shape.shares_kv and (side != "v" or not shape.value_of_key)]
         roles += [f"attn_{side}.weight" for side in own]
         roles += [f"attn_{side}.bias" for side in own if f"{prefix(layer)}attn_{side}.bias" in parts]
-        expected |= {prefix(layer) + role: _shape(spec.at(layer), role) for role in roles}
+        expected |= {prefix(layer) + role: _shape(shape, role, layer) for role in roles}
     for name, shape in expected.items():
         got = parts.info(name).shape
         if got != shape:
@@ -174,11 +175,13 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
             raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
 
 
-def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
+def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
     stem, _, leaf = role.partition(".")
     if stem.startswith("ffn_gate_inp") or stem.endswith("_exps"):
         return _expert_shape(spec, stem, leaf)
-    n_ff = int(spec.keys["feed_forward_length"])
+    widths = spec.keys["feed_forward_length"]
+    n_ff = int(widths[layer] if isinstance(widths, list) else widths)
+    brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
     is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
     rows = {
         "attn_q": spec.q_width,
@@ -194,10 +197,16 @@ def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "attn_k_norm": spec.kv_width if spec.whole_norms else spec.head_dim,
         "attn_sinks": spec.n_head,
         "layer_output_scale": 1,
+        "inp_gate": brought,
+        "per_layer_token_embd": spec.n_vocab,
+        "per_layer_model_proj": brought * spec.n_layer,
+        "per_layer_proj_norm": brought,
     }.get(stem, spec.n_embd)
     if leaf == "bias" or "norm" in stem or stem in ("attn_sinks", "layer_output_scale"):
         return (rows,)
-    return (rows, {"attn_output": spec.q_width, "ffn_down": n_ff}.get(stem, spec.n_embd))
+    columns = {"attn_output": spec.q_width, "ffn_down": n_ff, "proj": brought}
+    columns["per_layer_token_embd"] = brought * spec.n_layer
+    return (rows, columns.get(stem, spec.n_embd))
 
 
 def _expert_shape(spec: ModelSpec, stem: str, leaf: str) -> tuple[int, ...]:

@@ -29,6 +29,9 @@ def check_heads(spec: ModelSpec, method: str, follows: bool) -> None:
     Raises:
         ConvertError: it does not, and layers have K and V of different shapes.
     """
+    if method != "none" and (spec.has_shared_kv or spec.keys.get("embedding_length_per_layer_input")):
+        got = "layers share K and V" if spec.has_shared_kv else "layers embed tokens"
+        raise ConvertError("--method", f"none, as {got}, which no calibration follows yet", method)
     if spec.heads and not follows:
         shapes = sorted({(shape.n_kv, shape.head_dim) for shape in spec.heads})
         got = " and ".join(f"{n_kv} x {head_dim}" for n_kv, head_dim in shapes)
