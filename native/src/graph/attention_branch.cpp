@@ -17,8 +17,9 @@ ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il
 
 bool AttentionBranch::expands_keys(int il) const {
     const KPath path = from_.model.cache_spec().layers[static_cast<size_t>(il)].k_path;
-    return path != KPath::rebuild && !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu &&
-           from_.shape.fused && from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
+    return path != KPath::rebuild && path != KPath::value &&
+           !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
+           from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
            !in_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 
@@ -51,7 +52,7 @@ void AttentionBranch::describe_rebuild(LatentAttnParams& p, int il) const {
 void AttentionBranch::describe_full(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const {
     describe(p, il);
     p.q_width = p.head_dim;
-    if (spec.k_path == KPath::rebuild) {
+    if (spec.k_path == KPath::rebuild || spec.key_of_value()) {
         p.k_raw = true;
         p.k_rank_max = p.head_dim;
         describe_rebuild(p, il);
@@ -67,7 +68,12 @@ void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec
         p.k_b = layer.k_b.data();
         p.k_rank_max = spec.k.rank_max();
     }
-    if (spec.k_path == KPath::rebuild) {
+    if (spec.key_of_value()) {
+        p.k_group = spec.v.group;
+        p.k_b = layer.v_b.data();
+        p.k_rank_max = spec.v.rank_max();
+    }
+    if (spec.k_path == KPath::rebuild || spec.key_of_value()) {
         describe_rebuild(p, il);
     }
     if (spec.v_path == VPath::latent) {

@@ -52,7 +52,9 @@ private:
     ggml_tensor* optional(const char* role, std::initializer_list<int64_t> ne) const {
         return tensors_.optional(blk_ + role, ne);
     }
-    bool is_full_key() const { return spec_.k_path == KPath::full || spec_.k_path == KPath::rotated; }
+    bool is_full_key() const {
+        return spec_.k_path == KPath::full || spec_.k_path == KPath::rotated || spec_.key_of_value();
+    }
 
     void load_projections();
     void load_value_projection();
@@ -95,7 +97,7 @@ void Loader::load_projections() {
     if (h_.block.value_norm && spec_.v_path == VPath::full && l_.attn_v_bias != nullptr) {
         fail("gguf", "expected no bias of V before its norm; got a tensor ", blk_, "attn_v.bias");
     }
-    if (l_.value_of_key && is_full_key() && l_.attn_k_bias != nullptr) {
+    if (l_.value_of_key && (is_full_key() || spec_.key_of_value()) && l_.attn_k_bias != nullptr) {
         fail("gguf", "expected no bias of K, of which V is made; got a tensor ", blk_, "attn_k.bias");
     }
     load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
@@ -139,6 +141,15 @@ void Loader::load_sinks() {
 // Factors of K: A or E makes its latents, B rebuilds keys, E_q takes queries to the latents.
 void Loader::load_keys() {
     if (!spec_.has_rows()) return;
+    if (spec_.key_of_value()) {
+        if (!l_.value_of_key || l_.attn_k_norm == nullptr) {
+            fail("gguf", "expected ", blk_, "attn_k_norm.weight and no ", blk_,
+                 "attn_v.weight beside keys of the rows of V; got others");
+        }
+        l_.k_norm = to_floats(l_.attn_k_norm);
+        if (l_.attn_v_bias != nullptr) l_.k_bias = to_floats(l_.attn_v_bias);
+        return;
+    }
     const int64_t rank = spec_.k.rank_max();
     const int64_t w = heads_.width();
     if (spec_.k_path == KPath::rotated || spec_.k.encoded) {

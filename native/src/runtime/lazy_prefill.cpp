@@ -52,7 +52,7 @@ std::string lazy_obstacle(const Model& model) {
 LayerCacheSpec exact_layer_spec(const Model& model, int layer) {
     const HeadShape& heads = model.hparams().heads_of(layer);
     LayerCacheSpec spec = model.cache_spec().layers[static_cast<size_t>(layer)];
-    if (spec.k.encoded) {
+    if (spec.k.encoded || spec.key_of_value()) {
         spec.k_path = KPath::full;
         spec.k = TensorSpec::full(heads.n_kv, heads.head_dim);
     }

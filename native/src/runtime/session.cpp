@@ -302,7 +302,8 @@ void Session::shift(int seq, const Positions& positions, int32_t delta) {
             fail("context shift",
                  "expected rotary or ALiBi positions; got learned ones, which live in the hidden states");
         }
-        if (h.block.position == Position::rope && path != KPath::rebuild) {
+        const bool is_free = path == KPath::rebuild || path == KPath::value || !h.makes_rows(il);
+        if (h.block.position == Position::rope && !is_free) {
             fail("context shift", "expected K `rebuild` in every layer, whose rows carry no position; got ",
                  path_name(path), " in layer ", il);
         }

@@ -61,6 +61,14 @@ struct Shape {
     float softcap = 0.0F;      // of scores
     bool whole_norms = false;  // of Q and K over all heads, none before a branch
     int n_layer = 2;           // even ones are alike, and odd ones
+    // Odd layers have heads of twice the width, and V of the key projection; V has a norm without weights.
+    bool of_keys = false;
+
+    Shape at(int layer) const {
+        Shape own = *this;
+        if (of_keys && layer % 2 == 1) own.head_dim *= 2;
+        return own;
+    }
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -97,6 +105,9 @@ constexpr Shape shapes[] = {
     {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 0.0F, true},
     {"rebuild", "latent", 128, 2, 256, 4, Shape::identity, true, 0, false, 0.0F, true},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, true},
+    {"rotated", "latent", 256, 2, 96, 6, Shape::random, true, 0, false, 0.0F, false, 2, true},
+    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, true},
+    {"full", "full", 256, 1, 256, 1, Shape::no, true, 0, false, 0.0F, false, 2, true},
 };
 
 // Shapes that run on both devices together, too: of every path, one with windows.
@@ -123,7 +134,8 @@ public:
         number(arch + "feed_forward_length", n_ff);
         number(arch + "attention.head_count", n_kv * rep);
         number(arch + "attention.head_count_kv", n_kv);
-        number(arch + "attention.key_length", shape.head_dim);
+        number(arch + "attention.key_length", shape.at(1).head_dim);
+        if (shape.of_keys) number(arch + "attention.key_length_swa", shape.head_dim);
         number("latentkv.version", 1);
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
@@ -160,16 +172,21 @@ private:
     void cache(const Shape& shape, const std::string& side, const char* path) {
         const bool full = is_full(path);
         const auto group = static_cast<uint32_t>(full ? 1 : shape.group);
-        const auto rank = static_cast<uint32_t>(full ? shape.head_dim : shape.rank);
         const uint32_t n_segments = full ? 1 : static_cast<uint32_t>(shape.n_segments);
         const size_t n_groups = static_cast<size_t>(shape.n_layer) * (n_kv / group);
+        std::vector<uint32_t> ranks;
+        std::vector<uint32_t> widths;
+        for (int il = 0; il < shape.n_layer; il++) {
+            const auto rank = static_cast<uint32_t>(full ? shape.at(il).head_dim : shape.rank);
+            ranks.insert(ranks.end(), n_kv / group, rank);
+            widths.insert(widths.end(), size_t{n_kv / group} * n_segments, rank / n_segments);
+        }
         const std::string key = "latentkv." + side + ".";
         file_.strings(key + "path", by_layer<std::string>(path, path))
             .array<uint32_t>(key + "group", GgufType::u32, by_layer(group, group))
-            .array<uint32_t>(key + "ranks", GgufType::u32, std::vector<uint32_t>(n_groups, rank))
+            .array<uint32_t>(key + "ranks", GgufType::u32, ranks)
             .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(n_groups, n_segments))
-            .array<uint32_t>(key + "segment_widths", GgufType::u32,
-                             std::vector<uint32_t>(n_groups * n_segments, rank / n_segments));
+            .array<uint32_t>(key + "segment_widths", GgufType::u32, widths);
     }
 
     // What models say whose layers differ.
@@ -181,6 +198,10 @@ private:
         file_.string(key + "position", "rope").string(key + "rope_pairing", "neox");
         file_.value<uint8_t>(key + "parallel", GgufType::boolean, 0);
         if (!shape_.unlike) return;
+        if (shape_.of_keys) {
+            file_.value<uint8_t>(key + "value_norm", GgufType::boolean, 1);
+            file_.value<uint8_t>(key + "value_of_key", GgufType::boolean, 1);
+        }
         file_.value<float>(key + "embedding_scale", GgufType::f32, 8.0F);
         file_.value<float>(key + "attention_scale", GgufType::f32, 0.1F);
         if (shape_.softcap > 0.0F) file_.value<float>(key + "attention_softcap", GgufType::f32, shape_.softcap);
@@ -254,12 +275,14 @@ private:
         }
     }
 
-    void weights(const Shape& s) {
-        const int64_t w = n_kv * s.head_dim;
-        const int64_t all_ranks = int64_t{n_kv / s.group} * s.rank;
+    void weights(const Shape& all) {
+        const int64_t all_ranks = int64_t{n_kv / all.group} * all.rank;
         tensor("token_embd.weight", {n_embd, n_vocab}, 1.0);
         tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
-        for (int il = 0; il < s.n_layer; il++) {
+        for (int il = 0; il < all.n_layer; il++) {
+            const Shape s = all.at(il);
+            const int64_t w = n_kv * s.head_dim;
+            const bool has_v = !s.of_keys || il % 2 == 0;
             const std::string blk = "blk." + std::to_string(il) + ".";
             if (!s.whole_norms) {
                 tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
@@ -287,16 +310,13 @@ private:
                 tensor(blk + "attn_q_norm.weight", {w * rep}, 0.1, 1.0F);
                 tensor(blk + "attn_k_norm.weight", {w}, 0.1, 1.0F);
                 if (k_path == "rebuild") tensor(blk + "attn_k_e.bias", {w}, 0.3);
-            } else if (k_path == "rebuild" && s.head_dim == 128) {
+            } else if (k_path == "rebuild" && (s.head_dim == 128 || s.of_keys)) {
                 tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
             }
             if (k_path == "rebuild" && (s.head_dim == 64 || s.whole_norms)) tensor(blk + "attn_k.bias", {w}, 0.3);
-            if (is_full(s.v_path)) {
-                product(blk + "attn_v.weight", n_embd, w);
-                continue;
-            }
+            if (has_v && (is_full(s.v_path) || encoded)) product(blk + "attn_v.weight", n_embd, w);
+            if (is_full(s.v_path)) continue;
             if (encoded) {
-                product(blk + "attn_v.weight", n_embd, w);
                 encoder(blk + "attn_v_e.weight", s, all_ranks);
                 if (s.encoded == Shape::random) tensor(blk + "attn_v_e.bias", {w}, 0.3);
                 tensor(blk + "attn_v.bias", {w}, 0.3);

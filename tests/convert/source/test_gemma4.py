@@ -57,8 +57,8 @@ def test_logits_equal_transformers(config: dict[str, Any], tiny: Tiny, tmp_path:
 
 @pytest.mark.parametrize(
     "config",
-    [E, E | {"num_kv_shared_layers": 0}, E | {"hidden_size_per_layer_input": 0}],
-    ids=["E", "no-shared-layers", "no-embeddings"],
+    [E, E | {"num_kv_shared_layers": 0}],
+    ids=["E", "no-shared-layers"],
 )
 def test_layers_that_embed_tokens_and_share_k_and_v(
     config: dict[str, Any], tiny: Tiny, calib: Path, tmp_path: Path
@@ -107,6 +107,58 @@ def test_all_channels_in_latents_are_the_original(
     assert distance(step_by_step(model, ids, N - 80), expected[N - 81 :]) < 1e-3
     quantized = session(model, kv="").decode(ids, output="all")
     assert 1e-4 < distance(quantized, expected) < 0.1
+
+
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+def test_one_row_for_k_and_v(prefer: str, tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """Keys of global layers are made of V's rows: all channels are the original, K has no bytes there."""
+    checkpoint, ids = tiny("gemma4", **ERF), token_ids()
+    expected = expected_logits(checkpoint, ids)
+    options = [*ALL, "--one-row", "--prefer", prefer, "--calib", str(calib)]
+    model = run(checkpoint, tmp_path / "out.gguf", *options)
+    path = {"size": "rebuild", "speed": "rotated"}[prefer]
+    assert [layer["k"]["path"] for layer in model.layers] == [path, "value", "value"]
+    assert [layer["k"]["ranks"] for layer in model.layers[1:]] == [[], []]
+    for words in ({}, {"prefill": "lazy"}, {"implementation": "reference"}, {"sink": 0, "recent": 0}):
+        live = core.Session(model, n_ctx=256, n_threads=1, kv="f32", kv_recent="f32", **words)
+        assert distance(live.decode(ids, output="all"), expected) < 1e-3, words
+    assert distance(step_by_step(model, ids, N - 80), expected[N - 81 :]) < 1e-3
+    live, other = (core.Session(model, n_ctx=256, n_threads=1, kv="q8") for _ in range(2))
+    live.decode(ids[:100], output="last")
+    other.set_state(live.state_bytes())
+    assert np.array_equal(other.decode(ids[100:], output="all"), live.decode(ids[100:], output="all"))
+    whole = core.Session(model, n_ctx=256, n_threads=1, kv="f32", sink=0, recent=0).kv_bytes()
+    assert (whole["k"], whole["v"]) == (4 * 256 * 64, 4 * 256 * (64 + 64 + 64))
+
+
+def test_one_row_loses_less_at_the_same_budget(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    checkpoint, ids = tiny("gemma4", **ERF), token_ids()
+    expected = expected_logits(checkpoint, ids)
+    found = {}
+    for name, words in (("two", []), ("one", ["--one-row"])):
+        options = ["--kv-budget", "30%", "--prefer", "size", *words, *TEXT, "--recent", "0", "--sink", "0"]
+        model = run(checkpoint, tmp_path / f"{name}.gguf", *options, "--calib", str(calib))
+        live = session(model, kv="")
+        found[name] = distance(live.decode(ids, output="all"), expected), live.kv_bytes()["total"]
+    assert found["one"][1] < 1.1 * found["two"][1]  # of one budget
+    assert found["one"][0] < found["two"][0]
+
+
+def test_keys_of_rows_that_hold_no_v(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match="a model that makes V of keys in some layer; got gemma4"):
+        run(tiny("gemma4", **OWN_V), tmp_path / "x.gguf", "--one-row", "--calib", str(calib))
+    latent = tmp_path / "latent.gguf"
+    run(tiny("gemma4", name="other"), latent, *ALL, "--one-row", "--calib", str(calib))
+    own = {key: value for key, value in keys(latent).items() if key.startswith("latentkv.")}
+    bad = rewritten(latent, tmp_path / "bad.gguf", keys=own | {"latentkv.block.value_of_key": False})
+    with pytest.raises(core.Error, match="expected value_of_key, value_norm and a latent V"):
+        core.Model(str(bad))
+    extra = {"blk.1.attn_v.weight": np.ones((64, 96), np.float32)}
+    bad = rewritten(latent, tmp_path / "bad.gguf", keys=own, extra=extra)
+    with pytest.raises(
+        core.Error, match=r"no blk\.1\.attn_v\.weight beside keys of the rows of V; got others"
+    ):
+        core.Model(str(bad))
 
 
 def test_layers_keep_rows_of_their_own_widths(tiny: Tiny, calib: Path, tmp_path: Path) -> None:

@@ -251,6 +251,7 @@ class SidePlan:
 
 
 FULL = SidePlan("full")
+OF_VALUE = SidePlan("value")  # of K: no rows, keys are made of those of V
 
 
 def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
@@ -262,7 +263,7 @@ def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
     latents are E's. A key projection that V is made of stays."""
     of_keys = spec.norms_whole("k") or spec.value_of_key
     is_normed = spec.block.value_norm if path == "latent" else of_keys
-    return "e" if path in ("full", "rotated") or is_normed or (exact and not trained) else "a"
+    return "e" if path in ("full", "rotated", "value") or is_normed or (exact and not trained) else "a"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from . import calibrate, course, files, report
 from .arithmetic import host_threads
 from .errors import ConvertError, Interrupted, warn
 from .fuse.finish import finished
-from .ir import SIDES, Master, Plan, TensorRole
+from .ir import OF_VALUE, SIDES, Master, Plan, TensorRole
 from .plan import methods, unmeasured
 from .recipe import Recipe
 from .schema import KEYS, VERSION
@@ -185,10 +185,14 @@ def cache_keys(plan: Plan, work: Work) -> dict[str, Any]:
         keys[KEYS[f"{side}_path"]] = [layer.path for layer in layers]
         keys[KEYS[f"{side}_group"]] = [layer.group for layer in layers]
         shapes = [work.spec.at(layer) for layer in range(work.spec.n_layer)]
-        ranks = [layer.ranks or (own.head_dim,) * own.n_kv for layer, own in zip(layers, shapes, strict=True)]
+        ranks = [
+            layer.ranks or (own.head_dim,) * (0 if layer == OF_VALUE else own.n_kv)
+            for layer, own in zip(layers, shapes, strict=True)
+        ]
         keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
         segments = [
-            layer.segments or ((own.head_dim,),) * own.n_kv for layer, own in zip(layers, shapes, strict=True)
+            layer.segments or ((own.head_dim,),) * (0 if layer == OF_VALUE else own.n_kv)
+            for layer, own in zip(layers, shapes, strict=True)
         ]
         if any(len(widths) > 1 for layer in segments for widths in layer):
             keys[KEYS[f"{side}_segment_counts"]] = [len(widths) for layer in segments for widths in layer]

@@ -16,7 +16,7 @@ from latentkv.console.terminal import Block, table
 
 from .errors import ConvertError, need
 from .fuse import center
-from .ir import SIDES, ModelSpec, Plan, SidePlan
+from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
 from .recipe import Recipe
 from .rows import sizes
@@ -50,7 +50,7 @@ class Report:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
         full = [self.spec.at(index).kv_width for index in range(self.spec.n_layer)]
         kept = [
-            sum(layer.side(side).kept) or width
+            0 if layer.side(side) == OF_VALUE else sum(layer.side(side).kept) or width
             for layer, width in zip(self.plan.layers, full, strict=True)
             for side in SIDES
         ]
@@ -134,7 +134,8 @@ class Report:
             for side in SIDES:
                 chosen = layer.side(side)
                 own = self.spec.at(index)
-                ranks = _stored(chosen) if chosen.ranks else f"{own.n_kv} x {own.head_dim}"
+                whole = "-" if chosen == OF_VALUE else f"{own.n_kv} x {own.head_dim}"
+                ranks = _stored(chosen) if chosen.ranks else whole
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             rows.append(row)
         cells = []
@@ -183,6 +184,8 @@ class Report:
 def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
     """Kept share of the squared energy of one layer's K or V, all groups together."""
     chosen = plan.layers[layer].side(side)
+    if chosen == OF_VALUE:
+        return energy(work, plan, layer, "v")
     if not chosen.ranks:
         return 1.0
     pairs = list(zip(work.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
@@ -270,6 +273,8 @@ def bits_map(report: Report, path: Path) -> None:
         bits = np.zeros((spec.n_layer, max(spec.at(index).kv_width for index in range(spec.n_layer))))
         for index, layer in enumerate(report.plan.layers):
             chosen, row, own = layer.side(side), [], spec.at(index)
+            if chosen == OF_VALUE:
+                continue
             segments = chosen.segments or ((own.head_dim,),) * own.n_kv  # `full`: every head is one
             formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
             for widths, names in zip(segments, formats, strict=True):

@@ -115,12 +115,13 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
         const uint32_t group = groups[il];
         const HeadShape& heads = h.heads[il];
         if (group < 1 || heads.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
-            (is_full[il] && group != 1)) {
+            ((is_full[il] || (tensor == &LayerCacheSpec::k && layers[il].key_of_value())) && group != 1)) {
             fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ",
                  heads.n_kv, "; got ", group);
         }
         spec.group = static_cast<int>(group);
         if (!h.makes_rows(static_cast<int>(il))) continue;
+        if (tensor == &LayerCacheSpec::k && layers[il].key_of_value()) continue;
         if (energy) {
             spec.energy = (*energy)[il];
         }
@@ -227,7 +228,7 @@ TensorSpec TensorSpec::full(int n_kv, int head_dim) {
 }
 
 bool LayerCacheSpec::exact_is_full() const {
-    const bool k_full = k_path == KPath::full;
+    const bool k_full = k_path == KPath::full || key_of_value();
     const bool v_full = v_path == VPath::full;
     return (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
 }
@@ -310,6 +311,10 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
             fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
         }
+        if (layer.key_of_value() && (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
+            fail(key::k_path, "expected value_of_key, value_norm and a latent V beside keys of its rows in layer ", il,
+                 "; got ", path_name(layer.k_path), " and ", path_name(layer.v_path));
+        }
         const bool projected =
             layer.k_path == KPath::rebuild || layer.k_path == KPath::absorbed || layer.v_path == VPath::latent;
         if (h.clamp_kqv > 0.0F && projected) {
@@ -328,7 +333,8 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     read_tensor(file, h, v_keys, &LayerCacheSpec::v, v_full, spec.layers);
     for (size_t il = 0; il < spec.layers.size(); il++) {
         const std::string blk = "blk." + std::to_string(il) + ".";
-        spec.layers[il].k.encoded = !k_full[il] && file.find_tensor(blk + "attn_k_e.weight") != nullptr;
+        spec.layers[il].k.encoded =
+            !k_full[il] && !spec.layers[il].key_of_value() && file.find_tensor(blk + "attn_k_e.weight") != nullptr;
         spec.layers[il].v.encoded = !v_full[il] && file.find_tensor(blk + "attn_v_e.weight") != nullptr;
     }
     if (spec.recent == 0 && spec.recent_ratio == 0.0F) {

@@ -38,7 +38,9 @@ struct LayerCacheSpec {
     TensorSpec v;
 
     // Whether tokens have rows: not in a layer that reads another's.
-    bool has_rows() const { return !k.ranks.empty(); }
+    bool has_rows() const { return !v.ranks.empty(); }
+    // Whether keys are made of the rows of V, and K has none.
+    bool key_of_value() const { return k_path == KPath::value; }
     // Whether exact tokens are stored as full rows of K and V, unlike those of the middle.
     bool exact_is_full() const;
 };

@@ -141,6 +141,7 @@ class Layer(nn.Module):
     attn_k: nn.Module
     attn_v: nn.Module
     attn_output: nn.Module
+    attn_k_norm: Norm  # where there is one
     ffn_up: nn.Module
     ffn_down: nn.Module
     ffn_gate_inp: nn.Module  # the router of experts, and these

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from . import kv_budget, segments
 from .candidates import Candidate, Shape
 
@@ -72,6 +72,8 @@ class Allotment:
         choices: Iterator[tuple[int, kv_budget.Choice]],
     ) -> SidePlan:
         """The next widths and choices, one per group of this side, as a plan with formats."""
+        if side == "k" and shape.has_one_row(spec, layer):
+            return OF_VALUE
         group, own, widths, formats = self.cut.candidate.group(spec, layer, side), spec.at(layer), [], []
         for _ in range(own.n_kv // group):
             width, choice = next(choices)

@@ -27,14 +27,19 @@ class Shape:
     sink: int
     recent: int
     context: int | None  # that a rotated k is fitted for
+    one_row: bool = False  # keys are made of V's rows where V is what the key projection makes
 
     def regions(self, fmt: str) -> Plan:
         """A plan of exact tokens in one row format, and no layers yet."""
         plan = Plan((), self.sink, self.recent, fitted_context=self.context)
         return replace(plan, sink_format=fmt, recent_format=fmt)
 
+    def has_one_row(self, spec: ModelSpec, layer: int) -> bool:
+        return self.one_row and spec.at(layer).value_of_key
+
     def cached(self, work: Work, layer: int, side: str) -> cached_rows.CachedRows:
-        return cached_rows.of(work, layer, side, self.paths[side], self.context)
+        path = cached_rows.ONE_ROW if self.has_one_row(work.spec, layer) else self.paths[side]
+        return cached_rows.of(work, layer, side, path, self.context)
 
     def side(self, side: str, group: int, widths: tuple[tuple[int, ...], ...]) -> SidePlan:
         """widths: of the segments of every group."""
@@ -85,7 +90,9 @@ def _measured(
 def _tables(
     work: Work, shape: Shape, count: kv_budget.Count, layer: int, side: str, group: int
 ) -> list[kv_budget.Group]:
-    """One layer's groups of a side."""
+    """One layer's groups of a side; none of K that is made of V's rows."""
+    if side == "k" and shape.has_one_row(work.spec, layer):
+        return []
     group = work.spec.group_at(layer, group)
     spec, cached = work.spec.at(layer), shape.cached(work, layer, side)
     made = form(spec, shape.paths[side], shape.sink > 0 or shape.recent > 0, work.trains)

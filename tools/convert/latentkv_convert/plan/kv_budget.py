@@ -77,6 +77,7 @@ def count(
     recent: int,
     pays_factors: bool,
     formats: Sequence[str] = ("f16",),
+    one_row: bool = False,
 ) -> Count:
     """served: the context at which a share is counted. formats: of exact tokens, the widest first.
 
@@ -86,7 +87,7 @@ def count(
     n_ctx = budget.context(served)
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
-    rows = {name: n_exact * sizes.full_row_bytes(spec, name) for name in formats}
+    rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
     cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
@@ -99,7 +100,7 @@ def added(work: Work, plan: Plan) -> int:
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
             chosen = layer.side(side)
-            if chosen.path == "full":
+            if chosen.path in ("full", "value"):
                 continue
             own = spec.at(index)
             form, width = plan.form(own, chosen), chosen.group * own.head_dim

@@ -41,6 +41,12 @@ def add_arguments(parser: Any) -> None:
         "equal bytes and is slower, every key is rebuilt at every read",
     )
     parser.add_argument(
+        "--one-row",
+        action="store_true",
+        help="store one latent for K and V in layers that make both of one projection: half the bytes at the "
+        "same rank; keys are rebuilt at every read, on the CPU alone so far",
+    )
+    parser.add_argument(
         "--served-context",
         type=limits.tokens(1, limits.SERVED_CONTEXT),
         default=None,

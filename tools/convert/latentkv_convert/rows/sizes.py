@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")
 SLOT_TILE = 64  # slots of compressed rows come in whole tiles of this many
@@ -44,7 +44,7 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
     spec: as the layer sees it. fmt None: the plan's own formats, f16 where it has none. What the plan drops
     takes nothing, unless `whole`.
     """
-    if spec.shares_kv:
+    if spec.shares_kv or plan == OF_VALUE:
         return 0
     segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
     planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
@@ -119,7 +119,9 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
 
     def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
-        return (FULL, FULL) if all(plan.form(spec.at(index), side) == "e" for side in sides) else sides
+        if not all(plan.form(spec.at(index), side) == "e" for side in sides):
+            return sides
+        return (OF_VALUE if layer.k == OF_VALUE else FULL, FULL)
 
     return sum(
         side_row_bytes(spec.at(index), side, fmt, whole=True)
@@ -144,9 +146,10 @@ def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
     return slots.full_rows(spec) / slots.whole
 
 
-def full_row_bytes(spec: ModelSpec, fmt: str) -> int:
-    """Full K and V of a token, of all layers."""
-    return sum(2 * side_row_bytes(spec.at(layer), FULL, fmt) for layer in range(spec.n_layer))
+def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
+    """Full K and V of a token, of all layers. one_row: V alone where it is what the key projection makes."""
+    shapes = [spec.at(layer) for layer in range(spec.n_layer)]
+    return sum((1 if one_row and own.value_of_key else 2) * side_row_bytes(own, FULL, fmt) for own in shapes)
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:

@@ -161,11 +161,11 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
     sides = ("qkv",) if spec.packed_qkv else ("q", "k", "v")
     for layer in range(spec.n_layer):
         roles = [role.target for role in spec.tensors_of(layer)]
-        shape = spec.at(layer)
-        own = [side for side in sides if not shape.shares_kv and (side != "v" or not shape.value_of_key)]
+        seen = spec.at(layer)
+        own = [side for side in sides if not seen.shares_kv and (side != "v" or not seen.value_of_key)]
         roles += [f"attn_{side}.weight" for side in own]
         roles += [f"attn_{side}.bias" for side in own if f"{prefix(layer)}attn_{side}.bias" in parts]
-        expected |= {prefix(layer) + role: _shape(shape, role, layer) for role in roles}
+        expected |= {prefix(layer) + role: _shape(seen, role, layer) for role in roles}
     for name, shape in expected.items():
         got = parts.info(name).shape
         if got != shape:

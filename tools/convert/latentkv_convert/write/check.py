@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ConvertError
-from ..ir import SIDES, ModelSpec, Plan, SidePlan
+from ..ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from ..rows.sizes import in_blocks
 from ..schema import ENUMS, RANK_PAD
 
@@ -74,6 +74,10 @@ def _check_side(where: str, side: str, plan: SidePlan, spec: ModelSpec) -> None:
         raise ConvertError(where, f"a path of {', '.join(paths)}", plan.path)
     if spec.n_kv % plan.group:
         raise ConvertError(where, f"a group that divides {spec.n_kv} KV heads", str(plan.group))
+    if plan == OF_VALUE:
+        if side != "k" or not spec.value_of_key:
+            raise ConvertError(where, "keys of V's rows where V is what the key projection makes", plan.path)
+        return
     if plan.path == "full":
         if plan.formats is not None:
             _check_formats(where, plan.formats, ((spec.head_dim,),) * spec.n_kv)

@@ -54,6 +54,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             raise ConvertError(
                 "--group", f"groups whose width is a multiple of {RANK_PAD}", str(group * spec.head_dim)
             )
+    if options["one_row"] and not spec.block.value_of_key:
+        raise ConvertError("--one-row", "a model that makes V of keys in some layer", spec.gguf_arch)
     served, sink, recent = options["served_context"], options["sink"], options["recent"]
     if served is not None and served <= sink + recent:
         raise ConvertError(
@@ -69,6 +71,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             sink=sink,
             recent=recent,
             context=(served or spec.n_ctx) if rotates else None,
+            one_row=options["one_row"],
         ),
         groupings=groupings,
         count=kv_budget.count(
@@ -79,6 +82,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             recent,
             not options["master"],
             exact.formats(spec) if kept else exact.FORMATS[:1],
+            options["one_row"],
         ),
         share_context=served or SHARE_CONTEXT,
         is_master=options["master"],
@@ -239,7 +243,11 @@ class Waterfill:
         for layer in range(spec.n_layer):
             for side in SIDES:
                 n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
-                by_side[side] += [next(rows) for _ in range(n_groups)]
-        distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
+                if side == "v" or not self.shape.has_one_row(spec, layer):
+                    by_side[side] += [next(rows) for _ in range(n_groups)]
+        distortions = {
+            side: np.concatenate([np.zeros((0, len(segments.FORMATS))), *tables])
+            for side, tables in by_side.items()
+        }
         formats = segments.FORMATS
         return master.of(formats, self.share_context, DROP_PENALTY, distortions, points, terms.prices)
