@@ -98,12 +98,6 @@ void Model::place_weights() {
         fail("-ngl", "expected all layers on the CPU (-ngl 0), as some read the K and V of others; got ",
              options_.gpu.n_gpu_layers);
     }
-    const auto& specs = cache_spec_.layers;
-    if (on_gpu() &&
-        std::any_of(specs.begin(), specs.end(), [](const LayerCacheSpec& spec) { return spec.key_of_value(); })) {
-        fail("-ngl", "expected all layers on the CPU (-ngl 0), as keys are made of the rows of V; got ",
-             options_.gpu.n_gpu_layers);
-    }
     if (!on_one_device() && hparams_.n_embd_layer > 0) {
         fail("-ngl", "expected all layers on one device, as tokens bring numbers to each; got ", runs_text(runs_));
     }

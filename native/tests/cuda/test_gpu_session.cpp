@@ -63,11 +63,18 @@ struct Shape {
     int n_layer = 2;           // even ones are alike, and odd ones
     // Odd layers have heads of twice the width, and V of the key projection; V has a norm without weights.
     bool of_keys = false;
+    bool one_row = false;  // and no rows of K
 
     Shape at(int layer) const {
         Shape own = *this;
         if (of_keys && layer % 2 == 1) own.head_dim *= 2;
+        if (one_row && layer % 2 == 1) own.k_path = "value";
         return own;
+    }
+    // Groups of a layer that have rows of K or V.
+    int n_groups(const char* path, bool value_side, int layer) const {
+        if (one_row && !value_side && layer % 2 == 1) return 0;
+        return n_kv / (std::string(path) == "full" ? 1 : group);
     }
 };
 constexpr Shape shapes[] = {
@@ -108,6 +115,9 @@ constexpr Shape shapes[] = {
     {"rotated", "latent", 256, 2, 96, 6, Shape::random, true, 0, false, 0.0F, false, 2, true},
     {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, true},
     {"full", "full", 256, 1, 256, 1, Shape::no, true, 0, false, 0.0F, false, 2, true},
+    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, true, true},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 2.0F, false, 2, true, true},
+    {"rebuild", "latent", 64, 2, 96, 6, Shape::random, true, 0, true, 0.0F, false, 2, true, true},
 };
 
 // Shapes that run on both devices together, too: of every path, one with windows.
@@ -173,19 +183,20 @@ private:
         const bool full = is_full(path);
         const auto group = static_cast<uint32_t>(full ? 1 : shape.group);
         const uint32_t n_segments = full ? 1 : static_cast<uint32_t>(shape.n_segments);
-        const size_t n_groups = static_cast<size_t>(shape.n_layer) * (n_kv / group);
+        const auto none = side == "k" && shape.one_row ? 1U : group;
         std::vector<uint32_t> ranks;
         std::vector<uint32_t> widths;
         for (int il = 0; il < shape.n_layer; il++) {
             const auto rank = static_cast<uint32_t>(full ? shape.at(il).head_dim : shape.rank);
-            ranks.insert(ranks.end(), n_kv / group, rank);
-            widths.insert(widths.end(), size_t{n_kv / group} * n_segments, rank / n_segments);
+            const auto n = static_cast<size_t>(shape.n_groups(path, side == "v", il));
+            ranks.insert(ranks.end(), n, rank);
+            widths.insert(widths.end(), n * n_segments, rank / n_segments);
         }
         const std::string key = "latentkv." + side + ".";
-        file_.strings(key + "path", by_layer<std::string>(path, path))
-            .array<uint32_t>(key + "group", GgufType::u32, by_layer(group, group))
+        file_.strings(key + "path", by_layer<std::string>(path, side == "k" ? shape.at(1).k_path : path))
+            .array<uint32_t>(key + "group", GgufType::u32, by_layer(group, none))
             .array<uint32_t>(key + "ranks", GgufType::u32, ranks)
-            .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(n_groups, n_segments))
+            .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(ranks.size(), n_segments))
             .array<uint32_t>(key + "segment_widths", GgufType::u32, widths);
     }
 
@@ -310,7 +321,7 @@ private:
                 tensor(blk + "attn_q_norm.weight", {w * rep}, 0.1, 1.0F);
                 tensor(blk + "attn_k_norm.weight", {w}, 0.1, 1.0F);
                 if (k_path == "rebuild") tensor(blk + "attn_k_e.bias", {w}, 0.3);
-            } else if (k_path == "rebuild" && (s.head_dim == 128 || s.of_keys)) {
+            } else if ((k_path == "rebuild" && (s.head_dim == 128 || s.of_keys)) || k_path == "value") {
                 tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
             }
             if (k_path == "rebuild" && (s.head_dim == 64 || s.whole_norms)) tensor(blk + "attn_k.bias", {w}, 0.3);
@@ -343,10 +354,11 @@ T one_of(std::mt19937& random, const std::vector<T>& of) {
 }
 
 // A plan for the segments of one side: bits that do not rise along a group, dropped segments last; as a master file's budget chooses.
-std::vector<std::string> plan(std::mt19937& random, const Shape& shape, const char* path) {
+std::vector<std::string> plan(std::mt19937& random, const Shape& shape, const char* path, bool value_side) {
     const std::vector<std::string> formats = {"f16", "q8", "q4", "q2", "q1", "none"};
     const bool full = is_full(path);
-    const int n_groups = shape.n_layer * (n_kv / (full ? 1 : shape.group));
+    int n_groups = 0;
+    for (int il = 0; il < shape.n_layer; il++) n_groups += shape.n_groups(path, value_side, il);
     std::vector<std::string> all;
     for (int g = 0; g < n_groups; g++) {
         size_t at = random() % 3;
@@ -376,8 +388,8 @@ Combination combination(std::mt19937& random, const Shape& shape) {
     if (random() % 4 == 0) o.recent_ratio = one_of(random, std::vector{0.0, 0.3, 1.0});
     const std::vector<std::string> formats = {"", "", "f16", "q8", "q6", "q4", "q2", "q5", "q8_0", "q4_0"};
     if (random() % 2 == 0) {
-        o.k_plan = plan(random, shape, shape.k_path);
-        o.v_plan = plan(random, shape, shape.v_path);
+        o.k_plan = plan(random, shape, shape.k_path, false);
+        o.v_plan = plan(random, shape, shape.v_path, true);
     } else {
         o.kv = one_of(random, formats);
     }

@@ -44,7 +44,7 @@ def add_arguments(parser: Any) -> None:
         "--one-row",
         action="store_true",
         help="store one latent for K and V in layers that make both of one projection: half the bytes at the "
-        "same rank; keys are rebuilt at every read, on the CPU alone so far",
+        "same rank; keys are rebuilt at every read",
     )
     parser.add_argument(
         "--served-context",
