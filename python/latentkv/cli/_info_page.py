@@ -152,6 +152,8 @@ def _plan(tensor: dict[str, Any]) -> str:
         groups.append(
             " ".join(f"{w}:{name}" if name else str(w) for w, name in zip(widths, names, strict=True))
         )
+    if not groups:
+        return "of V"
     return " | ".join(
         f"{len(list(run))} x ({plan})" if len(groups) > 1 else plan for plan, run in itertools.groupby(groups)
     )

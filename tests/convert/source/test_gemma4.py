@@ -13,6 +13,7 @@ from both import N, core, distance, expected_logits, run, session, step_by_step,
 from gguf_files import rewritten
 
 from conftest import Tiny, keys, tensors
+from latentkv.cli._info_page import _kv_heads
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
@@ -165,6 +166,7 @@ def test_layers_keep_rows_of_their_own_widths(tiny: Tiny, calib: Path, tmp_path:
     model = run(tiny("gemma4"), tmp_path / "out.gguf", *ALL, "--calib", str(calib))
     shapes = [(layer["n_head_kv"], layer["head_dim"], sum(layer["k"]["ranks"])) for layer in model.layers]
     assert shapes == [(2, 32, 64), (1, 64, 64), (1, 64, 64)]
+    assert _kv_heads(model.layers) == "1 KV heads of 64 in 2 layers, 2 of 32 in 1"
     other = run(tiny("gemma4", name="own", **OWN_V), tmp_path / "own.gguf", "--method", "none")
     shapes = [(layer["n_head_kv"], layer["head_dim"], sum(layer["k"]["ranks"])) for layer in other.layers]
     assert shapes == [(2, 32, 64), (2, 64, 128), (2, 64, 128)]
@@ -300,6 +302,17 @@ def test_tensors_that_contradict_the_keys(tiny: Tiny, calib: Path, tmp_path: Pat
     bad = rewritten(path, tmp_path / "bad.gguf", keys={"gemma4.attention.head_count_kv": [2, 3, 1]})
     with pytest.raises(core.Error, match=r"expected a divisor of the query heads 4; got 3"):
         core.Model(str(bad))
+    for key, value, message in (
+        ("attention.shared_kv_layers", 3, "expected fewer than the layers 3; got 3"),
+        ("attention.shared_kv_layers", 2, "expected a layer of the same window before layer 1"),
+        ("embedding_length_per_layer_input", 32, r"expected a tensor per_layer_token_embd\.weight"),
+        ("attention.key_length_swa", 0, "expected a value from 1 to 4096; got 0"),
+        ("rope.dimension_count", 63, "expected an even number; got 63"),
+        ("expert_count", 4, "expert_used_count"),
+    ):
+        bad = rewritten(path, tmp_path / "bad.gguf", keys={f"gemma4.{key}": value})
+        with pytest.raises(core.Error, match=message):
+            core.Model(str(bad))
     latent = tmp_path / "latent.gguf"
     run(tiny("gemma4", name="other"), latent, *ALL, "--calib", str(calib))
     own = {key: value for key, value in keys(latent).items() if key.startswith("latentkv.")}
