@@ -103,9 +103,10 @@ def first_lines(docstring: str) -> str:
 
 
 def entries(folder: Path) -> list[tuple[str, str]]:
-    """(name, first line of the docstring) of every module in a folder that is an entry of the registry."""
+    """(name, first line of the docstring) of every module in a folder, and in its packages, that is an entry
+    of the registry."""
     found = []
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted((*folder.glob("*.py"), *folder.glob("*/*.py")), key=lambda path: path.stem):
         if path.stem.startswith("_"):
             continue
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))

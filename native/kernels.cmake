@@ -1,6 +1,9 @@
 # latentkv_kernels: row formats, row layout and attention kernels. Knows no ggml.
 add_library(latentkv_kernels STATIC
+    ${CMAKE_CURRENT_LIST_DIR}/src/cache/formats.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/cache/row.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/cache/row_moves.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/cache/row_plan.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/attn_mass.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/codes/code_scores.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/codes/code_values.cpp
@@ -10,6 +13,7 @@ add_library(latentkv_kernels STATIC
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/plan.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/rebuild.cpp
     ${CMAKE_CURRENT_LIST_DIR}/src/ops/cpu/tile.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/src/ops/latent_attn.cpp
 )
 target_include_directories(latentkv_kernels PUBLIC ${CMAKE_CURRENT_LIST_DIR}/src)
 target_compile_features(latentkv_kernels PUBLIC cxx_std_20)

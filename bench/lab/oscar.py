@@ -34,7 +34,7 @@ from latentkv_convert.plan.linalg import eigenbasis
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.rows import served
 from latentkv_convert.source.frequencies import frequencies
-from latentkv_convert.weights.quantize import OUTTYPES
+from latentkv_convert.weights.tensor import OUTTYPES
 from latentkv_convert.work import Work
 
 SINK, RECENT, FORMAT = 64, 256, "q2"

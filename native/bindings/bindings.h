@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <string_view>
 
 #include "cache/kv_cache.h"
 #include "model/model.h"
@@ -13,11 +14,19 @@
 void bind_blocks(pybind11::module_& module);
 void bind_chat(pybind11::module_& module);
 void bind_model(pybind11::module_& module);
+void bind_vocab(pybind11::class_<lkv::Model, std::shared_ptr<lkv::Model>>& model);
 void bind_session(pybind11::module_& module);
 void bind_sampler(pybind11::module_& module);
+
+// A string of Python's; bytes that are no UTF-8, as files, messages and templates may hold, become U+FFFD.
+inline pybind11::str text(std::string_view s) {
+    return pybind11::reinterpret_steal<pybind11::str>(
+        PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
+}
 
 pybind11::dict kv_bytes_dict(const lkv::KvBytes& bytes);
 
 // Errors: TypeError for a keyword that is no option, or a value of another type.
 lkv::SessionOptions session_options(const char* function, const pybind11::kwargs& given);
-lkv::SamplerOptions sampler_options(const pybind11::kwargs& given);  // beside the keyword matcher
+lkv::SamplerOptions sampler_options(const pybind11::kwargs& given);            // beside the keyword matcher
+std::unique_ptr<lkv::TokenMatcher> matcher_of(const pybind11::kwargs& given);  // null where none is given

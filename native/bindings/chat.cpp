@@ -43,11 +43,6 @@ py::list triggers(const std::vector<common_grammar_trigger>& list) {
     return out;
 }
 
-// Prompts hold what messages and templates say, in bytes that may be no UTF-8.
-py::str text(const std::string& s) {
-    return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
-}
-
 py::dict prompt_dict(ChatPrompt&& prompt) {
     py::dict out;
     out["prompt"] = text(prompt.params.prompt);

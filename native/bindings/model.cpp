@@ -22,11 +22,6 @@ namespace {
 constexpr uint64_t longest_listed_array =
     64;  // tokenizer arrays run to 100k+ entries; longer ones show as their length
 
-py::object text(std::string_view s) {
-    return py::reinterpret_steal<py::object>(
-        PyUnicode_DecodeUTF8(s.data(), static_cast<Py_ssize_t>(s.size()), "replace"));
-}
-
 py::object element(const GgufValue& value, size_t i) {
     if (value.type == GgufType::string) {
         return text(value.strings[i]);
@@ -90,6 +85,7 @@ py::list layers(const Model& model) {
         py::dict item;
         item["n_head_kv"] = model.hparams().heads[il].n_kv;
         item["head_dim"] = model.hparams().heads[il].head_dim;
+        item["mixer"] = lkv::schema::mixer_words[static_cast<size_t>(model.hparams().block.layers[il].mixer)];
         item["k"] = tensor_dict(lkv::path_name(layer.k_path), layer.k);
         item["v"] = tensor_dict(lkv::path_name(layer.v_path), layer.v);
         out.append(item);
@@ -193,6 +189,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
     out["k"] = bytes.k;
     out["v"] = bytes.v;
     out["cells"] = bytes.cells;
+    out["states"] = bytes.states;
+    out["snapshots"] = bytes.snapshots;
     out["n_cells"] = bytes.n_cells;
     out["cell_bytes"] = lkv::Cells::bytes_per_slot();
     out["per_token"] = bytes.per_token;
@@ -213,7 +211,8 @@ py::dict kv_bytes_dict(const lkv::KvBytes& bytes) {
 }
 
 void bind_model(py::module_& module) {
-    py::class_<Model, std::shared_ptr<Model>>(module, "Model")
+    py::class_<Model, std::shared_ptr<Model>> bound(module, "Model");
+    bound
         .def(py::init([](const std::string& path, const std::string& latent_path, int n_gpu_layers,
                          const std::vector<float>& tensor_split, int main_gpu, const std::string& split_mode,
                          bool use_mmap, bool vocab_only, bool describe_only) {
@@ -241,6 +240,7 @@ void bind_model(py::module_& module) {
         .def_property_readonly("n_ctx_train", [](const Model& m) { return m.hparams().n_ctx_train; })
         .def_property_readonly("n_embd", [](const Model& m) { return m.hparams().n_embd; })
         .def_property_readonly("n_layer", [](const Model& m) { return m.hparams().n_layer; })
+        .def_property_readonly("n_mtp", [](const Model& m) { return m.hparams().n_mtp; })
         .def_property_readonly("n_head", [](const Model& m) { return m.hparams().n_head; })
         .def_property_readonly("n_head_kv", [](const Model& m) { return widest(m.hparams()).n_kv; })
         .def_property_readonly("head_dim", [](const Model& m) { return widest(m.hparams()).head_dim; })
@@ -269,44 +269,6 @@ void bind_model(py::module_& module) {
                                    }
                                    return text(*m.vocab().chat_template());
                                })
-        .def("forecast", &forecast, py::arg("n_ctx"))
-        .def(
-            "tokenize",
-            [](const Model& m, const py::bytes& s, bool add_special, bool parse_special) {
-                const std::string_view text(s);
-                const Unlocked unlocked;  // seconds, for megabytes
-                return m.vocab().tokenize(text, add_special, parse_special);
-            },
-            py::arg("text"), py::arg("add_special") = true, py::arg("parse_special") = false)
-        .def(
-            "detokenize",
-            [](const Model& m, const std::vector<int32_t>& tokens, bool special) {
-                std::string text;
-                {
-                    const Unlocked unlocked;
-                    text = m.vocab().detokenize(tokens, special);
-                }
-                return py::bytes(text);
-            },
-            py::arg("tokens"), py::arg("special") = false)
-        .def(
-            "token_to_piece",
-            [](const Model& m, int32_t token, bool special) {
-                return py::bytes(m.vocab().token_to_piece(token, special));
-            },
-            py::arg("token"), py::arg("special") = false)
-        .def("token_bos", [](const Model& m) { return m.vocab().bos(); })
-        .def("token_eos", [](const Model& m) { return m.vocab().eos(); })
-        .def("token_nl", [](const Model& m) { return m.vocab().nl(); })
-        .def("token_prefix", [](const Model& m) { return m.vocab().fim_prefix(); })
-        .def("token_suffix", [](const Model& m) { return m.vocab().fim_suffix(); })
-        .def("token_middle", [](const Model& m) { return m.vocab().fim_middle(); })
-        .def("token_repo", [](const Model& m) { return m.vocab().fim_repo(); })
-        .def("token_file", [](const Model& m) { return m.vocab().fim_file(); })
-        .def(
-            "is_eog", [](const Model& m, int32_t token) { return m.vocab().is_eog(token); }, py::arg("token"))
-        .def("add_bos", [](const Model& m) { return m.vocab().add_bos(); })
-        .def(
-            "find_token", [](const Model& m, const std::string& s) { return m.vocab().find_token(s); },
-            py::arg("text"));
+        .def("forecast", &forecast, py::arg("n_ctx"));
+    bind_vocab(bound);
 }

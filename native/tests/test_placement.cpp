@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "cache/evict/policies.h"
 #include "cache/kv_cache.h"
 #include "check.h"
@@ -199,10 +200,69 @@ void a_scan_is_counted() {
     CHECK(cache.placement().n_visited() - before == 1024);
 }
 
+// A batch of one token of the first sequence and more of the second than its layers have room for.
+bool is_refused(lkv::Placement& placement, int n) {
+    std::vector<int32_t> pos{placement.last(0) + 1};
+    std::vector<int32_t> seq{0};
+    for (int i = 0; i < n; i++) {
+        pos.push_back(placement.last(1) + 1 + i);
+        seq.push_back(1);
+    }
+    try {
+        placement.claim({pos, seq, false});
+    } catch (const lkv::Error&) {
+        return true;
+    }
+    return false;
+}
+
+bool hold_the_same(const lkv::Placement& a, const lkv::Placement& b) {
+    bool same = true;
+    for (int il = 0; il < a.n_layers(); il++) {
+        const Cells& of_a = a.cells(a.middle(), il);
+        const Cells& of_b = b.cells(b.middle(), il);
+        same = same && of_a.end() == of_b.end();
+        for (int slot = 0; same && slot < of_a.end(); slot++) {
+            same = of_a.pos(slot) == of_b.pos(slot) && of_a.seq(slot) == of_b.seq(slot);
+        }
+    }
+    return same;
+}
+
+void a_refused_batch_leaves_no_trace() {
+    const Kind evicting{"keyformer", 2,
+                        [](auto&, auto&, auto& options) { options.evict = {lkv::find_policy("keyformer"), 96}; }};
+    const Kind both{"keyformer, ring", 2, [](auto& hparams, auto&, auto& options) {
+                        hparams.block.layers[1].window = 64;
+                        options.evict = {lkv::find_policy("keyformer"), 96};
+                    }};
+    const Kind ring{"ring", 2, [](auto& hparams, auto&, auto&) { hparams.block.layers[1].window = 64; }};
+    for (const Kind& kind : {evicting, both, ring}) {
+        lkv::KvCache with = cache_of(kind, 1024);
+        lkv::KvCache without = cache_of(kind, 1024);
+        for (int i = 0; i < 12; i++) {
+            for (lkv::KvCache* const cache : {&with, &without}) {
+                const int n = i % 3 == 0 ? 16 : 1;
+                step(*cache, 2, n);
+                if (cache == &with) CHECK(is_refused(cache->placement(), 300));
+            }
+            CHECK(hold_the_same(with.placement(), without.placement()));
+            const lkv::Eviction* const a = with.placement().eviction();
+            const lkv::Eviction* const b = without.placement().eviction();
+            for (size_t t = 0; a != nullptr && t < a->weights().size(); t++) {
+                CHECK(a->weights()[t].temperature == b->weights()[t].temperature);
+            }
+            for (int s = 0; a != nullptr && s < 2; s++)
+                CHECK(a->n_decoded(s) == b->n_decoded(s) && b->n_decoded(s) <= 8);
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     cells_remember();
+    a_refused_batch_leaves_no_trace();
     decoding_costs_no_more_in_a_long_context();
     a_scan_is_counted();
     return lkv::test::report("test_placement");

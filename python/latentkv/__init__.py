@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from latentkv.errors import LatentKVError
 
 if TYPE_CHECKING:
-    from latentkv.generate.loop import (
+    from latentkv.generate.processors import (
         LogitsProcessor,
         LogitsProcessorList,
         MinTokensLogitsProcessor,
@@ -61,11 +61,11 @@ _HOME = {
     "LlamaPromptLookupDecoding": "latentkv.sampling.speculative",
     "LlamaRAMCache": "latentkv.session.prompt_cache",
     "LlamaState": "latentkv.session.state",
-    "LogitsProcessor": "latentkv.generate.loop",
-    "LogitsProcessorList": "latentkv.generate.loop",
-    "MinTokensLogitsProcessor": "latentkv.generate.loop",
-    "StoppingCriteria": "latentkv.generate.loop",
-    "StoppingCriteriaList": "latentkv.generate.loop",
+    "LogitsProcessor": "latentkv.generate.processors",
+    "LogitsProcessorList": "latentkv.generate.processors",
+    "MinTokensLogitsProcessor": "latentkv.generate.processors",
+    "StoppingCriteria": "latentkv.generate.processors",
+    "StoppingCriteriaList": "latentkv.generate.processors",
     "perplexity": "latentkv.measure.perplexity",
 }
 

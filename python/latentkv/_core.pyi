@@ -31,6 +31,10 @@ def quantize(
 def dequantize(data: NDArray[np.uint8], type: str) -> NDArray[np.float32]:
     """Rows [n_rows, row bytes] of ggml's blocks (or f16, bf16) to [n_rows, n]."""
 
+def format_bytes(format: str, width: int) -> int:
+    """Bytes of a token's segment of `width` channels, which are rounded up to whole units of the format (one
+    of build_info's, or none)."""
+
 def content_hash(path: str) -> str:
     """64 hexadecimal digits that a sidecar knows its base by: docs/gguf.md, Sidecars."""
 
@@ -67,6 +71,9 @@ class Model:
     @property
     def n_layer(self) -> int: ...
     @property
+    def n_mtp(self) -> int:
+        """Layers behind those n_layer, which guess further tokens: they are left alone."""
+    @property
     def n_head(self) -> int: ...
     @property
     def n_head_kv(self) -> int: ...
@@ -87,7 +94,7 @@ class Model:
         """Every layer is full/full: stock and our row formats, no latent."""
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """Per layer {"k": t, "v": t, "exact": whether sink and recent tokens are exact in it}; t = {"path",
+        """Per layer {"mixer": "attention" or "delta_net", which has no rows, "k": t, "v": t}; t = {"path",
         "form": "a" or "e", "group", "ranks": [...], "segments": [[widths], ...], "formats": [[...], ...] or
         None, "energy": float or None}."""
     @property
@@ -188,10 +195,16 @@ class Session:
     def clear(self) -> None: ...
     def leave(self) -> None: ...  # in a child of fork(): its memory stays as it is
     # False, and nothing has changed: layers with a sliding window have no rows of what comes into sight
-    # again, or tokens were evicted that it would have kept
+    # again, tokens were evicted that it would have kept, or recurrent layers have no snapshot to go back to
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool: ...
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None: ...
     def seq_keep(self, seq: int) -> None: ...
+    def seq_resumable(self, seq: int, limit: int) -> int:
+        """How many first tokens of a sequence, at most `limit`, it can go on from: where layers are recurrent
+        those before a snapshot, else all."""
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers have one state a sequence in place of rows: it moves back to snapshots only."""
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Context shift. Free and lossless where K is `rebuild`; refused with the reason elsewhere."""
     def seq_pos_min(self, seq: int) -> int: ...
@@ -205,7 +218,8 @@ class Session:
         """Cells that no new token can take: those of tokens, and what is left of broken blocks."""
     # bytes
     def kv_bytes(self) -> dict[str, Any]:
-        """Allocated bytes: {"total", "k", "v", "cells", "per_token": float, "f16_per_token": float,
+        """Allocated bytes: {"total", "k", "v", "cells", "states": of recurrent layers, "snapshots": the most
+        that copies of states take, "per_token": float, "f16_per_token": float,
         "n_cells": tokens of the context, "cell_bytes": of one cell, "regions": [{"name", "slots", "used",
         "k", "v"}], "layer_slots": [int]}; used: slots that hold a token, under eviction in the layer that has
         most; layer_slots: of every layer those of its compressed rows, fewer where it has a sliding window or

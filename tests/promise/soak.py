@@ -31,6 +31,7 @@ class Setting:
     shifts: bool = False
     cuts: bool = True  # anywhere, not at the end alone
     refuses: bool = False  # to remove or copy a part, where its rows are gone: nothing has changed then
+    snapshots: bool = False  # of recurrent layers, of which a sequence alone has others
     evicts: bool = False  # each layer keeps tokens of its own choice, so cells are not those of the tokens
 
 
@@ -96,12 +97,20 @@ class Soak:
 
     def replay(self, sequence: Sequence) -> Any:
         alone = self.fresh(1)
+        tokens: dict[int, int] = {}  # by position
         for verb, arguments in sequence.script:
             if verb == "decode":
                 ids, first = arguments
-                alone.decode(ids, pos=list(range(first, first + len(ids))), output="none")
+                positions = list(range(first, first + len(ids)))
+                alone.decode(ids, pos=positions, output="none")
+                tokens |= dict(zip(positions, ids, strict=True))
             elif verb == "rm":
-                assert alone.seq_rm(0, *arguments), f"{arguments} was removed beside other sequences"
+                p0, p1 = arguments
+                tokens = {p: token for p, token in tokens.items() if p < p0 or 0 <= p1 <= p}
+                if not alone.seq_rm(0, p0, p1):
+                    assert self.setting.snapshots, f"{arguments} was removed beside other sequences"
+                    assert alone.seq_rm(0)
+                    alone.decode(list(tokens.values()), pos=list(tokens), output="none")
             else:
                 alone.seq_add(0, *arguments)
         return alone

@@ -108,7 +108,7 @@ def test_converter_foresees_the_bytes_of_a_plan(converted: Any, n_ctx: int) -> N
     """--kv-budget is met with what the runtime allocates and what factors add to the weights."""
     from latentkv.plan import factors
     from latentkv_convert.ir import LayerPlan, Plan, SidePlan
-    from latentkv_convert.rows import sizes
+    from latentkv_convert.rows import plan_sizes
     from latentkv_convert.source import archs
 
     path = converted(*WATERFILL)
@@ -130,7 +130,7 @@ def test_converter_foresees_the_bytes_of_a_plan(converted: Any, n_ctx: int) -> N
     plan = Plan(tuple(LayerPlan(**side) for side in sides), regions["sink"], regions["recent"])
     spec = archs.model_spec(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
     got = m.forecast(n_ctx)["total"]
-    assert sizes.cache_bytes(spec, plan, n_ctx) == got
+    assert plan_sizes.cache_bytes(spec, plan, n_ctx) == got
     if n_ctx == 32768:
         budget = 0.14 * n_ctx * (m.forecast(n_ctx, kv="f16")["f16_per_token"] + CELL)
         added = factors.added_bytes(m)

@@ -165,6 +165,26 @@ def test_what_snapkv_may_not_give_up_is_refused(plain: Any) -> None:
     s.decode(ids[:200])
 
 
+def test_a_refused_batch_takes_nothing_from_others(plain: Any) -> None:
+    ids = tokens(plain, 400)
+    full, untouched = (evicting(plain, "snapkv", n_ctx=1024, n_seq_max=2) for _ in range(2))
+    for s in (full, untouched):
+        s.decode(ids[:220], seq=[0] * 220)
+
+    def fill() -> None:
+        for token in ids:
+            full.decode([token], seq=[1], output="none")
+
+    with pytest.raises(ValueError, match=r"\[keep_tokens\]"):
+        fill()
+    n = N_UBATCH - 1  # more than the first sequence gives up for one token
+    for first in range(220, 226):
+        with pytest.raises(ValueError, match=r"\[keep_tokens\]"):
+            full.decode([*ids[:n], 5], seq=[*[0] * n, 1], output="none")
+        got, want = (s.decode([ids[first]], seq=[0]) for s in (full, untouched))
+        assert distance(got, want) < EXACT
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

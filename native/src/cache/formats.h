@@ -2,8 +2,6 @@
 // (`enums.format` in the schema).
 #pragma once
 
-#include <algorithm>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -73,36 +71,6 @@ enum class Format : int32_t {
 constexpr Format all_formats[] = {LKV_STORED_FORMATS(X) LKV_BLOCK_FORMATS(X) LKV_STOCK_FORMATS(X)};
 #undef X
 
-// Whether a number that was read stands for a format of this version.
-inline bool format_exists(Format format) {
-    return format == Format::none ||
-           std::find(std::begin(all_formats), std::end(all_formats), format) != std::end(all_formats);
-}
-
-inline const char* format_name(Format format) {
-    switch (format) {
-        case Format::none:
-            return "none";
-#define X(name, type)  \
-    case Format::name: \
-        return #name;
-            LKV_ROW_FORMATS(X)
-            LKV_BLOCK_FORMATS(X)
-#undef X
-        case Format::last_retired:
-            break;
-    }
-    return "?";
-}
-
-inline std::optional<Format> parse_format(std::string_view name) {
-    if (name == format_name(Format::none)) return Format::none;
-    for (const Format format : all_formats) {
-        if (name == format_name(format)) return format;
-    }
-    return std::nullopt;
-}
-
 // Whether tokens are stored in blocks of 32 slots: K of the middle region only.
 LKV_HD constexpr bool format_in_blocks(Format format) {
     switch (format) {
@@ -115,6 +83,17 @@ LKV_HD constexpr bool format_in_blocks(Format format) {
             return false;
     }
 }
+
+const char* format_name(Format format);
+std::optional<Format> parse_format(std::string_view name);
+bool format_exists(Format format);  // whether a number that was read stands for a format of this version
+bool format_is_quantized(Format format);
+bool format_is_fitted(
+    Format format);  // whether storing a row seeks the best step of every segment (fit.h), most of the work then
+int format_width_multiple(Format format);    // widths must be a multiple of this
+int format_bytes(Format format, int width);  // of a segment in one slot's row
+Format format_of_rows(
+    Format format);  // single rows that keep a channel as finely as a format of blocks: for sink and recent tokens
 
 // Calls f with a value of the format's type, one that stores single rows. `none` stores nothing and has no type.
 template <class F>
@@ -146,95 +125,7 @@ decltype(auto) with_block_format(Format format, F&& f) {
     throw std::invalid_argument(std::string("[format] expected a format of blocks; got ") + format_name(format));
 }
 
-template <class F>
-decltype(auto) with_any_format(Format format, F&& f) {
-    return format_in_blocks(format) ? with_block_format(format, f) : with_format(format, f);
-}
-
-inline bool format_is_quantized(Format format) {
-    return format != Format::none && with_any_format(format, [](auto f) { return decltype(f)::quantized; });
-}
-
-// Whether storing a row seeks the best step of every segment (formats/fit.h), which is most of the work then.
-inline bool format_is_fitted(Format format) {
-    return format != Format::none && with_any_format(format, [](auto f) {
-               if constexpr (requires { decltype(f)::is_fitted; }) {
-                   return bool{decltype(f)::is_fitted};
-               } else {
-                   return false;
-               }
-           });
-}
-
-// Widths must be a multiple of this.
-inline int format_width_multiple(Format format) {
-    return format == Format::none ? 1 : with_any_format(format, [](auto f) { return decltype(f)::width_multiple; });
-}
-
-// Bytes of a segment in one slot's row.
-inline int format_bytes(Format format, int width) {
-    return format == Format::none ? 0 : with_any_format(format, [=](auto f) { return decltype(f)::bytes(width); });
-}
-
-// The format of single rows that keeps a channel as finely: what sink and recent tokens take beside a format of blocks.
-inline Format format_of_rows(Format format) {
-    switch (format) {
-        case Format::c8:
-            return Format::q8;
-        case Format::c4:
-            return Format::q4;
-        case Format::c3:
-            return Format::q3;
-        case Format::c2:
-            return Format::q2;
-        default:
-            return format;
-    }
-}
-
 #if !defined(__CUDACC__)
-
-// Whole chunks of 16 go through vectors; only f16 can have a remainder.
-template <class F>
-void decode_segment(const uint8_t* src, int width, float* dst) {
-    constexpr int chunks_per_block = F::block / chunk_width;
-    Affine a = F::affine(src, 0);
-    const int n_chunks = width / chunk_width;
-    for (int chunk = 0; chunk < n_chunks; chunk++) {
-        if constexpr (chunks_per_block > 0) {
-            if (chunk % chunks_per_block == 0) {
-                a = F::affine(src, chunk / chunks_per_block);
-            }
-        }
-        f32x16 v = F::codes(src, chunk);
-        if constexpr (F::quantized) {
-            v = {fma8(v.lo, splat(a.scale), splat(a.offset)), fma8(v.hi, splat(a.scale), splat(a.offset))};
-        }
-        store8(dst + chunk * chunk_width, v.lo);
-        store8(dst + chunk * chunk_width + lanes, v.hi);
-    }
-    for (int i = n_chunks * chunk_width; i < width; i++) {
-        dst[i] = F::code(src, i) * a.scale + a.offset;
-    }
-}
-
-// A format of blocks. block: the segment in the row of the block's first slot, rows `stride` bytes apart; src: the segment in
-// the slot's own row -> dst: [width]
-inline void read_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width,
-                               float* dst) {
-    with_block_format(format, [=](auto f) {
-        using F = decltype(f);
-        for (int chunk = 0; chunk < width / chunk_width; chunk++) {
-            float scale[chunk_width];
-            float minimum[chunk_width];
-            F::affine(block, stride, width, chunk * chunk_width, chunk_width, scale, minimum);
-            const f32x16 code = F::codes(src, chunk);
-            float* const out = dst + chunk * chunk_width;
-            store8(out, fma8(code.lo, load8(scale), load8(minimum)));
-            store8(out + lanes, fma8(code.hi, load8(scale + lanes), load8(minimum + lanes)));
-        }
-    });
-}
 
 // x: [width] -> dst: [format_bytes(format, width)]
 inline void write_segment(Format format, const float* x, int width, uint8_t* dst) {
@@ -242,9 +133,11 @@ inline void write_segment(Format format, const float* x, int width, uint8_t* dst
 }
 
 // src: [format_bytes(format, width)] -> dst: [width]
-inline void read_segment(Format format, const uint8_t* src, int width, float* dst) {
-    with_format(format, [=](auto f) { decode_segment<decltype(f)>(src, width, dst); });
-}
+void read_segment(Format format, const uint8_t* src, int width, float* dst);
+
+// A format of blocks. block: the segment in the row of the block's first slot, rows `stride` bytes apart; src: the segment in
+// the slot's own row -> dst: [width]
+void read_block_segment(Format format, const uint8_t* block, int64_t stride, const uint8_t* src, int width, float* dst);
 
 #endif
 

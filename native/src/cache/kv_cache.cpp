@@ -49,11 +49,26 @@ std::vector<bool> ring_layers(const HParams& hparams, const KvCacheOptions& opti
     return in_ring;
 }
 
+// Of a sequence, in the recurrent ones of these layers.
+size_t state_bytes(const HParams& hparams, int first_layer, int end_layer) {
+    size_t bytes = 0;
+    for (int il = first_layer; il < end_layer; il++) {
+        if (!hparams.attends(il)) bytes += static_cast<size_t>(hparams.delta_net.state_floats()) * sizeof(float);
+    }
+    return bytes;
+}
+
 }  // namespace
 
 KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOptions& options, bool allocate,
                  const std::vector<CacheDevice*>& devices)
-    : options_(options), rows_(hparams, spec, options, devices), placement_(make_placement(hparams)) {
+    : options_(options),
+      rows_(hparams, spec, options, devices),
+      placement_(make_placement(hparams)),
+      states_(options.n_seq_max, state_bytes(hparams, 0, hparams.n_layer)) {
+    for (const LayerRun& run : options_.runs) {
+        state_bytes_.push_back(state_bytes(hparams, run.first_layer, run.end_layer));
+    }
     for (int il = 0; il < hparams.n_layer; il++) {
         const int held = placement_.in_ring(il) ? placement_.n_regions() : placement_.middle();
         if (!hparams.makes_rows(il)) continue;
@@ -139,6 +154,13 @@ KvBytes KvCache::bytes() const {
         // of the middle, and of the ring that all tokens share
         if (static_cast<int>(r) >= placement_.middle())
             total.per_token += static_cast<double>(region.total_bytes() + cells);
+    }
+    const auto n_slots = static_cast<size_t>(states_.n_slots());
+    const auto n_copies = static_cast<size_t>(SequenceState::copies_of_sequence * options_.n_seq_max);
+    total.states = n_slots * states_.slot_bytes();
+    total.snapshots = n_copies * states_.slot_bytes();
+    for (size_t i = 0; i < total.runs.size(); i++) {
+        total.runs[i] += n_slots * state_bytes_[i] + (options_.runs[i].on_gpu() ? 0 : n_copies * states_.slot_bytes());
     }
     const int middle = placement_.middle();
     total.n_cells = placement_.cells(middle).capacity();

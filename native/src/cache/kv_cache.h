@@ -1,4 +1,4 @@
-// The KV cache: where tokens are (placement/) and their rows (rows/). Both as bytes: state/.
+// The cache: where tokens are (placement/), their rows (rows/), and the states of recurrent layers (recurrent/). All as bytes: state/.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "cache/options.h"
 #include "cache/placement/placement.h"
+#include "cache/recurrent/sequence_state.h"
 #include "cache/region_view.h"
 #include "cache/rows/rows.h"
 
@@ -24,15 +25,17 @@ struct RegionBytes {
 struct KvBytes {
     size_t k = 0;
     size_t v = 0;
-    size_t cells = 0;  // positions and sequence masks, and under eviction masses
+    size_t cells = 0;      // positions and sequence masks, and under eviction masses
+    size_t states = 0;     // of recurrent layers, on their devices
+    size_t snapshots = 0;  // the most that copies of states take of the host's memory
     // A token of the context, cells included: in the middle region, or its share of middle and recent. The ring is shared by all.
     double per_token = 0;
     double f16_per_token = 0;  // full K and V of the same model in f16, in as many slots of every layer; rows only
     std::vector<RegionBytes> regions;
     int n_cells = 0;               // tokens of the context: cells of the middle
     std::vector<int> layer_slots;  // of every layer those of the middle, or of the ring
-    std::vector<size_t> runs;      // of k and v what each of KvCacheOptions::runs has
-    size_t total() const { return k + v + cells; }
+    std::vector<size_t> runs;      // of k, v, states and snapshots what each of KvCacheOptions::runs has
+    size_t total() const { return k + v + cells + states + snapshots; }
 };
 
 class KvCache {
@@ -47,7 +50,20 @@ public:
     Placement& placement() { return placement_; }
     const Rows& rows() const { return rows_; }
     Rows& rows() { return rows_; }
+    const SequenceState& states() const { return states_; }
+    SequenceState& states() { return states_; }
     KvBytes bytes() const;
+
+    // The verbs of Placement, of rows and states together. Where layers are recurrent, a part of a sequence can only go or be copied so
+    // that a snapshot remains of what stays: remove() returns false otherwise, and copy() says so. Nothing moves there.
+    [[nodiscard]] bool remove(int seq, const Positions& positions = {});  // seq < 0: every sequence
+    void copy(int src, int dst, const Positions& positions);
+    void shift(int seq, const Positions& positions, int32_t delta);
+    void keep(int seq);
+    void clear();
+    void remove_whole(int seq);
+    // The largest number of first positions, at most `limit`, that remove() can leave of a sequence.
+    int32_t resumable(int seq, int32_t limit) const;
 
     // The kernel's view of one layer; stays valid until slots change.
     RegionView view(int region, int layer) const;
@@ -61,11 +77,14 @@ public:
 
 private:
     Placement make_placement(const HParams& hparams);
+    bool can_end_at(int seq, const Positions& removed, int32_t& end) const;
     void add_eviction(Placement& placement, const std::vector<bool>& in_ring) const;
 
     KvCacheOptions options_;
     Rows rows_;
     Placement placement_;
+    SequenceState states_;
+    std::vector<size_t> state_bytes_;  // of a slot, in each of KvCacheOptions::runs
     double f16_bytes_ = 0;
 };
 

@@ -74,10 +74,6 @@ void write_row(const RowLayout& layout, const float* x, uint8_t* row);
 // row: [layout.row_bytes] -> x: [layout.width]. Dropped channels read as zeros.
 void read_row(const RowLayout& layout, const uint8_t* row, float* x);
 
-// The kept channels of one group of n_rows rows, `stride` bytes apart -> dst: [n_rows, ld], ld >= the group's kept.
-void read_group(const RowLayout& layout, int group, const uint8_t* rows, int64_t stride, int n_rows, float* dst,
-                int ld);
-
 // x: [32, layout.width] -> rows: [32, layout.row_bytes], those of a block's slots.
 void write_block(const RowLayout& layout, const float* x, uint8_t* rows);
 

@@ -20,7 +20,7 @@ constexpr std::array optional_keys = {
     key::block_embedding_scale, key::block_attention_scale, key::block_residual_scale, key::block_logit_scale,
     key::block_logit_softcap,   key::block_expert_norm,     key::block_yarn_truncate,  key::block_attention_softcap,
     key::block_windows,         key::block_rope_bases,      key::block_rope_scaled,    key::block_value_norm,
-    key::block_value_of_key};
+    key::block_value_of_key,    key::block_mixers,          key::block_output_gate};
 
 template <typename Enum, size_t n>
 Enum need_word(const GgufFile& file, std::string_view key, const std::array<std::string_view, n>& words) {
@@ -64,6 +64,20 @@ std::vector<LayerAttention> uniform_layers(const GgufFile& file, const HParams& 
         layer.rope_base = read_float(file, dot + "rope.freq_base", 1.0F, largest_base, 10000.0F);
     }
     return std::vector(static_cast<size_t>(h.n_layer), layer);
+}
+
+void mix(LayerAttention& layer, Mixer mixer) {
+    layer.mixer = mixer;
+    if (mixer != Mixer::attention) layer.window = 0;
+}
+
+void read_mixers(const GgufFile& file, const HParams& h, BlockDescription& block) {
+    const auto words = per_layer(key::block_mixers, file.find_string_array(key::block_mixers), h.n_layer);
+    for (size_t il = 0; il < words.size(); il++) {
+        const auto mixer = schema::parse<Mixer>(schema::mixer_words, words[il]);
+        if (!mixer) fail(key::block_mixers, "expected attention or delta_net; got ", quoted(words[il]));
+        mix(block.layers[il], *mixer);
+    }
 }
 
 void read_layers(const GgufFile& file, const HParams& h, BlockDescription& block) {
@@ -129,9 +143,30 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     if (block.activation == Activation::swiglu_oai && block.ffn == Ffn::plain) {
         fail(key::block_activation, "expected swiglu_oai in a gated FFN; got a plain one");
     }
+    block.output_gate = file.find_bool(key::block_output_gate).value_or(false);
     read_layers(file, h, block);
+    read_mixers(file, h, block);
     share_rows(file, h, block);
     return block;
+}
+
+// Layers that do not attend: all but every so manieth, or as a list of all layers says, extra layers behind the decoder's included.
+void mix_by_recurrence(const GgufFile& file, const HParams& h, int stock_period, BlockDescription& block) {
+    const std::string listed = h.architecture + ".attention.recurrent_layers";
+    if (const auto recurrent = file.find_bool_array(listed)) {
+        if (recurrent->size() < block.layers.size()) {
+            fail(listed, "expected ", block.layers.size(), " values, one a layer; got ", recurrent->size());
+        }
+        for (size_t il = 0; il < block.layers.size(); il++) {
+            if ((*recurrent)[il]) mix(block.layers[il], Mixer::delta_net);
+        }
+        return;
+    }
+    const auto usual = static_cast<uint32_t>(stock_period);
+    const uint32_t period = file.find_u32(h.architecture + ".full_attention_interval").value_or(usual);
+    for (size_t il = 0; period > 0 && il < block.layers.size(); il++) {
+        if ((il + 1) % period != 0) mix(block.layers[il], Mixer::delta_net);
+    }
 }
 
 // Which layers have a window: all but every so manieth, or as a list of all layers says.
@@ -202,6 +237,8 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     for (int il = stock.rope_period - 1; stock.rope_period > 0 && il < h.n_layer; il += stock.rope_period) {
         block.layers[static_cast<size_t>(il)].rope_base = 0.0F;
     }
+    block.output_gate = stock.output_gate;
+    if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
     share_rows(file, h, block);
     return block;

@@ -12,12 +12,14 @@ struct HParams;
 
 using schema::Activation;
 using schema::Ffn;
+using schema::Mixer;
 using schema::Norm;
 using schema::Position;
 using schema::RopePairing;
 
-// Attention settings that differ between layers.
+// What differs between layers: how tokens are mixed, and settings of attention.
 struct LayerAttention {
+    Mixer mixer = Mixer::attention;
     int window = 0;           // sliding window in tokens, 0 = none
     float rope_base = 0.0F;   // 0: the layer has no RoPE
     bool rope_scaled = true;  // whether the file's scaling and divisors apply
@@ -39,6 +41,7 @@ struct BlockDescription {
     bool expert_norm = true;         // weights of the chosen experts are divided by their sum
     bool value_norm = false;         // V of a head is divided by its root mean square
     bool value_of_key = false;       // V of a layer without attn_v.weight is what attn_k.weight makes
+    bool output_gate = false;        // attention's output is multiplied by a sigmoid, which attn_q makes beside Q
     float logit_scale = 1.0F;
     float logit_softcap = 0.0F;          // logits = cap · tanh(logits / cap), 0 = none
     std::vector<LayerAttention> layers;  // [n_layer]

@@ -127,14 +127,25 @@ HParams read_hparams(const GgufFile& file) {
         return static_cast<int>(value);
     };
     h.n_layer = need("block_count", 1, 4096);
+    if (const auto n = file.find_u32(dot + "nextn_predict_layers")) {
+        if (*n >= static_cast<uint32_t>(h.n_layer)) {
+            fail(dot + "nextn_predict_layers", "expected fewer than the layers ", h.n_layer, "; got ", *n);
+        }
+        h.n_mtp = static_cast<int>(*n);
+        h.n_layer -= h.n_mtp;
+    }
     h.n_embd = need("embedding_length", 1, 1 << 20);
+    const char* const own_ff = "expert_feed_forward_length";
     for (int il = 0; il < h.n_layer; il++) {
         const std::string key = dot + "feed_forward_length";
-        const int64_t width = find_layer_u32(file, key, h.n_layer, il).value_or(0);
-        if (width < 1 || width > 1 << 22) fail(key, "expected a value from 1 to ", 1 << 22, "; got ", width);
-        h.n_ffs.push_back(static_cast<int>(width));
+        const auto width = find_layer_u32(file, key, h.n_layer, il);
+        if (!width && of_layers(own_ff)) break;  // no FFN is without experts
+        if (!width || *width < 1 || *width > 1U << 22) {
+            fail(key, "expected a value from 1 to ", 1 << 22, "; got ", width.value_or(0));
+        }
+        h.n_ffs.push_back(static_cast<int>(*width));
     }
-    h.n_ff = h.n_ffs.front();
+    h.n_ff = h.n_ffs.empty() ? 0 : h.n_ffs.front();
     h.n_embd_layer =
         of_layers("embedding_length_per_layer_input") ? need("embedding_length_per_layer_input", 0, 1 << 16) : 0;
     h.n_head = need("attention.head_count", 1, 4096);
@@ -145,10 +156,14 @@ HParams read_hparams(const GgufFile& file) {
     if (h.block.ffn == Ffn::experts || h.block.ffn == Ffn::gated_and_experts) {
         h.n_expert = need("expert_count", 2, 4096);
         h.n_expert_used = need("expert_used_count", 1, h.n_expert);
-        const char* const own = "expert_feed_forward_length";
-        h.n_ff = of_layers(own) ? need(own, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
+        const char* const shared = "expert_shared_feed_forward_length";
+        h.n_ff_shared = of_layers(shared) ? need(shared, 0, 1 << 22) : h.n_ff;
+        h.n_ff = of_layers(own_ff) ? need(own_ff, 1, 1 << 22) : std::max(1, h.n_ff / h.n_expert_used);
     } else if (const uint32_t n = file.find_u32(dot + "expert_count").value_or(0); n > 0) {
         fail(dot + "expert_count", "expected 0 beside an FFN without experts; got ", n);
+    }
+    for (int il = 0; il < h.n_layer && !h.is_recurrent(); il++) {
+        if (!h.attends(il)) h.delta_net = read_delta_net(file, h.architecture);
     }
     const char* epsilon =
         h.block.norm == Norm::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon";

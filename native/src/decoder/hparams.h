@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "decoder/block.h"
+#include "decoder/delta_net.h"
 #include "gguf/reader.h"
 
 namespace lkv {
@@ -26,6 +27,7 @@ struct HParams {
     BlockDescription block;
 
     int n_layer = 0;
+    int n_mtp = 0;  // layers behind those, which guess further tokens: nothing here reads them
     int n_embd = 0;
     int n_ff = 0;            // of one expert, if the model has experts
     std::vector<int> n_ffs;  // of every layer, in models without experts
@@ -33,11 +35,14 @@ struct HParams {
     int n_ff_dense = 0;      // of the FFN beside experts, if there is one
     int n_expert = 0;        // 0: no experts
     int n_expert_used = 0;   // per token
+    int n_ff_shared = 0;     // of the expert that every token has, where the file has one
     int n_head = 0;
     std::vector<HeadShape> heads;  // [n_layer]
     int n_ctx_train = 0;
     int n_vocab = 0;
     float norm_eps = 1e-5F;
+
+    DeltaNetSizes delta_net;  // where some layers are delta nets
 
     float clamp_kqv = 0;  // 0 = none
     float max_alibi_bias = 0;
@@ -49,12 +54,16 @@ struct HParams {
         const int from = block.layers.empty() ? -1 : block.layers[static_cast<size_t>(il)].rows_of;
         return from < 0 ? il : from;
     }
-    bool makes_rows(int il) const { return rows_of(il) == il; }
-    bool shares_rows() const { return n_layer > 0 && !makes_rows(n_layer - 1); }  // in some layer
+    bool makes_rows(int il) const { return attends(il) && rows_of(il) == il; }
+    bool shares_rows() const { return n_layer > 0 && rows_of(n_layer - 1) != n_layer - 1; }  // in some layer
     // Factor of scores.
     float attention_scale(int il) const;
     // Whether K and V of every layer have the same shape.
     bool has_equal_heads() const;
+    bool attends(int layer) const {
+        return block.layers.empty() || block.layers[static_cast<size_t>(layer)].mixer == Mixer::attention;
+    }
+    bool is_recurrent() const { return delta_net.d_conv > 0; }  // in some layer
 };
 
 // Errors: Error when a key is missing, out of range, or describes a block this runtime does not have.

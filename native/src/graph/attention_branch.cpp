@@ -155,7 +155,7 @@ ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
     return out;
 }
 
-ggml_tensor* AttentionBranch::output(ggml_tensor* x, int il) const {
+ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) const {
     const LayerWeights& layer = weights_of(il);
     const HeadShape& heads = h_.heads_of(il);
     const int64_t hd = heads.head_dim;
@@ -168,6 +168,7 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, int il) const {
         x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));
     }
     x = ggml_reshape_2d(ctx_, x, hd * h_.n_head, n_tokens);
+    if (gate != nullptr) x = ggml_mul(ctx_, x, ggml_sigmoid(ctx_, ggml_cont_2d(ctx_, gate, x->ne[0], n_tokens)));
     return ops_.linear(x, layer.attn_output, layer.attn_output_bias);
 }
 
@@ -188,7 +189,7 @@ ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     }
     const Reads reads = from_.exact != nullptr ? read_exact(q, rows, heads, il) : read_cache(q, rows, il);
     ggml_build_forward_expand(graph_.nodes, reads.stored);  // rows are written even where no output follows
-    return output(attended(reads, il), il);
+    return output(attended(reads, il), heads.gate, il);
 }
 
 }  // namespace lkv

@@ -13,6 +13,7 @@ struct GraphSources {
     KvCache& cache;
     const Ropes& ropes;
     const GraphConstants& constants;
+    const StateTensors* states;  // of recurrent layers, else null
     const BatchSlots& batch;
     const GraphShape& shape;
     const ExactRows* exact;  // for a lazy prefill, else null
@@ -53,7 +54,7 @@ private:
     Reads read_cache(ggml_tensor* q, const Rows& rows, int il);
     Reads read_exact(ggml_tensor* q, const Rows& rows, const Heads& heads, int il);
     ggml_tensor* attended(const Reads& reads, int il);
-    ggml_tensor* output(ggml_tensor* attended, int il) const;
+    ggml_tensor* output(ggml_tensor* attended, ggml_tensor* gate, int il) const;
 
     // Whether queries stay in their heads' space and E_q turns latents into keys. For many queries this is less work than products
     // with latents wider than a head. (A GPU expands a chunk of the cache for all of them.)

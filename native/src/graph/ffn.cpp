@@ -7,7 +7,7 @@ namespace {
 
 constexpr float oai_alpha = 1.702F;
 constexpr float oai_limit = 7.0F;
-constexpr int own_nodes = 24;  // without those that add experts up
+constexpr int own_nodes = 36;  // without those that add experts up
 
 }  // namespace
 
@@ -131,6 +131,15 @@ ggml_tensor* dense_and_experts(ggml_context* ctx, ggml_cgraph* nodes, const HPar
     return ggml_add(ctx, dense, normed(ctx, h, chosen, layer.experts_post_norm));
 }
 
+// The expert that every token has. x [n_embd, n_tokens], of which the result has the shape.
+ggml_tensor* shared_expert(ggml_context* ctx, const HParams& h, const LayerWeights& layer, ggml_tensor* x) {
+    ggml_tensor* const up = ggml_mul_mat(ctx, layer.shared_up, x);
+    ggml_tensor* y = gated(ctx, h.block.activation, ggml_mul_mat(ctx, layer.shared_gate, x), up);
+    y = ggml_mul_mat(ctx, layer.shared_down, y);
+    if (layer.shared_gate_inp == nullptr) return y;
+    return ggml_mul(ctx, y, ggml_sigmoid(ctx, ggml_mul_mat(ctx, layer.shared_gate_inp, x)));
+}
+
 }  // namespace
 
 int ffn_nodes(const HParams& h) {
@@ -140,7 +149,10 @@ int ffn_nodes(const HParams& h) {
 ggml_tensor* ffn(ggml_context* ctx, ggml_cgraph* nodes, const HParams& h, const LayerWeights& layer, ggml_tensor* x,
                  ggml_tensor* hidden) {
     const BlockDescription& block = h.block;
-    if (block.ffn == Ffn::experts) return experts(ctx, nodes, h, layer, x, x);
+    if (block.ffn == Ffn::experts) {
+        ggml_tensor* const chosen = experts(ctx, nodes, h, layer, x, x);
+        return layer.shared_up == nullptr ? chosen : ggml_add(ctx, chosen, shared_expert(ctx, h, layer, x));
+    }
     if (block.ffn == Ffn::gated_and_experts) return dense_and_experts(ctx, nodes, h, layer, x, hidden);
     ggml_tensor* y = linear(ctx, layer.ffn_up, layer.ffn_up_bias, x);
     if (block.ffn == Ffn::plain) {

@@ -44,6 +44,8 @@ struct AttentionNode {
 
     // The cache's regions that belong to a problem.
     void list_regions(bool full_rows, LatentAttnParams& params) const;
+    // A problem as it is in this run.
+    LatentAttnParams run_params(bool full_rows, const ggml_tensor* q, float* out) const;
 };
 
 // K and V of a batch, f32 contiguous, all groups of a row: [width, n_tokens].

@@ -4,6 +4,7 @@
 
 #include "graph/attention_branch.h"
 #include "graph/ffn.h"
+#include "graph/recurrent/delta_net.h"
 
 namespace lkv {
 namespace {
@@ -27,6 +28,7 @@ private:
     int first_layer() const { return shape_.first_layer; }
     int end_layer() const { return shape_.end_layer < 0 ? h_.n_layer : shape_.end_layer; }
     bool has_rope() const;
+    bool has_recurrence() const;
     ggml_tensor* input(ggml_type type, int64_t ne0, int64_t ne1, const char* name);
     ggml_tensor* begin();
     ggml_tensor* embedded();
@@ -46,7 +48,7 @@ private:
         x = with_token_part(x, layer, il);
         return layer.output_scale == nullptr ? x : ggml_mul(ctx_, x, layer.output_scale);
     }
-    ggml_tensor* layer(AttentionBranch& attention, ggml_tensor* x, int il);
+    ggml_tensor* layer(AttentionBranch& attention, DeltaNetBranch& delta_net, ggml_tensor* x, int il);
     ggml_tensor* output(ggml_tensor* x) const;
 
     const GraphSources& from_;
@@ -70,7 +72,14 @@ ggml_tensor* Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char
 // Whether a layer of this graph rotates its queries and keys by their positions.
 bool Builder::has_rope() const {
     for (int il = first_layer(); il < end_layer(); il++) {
-        if (from_.ropes.of(il).turns()) return true;
+        if (h_.attends(il) && from_.ropes.of(il).turns()) return true;
+    }
+    return false;
+}
+
+bool Builder::has_recurrence() const {
+    for (int il = first_layer(); il < end_layer(); il++) {
+        if (!h_.attends(il)) return true;
     }
     return false;
 }
@@ -84,6 +93,10 @@ ggml_tensor* Builder::begin() {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
     }
     if (h_.n_embd_layer > 0) make_token_parts(embedded());
+    if (has_recurrence()) {
+        graph_.states_from = input(GGML_TYPE_I32, shape_.n_seqs, 1, "states_from");
+        graph_.states_to = input(GGML_TYPE_I64, shape_.n_seqs, 1, "states_to");
+    }
     if (!embeds) {
         graph_.hidden_in = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "hidden");
         return graph_.hidden_in;
@@ -144,6 +157,7 @@ void Builder::add_reference_inputs() {
         inputs.mass_cold = input(GGML_TYPE_F32, 1, n_tokens, "mass_cold");
     }
     for (int il = first_layer(); il < end_layer(); il++) {
+        if (!h_.attends(il)) continue;
         ReferenceInputs& inputs = reference_inputs(from_, graph_, il);
         ggml_tensor*& mask = inputs.masks[h_.block.layers[static_cast<size_t>(il)].window];
         if (mask == nullptr) mask = input(GGML_TYPE_F32, inputs.n_slots, n_tokens, "mask");
@@ -158,12 +172,13 @@ ggml_tensor* Builder::added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* po
 }
 
 // The hidden state behind a layer; null behind the last one where only its rows are wanted.
-ggml_tensor* Builder::layer(AttentionBranch& attention, ggml_tensor* x, int il) {
+ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_net, ggml_tensor* x, int il) {
     const LayerWeights& weights = model_.layers()[static_cast<size_t>(il)];
     ggml_tensor* input = normed(x, weights.attn_norm, weights.attn_norm_bias);
     ggml_tensor* const attention_input =
         weights.attn_norm_2 == nullptr ? input : ops_.norm(x, weights.attn_norm_2, weights.attn_norm_2_bias);
-    ggml_tensor* attended = attention.build(attention_input, il);
+    ggml_tensor* attended =
+        h_.attends(il) ? attention.build(attention_input, il) : delta_net.build(attention_input, il);
     if (il == h_.n_layer - 1) {
         if (shape_.n_outputs == 0) return nullptr;
         if (graph_.out_ids != nullptr) {
@@ -200,8 +215,9 @@ void Builder::build() {
     }
     if (!shape_.fused) add_reference_inputs();
     AttentionBranch attention(from_, ops_, graph_);
+    DeltaNetBranch delta_net(from_, ops_, graph_);
     for (int il = first_layer(); il < end_layer(); il++) {
-        x = layer(attention, x, il);
+        x = layer(attention, delta_net, x, il);
         if (x == nullptr) return;
     }
     ggml_tensor*& result = ends ? graph_.result : graph_.hidden_out;
@@ -213,8 +229,8 @@ void Builder::build() {
 }  // namespace
 
 std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Ropes& ropes,
-                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape,
-                                   const ExactRows* exact) {
+                                   const GraphConstants& constants, const StateTensors* states, const BatchSlots& batch,
+                                   const GraphShape& shape, const ExactRows* exact) {
     const HParams& h = model.hparams();
     auto graph = std::make_unique<Graph>();
     // the reference expression spends up to ~20 nodes a head, latents of unequal ranks four a group
@@ -229,7 +245,7 @@ std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Rop
     graph->attention.resize(static_cast<size_t>(h.n_layer));
     if (!shape.fused && cache.placement().eviction() != nullptr) graph->evicting.resize(static_cast<size_t>(h.n_layer));
     graph->writers.resize(exact != nullptr ? static_cast<size_t>(h.n_layer) : 0);
-    const GraphSources from{model, cache, ropes, constants, batch, shape, exact};
+    const GraphSources from{model, cache, ropes, constants, states, batch, shape, exact};
     Builder(from, *graph).build();
     return graph;
 }

@@ -16,6 +16,8 @@
 
 namespace lkv {
 
+class StateTensors;
+
 struct Graph {
     TensorContext context;
     ggml_cgraph* nodes = nullptr;
@@ -28,7 +30,10 @@ struct Graph {
     ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
     ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them
     ggml_tensor* out_ids = nullptr;     // i32 [n_outputs], null when every token is wanted
-    ggml_tensor* result = nullptr;      // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
+    ggml_tensor* states_from =
+        nullptr;                       // i32 [n_seqs], slots that recurrent layers read, null where the graph has none
+    ggml_tensor* states_to = nullptr;  // i64 [n_seqs], slots that they write
+    ggml_tensor* result = nullptr;     // f32 [n_vocab or n_embd, n_outputs], null when n_outputs = 0
     ReferenceInputs reference;
     ReferenceInputs ring_reference;         // for layers whose middle is in the ring
     std::vector<ReferenceInputs> evicting;  // one per layer if some layers evict, each with its own slots
@@ -51,6 +56,7 @@ enum class Result { logits, states };
 
 struct GraphShape {
     int n_tokens = 1;
+    int n_seqs = 1;  // with recurrent layers: sequences, of as many tokens each
     int n_outputs = 1;
     Result result = Result::logits;
     int n_threads = 1;
@@ -69,8 +75,9 @@ struct GraphShape {
     bool operator==(const GraphShape&) const = default;
 };
 
+// states: of the graph's recurrent layers; null where the model has none.
 std::unique_ptr<Graph> build_graph(const Model& model, KvCache& cache, const Ropes& ropes,
-                                   const GraphConstants& constants, const BatchSlots& batch, const GraphShape& shape,
-                                   const ExactRows* exact = nullptr);
+                                   const GraphConstants& constants, const StateTensors* states, const BatchSlots& batch,
+                                   const GraphShape& shape, const ExactRows* exact = nullptr);
 
 }  // namespace lkv

@@ -40,6 +40,16 @@ Heads Projections::packed(ggml_tensor* x, const LayerWeights& layer, const HeadS
     return {cut(h_.n_head, 0), cut(shape.n_kv, h_.n_head), cut(shape.n_kv, h_.n_head + shape.n_kv)};
 }
 
+// Queries, and what their projection makes beside them: per head Q and then the gate.
+void Projections::cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const {
+    const size_t width = static_cast<size_t>(head_dim) * sizeof(float);
+    const auto half = [&](size_t first) {
+        return ggml_view_3d(ctx_, both, head_dim, h_.n_head, both->ne[1], 2 * width, both->nb[1], first);
+    };
+    heads.q = ops_.held(ggml_cont(ctx_, half(0)));
+    heads.gate = half(width);
+}
+
 Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec,
                          const HeadShape& shape) const {
     const auto project = [&](ggml_tensor* weight, ggml_tensor* bias, int64_t n_heads) {
@@ -51,7 +61,11 @@ Heads Projections::apart(ggml_tensor* x, const LayerWeights& layer, const LayerC
     ggml_tensor* const raw_bias = layer.attn_k_norm_whole != nullptr ? nullptr : layer.attn_k_e_bias;
     ggml_tensor* const k_bias = raw_keys(spec) ? raw_bias : layer.attn_k_bias;
     Heads found;
-    found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+    if (h_.block.output_gate) {
+        cut_gate(ops_.held(ops_.linear(x, layer.attn_q, layer.attn_q_bias)), shape.head_dim, found);
+    } else {
+        found.q = project(layer.attn_q, layer.attn_q_bias, h_.n_head);
+    }
     if (layer.value_of_key) {
         found.v = project(layer.attn_k, nullptr, shape.n_kv);
         found.k = with_bias(found.v, k_bias);

@@ -14,6 +14,7 @@ struct Heads {
     ggml_tensor* q = nullptr;
     ggml_tensor* k = nullptr;
     ggml_tensor* v = nullptr;
+    ggml_tensor* gate = nullptr;  // of the output, before its sigmoid, not contiguous; null: there is none
 };
 
 class Projections {
@@ -45,6 +46,7 @@ public:
 
 private:
     Heads packed(ggml_tensor* x, const LayerWeights& layer, const HeadShape& shape) const;
+    void cut_gate(ggml_tensor* both, int64_t head_dim, Heads& heads) const;
     Heads apart(ggml_tensor* x, const LayerWeights& layer, const LayerCacheSpec& spec, const HeadShape& shape) const;
     // x [head_dim, heads, n_tokens], bias [head_dim·heads] or null
     ggml_tensor* with_bias(ggml_tensor* x, ggml_tensor* bias) const;

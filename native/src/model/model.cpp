@@ -134,6 +134,7 @@ const LayerRun* Model::run_of(const ggml_tensor* weight) const {
     if (weight == position_embd_) return &runs_.front();
     int layer = 0;
     if (std::sscanf(weight->name, "blk.%d.", &layer) != 1) return &runs_.back();
+    if (layer >= hparams_.n_layer) return nullptr;  // nothing reads it
     const auto found =
         std::find_if(runs_.begin(), runs_.end(), [&](const LayerRun& run) { return layer < run.end_layer; });
     return found == runs_.end() ? &runs_.back() : &*found;

@@ -87,7 +87,7 @@ private:
 
     void load_tensors();
     void place_weights();
-    // The run that a weight belongs to; null: only the host uses it, to look up tokens.
+    // The run that a weight belongs to; null: only the host uses it, to look up tokens, or nothing does.
     const LayerRun* run_of(const ggml_tensor* weight) const;
     int count_wanted_gpus();
     std::vector<ggml_tensor*> weights_of(const LayerRun& run) const;

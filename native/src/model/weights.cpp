@@ -31,15 +31,13 @@ public:
           heads_(hparams.heads_of(il)),
           spec_(spec),
           wq_(hparams.width_q(il)),
-          n_ff_(hparams.n_ffs.at(static_cast<size_t>(il))),
+          n_ff_(hparams.n_ffs.empty() ? 0 : hparams.n_ffs[static_cast<size_t>(il)]),
+          attends_(hparams.attends(il)),
           blk_("blk." + std::to_string(il) + ".") {}
 
     LayerWeights load() {
         load_norms();
-        load_projections();
-        load_sinks();
-        load_keys();
-        load_values();
+        attends_ ? load_attention() : load_recurrence();
         h_.n_expert > 0 ? load_experts() : load_ffn();
         if (h_.block.ffn == Ffn::gated_and_experts) load_beside_experts();
         return std::move(l_);
@@ -56,6 +54,13 @@ private:
         return spec_.k_path == KPath::full || spec_.k_path == KPath::rotated || spec_.key_of_value();
     }
 
+    void load_attention() {
+        load_projections();
+        load_sinks();
+        load_keys();
+        load_values();
+    }
+    void load_recurrence() { l_.delta_net = load_delta_net(tensors_, h_.delta_net, h_.n_embd, blk_); }
     void load_projections();
     void load_value_projection();
     void load_head_norm(const char* role, int64_t n_heads, ggml_tensor*& of_each, ggml_tensor*& whole) const;
@@ -73,6 +78,7 @@ private:
     const LayerCacheSpec& spec_;
     const int64_t wq_;  // of all queries
     const int64_t n_ff_;
+    const bool attends_;
     const std::string blk_;
     LayerWeights l_;
 };
@@ -82,16 +88,17 @@ void Loader::load_projections() {
     const int64_t d = h_.n_embd;
     const int64_t w = heads_.width();
     const int64_t wq = wq_;
-    l_.attn_qkv = optional("attn_qkv.weight", {d, wq + 2 * w});
+    const int64_t made = h_.block.output_gate ? 2 * wq : wq;  // by attn_q
+    l_.attn_qkv = h_.block.output_gate ? nullptr : optional("attn_qkv.weight", {d, wq + 2 * w});
     l_.attn_qkv_bias = optional("attn_qkv.bias", {wq + 2 * w});
     if (l_.attn_qkv == nullptr) {
-        l_.attn_q = need("attn_q.weight", {d, wq});
+        l_.attn_q = need("attn_q.weight", {d, made});
         l_.attn_k = spec_.has_rows() && (is_full_key() || spec_.k.encoded) ? need("attn_k.weight", {d, w}) : nullptr;
         if (spec_.has_rows() && (spec_.v_path == VPath::full || spec_.v.encoded)) load_value_projection();
     } else if (!is_full_key() || spec_.v_path != VPath::full) {
         fail("gguf", "expected ", blk_, "attn_q.weight beside latent K or V; got packed ", blk_, "attn_qkv.weight");
     }
-    l_.attn_q_bias = optional("attn_q.bias", {wq});
+    l_.attn_q_bias = optional("attn_q.bias", {made});
     l_.attn_k_bias = optional("attn_k.bias", {w});
     l_.attn_v_bias = optional("attn_v.bias", {w});
     if (h_.block.value_norm && spec_.v_path == VPath::full && l_.attn_v_bias != nullptr) {
@@ -234,6 +241,12 @@ void Loader::load_experts() {
     }
     l_.ffn_down = need("ffn_down_exps.weight", {ff, d, n});
     l_.ffn_down_bias = optional("ffn_down_exps.bias", {d, n});
+    if (tensors_.find(blk_ + "ffn_up_shexp.weight") == nullptr) return;
+    const int64_t shared = h_.n_ff_shared;
+    l_.shared_gate_inp = optional("ffn_gate_inp_shexp.weight", {d});
+    l_.shared_gate = need("ffn_gate_shexp.weight", {d, shared});
+    l_.shared_up = need("ffn_up_shexp.weight", {d, shared});
+    l_.shared_down = need("ffn_down_shexp.weight", {shared, d});
 }
 
 // The dense FFN, the norms of both, and the router's own scales.

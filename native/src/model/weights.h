@@ -7,6 +7,7 @@
 #include "cache/spec/cache_spec.h"
 #include "decoder/hparams.h"
 #include "ggml.h"
+#include "model/delta_net_weights.h"
 #include "model/file_tensors.h"
 
 namespace lkv {
@@ -17,7 +18,8 @@ struct LayerWeights {
     ggml_tensor* attn_norm_bias = nullptr;
     ggml_tensor* attn_norm_2 = nullptr;  // second input norm: attention reads it, FFN reads attn_norm
     ggml_tensor* attn_norm_2_bias = nullptr;
-    ggml_tensor* attn_q = nullptr;  // [n_embd, n_head·head_dim]
+    // [n_embd, n_head·head_dim]; with an output gate [n_embd, 2·n_head·head_dim], per head Q and then the gate
+    ggml_tensor* attn_q = nullptr;
     ggml_tensor* attn_q_bias = nullptr;
     ggml_tensor* attn_k = nullptr;  // [n_embd, w]
     ggml_tensor* attn_k_bias = nullptr;
@@ -47,6 +49,8 @@ struct LayerWeights {
     ggml_tensor* attn_v_e_bias = nullptr;
     ggml_tensor* attn_v_b = nullptr;  // [rank_v max, w]
 
+    DeltaNetWeights delta_net;  // in place of all those but the norms, in a layer that does not attend
+
     ggml_tensor* ffn_norm = nullptr;  // absent in parallel blocks, or as attn_norm
     ggml_tensor* ffn_norm_bias = nullptr;
     ggml_tensor* ffn_gate_inp = nullptr;  // [n_embd, n_expert], the router of experts
@@ -73,6 +77,11 @@ struct LayerWeights {
     ggml_tensor* token_proj = nullptr;    // [n_embd_layer, n_embd]
     ggml_tensor* token_norm = nullptr;    // [n_embd]
     ggml_tensor* output_scale = nullptr;  // [1], factor of the layer's output
+    // The expert of every token, beside those that are chosen; absent: there is none.
+    ggml_tensor* shared_gate_inp = nullptr;  // [n_embd]: sigmoid(gate_inp · x) scales its output; null: nothing does
+    ggml_tensor* shared_gate = nullptr;      // [n_embd, n_ff_shared]
+    ggml_tensor* shared_up = nullptr;
+    ggml_tensor* shared_down = nullptr;  // [n_ff_shared, n_embd]
 
     // What the kernels read (ops/latent_attn.h), f32: up-projections by latent channel, small vectors.
     std::vector<float> k_b;     // [n_kv, rank_k max, head_dim]; rotated and absorbed: E_q, where a GPU expands keys

@@ -75,4 +75,7 @@ struct LatentAttnParams {
     bool rebuilds() const { return k_b != nullptr || k_raw; }
 };
 
+// Reads shapes and layouts, no data. Throws std::invalid_argument, "[latent_attn] expected …; got …", when they contradict each other.
+void check_latent_attn(const LatentAttnParams& params);
+
 }  // namespace lkv

@@ -34,6 +34,7 @@ size_t staged_bytes(const KvCache& cache, int layer, size_t n_tokens) {
 std::string lazy_obstacle(const Model& model) {
     const HParams& h = model.hparams();
     if (h.shares_rows()) return "some layers share K and V";
+    if (h.is_recurrent()) return "some layers are recurrent";
     for (int il = 0; il < h.n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
         const bool projected = spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed;
@@ -177,9 +178,7 @@ void Session::prefill_lazily(const LazyPrompt& prompt) {
     } catch (...) {
         // no layer, no token: half a prompt would be a cache that no one can use
         forget();
-        for (const SlotRef& to : targets) {
-            cache_.placement().release(to);
-        }
+        cache_.placement().take_back(targets);
         throw;
     }
 }

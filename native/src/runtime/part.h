@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "graph/recurrent/state_tensors.h"
 #include "runtime/gpu.h"
 
 namespace lkv {
@@ -17,6 +18,7 @@ struct Part {
     LayerRun run;
     std::unique_ptr<Gpu> gpu;  // null: the CPU
     GraphConstants constants;
+    std::unique_ptr<StateTensors> states;  // of its recurrent layers; null: the model has none
     ggml_gallocr_ptr allocator;
     GraphShape shape;
     std::unique_ptr<Graph> graph;  // the last one: decoding keeps its shape, so it is reused

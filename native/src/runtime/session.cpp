@@ -5,21 +5,11 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "cache/state/reader.h"
-#include "cache/state/writer.h"
 #include "runtime/lazy_prefill.h"
 #include "runtime/plan/rotation.h"
 
 namespace lkv {
 namespace {
-
-// What a state lost on its way here. Who takes finer rows alone says so himself.
-std::string told(std::string lost, Accept accept) {
-    if (accept == Accept::any && !lost.empty()) {
-        log(LogLevel::warning, "[state] expected the rows of this session; got others, coded anew: ", lost);
-    }
-    return lost;
-}
 
 const std::shared_ptr<const Model>& runnable(const std::shared_ptr<const Model>& model, const SessionOptions& options) {
     require_runnable(*model, options);
@@ -41,6 +31,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionPlan& plan)
       parts_(open_parts(model_->runs())),
       cache_(model_->hparams(), model_->cache_spec(), plan.cache, true, devices_of(parts_)),
       ropes_(read_ropes(model_->file(), model_->hparams(), cache_.options().n_ctx)) {
+    if (cache_.states().is_used()) attach_states();
     attach_parts(plan.kv_rotate);
     for (const std::string& warning : plan.warnings) log(LogLevel::warning, warning);
     ggml_threadpool_params params = ggml_threadpool_params_default(std::max(n_threads_, n_threads_batch_));
@@ -135,10 +126,12 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
         return;
     }
     for (size_t first = 0, n = 0; first < tokens.size(); first += n) {
-        n = next_ubatch(seq.subspan(first));
+        const EqualRuns ubatch = next_ubatch(seq.subspan(first), output.subspan(first));
+        n = ubatch.n_tokens;
         const std::vector<int32_t> out_ids = wanted(output.subspan(first, n));
-        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, result,
+        run_ubatch(tokens.subspan(first, n), pos.subspan(first, n), seq.subspan(first, n), out_ids, ubatch, result,
                    room(out_ids.size()));
+        if (cache_.states().is_used()) keep_snapshots(ubatch);
         cache_.demote(std::max(0, static_cast<int>(first + n) - n_sure));
         if (between_ubatches) {
             between_ubatches();
@@ -146,8 +139,13 @@ void Session::decode(std::span<const int32_t> tokens, std::span<const int32_t> p
     }
 }
 
+EqualRuns Session::next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const {
+    const size_t limit = longest_ubatch(seq);
+    return cache_.states().is_used() ? first_equal_runs(seq, output, limit) : EqualRuns{limit, 1, false};
+}
+
 // Tokens of the next ubatch. Longer ones than the recent region takes are of one sequence, whose latest tokens it has room for.
-size_t Session::next_ubatch(std::span<const int32_t> seq) const {
+size_t Session::longest_ubatch(std::span<const int32_t> seq) const {
     const KvCacheOptions& options = cache_.options();
     const auto of = [&](int limit) { return std::min(static_cast<size_t>(limit), seq.size()); };
     const size_t n = of(options.n_ubatch);
@@ -201,7 +199,7 @@ void Session::prepare_graph(Part& part, const GraphShape& shape, const ExactRows
         return;
     }
     part.graph.reset();
-    part.graph = build_graph(*model_, cache_, ropes_, part.constants, batch_, shape, exact);
+    part.graph = build_graph(*model_, cache_, ropes_, part.constants, part.states.get(), batch_, shape, exact);
     part.shape = shape;
     if (!quietly([&] { return ggml_gallocr_alloc_graph(part.allocator.get(), part.graph->nodes); })) {
         part.graph.reset();
@@ -223,33 +221,41 @@ void Session::prepare_graphs(const GraphShape& all) {
 }
 
 void Session::run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                         std::span<const int32_t> out_ids, Result result, float* rows) {
+                         std::span<const int32_t> out_ids, const EqualRuns& runs, Result result, float* rows) {
     batch_.pos.assign(pos.begin(), pos.end());
     batch_.seq.assign(seq.begin(), seq.end());
     batch_.own_rows =
         cache_.options().keeps_recent() && tokens.size() > static_cast<size_t>(cache_.options().exact_ubatch);
     batch_.slots = cache_.placement().claim({pos, seq, batch_.own_rows});
+    step_ = {};
     try {
+        if (cache_.states().is_used()) claim_states(seq, runs);
         GraphShape shape = graph_shape(tokens.size(), out_ids.size(), cache_);
+        shape.n_seqs = runs.n_seqs;
         shape.result = result;
-        prepare_graphs(shape);
-        const Part* before = nullptr;
-        for (Part& part : parts_) {
-            if (before != nullptr) before->hand_to(part);
-            compute(part, tokens, pos, out_ids, cache_, batch_);
-            before = &part;
-        }
-        for (const Part& part : parts_) part.get_result(part.graph->result, rows);
+        compute_ubatch(tokens, pos, out_ids, shape, rows);
     } catch (...) {
         for (const Part& part : parts_) part.abandon();
-        for (const SlotRef& to : batch_.slots) {
-            cache_.placement().release(to);
-        }
+        cache_.placement().take_back(batch_.slots);
+        cache_.states().abandon(step_);
         throw;
     }
+    if (cache_.states().is_used()) commit_states(pos, runs);
     if (cache_.placement().eviction() != nullptr && parts_.front().on_gpu()) {
         parts_.front().gpu->take_masses(cache_);
     }
+}
+
+void Session::compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos,
+                             std::span<const int32_t> out_ids, const GraphShape& shape, float* rows) {
+    prepare_graphs(shape);
+    const Part* before = nullptr;
+    for (Part& part : parts_) {
+        if (before != nullptr) before->hand_to(part);
+        compute(part, tokens, pos, out_ids, cache_, batch_);
+        before = &part;
+    }
+    for (const Part& part : parts_) part.get_result(part.graph->result, rows);
 }
 
 void Session::fill_reference_inputs(const Graph& graph, const KvCache& rows, const BatchSlots& batch) {
@@ -284,6 +290,8 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
     part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
     part.set_input(graph.positions, pos.data(), pos.size_bytes());
     part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
+    part.set_input(graph.states_from, step_.from.data(), step_.from.size() * sizeof(int32_t));
+    part.set_input(graph.states_to, step_.to.data(), step_.to.size() * sizeof(int64_t));
     if (!fused_) {
         fill_reference_inputs(graph, rows, batch);
     }
@@ -296,7 +304,7 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
 
 void Session::shift(int seq, const Positions& positions, int32_t delta) {
     const HParams& h = model_->hparams();
-    for (int il = 0; cache_.placement().eviction() == nullptr && il < h.n_layer; il++) {
+    for (int il = 0; !h.is_recurrent() && cache_.placement().eviction() == nullptr && il < h.n_layer; il++) {
         const KPath path = model_->cache_spec().layers[static_cast<size_t>(il)].k_path;
         if (h.block.position == Position::learned) {
             fail("context shift",
@@ -308,80 +316,13 @@ void Session::shift(int seq, const Positions& positions, int32_t delta) {
                  path_name(path), " in layer ", il);
         }
     }
-    cache_.placement().shift(seq, positions, delta);
+    cache_.shift(seq, positions, delta);
 }
 
 size_t Session::compute_bytes() const {
     size_t bytes = 0;
     for (const Part& part : parts_) bytes += ggml_gallocr_get_buffer_size(part.allocator.get(), 0);
     return bytes;
-}
-
-// A state belongs to weights, whatever file they are in.
-// It also says whether full rows of K (bit 0) and V (bit 1) are rotated: the same layout, other numbers.
-uint64_t Session::fingerprint(unsigned rotated) const { return model_->content_fingerprint() ^ rotated; }
-
-unsigned Session::rotated() const {
-    const GraphConstants& constants = parts_.front().constants;
-    return (constants.hadamard_k != nullptr ? 1U : 0U) | (constants.hadamard_v != nullptr ? 2U : 0U);
-}
-
-std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {
-    const uint64_t print = fingerprint(rotated());
-    const auto* p = reinterpret_cast<const uint8_t*>(&print);
-    rows.insert(rows.begin(), p, p + sizeof print);
-    return rows;
-}
-
-// The rows of a state, and on which sides full ones are rotated otherwise than here.
-std::pair<std::span<const uint8_t>, RowTurn> Session::unsigned_state(std::span<const uint8_t> state) const {
-    uint64_t print = 0;
-    if (state.size() < sizeof print) {
-        fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
-    }
-    std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t*>(&print));
-    const HParams& h = model_->hparams();
-    for (unsigned other = 0; other < 4; other++) {
-        if (print == fingerprint(other)) {
-            return {state.subspan(sizeof print),
-                    {other ^ rotated(), {hadamard_block(h, false), hadamard_block(h, true)}}};
-        }
-    }
-    fail("state", "expected a state of ", model_->path(), "; got one of another model");
-}
-
-bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) || rotates_full(*model_, cache_, true); }
-
-std::vector<uint8_t> Session::state() const { return signed_state(StateWriter(cache_).all()); }
-
-std::string Session::set_state(std::span<const uint8_t> state, Accept accept) {
-    const auto [rows, turned] = unsigned_state(state);
-    return told(StateReader(cache_, accept, turned).all(rows), accept);
-}
-
-std::vector<uint8_t> Session::seq_state(int seq) const {
-    cache_.placement().check_seq(seq);
-    return signed_state(StateWriter(cache_).sequence(seq));
-}
-
-std::vector<std::vector<uint8_t>> Session::seq_state_parts(int seq, std::span<const int32_t> cuts) const {
-    cache_.placement().check_seq(seq);
-    auto parts = StateWriter(cache_).sequence(seq, cuts);
-    for (std::vector<uint8_t>& part : parts) part = signed_state(std::move(part));
-    return parts;
-}
-
-std::string Session::set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept) {
-    cache_.placement().check_seq(seq);
-    std::vector<std::span<const uint8_t>> rows;
-    RowTurn turned;
-    for (const std::span<const uint8_t> part : parts) {
-        const auto [of_part, turned_part] = unsigned_state(part);
-        rows.push_back(of_part);
-        turned.sides |= turned_part.sides;
-        std::copy_n(turned_part.block, 2, turned.block);
-    }
-    return told(StateReader(cache_, accept, turned).sequence(seq, rows), accept);
 }
 
 }  // namespace lkv

@@ -15,6 +15,7 @@
 #include "ggml-cpu.h"
 #include "graph/graph.h"
 #include "model/model.h"
+#include "runtime/equal_runs.h"
 #include "runtime/part.h"
 #include "runtime/plan/session_plan.h"
 #include "runtime/row_encoder.h"
@@ -30,6 +31,7 @@ public:
 
     const Model& model() const { return *model_; }
     const KvCache& cache() const { return cache_; }
+    KvCache& cache() { return cache_; }  // for the verbs of its sequences; but positions are moved by shift()
     const KvCacheOptions& options() const { return cache_.options(); }
     std::string implementation() const;
     Prefill prefill() const { return prefill_; }
@@ -50,10 +52,9 @@ public:
                 std::span<const uint8_t> output, const ResultRoom& room,
                 const std::function<void()>& between_ubatches = {}, int n_ahead = 0, Result result = Result::logits);
 
-    // Its tokens, and the verbs of their sequences; but positions are moved by shift().
     const Placement& placement() const { return cache_.placement(); }
     Placement& placement() { return cache_.placement(); }
-    // Errors: Error for rows that carry their position; those of Placement::shift.
+    // Errors: Error for rows that carry their position; those of KvCache::shift.
     void shift(int seq, const Positions& positions, int32_t delta);
 
     size_t compute_bytes() const;
@@ -78,7 +79,11 @@ private:
 
     void check_batch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq) const;
     void run_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> seq,
-                    std::span<const int32_t> out_ids, Result result, float* rows);
+                    std::span<const int32_t> out_ids, const EqualRuns& runs, Result result, float* rows);
+    void claim_states(std::span<const int32_t> seq, const EqualRuns& runs);
+    void commit_states(std::span<const int32_t> pos, const EqualRuns& runs);
+    void compute_ubatch(std::span<const int32_t> tokens, std::span<const int32_t> pos, std::span<const int32_t> out_ids,
+                        const GraphShape& shape, float* rows);
     // What decode() was called with.
     struct LazyPrompt {
         std::span<const int32_t> tokens;
@@ -94,9 +99,12 @@ private:
     void prefill_layer(int il, const LazyPrompt& prompt, std::span<const SlotRef> targets, ExactRows& exact,
                        const StagedKeys& staged, std::span<float> hidden);
     bool starts_sequences(std::span<const int32_t> seq) const;
-    size_t next_ubatch(std::span<const int32_t> seq) const;
+    size_t longest_ubatch(std::span<const int32_t> seq) const;
+    EqualRuns next_ubatch(std::span<const int32_t> seq, std::span<const uint8_t> output) const;
+    void keep_snapshots(const EqualRuns& ubatch);
     static std::vector<int32_t> wanted(std::span<const uint8_t> output);  // indices of the tokens that are wanted
     void attach_parts(bool kv_rotate);
+    void attach_states();
     GraphShape graph_shape(size_t n_tokens, size_t n_outputs, const KvCache& rows) const;  // of all layers, on the CPU
     void prepare_graph(Part& part, const GraphShape& shape, const ExactRows* exact = nullptr);
     void prepare_graphs(const GraphShape& all);
@@ -121,6 +129,7 @@ private:
     ggml_backend_ptr backend_;
     std::optional<GgmlRowEncoder> encoder_;  // on the CPU
     BatchSlots batch_;
+    SequenceState::Step step_;   // of the ubatch that runs
     std::vector<float> hidden_;  // [n_tokens, n_embd] of the batch, on their way to a device
     size_t prefill_bytes_ = 0;
 };

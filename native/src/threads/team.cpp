@@ -1,10 +1,12 @@
 #include "threads/team.h"
 
+#include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <utility>
 
 namespace lkv {
@@ -13,6 +15,10 @@ namespace {
 constexpr int64_t barrier_ns = 100'000;    // longer waits are of a core that was lost, or end with a prompt's product
 constexpr int64_t between_ns = 2'000'000;  // a token is sampled in less
 constexpr int64_t window_ns = 20'000'000;
+// how long a thread looks at a counter
+constexpr int64_t least_ns = 1'000;
+constexpr int waits_between_tries = 16;
+constexpr int64_t try_ns = 20'000;
 
 thread_local Team* team = nullptr;
 thread_local int number_in_team = 0;
@@ -25,7 +31,57 @@ int64_t now_ns() {
         .count();
 }
 
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb");
+#endif
+}
+
 }  // namespace
+
+int64_t Patience::next() {
+    if (now_ == 0 && ++slept_ >= waits_between_tries) {
+        slept_ = 0;
+        return std::min(try_ns, most_);
+    }
+    return now_;
+}
+
+void Patience::looked(bool paid) {
+    if (paid) {
+        now_ = std::min(most_, std::max(try_ns, 2 * now_));
+    } else {
+        now_ = now_ / 4 < least_ns ? 0 : now_ / 4;
+    }
+}
+
+void Signal::raise() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+        syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    }
+}
+
+void Signal::wait(int old, Patience& looks) {
+    if (value() != old) return;
+    if (const int64_t ns = looks.next(); ns > 0) {
+        const int64_t until = now_ns() + ns;
+        do {
+            for (int i = 0; i < 8; i++) {
+                relax();
+                if (value() != old) return looks.looked(true);
+            }
+        } while (now_ns() < until);
+        looks.looked(false);
+    }
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (value_.load(std::memory_order_seq_cst) == old) {
+        syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+    }
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
 
 struct Team::Worker {
     int number = 0;

@@ -61,6 +61,7 @@ struct Shape {
     float softcap = 0.0F;      // of scores
     bool whole_norms = false;  // of Q and K over all heads, none before a branch
     int n_layer = 2;           // even ones are alike, and odd ones
+    bool hybrid = false;       // even ones are gated delta nets, and the others have an output gate
     // Odd layers have heads of twice the width, and V of the key projection; V has a norm without weights.
     bool of_keys = false;
     bool one_row = false;  // and no rows of K
@@ -73,7 +74,7 @@ struct Shape {
     }
     // Groups of a layer that have rows of K or V.
     int n_groups(const char* path, bool value_side, int layer) const {
-        if (one_row && !value_side && layer % 2 == 1) return 0;
+        if ((hybrid && layer % 2 == 0) || (one_row && !value_side && layer % 2 == 1)) return 0;
         return n_kv / (std::string(path) == "full" ? 1 : group);
     }
 };
@@ -112,18 +113,21 @@ constexpr Shape shapes[] = {
     {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 0.0F, true},
     {"rebuild", "latent", 128, 2, 256, 4, Shape::identity, true, 0, false, 0.0F, true},
     {"full", "full", 64, 1, 64, 1, Shape::no, true, 0, false, 0.0F, true},
-    {"rotated", "latent", 256, 2, 96, 6, Shape::random, true, 0, false, 0.0F, false, 2, true},
-    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, true},
-    {"full", "full", 256, 1, 256, 1, Shape::no, true, 0, false, 0.0F, false, 2, true},
-    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, true, true},
-    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 2.0F, false, 2, true, true},
-    {"rebuild", "latent", 64, 2, 96, 6, Shape::random, true, 0, true, 0.0F, false, 2, true, true},
+    {"rotated", "latent", 128, 2, 256, 4, Shape::identity, false, 0, false, 0.0F, false, 4, true},
+    {"rebuild", "latent", 64, 1, 48, 3, Shape::random, false, 0, false, 0.0F, false, 4, true},
+    {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, true},
+    {"rotated", "latent", 256, 2, 96, 6, Shape::random, true, 0, false, 0.0F, false, 2, false, true},
+    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, false, true},
+    {"full", "full", 256, 1, 256, 1, Shape::no, true, 0, false, 0.0F, false, 2, false, true},
+    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, false, true, true},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 2.0F, false, 2, false, true, true},
+    {"rebuild", "latent", 64, 2, 96, 6, Shape::random, true, 0, true, 0.0F, false, 2, false, true, true},
 };
 
 // Shapes that run on both devices together, too: of every path, one with windows.
 bool splits(const Shape& shape) {
     const auto index = static_cast<size_t>(&shape - shapes);
-    return index == 2 || index == 7 || index == 27;
+    return index == 2 || index == 7 || index == 27 || shape.hybrid;
 }
 
 bool is_full(const char* path) { return std::string(path) == "full"; }
@@ -149,7 +153,8 @@ public:
         number("latentkv.version", 1);
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
-        if (shape.unlike || shape.n_expert > 0) block();
+        if (shape.unlike || shape.n_expert > 0 || shape.hybrid) block();
+        if (shape.hybrid) mixers();
         if (shape.n_expert > 0) {
             number(arch + "expert_count", shape.n_expert);
             number(arch + "expert_used_count", shape.n_expert);
@@ -193,8 +198,9 @@ private:
             widths.insert(widths.end(), n * n_segments, rank / n_segments);
         }
         const std::string key = "latentkv." + side + ".";
-        file_.strings(key + "path", by_layer<std::string>(path, side == "k" ? shape.at(1).k_path : path))
-            .array<uint32_t>(key + "group", GgufType::u32, by_layer(group, none))
+        const char* const even = shape.hybrid ? "full" : path;
+        file_.strings(key + "path", by_layer<std::string>(even, side == "k" ? shape.at(1).k_path : path))
+            .array<uint32_t>(key + "group", GgufType::u32, by_layer(shape.hybrid ? 1U : group, none))
             .array<uint32_t>(key + "ranks", GgufType::u32, ranks)
             .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(ranks.size(), n_segments))
             .array<uint32_t>(key + "segment_widths", GgufType::u32, widths);
@@ -223,6 +229,30 @@ private:
         file_.array<uint8_t>(key + "rope_scaled", GgufType::boolean, by_layer<uint8_t>(0, 1));
         file_.string("llama.rope.scaling.type", "linear");
         file_.value<float>("llama.rope.scaling.factor", GgufType::f32, 8.0F);
+    }
+
+    void mixers() {
+        file_.strings("latentkv.block.mixers", by_layer<std::string>("delta_net", "attention"));
+        file_.value<uint8_t>("latentkv.block.output_gate", GgufType::boolean, 1);
+        const auto number = [&](const char* key, uint32_t value) {
+            file_.value<uint32_t>(std::string("llama.ssm.") + key, GgufType::u32, value);
+        };
+        number("conv_kernel", 4);
+        number("state_size", 16);
+        number("group_count", 2);
+        number("time_step_rank", 4);
+        number("inner_size", 64);
+    }
+    void delta_net(const std::string& blk) {
+        product(blk + "attn_qkv.weight", n_embd, 128);
+        product(blk + "attn_gate.weight", n_embd, 64);
+        tensor(blk + "ssm_conv1d.weight", {4, 128}, 0.5);
+        tensor(blk + "ssm_a", {4}, 0.3, -1.0F);
+        tensor(blk + "ssm_dt.bias", {4}, 0.5, -1.0F);
+        product(blk + "ssm_beta.weight", n_embd, 4);
+        product(blk + "ssm_alpha.weight", n_embd, 4);
+        tensor(blk + "ssm_norm.weight", {16}, 0.1, 1.0F);
+        product(blk + "ssm_out.weight", 64, n_embd);
     }
 
     void tensor(const std::string& name, const std::vector<int64_t>& ne, double deviation, float mean = 0.0F) {
@@ -301,9 +331,13 @@ private:
             }
             if (s.unlike) tensor(blk + "post_attention_norm.weight", {n_embd}, 0.1, 1.0F);
             if (s.unlike) tensor(blk + "post_ffw_norm.weight", {n_embd}, 0.1, 1.0F);
-            product(blk + "attn_q.weight", n_embd, w * rep);
-            product(blk + "attn_output.weight", w * rep, n_embd);
             ffn(blk, s.n_expert);
+            if (s.hybrid && il % 2 == 0) {
+                delta_net(blk);
+                continue;
+            }
+            product(blk + "attn_q.weight", n_embd, w * rep * (s.hybrid ? 2 : 1));
+            product(blk + "attn_output.weight", w * rep, n_embd);
             if (s.sinks) tensor(blk + "attn_sinks.weight", {n_kv * rep}, 1.0, 3.0F);
             const std::string k_path = s.k_path;
             const bool encoded = s.encoded != Shape::no;
@@ -461,14 +495,22 @@ std::vector<float> decode(const File& file, const lkv::SessionOptions& options, 
     run(1, {0});
     run(9, {1});
     run(6, {0, 1});
-    CHECK(session.placement().remove(0, {20, 30}));
-    CHECK(session.placement().remove(1, {3}));
-    length[1] = 3;
+    if (session.cache().states().is_used()) {
+        for (const int s : {0, 1}) {
+            int32_t& end = length[static_cast<size_t>(s)];
+            end = session.cache().resumable(s, end - 1);
+            CHECK(end > 0 && session.cache().remove(s, {end}));
+        }
+    } else {
+        CHECK(session.cache().remove(0, {20, 30}));
+        CHECK(session.cache().remove(1, {3}));
+        length[1] = 3;
+    }
     run(32, {0});
     run(1, {1});
     if (!options.prefill.empty()) {
         const std::vector<uint8_t> state = session.state();
-        session.placement().clear();
+        session.cache().clear();
         session.set_state(state);
         CHECK(session.state() == state);
     }
@@ -723,12 +765,15 @@ int across(bool thorough) {
     Across encoded(shapes[2], 1, steps);
     Across full(shapes[7], 2, steps);
     Across ring(shapes[27], 3, steps);
+    Across hybrid(shapes[std::size(shapes) - 2], 4, steps);
     ring.two_and_one();
     ring.evicting();
     full.behind_the_cpu();
     full.lazily();
     encoded.long_ubatches();
-    for (Across* of : {&encoded, &full, &ring}) {
+    hybrid.two_and_one();
+    hybrid.behind_the_cpu();
+    for (Across* of : {&encoded, &full, &ring, &hybrid}) {
         if (!thorough) break;
         of->two_and_one();
         of->all_on_second();
@@ -761,7 +806,7 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
                        logits.data());
     };
     next(*sessions[0], want);
-    sessions[0]->placement().clear();
+    sessions[0]->cache().clear();
     for (const auto& session : sessions) {
         session->set_state(state);
         CHECK(session->state() == state);
@@ -769,7 +814,7 @@ void move_states(const File& file, const lkv::SessionOptions& options) {
         next(*session, got);
         CHECK(relative_error(got, want) < 4e-3);
     }
-    sessions[0]->placement().clear();
+    sessions[0]->cache().clear();
     CHECK(sessions[0]->set_seq_state(1, sessions[1]->seq_state(0)).empty());
     CHECK(sessions[0]->placement().last(1) == 70);
 }
@@ -872,7 +917,7 @@ int main(int argc, char** argv) {
             both.options.kv = "q4";
             compare(file, both, 1);
             both.options.n_ubatch = 16;  // of which the ring's slots depend
-            if (shape.unlike) move_states(file, both.options);
+            if (shape.unlike || shape.hybrid) move_states(file, both.options);
         }
         if (shape.unlike) {
             const int slots = 64;  // two windows and a ubatch, whole tiles

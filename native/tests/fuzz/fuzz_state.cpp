@@ -24,8 +24,16 @@ using lkv::StateReader;
 using lkv::StateWriter;
 using Bytes = std::vector<uint8_t>;
 
-constexpr int n_kinds = 5;  // of caches
+constexpr int n_kinds = 6;  // of caches
+constexpr int recurrent = n_kinds - 1;
 enum Mode { whole, sequence, converted, n_modes };
+
+// An input's first byte: of the recurrent one behind all others, whose inputs were found before it came.
+constexpr int first_byte(int kind, int mode) {
+    return kind == recurrent ? recurrent * n_modes + mode : kind + recurrent * mode;
+}
+constexpr int kind_of(int byte) { return byte >= recurrent * n_modes ? recurrent : byte % recurrent; }
+constexpr int mode_of(int byte) { return byte >= recurrent * n_modes ? byte % n_modes : byte / recurrent; }
 
 struct Small {
     lkv::HParams hparams;
@@ -67,11 +75,42 @@ Small small(int kind) {
             of.options.evict = {lkv::find_policy("h2o"), 72};
             of.options.recent = 4;
             break;
+        case recurrent:
+            of.hparams.delta_net = {2, 2, 1, 1};
+            of.hparams.block.layers[1].mixer = lkv::Mixer::delta_net;
+            of.spec.layers[1] = {};
+            break;
         default:
             break;
     }
     return of;
 }
+
+// States of recurrent layers, as nobody computes them.
+class States : public lkv::StateMemory {
+public:
+    explicit States(const KvCache& cache)
+        : size_(cache.states().slot_bytes()), bytes_(size_ * static_cast<size_t>(cache.states().n_slots())) {}
+    size_t slot_bytes() const override { return size_; }
+    void read(int slot, uint8_t* to) const override { std::copy_n(&bytes_.at(first(slot)), size_, to); }
+    void write(int slot, const uint8_t* from) override { std::copy_n(from, size_, &bytes_.at(first(slot))); }
+    void clear(int slot) override { std::fill_n(&bytes_.at(first(slot)), size_, uint8_t{0}); }
+
+private:
+    size_t first(int slot) const { return static_cast<size_t>(slot) * size_; }
+    size_t size_;
+    Bytes bytes_;
+};
+
+struct Opened {
+    KvCache cache;
+    States states;
+
+    explicit Opened(int kind) : Opened(small(kind)) {}
+    explicit Opened(const Small& of) : cache(of.hparams, of.spec, of.options), states(cache) {
+        if (cache.states().is_used()) cache.states().attach({&states});
+    }
+};
 
 // Tokens [first, end) of a sequence, one by one; their rows are what was there, zeros.
 void fill(KvCache& cache, int seq, int first, int end) {
@@ -79,6 +118,10 @@ void fill(KvCache& cache, int seq, int first, int end) {
         const std::array<int32_t, 1> at{pos};
         const std::array<int32_t, 1> of{seq};
         cache.placement().claim({at, of, false});
+        if (cache.states().is_used()) {
+            cache.states().commit(cache.states().claim(of), std::array{pos + 1});
+            if (pos % 4 == 3) cache.states().keep_copy(seq);
+        }
         cache.demote();
     }
 }
@@ -93,23 +136,21 @@ void use(KvCache& cache) {
         fill(cache, 0, cache.placement().last(0) + 1, cache.placement().last(0) + 3);
     } catch (const lkv::Error&) {  // no room
     }
-    (void)cache.placement().remove(0, {std::max(0, cache.placement().last(0))});
+    (void)cache.remove(0, {std::max(0, cache.resumable(0, cache.placement().last(0)))});
     StateReader(cache, lkv::Accept::same).all(StateWriter(cache).all());
 }
 
 // Why a state is refused; empty: it is not.
 std::string refusal(std::span<const uint8_t> input) {
     if (input.empty()) return "no cache is named";
-    const int kind = input[0] % n_kinds;
-    const int mode = input[0] / n_kinds % n_modes;
-    static std::array<std::unique_ptr<KvCache>, n_kinds> caches;
-    std::unique_ptr<KvCache>& cache = caches[static_cast<size_t>(kind)];
-    if (!cache) {
-        const Small of = small(kind);
-        cache = std::make_unique<KvCache>(of.hparams, of.spec, of.options);
-    }
+    const int kind = kind_of(input[0]);
+    const int mode = mode_of(input[0]) % n_modes;
+    static std::array<std::unique_ptr<Opened>, n_kinds> opened;
+    std::unique_ptr<Opened>& one = opened[static_cast<size_t>(kind)];
+    if (!one) one = std::make_unique<Opened>(kind);
+    KvCache* const cache = &one->cache;
     const Bytes exact(input.begin() + 1, input.end());  // sanitizers see its end
-    cache->placement().clear();
+    cache->clear();
     if (mode != whole) fill(*cache, 1, 0, 6);
     const Bytes other = mode == whole ? Bytes() : StateWriter(*cache).sequence(1);
     std::string refused;
@@ -171,13 +212,13 @@ void found_before(const Bytes& state) {
 int main(int argc, char** argv) {
     std::vector<Bytes> states;
     for (int kind = 0; kind < n_kinds; kind++) {
-        const Small of = small(kind);
-        KvCache cache(of.hparams, of.spec, of.options);
+        Opened opened(kind);
+        KvCache& cache = opened.cache;
         fill(cache, 0, 0, kind >= 3 ? 45 : 12);
         const Bytes one = StateWriter(cache).sequence(0);
         fill(cache, 1, 0, 3);
         for (int mode = 0; mode < n_modes; mode++) {
-            Bytes state = {static_cast<uint8_t>(kind + n_kinds * mode)};
+            Bytes state = {static_cast<uint8_t>(first_byte(kind, mode))};
             const Bytes body = mode == whole ? StateWriter(cache).all() : one;
             state.insert(state.end(), body.begin(), body.end());
             expect(refusal(state).empty());

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from latentkv.chat.memory import AnswerMemory
 from latentkv.chat.messages import Message, plain_messages
 from latentkv.chat.template import ChatTemplate
-from latentkv.chat.tools import Tools, ToolUse
+from latentkv.chat.tools import Tools, ToolUse, is_strict
 from latentkv.chat.untagged import UntaggedParser
 from latentkv.errors import expected
 from latentkv.sampling.grammar import LlamaGrammar
@@ -138,7 +138,10 @@ def _parser(
     if use.choice != "auto" or not offered or schema is not None or options.get("continue_final_message"):
         return native
     names = [str(tool.get("function", {}).get("name")) for tool in offered]
-    return UntaggedParser(native, names, several=options.get("parallel_tool_calls") is not False)
+    functions = [tool["function"] for tool in offered if is_strict(tool)]
+    strict = {each["name"]: {**each["parameters"], "type": "object"} for each in functions}
+    several = options.get("parallel_tool_calls") is not False
+    return UntaggedParser(native, names, several, strict)
 
 
 def called_once(grammar: LlamaGrammar) -> LlamaGrammar:

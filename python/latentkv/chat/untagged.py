@@ -4,16 +4,20 @@ between other tags. They count only if the answer contains nothing else.
     {"name": "weather", "arguments": {"city": "Oslo"}}
 
 The braces may be doubled, because the template of Qwen2.5-Coder doubles them by mistake.
+
+No grammar binds such a call. Where the function is strict and the arguments do not obey its schema, the
+answer stays a text: whoever asks for strict functions may rely on the arguments of every call.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentkv import _core
+from latentkv.chat.obeys import obeys
 
 if TYPE_CHECKING:
     from latentkv._core import ChatParser, ChatStream
@@ -33,10 +37,17 @@ _BLANK = " \t\r\n"
 
 class UntaggedParser(ChatParser):
     """Reads answers as the template's parser does, and calls without tags. names: the offered tools. several:
-    whether an answer may have more than one call."""
+    whether an answer may have more than one call. strict: schemas that the arguments of some must obey."""
 
-    def __init__(self, native: ChatParser, names: Sequence[str], several: bool = True) -> None:
+    def __init__(
+        self,
+        native: ChatParser,
+        names: Sequence[str],
+        several: bool = True,
+        strict: Mapping[str, Any] | None = None,
+    ) -> None:
         self._native, self._names, self._several = native, frozenset(names), several
+        self._strict = dict(strict or {})
 
     def parse(self, text: str, is_partial: bool) -> str:
         stream = self.stream()
@@ -46,14 +57,16 @@ class UntaggedParser(ChatParser):
         return stream.message
 
     def stream(self) -> ChatStream:
-        return _Stream(self._native.stream(), self._names, self._several)
+        return _Stream(self._native.stream(), self._names, self._several, self._strict)
 
 
 class _Stream(ChatStream):
     """Holds text back while the answer may still be such a call."""
 
-    def __init__(self, native: ChatStream, names: frozenset[str], several: bool) -> None:
-        self._native, self._names, self._several = native, names, several
+    def __init__(
+        self, native: ChatStream, names: frozenset[str], several: bool, strict: Mapping[str, Any]
+    ) -> None:
+        self._native, self._names, self._several, self._strict = native, names, several, strict
         self._held: str | None = ""  # None: the answer is text, or has calls in the template's own form
         self._is_likely = False  # the held text begins like a call; its end decides
         self._calls: list[dict[str, Any]] = []
@@ -107,7 +120,7 @@ class _Stream(ChatStream):
 
     def _ended(self, is_cut: bool) -> list[str]:
         calls = [] if is_cut or not self._held else calls_in(self._held, self._names)
-        if not calls or (len(calls) > 1 and not self._several):
+        if not calls or (len(calls) > 1 and not self._several) or not all(map(self._obeys, calls)):
             return self._released()
         self._held = None
         self._calls = [
@@ -115,6 +128,10 @@ class _Stream(ChatStream):
             for at, call in enumerate(calls)
         ]
         return [json.dumps({"tool_calls": [call]}, ensure_ascii=False) for call in self._calls]
+
+    def _obeys(self, call: Mapping[str, str]) -> bool:
+        schema = self._strict.get(call["name"])
+        return schema is None or obeys(schema, json.loads(call["arguments"]))
 
 
 def begins_call(text: str, names: frozenset[str]) -> bool | None:

@@ -90,7 +90,7 @@ class Conversation:
         """Tokens in the context and bytes of the cache behind them."""
         llama, kv = self.llama, self.llama.kv_bytes()
         cell = kv["cells"] / sum(region["slots"] for region in kv["regions"])
-        used = sum(r["used"] * ((r["k"] + r["v"]) / r["slots"] + cell) for r in kv["regions"])
+        used = sum(r["used"] * ((r["k"] + r["v"]) / r["slots"] + cell) for r in kv["regions"]) + kv["states"]
         return (
             f"context {llama.n_tokens}/{llama.n_ctx()} tokens | "
             f"KV {bytes_text(used)} of {bytes_text(kv['total'])}"

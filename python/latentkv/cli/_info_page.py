@@ -62,6 +62,7 @@ def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
             f"{file['n_layer']} layers, {file['n_embd']} wide, {file['n_head']} query heads and "
             f"{_kv_heads(layers)}",
         ),
+        *([("mixers", mixers)] if (mixers := _mixers(file)) else []),
         ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
         (
             "chat",
@@ -78,11 +79,23 @@ def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
 
 def _kv_heads(layers: Sequence[dict[str, Any]]) -> str:
     """`8 KV heads of 128`; `16 KV heads of 256 in 50 layers, 4 of 512 in 10` where layers differ."""
-    counted = Counter((layer["n_head_kv"], layer["head_dim"]) for layer in layers)
+    attending = [layer for layer in layers if layer["mixer"] == "attention"]
+    counted = Counter((layer["n_head_kv"], layer["head_dim"]) for layer in attending)
     (first, *others), n_kinds = counted.most_common(), len(counted)
     (n_kv, width), n = first
     text = f"{n_kv} KV heads of {width}" + (f" in {n} layers" if n_kinds > 1 else "")
     return ", ".join([text, *(f"{n_kv} of {width} in {n}" for (n_kv, width), n in others)])
+
+
+def _mixers(file: dict[str, Any]) -> str:
+    """`8 of 32 layers attend, 24 are recurrent; 1 more guesses further tokens (MTP) and stays unused`"""
+    told = []
+    if n := file["n_recurrent"]:
+        told.append(f"{file['n_layer'] - n} of {file['n_layer']} layers attend, {n} are recurrent")
+    if n := file["n_mtp"]:
+        verbs = ("guesses", "stays") if n == 1 else ("guess", "stay")
+        told.append(f"{n} more {verbs[0]} further tokens (MTP) and {verbs[1]} unused")
+    return "; ".join(told)
 
 
 def _cache_text(file: dict[str, Any]) -> str:
@@ -112,10 +125,7 @@ def _exact(regions: Mapping[str, Any]) -> str:
 
 
 def _layers(layers: list[dict[str, Any]]) -> list[Block]:
-    rows = [
-        [str(i), *(cell for side in ("k", "v") for cell in _tensor(layer[side], _width(layer)))]
-        for i, layer in enumerate(layers)
-    ]
+    rows = [[str(i), *_row(layer)] for i, layer in enumerate(layers)]
     # Runs of equal layers become one row.
     merged = []
     for body, run in itertools.groupby(rows, key=lambda row: row[1:]):
@@ -133,9 +143,11 @@ def _layers(layers: list[dict[str, Any]]) -> list[Block]:
     return [*shown, "", "row of a token in each layer (channels:format)", *plans] if plans else shown
 
 
-def _width(layer: dict[str, Any]) -> int:
-    """Channels of full K or V."""
-    return int(layer["n_head_kv"] * layer["head_dim"])
+def _row(layer: dict[str, Any]) -> list[str]:
+    if layer["mixer"] != "attention":
+        return ["recurrent", *["-"] * 7]
+    width = int(layer["n_head_kv"] * layer["head_dim"])  # channels of full K or V
+    return [cell for side in ("k", "v") for cell in _tensor(layer[side], width)]
 
 
 def _planned(layer: dict[str, Any]) -> bool:
@@ -211,6 +223,14 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     head = f"memory: weights {bytes_text(forecast[0]['weights'])}; full K and V in f16 take "
     last = max(forecast, key=lambda row: row["n_ctx"])
     head += f"{last['f16_per_token']:.0f} bytes per token; sum at {contexts[-1]} tokens"
+    if last["states"]:
+        head += (
+            f"\nin every cache are {bytes_text(last['states'])} of recurrent layers' states, however long the"
+        )
+        head += (
+            f" context, and up to {bytes_text(last['snapshots'])} of copies to go back to; shares of f16 are"
+        )
+        head += " of rows alone"
     slots = last["layer_slots"]
     middle = next(region["slots"] for region in last["regions"] if region["name"] == "middle")
     if middle < last["n_cells"]:

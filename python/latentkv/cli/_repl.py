@@ -122,8 +122,16 @@ class Repl:
         lines = [
             self._conversation.figures(),
             f"cache {bytes_text(kv['total'])} allocated: K {bytes_text(kv['k'])}, V {bytes_text(kv['v'])}, "
-            f"positions {bytes_text(kv['total'] - kv['k'] - kv['v'])}; "
+            f"positions {bytes_text(kv['cells'])}; "
             f"{kv['per_token']:.1f} bytes per token ({kv['f16_per_token']:.0f} in f16)",
+            *(
+                [
+                    f"states of recurrent layers {bytes_text(kv['states'])}, "
+                    f"and up to {bytes_text(kv['snapshots'])} of copies to go back to"
+                ]
+                if kv["states"]
+                else []
+            ),
             *(
                 f"  {_REGIONS.get(r['name'], r['name'])}: {r['slots']} tokens, {bytes_text(r['k'] + r['v'])}"
                 for r in kv["regions"]

@@ -63,6 +63,8 @@ def summary(model: Any, path: str, latent_path: str, formats: list[str], on_gpu:
         "n_params": model.n_params,
         "size_bytes": model.size_bytes,
         "n_layer": model.n_layer,
+        "n_recurrent": sum(layer["mixer"] != "attention" for layer in model.layers),
+        "n_mtp": model.n_mtp,
         "n_embd": model.n_embd,
         "n_head": model.n_head,
         "n_head_kv": model.n_head_kv,

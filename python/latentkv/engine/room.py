@@ -99,7 +99,7 @@ class Room:
         if is_coded:
             _note(f"{len(tokens)} tokens were kept in finer row formats, and are coded anew: bits are lost")
         slot.tokens = list(tokens)
-        self.sequences.cut(slot, worth)
+        self.sequences.cut(slot, self.sequences.resumable(slot, worth))
         self.counters.restored_tokens += len(slot.tokens)
         return True
 

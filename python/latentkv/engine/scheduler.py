@@ -2,15 +2,17 @@
 prompts that wait to be read.
 
 One step is one decode call, and one more for texts to embed, whose results are of another kind. Every answer
-gets its token in every step; prompts share what room is left in it, all alike. Nothing here knows threads:
-`Engine` calls step() on one.
+gets its token in every step; prompts share what room is left in it, all alike. Texts to embed get as much
+time as the answers beside them, a few tokens at once. Nothing here knows threads: `Engine` calls step() on
+one.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 MIXED_CHUNK = 128  # prompt tokens of a step that answers wait for: the longest ubatch beside exact windows
 LEAST_CHUNK = 32  # of a prompt, in a step: fewer tokens do not fill a matrix product
+EMBEDDED_CHUNK = 32  # tokens to embed, in a step that answers wait for
 
 
 class Scheduler:
@@ -53,6 +56,7 @@ class Scheduler:
         shift: Shift | None = None,
         store: PrefixStore | None = None,
         reuse: Reuse | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """n_ctx_seq: tokens that a sequence may have (None: all of the cache).
         shift: what becomes of a sequence that has as many (None: its answer ends).
@@ -70,6 +74,8 @@ class Scheduler:
         self.room = Room(self.sequences, store, self.n_ctx_seq, self.counters)
         self.admission = Admission(self.room)
         self._is_lazy = session.prefill == "lazy"
+        self._clock = clock
+        self._ahead = 0.0  # seconds that texts to embed had more than the answers beside them
 
     @property
     def slots(self) -> list[Slot]:
@@ -103,12 +109,18 @@ class Scheduler:
         """Runs a decode call for answers, and one for texts to embed; False when there was nothing to do."""
         self._drop_cancelled()
         self._admit()
-        has_run = False
+        has_run = is_awaited = False
         for embeds in (False, True):  # a call has one kind of result
-            batch = self._batch(embeds)
+            is_awaited = is_awaited or any(slot.has_read for slot in self.running)
+            if embeds and is_awaited and self._ahead > 0:
+                break
+            batch = self._batch(embeds, is_awaited)
+            begin = self._clock()
             if batch.tokens:
                 self._run(batch)
                 has_run = True
+            seconds = self._clock() - begin
+            self._ahead = max(0.0, self._ahead + (seconds if embeds else -seconds)) if is_awaited else 0.0
         return has_run
 
     def _run(self, batch: Batch) -> None:
@@ -178,7 +190,8 @@ class Scheduler:
         if piece.text or piece.tokens or piece.finish_reason is not None:
             ticket.put(piece, self.outbox)
 
-    def _batch(self, embeds: bool) -> Batch:
+    def _batch(self, embeds: bool, is_awaited: bool) -> Batch:
+        """is_awaited: answers get tokens in this step."""
         batch = Batch(embeds)
         reading = [slot for slot in self.running if not slot.has_read and slot.embeds == embeds]
         reading.sort(key=age)
@@ -186,22 +199,27 @@ class Scheduler:
         if self._is_lazy and fresh:  # exact K and V of a prompt: in a call in which every sequence starts
             batch.add(fresh[0], self.session.n_ctx)
             return batch
-        answering = [slot for slot in self.running if slot.has_read]
         if not embeds:
-            for slot in answering:
-                batch.add(slot, 1)
-        room = MIXED_CHUNK if answering else self.n_batch
-        together = max(1, min(len(reading), room // LEAST_CHUNK))
+            for slot in self.running:
+                if slot.has_read:
+                    batch.add(slot, 1)
+        beside = EMBEDDED_CHUNK if embeds else MIXED_CHUNK
+        self._read(batch, reading, beside if is_awaited else self.n_batch)
+        return batch
+
+    def _read(self, batch: Batch, reading: Sequence[Slot], room: int) -> None:
+        """Adds tokens of prompts to a batch, `room` at most."""
+        share = room // max(1, min(len(reading), room // LEAST_CHUNK))
         scored = MIXED_CHUNK  # tokens of a step, of all prompts: the logits of each are a row of n_vocab
-        for slot in reading[:together]:
+        for slot in reading:
             assert slot.job is not None
-            count = min(room // together, len(slot.job.pending))
+            count = min(share, room, len(slot.job.pending))
             if slot.job.scores:
                 count = min(count, scored)
                 scored -= count
             if count:
                 batch.add(slot, count)
-        return batch
+            room -= count
 
     def erase(self, seq: int) -> int:
         """Forgets what an idle sequence holds; how many tokens that were. Raises LatentKVError while it
@@ -240,6 +258,9 @@ class Scheduler:
             idle = [slot for slot in self.slots if slot.job is None]
             if not idle or n_passed > len(self.slots):
                 return
+            n_embedding = sum(slot.embeds for slot in self.running)
+            if ticket.request.pooling is not None and n_embedding >= max(1, len(self.slots) // 2):
+                continue  # answers find a sequence behind any number of texts
             idle = [slot for slot in idle if ticket.request.slot in (-1, slot.seq)]
             if not idle or self.admission.waits(idle, ticket):
                 n_passed += 1

@@ -38,8 +38,13 @@ class Sequences:
         return kept(tokens, prompt, self.session.n_recent, self.rewinds)
 
     def kept(self, slot: Slot, prompt: Sequence[int]) -> int:
-        keep = self.worth(slot.tokens, prompt)
+        keep = self.resumable(slot, self.worth(slot.tokens, prompt))
         return keep if slot.shifted_at is None else min(keep, slot.shifted_at)
+
+    def resumable(self, slot: Slot, count: int) -> int:
+        """How many of the slot's first `count` tokens those are: where layers are recurrent, those before a
+        snapshot."""
+        return self.session.seq_resumable(slot.seq, count) if self.session.is_recurrent else count
 
     def shared(self, slot: Slot, prompt: Sequence[int]) -> int:
         """How many tokens of the slot another sequence may hold too. A shift moves cells for all who hold
@@ -48,12 +53,12 @@ class Sequences:
         if self.session.evict != "none":
             return 0
         keep = self.kept(slot, prompt)
-        return keep if self.shift is None else min(keep, self.shift.n_keep)
+        return keep if self.shift is None else self.resumable(slot, min(keep, self.shift.n_keep))
 
     def lendable(self, slot: Slot, prompt: Sequence[int]) -> int:
         """The same of a slot that has read its prompt."""
         assert slot.job is not None
-        keep = self.worth(slot.job.ticket.request.prompt, prompt)
+        keep = self.resumable(slot, self.worth(slot.job.ticket.request.prompt, prompt))
         if slot.shifted_at is not None:
             keep = min(keep, slot.shifted_at)
         return keep if self.shift is None else min(keep, self.shift.n_keep)
@@ -74,7 +79,7 @@ class Sequences:
 
     def lend(self, slot: Slot, to: Slot, count: int) -> bool:
         """The first `count` tokens, to a slot that is empty. False: layers with a sliding window have no rows
-        of them any more."""
+        of them any more, or recurrent layers no snapshot."""
         try:
             self.session.seq_cp(slot.seq, to.seq, 0, count)
         except ValueError:

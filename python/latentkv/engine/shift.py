@@ -33,6 +33,8 @@ def require_all_tokens(where: str, session: _core.Session) -> None:
 
 def require_turning_keys(where: str, model: _core.Model) -> None:
     """Raises LatentKVError where the positions of keys are in the cached rows."""
+    if any(layer["mixer"] != "attention" for layer in model.layers):
+        raise expected(where, "a model whose layers all attend", "recurrent layers, whose state cannot move")
     paths = sorted({layer["k"]["path"] for layer in model.layers} - {"rebuild"})
     if paths:
         hint = "convert with --prefer size, or leave it out"

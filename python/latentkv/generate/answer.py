@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from latentkv.errors import expected
 from latentkv.generate.caller import Caller
-from latentkv.generate.loop import LogitsProcessor, StoppingCriteria, token_loop
+from latentkv.generate.loop import token_loop
+from latentkv.generate.processors import LogitsProcessor, StoppingCriteria
 from latentkv.generate.scores import PromptScores, token_score
 from latentkv.generate.writer import AnswerWriter, Piece
 from latentkv.ranges import integer

@@ -69,7 +69,7 @@ def measure(
     tokens = np.random.default_rng(0).integers(0, model.n_vocab, depth + max(prefill, decode)).tolist()
     if depth:
         note(f"filling {depth} tokens, {name}")
-        session.decode(tokens[:depth], output="none")
+        session.decode(tokens[:depth], output="last")
     for test, count, step in (("pp", prefill, _prefill), ("tg", decode, _decode)):
         if not count:
             continue
@@ -82,7 +82,7 @@ def measure(
             if not session.seq_rm(SEQ, depth, -1):
                 # layers with a sliding window have no rows of it any more
                 session.clear()
-                session.decode(tokens[:depth], output="none")
+                session.decode(tokens[:depth], output="last")
             if repetition:  # the first is the warm-up
                 samples.append(count / seconds)
         bytes_of = session.kv_bytes()

@@ -225,7 +225,8 @@ class _Search:
         rows = planned(model, replace(self.options, kv_budget=WHOLE))
         cache = self._forecast(layers, n_ctx, rows)
         f16 = n_ctx * int(cache["f16_per_token"] + cache["cell_bytes"])
-        size = min(f16, cache["total"] - self._over(layers, n_ctx, rows))
+        counted = cache["total"] - cache["states"] - cache["snapshots"]
+        size = min(f16, counted - self._over(layers, n_ctx, rows))
         while size >= (LEAST_BUDGET.share or 0) * f16:
             options = replace(self.options, kv_budget=KvBudget.of_bytes(size, n_ctx))
             over = self._over(layers, n_ctx, planned(model, options))

@@ -172,9 +172,9 @@ def _rooms(caches: Mapping[str, Mapping[str, Any]], budget: KvBudget) -> dict[st
 
 
 def _fixed(cache: Mapping[str, Any]) -> int:
-    """Bytes of all but compressed rows."""
+    """Bytes of all but compressed rows, and the states of recurrent layers, which no budget counts."""
     rows = sum(of["k"] + of["v"] for of in cache["regions"] if of["name"] in ("middle", "ring"))
-    return int(cache["total"] - rows)
+    return int(cache["total"] - cache["states"] - cache["snapshots"] - rows)
 
 
 def _room(cache: Mapping[str, Any], budget: KvBudget) -> int:

@@ -10,8 +10,9 @@ from latentkv import _core
 
 def about(model: _core.Model, session: _core.Session, cache: Mapping[str, Any]) -> dict[str, Any]:
     """JSON values. cache: the keywords that the session was made with. "cache": bytes as allocated, beside
-    those of an f16 cache of as many tokens. "plan": a row of {"k", "v"} for each layer: path and, of every
-    group, widths and formats of its segments, as they are in use."""
+    those of an f16 cache of as many tokens; "states" and "snapshots" of recurrent layers are beside both.
+    "plan": a row of {"mixer", "k", "v"} for each layer: path and, of every group, widths and formats of its
+    segments, as they are in use."""
     sizes = session.kv_bytes()
     f16_total = sizes["f16_per_token"] * session.n_ctx + sizes["cells"]
     return {
@@ -29,6 +30,8 @@ def about(model: _core.Model, session: _core.Session, cache: Mapping[str, Any]) 
         "cache": {
             "total": sizes["total"],
             "f16_total": int(f16_total),
+            "states": sizes["states"],
+            "snapshots": sizes["snapshots"],
             "per_token": sizes["per_token"],
             "f16_per_token": sizes["f16_per_token"],
             "regions": sizes["regions"],
@@ -53,4 +56,4 @@ def plan_in_use(layers: Sequence[Mapping[str, Any]], cache: Mapping[str, Any]) -
         own = found["formats"] or [[None] * len(widths) for widths in found["segments"]]
         return found | {"formats": [[format_of(side, each) for each in group] for group in own]}
 
-    return [{side: tensor(side, layer) for side in plans} for layer in layers]
+    return [{**layer, **{side: tensor(side, layer) for side in plans}} for layer in layers]

@@ -4,7 +4,7 @@ stream that other calls interrupt finds its rows again."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -189,32 +189,22 @@ class Evaluator:
 
     def compute(self, tokens: Sequence[int]) -> None:
         """eval() for who holds the cache."""
-        self.session.require_room(len(tokens))
-        size = self._batch_size(len(tokens), self.n_batch)
-        for start in range(0, len(tokens), size):
-            batch = tokens[start : start + size]
-            last = start + len(batch) == len(tokens)
+        for batch, n_behind in self._batches(tokens):
             before = len(self._tokens)
-            logits = self._decode(batch, "all" if self._logits_all else "last" if last else "none")
+            output = "all" if self._logits_all else "none" if n_behind else "last"
+            logits = self._decode(batch, output)
             if self._logits_all:
                 self._keep_scores(before, logits)
-            if last:
+            if not n_behind:
                 self._logits = np.array(logits[-1])
 
     def compute_all(self, tokens: Sequence[int], n_ahead: int = 0) -> NDArray[np.float32]:
         """eval_all() for who holds the cache. n_ahead: so many of the last tokens are guesses, which rewind()
         may take back."""
-        self.session.require_room(len(tokens))
-        size = self._batch_size(len(tokens), self.n_batch)
-        n_sure = len(tokens) - n_ahead
-        rows = np.concatenate(
-            [
-                self._decode(
-                    tokens[i : i + size], "all", n_ahead=max(0, min(i + size, len(tokens)) - max(i, n_sure))
-                )
-                for i in range(0, len(tokens), size)
-            ]
-        )
+        parts = []
+        for batch, n_behind in self._batches(tokens):
+            parts.append(self._decode(batch, "all", n_ahead=min(len(batch), max(0, n_ahead - n_behind))))
+        rows = np.concatenate(parts)
         if self._logits_all:
             self._keep_scores(len(self._tokens) - len(rows), rows)
         self._logits = np.array(rows[-1])
@@ -223,8 +213,6 @@ class Evaluator:
     def compute_each(self, tokens: Sequence[int], take: Callable[[NDArray[np.float32]], None]) -> None:
         """compute() that hands on the logits of all tokens, in order, in pieces [n, n_vocab] of which none is
         kept."""
-        self.session.require_room(len(tokens))
-        size = self._batch_size(len(tokens), min(self.n_batch, PIECE))
         done = len(self._tokens)
         last: list[NDArray[np.float32]] = []
 
@@ -236,8 +224,8 @@ class Evaluator:
             last[:] = [rows[-1].copy()]
             take(rows)
 
-        for start in range(0, len(tokens), size):
-            self._decode(tokens[start : start + size], "all", take=each)
+        for batch, _ in self._batches(tokens, PIECE):
+            self._decode(batch, "all", take=each)
         self._logits = last[0]
 
     @in_turn
@@ -250,12 +238,10 @@ class Evaluator:
         """Runs `tokens` through an empty cache, which is empty again afterwards. Hands on the hidden states
         behind the last norm of those with a flag in `output`, in order, in pieces [n, n_embd]."""
         self.reset()
-        self.session.require_room(len(tokens))
-        size = self._batch_size(len(tokens), self.n_batch)
         try:
-            for start in range(0, len(tokens), size):
-                end = start + size
-                self._decode(tokens[start:end], output[start:end], take=take, states=True)
+            for batch, n_behind in self._batches(tokens):
+                end = len(tokens) - n_behind
+                self._decode(batch, output[end - len(batch) : end], take=take, states=True)
         finally:
             self.reset()
 
@@ -264,10 +250,15 @@ class Evaluator:
             self._scores = np.empty((self.session.n_ctx, rows.shape[1]), np.float32)
         self._scores[before : before + len(rows)] = rows
 
-    def _batch_size(self, count: int, most: int) -> int:
-        """Tokens per call: a prompt that is prefilled lazily goes as one."""
-        lazy = self.session.prefill == "lazy" and not self._tokens
-        return max(1, count) if lazy else most
+    def _batches(self, tokens: Sequence[int], most: int | None = None) -> Iterator[tuple[Sequence[int], int]]:
+        """The tokens of each call, at most `most`, and how many come behind them. A prompt that is prefilled
+        lazily goes as one."""
+        self.session.require_room(len(tokens))
+        is_lazy = self.session.prefill == "lazy" and not self._tokens
+        size = max(1, len(tokens)) if is_lazy else min(self.n_batch, most or self.n_batch)
+        for start in range(0, len(tokens), size):
+            batch = tokens[start : start + size]
+            yield batch, len(tokens) - start - len(batch)
 
     def _decode(
         self,
@@ -306,7 +297,8 @@ class Evaluator:
             if self._rewind(common):
                 self._logits = mark[1]
             return len(self._tokens)
-        self._rewind(prefix.kept(self._tokens, tokens, self.session.n_recent, self.session.rewinds))
+        keep = prefix.kept(self._tokens, tokens, self.session.n_recent, self.session.rewinds)
+        self._rewind(self.session.seq_resumable(SEQ, keep))
         return len(self._tokens)
 
     def mark_prompt(self) -> None:
@@ -318,21 +310,24 @@ class Evaluator:
     @in_turn
     def truncate(self, count: int) -> None:  # for who holds the cache
         """Keeps the first `count` cached tokens. Where layers with a sliding window have no rows of them any
-        more, they are computed anew."""
+        more, or recurrent layers no snapshot, they are computed anew."""
         kept = self._tokens[:count]
         if not self._rewind(count):
-            self.compute(kept)
+            self.compute(kept[len(self._tokens) :])
             self._logits = None
 
     def _rewind(self, count: int) -> bool:
-        """Keeps the first `count` cached tokens, or none: False, their rows are gone."""
+        """Keeps the first `count` cached tokens, or fewer: False, the rows or states of the others are
+        gone."""
         if count == len(self._tokens):
             return True
         self._logits = None
         kept = self.session.seq_rm(SEQ, count, -1)
+        left = count
         if not kept:
-            self.session.seq_rm(SEQ)
-        del self._tokens[count if kept else 0 :]
+            left = self.session.seq_resumable(SEQ, count) if self.session.is_recurrent else 0
+            self.session.seq_rm(SEQ, left, -1)
+        del self._tokens[left:]
         if self._mark is not None and len(self._tokens) < self._mark[0]:
             self._mark = None
         return kept
@@ -377,8 +372,3 @@ class Evaluator:
         self._holder = None
         self._set_aside.clear()
         self._logits = self._scores = self._mark = None
-
-    @staticmethod
-    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """How many tokens both begin with."""
-        return prefix.common(a, b)

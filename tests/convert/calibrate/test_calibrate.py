@@ -16,14 +16,20 @@ from latentkv_convert import calibrate
 from latentkv_convert.calibrate import decoder, fisher, moments
 from latentkv_convert.calibrate.decoder import Layer
 from latentkv_convert.calibrate.sample import Encoded, Sample, encode
-from latentkv_convert.calibrate.store import Store
+from latentkv_convert.calibrate.saved.store import Store
 from latentkv_convert.calibrate.stream import LayerStream
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 
 Tiny = Callable[..., Path]
-VARIANTS: list[dict[str, Any]] = [{}, {"attention_bias": True}, {"tie_word_embeddings": True}]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"attention_bias": True},
+    {"tie_word_embeddings": True},
+    {"model_type": "qwen3_5"},
+    {"model_type": "qwen3_next"},
+]
 
 
 def stream(directory: Path, windows: int = 3, window: int = 40) -> LayerStream:
@@ -37,9 +43,12 @@ def test_moments_equal_hooks_on_the_whole_model(tiny: Tiny, variant: dict[str, A
     directory = tiny(**variant)
     source = stream(directory)
     found = dict(moments.collect(source))
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, experts_implementation="eager"
+    )
     seen: dict[tuple[int, str], list[torch.Tensor]] = {}
-    for index, layer in enumerate(model.model.layers):
+    for index in source.spec.attention_layers:
+        layer = model.model.layers[index]
         for side in "kv":
             module = layer.self_attn.get_submodule(f"{side}_proj")
             rows = seen.setdefault((index, side), [])
@@ -69,13 +78,16 @@ def test_fisher_equals_autograd_on_the_whole_model(tiny: Tiny, variant: dict[str
     directory = tiny(**variant)
     source = stream(directory)
     found = dict(fisher.collect(source))
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, experts_implementation="eager"
+    )
     squares: dict[tuple[int, str], Any] = {}
     for window in source.tokens:
         model.zero_grad()
         # transformers shifts labels itself: labels = inputs is the next-token loss
         model(window[None], labels=window[None], use_cache=False).loss.backward()
-        for index, layer in enumerate(model.model.layers):
+        for index in source.spec.attention_layers:
+            layer = model.model.layers[index]
             for side in "kv":
                 gradient = layer.self_attn.get_submodule(f"{side}_proj").weight.grad
                 squares[index, side] = squares.get((index, side), 0) + gradient**2
@@ -156,27 +168,39 @@ def test_store_without_all_layers_is_not_a_hit(tmp_path: Path) -> None:
     assert found[1]["a"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("variant", [{}, {"model_type": "qwen3"}, {"model_type": "olmo2"}], ids=str)
+@pytest.mark.parametrize(
+    "variant", [{}, {"model_type": "qwen3"}, {"model_type": "olmo2"}, {"model_type": "qwen3_5"}], ids=str
+)
 def test_products_of_bf16_are_near_those_of_f32(tiny: Tiny, variant: dict[str, Any]) -> None:
     """Values and gradients of a layer; those of k and v themselves stay f32."""
     exact = stream(tiny(**variant))
     reduced = LayerStream(exact.source, exact.tokens.numpy(), "cpu", "test", reduced=True)
     torch.manual_seed(0)
     above = torch.randn_like(exact.embed()[:1])
-    found = []
+    index, found = exact.spec.attention_layers[0], []
     for each in (exact, reduced):
-        with each.layer(0) as live:
+        with each.layer(index) as live:
             x = each.embed()[:1].requires_grad_()
             attended = live.attended(x, each.positions)
             past, through = live.fed_slope(x, attended, above)
             (below,) = torch.autograd.grad(attended, x, through)
             rows = live.get_submodule("attn_k")(live.attention_input(x))
-            output = each.run(live, 0, x)
+            output = each.run(live, index, x)
             found.append([rows, output, below + past, each.logits(output)])
     for at, (a, b) in enumerate(zip(*found, strict=True)):
         error = float((a - b).norm() / a.norm())
         assert error < 0.02, at
         assert (error > 0) == (at > 0), at
+
+
+def test_a_delta_net_in_bf16_is_near_that_in_f32(tiny: Tiny) -> None:
+    exact = stream(tiny("qwen3_5"))
+    reduced = LayerStream(exact.source, exact.tokens.numpy(), "cpu", "test", reduced=True)
+    outputs = []
+    for each in (exact, reduced):
+        with each.layer(0) as live, torch.no_grad():
+            outputs.append(each.run(live, 0, each.embed()[:1]))
+    assert 0 < float((outputs[0] - outputs[1]).norm() / outputs[0].norm()) < 0.02
 
 
 def test_slopes_of_a_layer_in_parts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

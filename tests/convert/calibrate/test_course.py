@@ -11,8 +11,9 @@ import pytest
 
 from conftest import DEMO
 from latentkv.console import whole
+from latentkv.plan import kv_budget
 from latentkv_convert import calibrate, cli
-from latentkv_convert.plan import kv_budget, unmeasured
+from latentkv_convert.plan import unmeasured
 from latentkv_convert.recipe import Recipe
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 

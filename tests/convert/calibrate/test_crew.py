@@ -11,7 +11,8 @@ import pytest
 import torch
 from test_calibrate import stream
 
-from latentkv_convert.calibrate import activations, copies, crew, fisher, heads, moments, sensitivity
+from latentkv_convert.calibrate import activations, copies, fisher, heads, moments, sensitivity
+from latentkv_convert.compute import crew
 
 Tiny = Callable[..., Path]
 

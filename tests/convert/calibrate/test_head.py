@@ -8,7 +8,7 @@ from test_calibrate import stream
 from torch.nn.functional import cross_entropy
 
 from conftest import Tiny
-from latentkv_convert.calibrate import head
+from latentkv_convert.calibrate import fisher, head
 from latentkv_convert.calibrate.stream import LayerStream
 
 BLOCK = 7  # tokens: no divisor of a window
@@ -33,7 +33,7 @@ def test_slope_of_the_text(blocked: LayerStream) -> None:
     once, twice = (cross_entropy(predicted[:-shift], tokens[shift:]) for shift in (1, 2))
     (expected,) = torch.autograd.grad(once, hidden, retain_graph=True)
     (other,) = torch.autograd.grad(twice, hidden)
-    found = head.text_slope(blocked, 0, hidden.detach())
+    found = fisher.text_slope(blocked, 0, hidden.detach())
     torch.testing.assert_close(found, expected[0])
     assert (found - other[0]).norm() > 0.1 * found.norm()
 

@@ -19,9 +19,9 @@ import torch
 
 from conftest import ROOT, TEXT
 from latentkv_convert import cli
-from latentkv_convert.calibrate.store import Store
+from latentkv_convert.calibrate.saved.store import Store
 from latentkv_convert.calibrate.stream import LayerStream
-from latentkv_convert.plan import segments
+from latentkv_convert.plan import waterfill
 
 Tiny = Callable[..., Path]
 SCRIPT = ROOT / "tools" / "convert" / "convert_lowrank.py"
@@ -147,7 +147,7 @@ def test_after_the_calibration(
 
     words = command(tiny, calib, tmp_path / "out.gguf", "waterfill")
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "tables", interrupted)
+        patch.setattr(waterfill, "tables", interrupted)
         assert cli.main(words) == 130
     *_, last = capsys.readouterr().err.splitlines()
     assert last.endswith("nothing written; the calibration is kept: the same command goes on from there")

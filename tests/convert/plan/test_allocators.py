@@ -28,7 +28,9 @@ def problem(keep: float, full: Sequence[int] = (), seed: int = 5) -> RankProblem
         "fisher": [{s: rng.random(G) + 0.1 for s in "kv"} for _ in range(L)],
         "sensitivity": [{s: rng.random(1) + 0.01 for s in "kv"} for _ in range(L)],
     }
-    return RankProblem(L, G, W, keep, 16, stats, lambda layer, side: sigmas[layer, side], frozenset(full))
+    return RankProblem(
+        range(L), G, W, keep, 16, stats, lambda layer, side: sigmas[layer, side], frozenset(full)
+    )
 
 
 @pytest.mark.parametrize("name", ["uniform", "fisher", "spectrum", "removal", "budget", "progressive"])
@@ -151,23 +153,23 @@ ERRORS = [[0.0, 0.01, 0.05, 0.02], [0.0, 0.02, 0.03, 0.3]]
 
 
 def test_search_reverts_to_the_last_state_that_passed() -> None:
-    ranks = search.within(STATES, ERRORS, 0.04, n_kv=2)
+    ranks = search.within(range(2), STATES, ERRORS, 0.04, n_kv=2)
     assert ranks == {(0, "k"): (48, 48), (0, "v"): (64, 64), (1, "k"): (32, 32), (1, "v"): (48, 48)}
-    assert search.within(STATES, ERRORS, 1.0, n_kv=1)[0, "k"] == (16,)
-    assert search.within(STATES, ERRORS, 1e-9, n_kv=1)[1, "k"] == (64,)
+    assert search.within(range(2), STATES, ERRORS, 1.0, n_kv=1)[0, "k"] == (16,)
+    assert search.within(range(2), STATES, ERRORS, 1e-9, n_kv=1)[1, "k"] == (64,)
 
 
 @pytest.mark.parametrize("keep", [0.25, 0.4, 0.55, 0.75, 0.9, 1.0])
 def test_search_for_a_kept_fraction_is_exact(keep: float) -> None:
     sigma = np.geomspace(1, 0.01, 64)
-    case = RankProblem(2, 3, 64, keep, 16, {}, lambda layer, side: (sigma,) * 3)
+    case = RankProblem(range(2), 3, 64, keep, 16, {}, lambda layer, side: (sigma,) * 3)
     ranks = search.to_budget(case, STATES, ERRORS)
     assert abs(sum(map(sum, ranks.values())) - keep * case.channels) <= 8
     if keep == 0.75:  # what an error budget of 0.04 leaves: nothing is taken in part
-        assert ranks == search.within(STATES, ERRORS, 0.04, n_kv=3)
+        assert ranks == search.within(range(2), STATES, ERRORS, 0.04, n_kv=3)
 
 
 def test_states_that_end_too_early_are_refused() -> None:
-    case = RankProblem(2, 1, 64, 0.2501, 16, {}, lambda layer, side: (np.ones(64),))
+    case = RankProblem(range(2), 1, 64, 0.2501, 16, {}, lambda layer, side: (np.ones(64),))
     with pytest.raises(ConvertError, match=r"\[--keep\] expected at least 0\.875; got 0\.2501"):
         search.to_budget(case, [chain[:2] for chain in STATES], ERRORS)

@@ -60,7 +60,7 @@ def test_ranks_meet_the_kept_fraction(keep: float, n_groups: int) -> None:
     rng = np.random.default_rng(4)
     sigmas = {(i, s): tuple(rng.random((n_groups, 128))) for i in range(6) for s in "kv"}
     problem = RankProblem(
-        n_layer=6,
+        layers=range(6),
         n_groups=n_groups,
         group_width=128,
         keep=keep,
@@ -77,6 +77,6 @@ def test_ranks_meet_the_kept_fraction(keep: float, n_groups: int) -> None:
 
 
 def test_less_than_one_unit_per_group_is_refused() -> None:
-    problem = RankProblem(2, 4, 64, 0.1, 16, {}, lambda layer, side: (np.ones(64),) * 4)
+    problem = RankProblem(range(2), 4, 64, 0.1, 16, {}, lambda layer, side: (np.ones(64),) * 4)
     with pytest.raises(ConvertError, match=r"\[--keep\] expected at least 0\.25"):
         by_weight(problem, np.ones(4))

@@ -7,7 +7,7 @@ import pytest
 
 from latentkv_convert.fuse import rotation
 from latentkv_convert.plan.linalg import balanced, eigenbasis
-from latentkv_convert.source.rope_rows import paired_rows
+from latentkv_convert.source.frequencies import paired_rows
 
 
 def correlated(rng: np.random.Generator, rows: int, d: int) -> np.ndarray:

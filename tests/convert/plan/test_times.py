@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentkv_convert import cli, frontier
+from latentkv_convert import cli
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.frontier import Frontier, Line, Point
 from latentkv_convert.ir import LayerPlan, ModelSpec
 from latentkv_convert.plan.methods import waterfill
 from latentkv_convert.plan.times import features, gpu_file
+from latentkv_convert.plan.times.features import Times
 from latentkv_convert.plan.times.fit import fit, nnls
-from latentkv_convert.plan.times.gpu_file import Measured, Times, side_of
+from latentkv_convert.plan.times.gpu_file import Measured, side_of
+from latentkv_convert.plan.waterfill import choose
 from latentkv_convert.source import archs
 
 Tiny = Callable[..., Path]
@@ -59,7 +61,7 @@ def lines(spec: ModelSpec, times: Times, made: list[int]) -> Iterator[Line]:
 def chosen(spec: ModelSpec, times: Times, prefer: str = "speed") -> tuple[int, list[int]]:
     full = tuple(times.us(features.full(spec), depth) or 0.0 for depth in DEPTHS)
     made: list[int] = []
-    found, at = frontier.choose(lines(spec, times, made), full, prefer)
+    found, at = choose(lines(spec, times, made), full, prefer)
     return found[at].groups["k"], made
 
 
@@ -159,7 +161,7 @@ def test_size_goes_by_divergence_and_by_time_where_that_is_equal() -> None:
         return Line({"k": group, "v": group}, (Point(1.0, 1000, predicted, (us,), "f16"),))
 
     def size(*given: Line) -> tuple[int, int]:
-        seen, at = frontier.choose(iter(given), (5.0,), "size")
+        seen, at = choose(iter(given), (5.0,), "size")
         return seen[at].groups["k"], len(seen)
 
     assert size(line(8, 0.010, 20), line(4, 0.012, 10), line(2, 0.001, 5)) == (8, 2)

@@ -17,12 +17,14 @@ from both import core, run
 
 from conftest import keys, tensors
 from latentkv.errors import LatentKVError
+from latentkv.plan.allocation import Table
+from latentkv.plan.kv_budget import parse
 from latentkv_convert import calibrate
 from latentkv_convert.ir import Plan
-from latentkv_convert.plan import forecast, kv_budget, methods, weighted_basis
+from latentkv_convert.plan import allotment, forecast, linalg, methods
 from latentkv_convert.plan.methods import waterfill
 from latentkv_convert.recipe import Recipe
-from latentkv_convert.rows import cached_rows, quantizer, served, sizes
+from latentkv_convert.rows import cached_rows, plan_sizes, quantizer, served, sizes
 from latentkv_convert.source import archs
 from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.work import Work
@@ -30,7 +32,7 @@ from latentkv_convert.write.check import check_plan
 
 Tiny = Callable[..., Path]
 DEFAULTS: dict[str, Any] = {
-    "kv_budget": kv_budget.parse("14%"),
+    "kv_budget": parse("14%"),
     "prefer": "size",
     "served_context": None,
     "sink": 4,
@@ -71,7 +73,7 @@ def demo_plans(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     def make(prefer: str, budget: str) -> tuple[Work, Plan]:
         if (prefer, budget) not in done:
             patch.setenv("XDG_CACHE_HOME", str(root))
-            options = {"prefer": prefer, "kv_budget": kv_budget.parse(budget), "segment": 32}
+            options = {"prefer": prefer, "kv_budget": parse(budget), "segment": 32}
             work, method = prepared(demo, demo / "sample-calib.txt", 512, **options)
             done[prefer, budget] = (work, methods.planned(method, work))
             patch.undo()
@@ -84,9 +86,9 @@ def demo_plans(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def test_a_budget_is_met_from_below_within_one_step(demo_plans: Any, prefer: str) -> None:
     work, plan = demo_plans(prefer, "14%")
     check_plan(plan, work.spec)
-    budget = 0.14 * sizes.full_cache_bytes(work.spec, sizes.MiddleSlots.of_plan(work.spec, plan, 32768))
+    budget = 0.14 * sizes.full_cache_bytes(work.spec, plan_sizes.slots_of(work.spec, plan, 32768))
     step = sizes.segment_bytes("q8", 32) * 32768
-    assert budget - step < sizes.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
+    assert budget - step < plan_sizes.cache_bytes(work.spec, plan, 32768) + grown(work, plan) <= budget
     assert {layer.k.path for layer in plan.layers} == {waterfill.PREFER[prefer]}
     assert plan.fitted_context == (4096 if prefer == "speed" else None)
 
@@ -118,10 +120,11 @@ def test_exact_tokens_cost_full_rows_and_need_no_channel(demo: Path, calib: Path
 
 def test_exact_tokens_are_exact_in_a_forecast(demo_plans: Any) -> None:
     work, plan = demo_plans("speed", "8.5%")
-    held = forecast.held_back(work.sample)[:1]
-    assert forecast.divergences(work, plan, held)[0] > 1e-4
+    check = forecast.Check(work)
+    held = check.held[:1]
+    assert check.divergences(plan, held)[0] > 1e-4
     everything = dataclasses.replace(plan, recent=held.shape[1], recent_format="f16")
-    assert abs(forecast.divergences(work, everything, held)[0]) < 1e-7
+    assert abs(check.divergences(everything, held)[0]) < 1e-7
 
 
 def test_more_bytes_cost_less_and_all_of_them_nearly_nothing(demo_plans: Any) -> None:
@@ -159,12 +162,13 @@ def test_the_forecast_is_what_decoding_the_same_text_measures(
 def test_exact_tokens_are_read_as_they_are_stored_in_a_forecast(demo_plans: Any, prefer: str) -> None:
     """Coarser ones cost more, and so do they alone: what has left the window came from them."""
     work, plan = demo_plans(prefer, "14%")
-    held = forecast.held_back(work.sample)[:1]
+    check = forecast.Check(work)
+    held = check.held[:1]
     found = []
     for name in ("f16", "q8_0", "q4", "q2"):
         regions = dataclasses.replace(plan, sink_format=name, recent_format=name)
-        alone = forecast.price(work, {"k": plan.layers[0].k.path, "v": "latent"}, regions)
-        found.append((forecast.divergences(work, regions, held)[0], alone))
+        alone = check.price({"k": plan.layers[0].k.path, "v": "latent"}, regions)
+        found.append((check.divergences(regions, held)[0], alone))
     assert all(a < b for x, y in itertools.pairwise(found) for a, b in zip(x, y, strict=True))
     assert abs(found[0][1]) < 1e-7 < found[1][1] < 1e-3
     assert found[2][0] > found[0][0] + 0.3 * found[2][1]
@@ -178,9 +182,10 @@ def test_no_other_format_of_the_same_bytes_is_better(demo_plans: Any) -> None:
     """Plans of other layers keep the bytes and raise the measured divergence."""
     work, plan = demo_plans("size", "14%")
     shuffled = dataclasses.replace(plan, layers=plan.layers[::-1])
-    assert sizes.cache_bytes(work.spec, shuffled, 4096) == sizes.cache_bytes(work.spec, plan, 4096)
-    held = forecast.held_back(work.sample)
-    assert np.mean(forecast.divergences(work, shuffled, held)) > 1.3 * plan.forecast.kld
+    assert plan_sizes.cache_bytes(work.spec, shuffled, 4096) == plan_sizes.cache_bytes(work.spec, plan, 4096)
+    check = forecast.Check(work)
+    held = check.held
+    assert np.mean(check.divergences(shuffled, held)) > 1.3 * plan.forecast.kld
 
 
 VARIANTS: list[dict[str, Any]] = [
@@ -197,7 +202,7 @@ VARIANTS: list[dict[str, Any]] = [
 def test_every_architecture_gets_a_plan_that_reads_back_what_was_stored(
     tiny: Tiny, calib: Path, variant: dict[str, Any], prefer: str
 ) -> None:
-    options = {"prefer": prefer, "recent": 16, "kv_budget": kv_budget.parse("90%"), "served_context": 4096}
+    options = {"prefer": prefer, "recent": 16, "kv_budget": parse("90%"), "served_context": 4096}
     work, method = prepared(tiny(**variant), calib, 64, **options)
     plan = methods.planned(method, work)
     check_plan(plan, work.spec)
@@ -240,7 +245,7 @@ def test_a_weighted_basis_loses_the_least_weighted_error(share: float, width: in
     spread = np.exp(-np.arange(width) / 6)
     x, g = (rng.standard_normal((4000, width)) * spread @ rng.standard_normal((width, width)) for _ in "xg")
     moment, fisher = (y.T @ y / len(y) + 1e-4 * np.eye(width) for y in (x, g))
-    basis = weighted_basis.weighted(moment, fisher, "test")
+    basis = linalg.weighted(moment, fisher, "test")
     assert np.allclose(basis.down @ basis.up, np.eye(width), atol=1e-6)
 
     def loss(down: np.ndarray, up: np.ndarray) -> float:
@@ -260,7 +265,9 @@ def test_rows_turned_one_by_one_have_the_moment_in_closed_form() -> None:
     rng = np.random.default_rng(0)
     freqs, head_dim, context = 100.0 ** (-np.arange(3) / 3), 8, 50
     row = rng.standard_normal((1, 16)).astype(np.float32)
-    turned = served.turned(np.repeat(row, context, 0), freqs, head_dim, np.arange(context, dtype=np.float64))
+    turned = served.rows_after_rope(
+        np.repeat(row, context, 0), freqs, head_dim, np.arange(context, dtype=np.float64)
+    )
     expected = served.after_rope((row.T @ row).astype(np.float64), freqs, head_dim, context)
     assert np.allclose(turned.T @ turned / context, expected, atol=1e-5)
     assert np.allclose(np.linalg.norm(turned, axis=1), np.linalg.norm(row))
@@ -323,7 +330,7 @@ def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) ->
     exact, n_slots = 16 + 224, 4032 if text.endswith("4000") else 4096  # 4 sinks; 64 recent, 32, 128
     full = 8 * 2 * 64 * 2
     formats = ("f16", "q8_0")
-    got = kv_budget.count(kv_budget.parse(text), spec, 4096, 4, 64, pays_factors=True, formats=formats)
+    got = allotment.count(parse(text), spec, 4096, 4, 64, pays_factors=True, formats=formats)
     assert got.budget == int(n_bytes) - (exact + n_slots) * 12
     assert got.exact == {"f16": exact * full, "q8_0": exact * 8 * 2 * 2 * 36}
     assert got.rooms(got.exact["f16"]) == {"q8_0": got.exact["f16"] - got.exact["q8_0"]}
@@ -332,9 +339,9 @@ def test_budgets_count_exact_slots_and_bookkeeping(text: str, n_bytes: float) ->
 
 def test_a_kept_channel_pays_for_factors_that_grow() -> None:
     """64 channels in two segments; 100 slots; 30 bytes a channel, against 960 that leave or none."""
-    costs = kv_budget.Table(np.array([[36, 20, 0], [36, 20, 0]]), np.zeros((2, 3)))
+    costs = Table(np.array([[36, 20, 0], [36, 20, 0]]), np.zeros((2, 3)))
     pays, free = (
-        kv_budget.Count(0, {"f16": 0}, 100, sizes.MiddleSlots((100,), 100, 0), pays_factors=pays)
+        allotment.Count(0, {"f16": 0}, 100, sizes.MiddleSlots((100,), 100, 0), pays_factors=pays)
         for pays in (True, False)
     )
     replacing = pays.table(costs, 0, (32, 32), 30.0, 960.0)
@@ -347,21 +354,19 @@ def test_a_kept_channel_pays_for_factors_that_grow() -> None:
 @pytest.mark.parametrize("text", ["14", "0%", "-3%", "14%@4096", "2GB@4096", "1GiB", "1GiB@0", "half"])
 def test_a_budget_is_a_share_or_bytes_at_a_context(text: str) -> None:
     with pytest.raises(Exception, match="a share as 14%, or bytes at a context"):
-        kv_budget.parse(text)
+        parse(text)
 
 
 def test_a_budget_that_exact_tokens_eat_is_refused() -> None:
     spec = archs.model_spec(archs.tiny("llama"))
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than .* bytes .304 exact slots"):
-        kv_budget.count(kv_budget.parse("1%"), spec, 4096, 4, 128, pays_factors=True)
+        allotment.count(parse("1%"), spec, 4096, 4, 128, pays_factors=True)
 
 
 def test_exact_tokens_that_fit_in_a_narrower_format_alone_are_kept_in_it() -> None:
     spec = archs.model_spec(archs.tiny("llama"))
     spec = dataclasses.replace(spec, head_dim=64)
-    got = kv_budget.count(
-        kv_budget.parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8_0")
-    )
+    got = allotment.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True, formats=("f16", "q8_0"))
     assert list(got.rooms(got.budget)) == ["q8_0"]
     with pytest.raises(LatentKVError, match=r"\[--kv-budget\] expected more than"):
-        kv_budget.count(kv_budget.parse("7%"), spec, 4096, 4, 128, pays_factors=True)
+        allotment.count(parse("7%"), spec, 4096, 4, 128, pays_factors=True)

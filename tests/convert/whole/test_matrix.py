@@ -32,6 +32,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"hidden_size": 192}),
     "qwen3": ("qwen3", {}),
     "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3.5": ("qwen3_5", {}),
+    "qwen3.5-moe": ("qwen3_5_moe", {}),
+    "qwen3-next": ("qwen3_next", {}),
     "gpt-oss": ("gpt_oss", {}),
     "mistral": ("mistral", {}),
     "gemma3": ("gemma3_text", {"hidden_activation": "gelu"}),  # erf: ggml's table of the tanh form is f16
@@ -121,8 +124,9 @@ def test_full_rank_and_cut(
     exact = logits(original, ids)
 
     whole = run(directory, tmp_path / "whole.gguf", *arguments(room, method, 1.0))
-    assert {layer["k"]["path"] for layer in whole.layers} == {path}
-    assert {layer["v"]["path"] for layer in whole.layers} == {"latent"}
+    attending = [whole.layers[index] for index in CheckpointSource(directory).spec.attention_layers]
+    assert {layer["k"]["path"] for layer in attending} == {path}
+    assert {layer["v"]["path"] for layer in attending} == {"latent"}
     assert distance(session(whole).decode(ids, output="all"), exact) < 5e-5
     assert distance(session(whole, kv="f16").decode(ids, output="all"), exact) < 1e-3
 

@@ -16,11 +16,11 @@ from test_matrix import planned
 from conftest import keys, tensors
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
-from latentkv_convert.fuse.finish import finished
+from latentkv_convert.fuse.rotation import finished
 from latentkv_convert.ir import FULL, SIDES, LayerPlan, Plan, SidePlan
 from latentkv_convert.pipeline import convert
 from latentkv_convert.recover import lora
-from latentkv_convert.rows import sizes
+from latentkv_convert.rows import plan_sizes
 from latentkv_convert.source import archs
 from latentkv_convert.weights.encoding import Encoding
 from latentkv_convert.write import paths
@@ -219,20 +219,20 @@ ROTATED, LATENT = (dataclasses.replace(REBUILD, path=path) for path in ("rotated
 
 def test_an_exact_token_costs_full_rows() -> None:
     plan = Plan((LayerPlan(REBUILD, LATENT),) * 3, sink=4, recent=64)
-    assert sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * 64 * 2
-    assert sizes.exact_bytes_per_token(SPEC, plan, "q4") == 3 * 2 * 2 * (4 + 16)
-    assert sizes.bytes_per_token(SPEC, plan, None, 4096) == 3 * 2 * (4 + 16 + 4 + 4)
+    assert plan_sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * 64 * 2
+    assert plan_sizes.exact_bytes_per_token(SPEC, plan, "q4") == 3 * 2 * 2 * (4 + 16)
+    assert plan_sizes.bytes_per_token(SPEC, plan, None, 4096) == 3 * 2 * (4 + 16 + 4 + 4)
     slots = (16 + 224, 4096)
-    assert sizes.cache_bytes(SPEC, plan, 4096) == slots[0] * (768 + 12) + slots[1] * (168 + 12)
+    assert plan_sizes.cache_bytes(SPEC, plan, 4096) == slots[0] * (768 + 12) + slots[1] * (168 + 12)
     ratio = dataclasses.replace(plan, recent=0, recent_ratio=0.5, recent_format="q8")
-    assert sizes.planned_bytes_per_token(SPEC, ratio, 4096) == 0.5 * 168 + 0.5 * 3 * 2 * 2 * 36
+    assert plan_sizes.planned_bytes_per_token(SPEC, ratio, 4096) == 0.5 * 168 + 0.5 * 3 * 2 * 2 * 36
 
 
 @pytest.mark.parametrize("k", [REBUILD, ROTATED, FULL], ids=lambda side: side.path)
 def test_an_exact_token_is_a_row_of_latents_beside_a_side_of_form_a(k: SidePlan) -> None:
     plan = Plan((LayerPlan(k, LATENT),) * 3, recent=64, trained=True)
     width = 64 if k is FULL else 48
-    assert sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * (width + 48)
+    assert plan_sizes.exact_bytes_per_token(SPEC, plan, "f16") == 3 * 2 * (width + 48)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from conftest import keys, tensors
 from latentkv_convert.cli import main
 from latentkv_convert.source.checkpoint import Checkpoint
-from latentkv_convert.source.rope_rows import paired_rows
+from latentkv_convert.source.frequencies import paired_rows
 
 Tiny = Callable[..., Path]
 PALU = [

@@ -21,7 +21,7 @@ from latentkv_convert.source.checkpoint_source import CheckpointSource
 from latentkv_convert.source.gguf_source import GgufSource
 from latentkv_convert.weights.encoding import Encoding
 from latentkv_convert.weights.mixes import BASE, Mix
-from latentkv_convert.weights.out_tensor import OutTensor
+from latentkv_convert.weights.tensor import OutTensor
 
 NONE = ["--method", "none"]
 # llama-quantize's choice for 32 layers of the llama architecture with 8 KV heads for 32 query heads

@@ -23,7 +23,7 @@ RULES = [
     (
         re.compile(r'"(llama|qwen2|qwen3|phi3|falcon|opt|mpt)"'),
         ["native/src"],
-        {"native/src/tokens/vocab.cpp"},
+        {"native/src/tokens/vocab_file.cpp"},
         "architecture is data",
     ),
     (
@@ -36,7 +36,7 @@ RULES = [
     (re.compile(r"^\s*(import|from) torch", re.MULTILINE), ["python"], set(), "the runtime needs no torch"),
     (
         re.compile(
-            r"\blatentkv\._core\b|from latentkv\b(?!\.console\.)"
+            r"\blatentkv\._core\b|from latentkv\b(?!\.(console|plan)\.)"
             r"|^\s*from \.+ import .*\bnative\b",
             re.MULTILINE,
         ),
@@ -45,15 +45,15 @@ RULES = [
             f"tools/convert/latentkv_convert/{name}.py"
             for name in [
                 "native",
-                "weights/quantize",
+                "weights/tensor",
+                "rows/sizes",
                 "write/sidecar",
                 "write/gguf_write",
-                "plan/kv_budget",
                 "source/gguf_blocks",
                 "source/gguf_vocabulary",
                 "limits",
                 "calibrate/chats",
-                "arithmetic",
+                "compute/arithmetic",
                 "cli",
             ]
         },

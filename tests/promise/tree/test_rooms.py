@@ -22,7 +22,6 @@ LARGER_FOLDERS = {
     "native/tests": 25,
     "native/src/model": 22,
     "native/src/ops/cpu": 21,
-    "tools/convert/latentkv_convert/calibrate": 21,
 }
 
 MOST_LINES = 200

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from latentkv.chat.obeys import obeys
 from latentkv.chat.untagged import begins_call, calls_in
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -87,6 +92,115 @@ def test_other_text_stays_text(scripted: Build, script: Any, text: str) -> None:
     assert whole["finish_reason"] == "stop"
     assert whole["message"] == {"role": "assistant", "content": text}
     assert joined(chunks) == whole["message"]
+
+
+TRIP = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Oslo"]},
+        "days": {"type": "integer", "minimum": 1},
+        "stops": {"type": "array", "items": {"$ref": "#/$defs/stop"}},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {
+        "stop": {
+            "type": "object",
+            "properties": {
+                "at": {"type": "string", "pattern": "^[a-z ]+$"},
+                "cost": {"type": ["number", "null"]},
+            },
+            "required": ["at", "cost"],
+            "additionalProperties": False,
+        }
+    },
+}
+OBEYING = (
+    '{"city": "Rome", "days": 2}',
+    '{"days": 2.0, "city": "Rome"}',  # a validator knows no order of keys, and takes 2.0 for an integer
+    '{"stops": [{"cost": 1.5, "at": "old town"}, {"at": "a", "cost": null}], "days": 1, "city": "Oslo"}',
+)
+DISOBEYING = (
+    "{}",
+    '{"city": "Rome"}',
+    '{"city": "Paris", "days": 2}',
+    '{"city": "Rome", "days": 0}',
+    '{"city": "Rome", "days": "2"}',
+    '{"city": "Rome", "days": 2, "hotel": true}',
+    '{"city": "Rome", "days": 2, "stops": [{"at": "Old Town", "cost": 1}]}',
+    '{"city": "Rome", "days": 2, "stops": [{"at": "a"}]}',
+)
+
+
+@pytest.mark.parametrize("arguments", OBEYING + DISOBEYING)
+def test_arguments_of_a_strict_function_obey_or_stay_text(
+    scripted: Build, script: Any, arguments: str
+) -> None:
+    llm = scripted(chat_template=THINKING, n_ctx=4096)
+    trip = {"name": "trip", "parameters": TRIP}
+    text = f'```json\n{{"name": "trip", "arguments": {arguments}}}\n```'
+    is_obeyed = jsonschema.Draft202012Validator(TRIP).is_valid(json.loads(arguments))
+    assert is_obeyed == (arguments in OBEYING)
+    for strict in (True, False):
+        tools = [{"type": "function", "function": trip | {"strict": strict}}, WEATHER]
+        say(script, llm, text.encode(), tools=tools)
+        whole, chunks = both(llm, tools=tools)
+        assert without_ids(joined(chunks)) == without_ids(whole["message"])
+        if is_obeyed or not strict:
+            assert whole["finish_reason"] == "tool_calls"
+            (call,) = whole["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == json.loads(arguments)
+        else:
+            assert whole["finish_reason"] == "stop"
+            assert whole["message"] == {"role": "assistant", "content": text}
+    # one call that does not obey leaves the others text as well
+    llm = scripted(chat_template=THINKING, n_ctx=4096)
+    several = f"{BARE}\n{text}"
+    tools = [{"type": "function", "function": trip | {"strict": True}}, WEATHER]
+    say(script, llm, several.encode(), tools=tools)
+    whole, _ = both(llm, tools=tools)
+    assert len(whole["message"].get("tool_calls", ())) == (2 if is_obeyed else 0)
+
+
+KEYS = st.sampled_from(["a", "b", "x y", "ü"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+SCHEMAS = st.recursive(
+    st.sampled_from([{"type": kind} for kind in ("null", "boolean", "integer", "number", "string")])
+    | st.just({"enum": ["a", 1, None]}),
+    lambda inner: (
+        st.builds(
+            lambda parts, needed: {
+                "type": "object",
+                "properties": parts,
+                "required": [key for key in parts if key in needed],
+                "additionalProperties": False,
+            },
+            st.dictionaries(KEYS, inner, max_size=3),
+            st.sets(KEYS),
+        )
+        | st.builds(lambda of: {"type": "array", "items": of}, inner)
+        | st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(schema=SCHEMAS, value=VALUES)
+def test_what_obeys_is_what_a_validator_takes(schema: dict[str, Any], value: Any) -> None:
+    assert obeys(schema, value) == jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+def test_no_pattern_takes_exponential_time() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+    start = time.process_time()
+    assert obeys(schema, {"a": "a" * 5000})
+    assert not obeys(schema, {"a": "a" * 5000 + "b"})
+    assert time.process_time() - start < 5
 
 
 def test_text_is_shown_as_soon_as_it_is_no_call(scripted: Build, script: Any) -> None:

@@ -1,4 +1,4 @@
-"""/v1/embeddings with OpenAI's client, llama.cpp's routes, and embeddings beside answers."""
+"""/v1/embeddings with OpenAI's client, llama.cpp's routes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asking import TEXT, asked, run, scheduler
-
-from latentkv.engine.request import Request, Ticket
-from latentkv.sampling.options import SamplingOptions
+from asking import TEXT
 
 TEXTS = ["The clerk of the town wrote numbers into a book.", "A bridge", TEXT[3000:4500]]
 
@@ -127,78 +124,3 @@ def test_without_pooling_openais_route_says_so(serve: Any, converted: Callable[.
         refused = httpx.post(f"{address}/v1/embeddings", json={"input": "a"})
     assert refused.status_code == 400
     assert "--pooling mean" in refused.json()["error"]["message"]
-
-
-# Beside answers, without a server.
-
-
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Any:
-    from latentkv import _core
-
-    return _core.Model(str(converted("--method", "none", "--outtype", "f32")))
-
-
-def to_embed(model: Any, text: str, pooling: str = "mean") -> Ticket:
-    options = SamplingOptions(temperature=0)
-    return Ticket(Request(model.tokenize(text.encode()), options, 0, reuses=False, pooling=pooling))
-
-
-def embedding(ticket: Ticket) -> Any:
-    assert ticket.progress.embedding is not None
-    return ticket.progress.embedding
-
-
-@pytest.mark.parametrize("cache", [{}, {"prefill": "lazy"}, {"sink": 4, "recent": 32}], ids=str)
-@pytest.mark.parametrize("pooling", ["mean", "last", "cls", "none"])
-def test_beside_others_and_alone(model: Any, cache: dict[str, Any], pooling: str) -> None:
-    alone = []
-    for text in TEXTS:
-        ticket = to_embed(model, text, pooling)
-        run(scheduler(model, 1, cache=cache), ticket)
-        alone.append(embedding(ticket))
-    said = run(scheduler(model, 1, cache=cache), asked(model, "The clerk", 40))
-    others = [to_embed(model, text, pooling) for text in TEXTS]
-    together = scheduler(model, 3, cache=cache)
-    assert run(together, asked(model, "The clerk", 40), *others)[0] == said[0]
-    for want, got in zip(alone, others, strict=True):
-        assert np.allclose(embedding(got), want, atol=1e-4)
-    assert len(embedding(others[0])) == (len(others[0].request.prompt) if pooling == "none" else 1)
-
-
-def test_an_embedding_leaves_no_rows_and_one_conversation_at_most_moves(model: Any) -> None:
-    two = scheduler(model, 2)
-    talks = ["The clerk of the town wrote numbers. " * 4, "A bridge leads over the river. " * 4]
-    for talk in talks:
-        run(two, asked(model, talk))
-    tickets = [to_embed(model, text) for text in TEXTS * 2]
-    run(two, *tickets)
-    assert all(ticket.progress.timings.cached_n == 0 for ticket in tickets)
-    again = asked(model, talks[1])  # the one that was used last
-    run(two, again)
-    assert again.progress.timings.cached_n == len(again.request.prompt) - 1
-    assert two.session.n_cells_used() == len(again.request.prompt) + again.progress.completion_tokens - 1
-
-
-def test_a_cancelled_embedding_leaves_nothing(model: Any) -> None:
-    one = scheduler(model, 1, n_batch=32)
-    ticket = to_embed(model, TEXTS[2])
-    one.submit(ticket)
-    one.step()
-    assert one.session.n_cells_used() == 32
-    ticket.cancel()
-    assert not one.step()
-    assert one.session.n_cells_used() == 0
-
-
-def test_answers_go_on_while_texts_are_embedded(model: Any) -> None:
-    two = scheduler(model, 2)
-    answer, long = asked(model, "The clerk", 60), to_embed(model, TEXT[:1500])
-    two.submit(answer)
-    two.step()
-    two.submit(long)
-    before, steps = answer.progress.completion_tokens, 0
-    while long.progress.embedding is None:
-        two.step()
-        steps += 1
-    assert answer.progress.completion_tokens - before == steps >= len(long.request.prompt) // 128

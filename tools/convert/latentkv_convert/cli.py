@@ -18,12 +18,13 @@ from latentkv.console.printable import printable
 from latentkv.console.terminal import show
 from latentkv.errors import LatentKVError
 
-from . import heap, limits
+from . import limits
+from .compute import heap
 from .errors import ConvertError, Interrupted
 from .files import Progress
 from .plan import methods
 from .recipe import Finetune, Recipe
-from .weights.quantize import FACTOR_TYPES, OUTTYPES
+from .weights.tensor import FACTOR_TYPES, OUTTYPES
 
 DEFAULT_METHOD = "waterfill"
 _EXAMPLES = """examples:

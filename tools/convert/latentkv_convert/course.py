@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .arithmetic import multiplies_bf16
+from .compute.arithmetic import multiplies_bf16
 from .recipe import Recipe
 from .source.source import Source
 
@@ -33,8 +33,9 @@ def steps(
     first of them before the others. n_choices: plans that are compared."""
     spec, window = source.spec, min(recipe.calib_window, source.spec.n_ctx)
     reduced = multiplies_bf16(recipe.device)
-    weights = _layer_weights(source) * spec.n_layer
-    scores = spec.n_layer * spec.n_head * window
+    n_attending = len(spec.attention_layers)
+    weights = sum(_layer_weights(source, kind) * n for kind, n in _kinds(source))
+    scores = n_attending * spec.n_head * window
     up = 2 * weights / _PRODUCT[reduced] + _SCORE * scores
     entries = spec.n_vocab * (2 * spec.n_embd / _PRODUCT[reduced] + _ENTRY)
     back = 2 * 2 * weights / _PRODUCT[reduced] + _SCORE_BACK * scores + entries
@@ -47,7 +48,7 @@ def steps(
         found.append((MEASURE, n_tokens * up))
         if with_gradients:
             found.append((WEIGH, n_tokens * back))
-    choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in range(spec.n_layer))
+    choose = 1.0 + 2 * sum((spec.at(layer).kv_width / 512) ** 2 for layer in spec.attention_layers)
     if n_checked:
         found.append((CHOOSE, 2 * window * check))
     found += [(CHOOSE, choose)] * n_choices
@@ -59,12 +60,20 @@ def steps(
     return [*found, (WRITE, 1.0 + weights / _BYTES)]
 
 
-def _layer_weights(source: Source) -> int:
-    """That a token meets in the first layer."""
+def _kinds(source: Source) -> list[tuple[int, int]]:
+    """A layer that attends and one that does not, where there are such, and how many there are of each."""
     spec = source.spec
-    total = 2 * spec.at(0).kv_width * spec.n_embd
-    for role in spec.layer_tensors:
-        n = math.prod(source.shape(role.target, 0))
+    attending = spec.attention_layers
+    others = [layer for layer in range(spec.n_layer) if not spec.attends(layer)]
+    return [(layers[0], len(layers)) for layers in (attending, others) if layers]
+
+
+def _layer_weights(source: Source, layer: int) -> int:
+    """That a token meets in a layer."""
+    spec = source.spec
+    total = 2 * spec.at(layer).kv_width * spec.n_embd if spec.attends(layer) else 0
+    for role in spec.tensors_of(layer):
+        n = math.prod(source.shape(role.target, layer))
         if role.target.partition(".")[0].endswith("_exps"):
             n = n * int(spec.keys["expert_used_count"]) // int(spec.keys["expert_count"])
         total += n

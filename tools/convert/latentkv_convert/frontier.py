@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 # What predictions differ from measurements by, and no one notices in a step (2 us are 2 % of an 8B step on an
 # H100): as fast as another is at most so much slower, whichever is more.
 SLACK, SLACK_US = 0.05, 2.0
-TIE = 0.02  # of predicted divergence: fewer differences than two samples of a text have
 
 Us = tuple[float, ...]  # microseconds a layer, one per depth
 
@@ -42,9 +40,6 @@ class Line:
         """`4`, or `4 (K) and 8 (V)`."""
         k, v = self.groups["k"], self.groups["v"]
         return str(k) if k == v else f"{k} (K) and {v} (V)"
-
-
-L = TypeVar("L", bound=Line)
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ class Frontier:
 
     @property
     def header(self) -> list[str]:
-        """Of the terminal's table; times only where there are any."""
+        """Column heads for the terminal; times only where there are any."""
         depths = [f"us at {self.depths[0]}", *map(str, self.depths[1:])] if self._timed else []
         return ["KV heads a group", "exact tokens", f"MiB at {self.context}", "predicted nats", *depths]
 
@@ -123,30 +118,3 @@ class Frontier:
 def is_as_fast(us: Us, full: Us) -> bool:
     """At every depth, but for the slack."""
     return all(a <= max((1 + SLACK) * b, b + SLACK_US) for a, b in zip(us, full, strict=True))
-
-
-def choose(lines: Iterable[L], full: Us | None, prefer: str) -> tuple[tuple[L, ...], int]:
-    """The lines that had to be looked at, and which of them it is. `lines` come from the widest groups to the
-    narrowest and are made one by one, as each costs minutes on a large model.
-
-    speed: the first one that is as fast as full f16 rows; if none is, the one of least divergence. Where
-    times are not known, the widest: as a rule it loses least.
-    size: the one of least divergence, of those within TIE of it the fastest. Narrower groups lose more at
-    equal bytes unless the factors of wide ones eat the budget: the first one that loses more ends the search.
-    """
-    seen: list[L] = []
-    for line in lines:
-        seen.append(line)
-        us = line.own.us
-        if prefer == "speed" and (us is None or full is None):
-            if len(seen) == 1:
-                return tuple(seen), 0
-        elif prefer == "speed" and us is not None and full is not None and is_as_fast(us, full):
-            return tuple(seen), len(seen) - 1
-        elif prefer == "size" and line.own.predicted > (1 + TIE) * min(each.own.predicted for each in seen):
-            break
-    least = min(line.own.predicted for line in seen)
-    if prefer == "speed":
-        return tuple(seen), [line.own.predicted for line in seen].index(least)
-    tied = [index for index, line in enumerate(seen) if line.own.predicted <= (1 + TIE) * least]
-    return tuple(seen), min(tied, key=lambda index: sum(seen[index].own.us or (math.inf,)))

@@ -21,7 +21,7 @@ SIDES = ("k", "v")
 
 # Weights that read what another one reads.
 READS = {"attn_k": "attn_q", "attn_v": "attn_q", "attn_qkv": "attn_q"}
-READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps"}
+READS |= {"ffn_gate": "ffn_up", "ffn_gate_exps": "ffn_up_exps", "ffn_gate_shexp": "ffn_up_shexp"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class BlockSpec:
     rope_scaled: tuple[bool, ...] | None = None  # per layer, whether scaling and divisors apply; None: in all
     value_norm: bool = False  # V of a head is divided by its root mean square
     value_of_key: bool = False  # V of a layer without attn_v is what attn_k makes
+    mixers: tuple[str, ...] | None = None  # per layer, what mixes tokens; None: attention in all
+    output_gate: bool = False  # attn_q has a gate of as many rows behind each head; see docs/gguf.md
 
     def said(self) -> dict[str, Any]:
         """What a file says: the words, and what differs from its default."""
@@ -95,6 +97,7 @@ class TensorRole:
     rows: NDArray[np.int64] | None = None
     transform: Callable[[F32], F32] | None = None
     n_expert: int = 0  # > 0: as many tensors, whose names have their number for the {} of `source`, stacked
+    otherwise: TensorRole | None = None  # where a checkpoint has no `source`
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,6 @@ class ModelSpec:
     def _by_shape(self) -> Mapping[HeadShape, ModelSpec]:
         return {shape: replace(self, **vars(shape), heads=()) for shape in set(self.heads)}
 
-    def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
-        """All of a layer but its K and V projections."""
-        if not self.at(layer).shares_kv:
-            return self.layer_tensors
-        return tuple(role for role in self.layer_tensors if not role.target.startswith("attn_k_norm."))
-
     @property
     def has_shared_kv(self) -> bool:
         """Whether some layer reads an earlier one's K and V."""
@@ -157,9 +154,32 @@ class ModelSpec:
         legal = [n for n in range(1, own.n_kv + 1) if own.n_kv % n == 0 and n * own.head_dim <= width]
         return max(legal, default=1)
 
+    recurrent_tensors: tuple[TensorRole, ...] = ()  # all of a layer that does not attend
+
     @property
     def q_width(self) -> int:
         return self.n_head * self.head_dim
+
+    @property
+    def q_rows(self) -> int:
+        """Of attn_q, with the output gate."""
+        return self.q_width * (2 if self.block.output_gate else 1)
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has K and V; one that does not is recurrent."""
+        return self.block.mixers is None or self.block.mixers[layer] == "attention"
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(filter(self.attends, range(self.n_layer)))
+
+    def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
+        """All of a layer but its K and V projections."""
+        if not self.attends(layer):
+            return self.recurrent_tensors
+        if not self.at(layer).shares_kv:
+            return self.layer_tensors
+        return tuple(role for role in self.layer_tensors if not role.target.startswith("attn_k_norm."))
 
     @property
     def attention_scale(self) -> float:
@@ -268,6 +288,8 @@ def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
 
 @dataclass(frozen=True)
 class LayerPlan:
+    """Full and full of a layer that does not attend, whose formats, ranks and bytes count nowhere."""
+
     k: SidePlan
     v: SidePlan
 

@@ -19,7 +19,7 @@ from .fuse import center
 from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
 from .recipe import Recipe
-from .rows import sizes
+from .rows import plan_sizes, sizes
 from .work import Work
 from .write.gguf_write import replacing
 
@@ -48,18 +48,18 @@ class Report:
     @property
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
-        full = [self.spec.at(index).kv_width for index in range(self.spec.n_layer)]
-        kept = [
-            0 if layer.side(side) == OF_VALUE else sum(layer.side(side).kept) or width
-            for layer, width in zip(self.plan.layers, full, strict=True)
-            for side in SIDES
-        ]
-        return sum(kept) / (len(SIDES) * sum(full))
+        spec, sides = self.spec, [(i, s) for i in self.spec.attention_layers for s in SIDES]
+        widths = {i: spec.at(i).kv_width for i in spec.attention_layers}
+        chosen = {(i, s): self.plan.layers[i].side(s) for i, s in sides}
+        kept = [0 if side == OF_VALUE else sum(side.kept) or widths[i] for (i, _), side in chosen.items()]
+        return sum(kept) / (len(SIDES) * sum(widths.values()))
 
     def bytes_per_token(self) -> dict[str, float]:
         """By row format; `plan`: the file's own."""
-        own = {"plan": sizes.planned_bytes_per_token(self.spec, self.plan, CONTEXT)} if self.planned else {}
-        return own | {fmt: sizes.bytes_per_token(self.spec, self.plan, fmt, CONTEXT) for fmt in sizes.FORMATS}
+        spec, plan = self.spec, self.plan
+        own = {"plan": plan_sizes.planned_bytes_per_token(spec, plan, CONTEXT)} if self.planned else {}
+        formats = plan_sizes.FORMATS
+        return own | {fmt: plan_sizes.bytes_per_token(spec, plan, fmt, CONTEXT) for fmt in formats}
 
     @property
     def planned(self) -> bool:
@@ -68,8 +68,8 @@ class Report:
 
     def cache(self) -> dict[str, Any]:
         """The whole cache under the file's plan, exact tokens and bookkeeping included, and what it costs."""
-        size = sizes.cache_bytes(self.spec, self.plan, CONTEXT)
-        full = sizes.full_cache_bytes(self.spec, sizes.MiddleSlots.of_plan(self.spec, self.plan, CONTEXT))
+        size = plan_sizes.cache_bytes(self.spec, self.plan, CONTEXT)
+        full = sizes.full_cache_bytes(self.spec, plan_sizes.slots_of(self.spec, self.plan, CONTEXT))
         result: dict[str, Any] = {
             "sink": self.plan.sink,
             "recent": self.plan.recent,
@@ -86,10 +86,13 @@ class Report:
         return result
 
     def as_dict(self) -> dict[str, Any]:
-        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         layers = []
         for index, layer in enumerate(self.plan.layers):
             entry: dict[str, Any] = {"layer": index}
+            if not self.spec.attends(index):
+                layers.append({**entry, "mixer": "delta_net"})
+                continue
             for side in SIDES:
                 chosen = layer.side(side)
                 entry[side] = {
@@ -127,10 +130,10 @@ class Report:
 
     def blocks(self) -> list[Block]:
         """For the terminal."""
-        full = sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
+        full = plan_sizes.full_bytes_per_token(self.spec, self.plan, CONTEXT)
         header, rows = ["layer", "K path", "K ranks", "K energy", "V path", "V ranks", "V energy"], []
-        for index, layer in enumerate(self.plan.layers):
-            row = [str(index)]
+        for index in self.spec.attention_layers:
+            layer, row = self.plan.layers[index], [str(index)]
             for side in SIDES:
                 chosen = layer.side(side)
                 own = self.spec.at(index)
@@ -181,18 +184,6 @@ class Report:
         return lines
 
 
-def energy(work: Work, plan: Plan, layer: int, side: str) -> float:
-    """Kept share of the squared energy of one layer's K or V, all groups together."""
-    chosen = plan.layers[layer].side(side)
-    if chosen == OF_VALUE:
-        return energy(work, plan, layer, "v")
-    if not chosen.ranks:
-        return 1.0
-    pairs = list(zip(work.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
-    total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
-    return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0
-
-
 def _layers(sides: Mapping[str, Sequence[int]]) -> str:
     return ", ".join(f"{side.upper()} of layer {' '.join(map(str, at))}" for side, at in sides.items() if at)
 
@@ -210,21 +201,20 @@ def finish(
     plan: Plan,
     file_bytes: int,
     added: int,
-    calibration_tokens: int,
     recovery: Recovery | None = None,
 ) -> Report:
     """Builds the report and writes its JSON and picture beside the output."""
     drawn = recipe.draws and not plan.is_full
     files = recipe.outputs[: 3 if drawn else 2]
-    shares = {side: [energy(work, plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
-    layers = list(enumerate(plan.layers))
+    shares = {side: [work.energy(plan, i, side) for i in range(work.spec.n_layer)] for side in SIDES}
+    layers = [(index, plan.layers[index]) for index in work.spec.attention_layers]
     centred = {s: [i for i, each in layers if center.centred(work, i, s, each.side(s).path)] for s in SIDES}
     report = Report(
         recipe,
         work.spec,
         plan,
         shares,
-        calibration_tokens,
+        0 if work.sample is None else int(work.sample.tokens.size),
         file_bytes,
         files,
         work.stored_as.outtype,
@@ -262,7 +252,8 @@ def bits_map(report: Report, path: Path) -> None:
     """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in;
     below them what the plan was chosen from."""
     plt, spec, found = _pyplot(), report.spec, report.plan.frontier
-    heights = [1.6 + 0.3 * spec.n_layer] + ([] if found is None else [3.2])
+    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
+    heights = [1.6 + 0.3 * len(layers)] + ([] if found is None else [3.2])
     figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     left = figure.add_subplot(grid[0, 0])
@@ -270,9 +261,9 @@ def bits_map(report: Report, path: Path) -> None:
     axes[1].tick_params(labelleft=False)
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
-        bits = np.zeros((spec.n_layer, max(spec.at(index).kv_width for index in range(spec.n_layer))))
-        for index, layer in enumerate(report.plan.layers):
-            chosen, row, own = layer.side(side), [], spec.at(index)
+        bits = np.zeros((len(layers), max(spec.at(layer).kv_width for layer in layers)))
+        for index, layer in enumerate(layers):
+            chosen, row, own = report.plan.layers[layer].side(side), [], spec.at(layer)
             if chosen == OF_VALUE:
                 continue
             segments = chosen.segments or ((own.head_dim,),) * own.n_kv  # `full`: every head is one
@@ -284,7 +275,7 @@ def bits_map(report: Report, path: Path) -> None:
         image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
         axis.set_title(f"{side.upper()} bits", fontsize=10)
         axis.set_xlabel("channel of the latent, most important first")
-        axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
+        axis.set_yticks(range(0, len(layers), step), layers[::step])
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes, label="bits", extend="max")
     if found is not None:
@@ -308,19 +299,20 @@ def rank_map(report: Report, path: Path) -> None:
         side: max(max(len(layer.side(side).ranks), 1) for layer in report.plan.layers) for side in SIDES
     }
     columns = max(groups.values())
+    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
     figure, axes = plt.subplots(
         1,
         2,
-        figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * spec.n_layer),
+        figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * len(layers)),
         sharey=True,
         layout="constrained",
     )
     image = None
     for axis, side in zip(axes, SIDES, strict=True):
-        share = np.ones((spec.n_layer, groups[side]))
-        for index, layer in enumerate(report.plan.layers):
-            chosen = layer.side(side)
-            widths = chosen.group * spec.at(index).head_dim
+        share = np.ones((len(layers), groups[side]))
+        for index, layer in enumerate(layers):
+            chosen = report.plan.layers[layer].side(side)
+            widths = chosen.group * spec.at(layer).head_dim
             if chosen.ranks:
                 share[index, : len(chosen.ranks)] = np.array(chosen.kept) / widths
             for group, rank in enumerate(chosen.kept if columns <= 16 else ()):
@@ -330,9 +322,9 @@ def rank_map(report: Report, path: Path) -> None:
         axis.set_title(f"{side.upper()} ranks", fontsize=10)
         axis.set_xlabel("group of KV heads")
         axis.set_xticks(range(groups[side]) if groups[side] <= 16 else range(0, groups[side], 8))
-        axis.set_yticks(range(0, spec.n_layer, 1 if spec.n_layer <= 40 else 4))
+        axis.set_yticks(range(0, len(layers), step), layers[::step])
         axis.set_xticks(np.arange(0.5, groups[side] - 1), minor=True)
-        axis.set_yticks(np.arange(0.5, spec.n_layer - 1), minor=True)
+        axis.set_yticks(np.arange(0.5, len(layers) - 1), minor=True)
         axis.grid(which="minor", color="white", linewidth=1)
         axis.tick_params(which="both", length=0)
     axes[0].set_ylabel("layer")

@@ -5,30 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .calibrate.sample import Sample
-from .ir import F32, F64, Array, Basis, ModelSpec
-from .kept import Kept
+from .compute.memo import Memo
+from .ir import F32, F64, OF_VALUE, Array, Basis, ModelSpec, Plan
 from .source.source import Source
 from .weights.encoding import Encoding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-CHECKED = 6  # windows that a plan is run on: they differ, and one or two of them are a rough forecast
-_KEEP_BYTES = 2 << 30  # of bases, and of rows; the rest is computed anew when its layer is written
-
-
-@dataclass
-class Checked:
-    """What plan/forecast.py knows of windows, which are named by their tokens."""
-
-    exact: dict[bytes, Tensor] = field(default_factory=dict)  # last outputs [scored tokens, d], uncompressed
-    plan: Any = None  # that was run last
-    nats: dict[bytes, float] = field(default_factory=dict)  # a token, of that plan
+KEEP_BYTES = 2 << 30  # of bases in memory; the rest is computed anew when its layer is written
 
 
 @dataclass
@@ -43,11 +29,8 @@ class Work:
     center: bool = True
     encoding: Encoding | None = None  # of the file's tensors
     trains: bool = False  # the factors, after the plan
-    n_checked: int = CHECKED
     _sigmas: dict[tuple[int, str, int], tuple[F64, ...]] = field(default_factory=dict)
-    _kept: Kept[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Kept(_KEEP_BYTES))
-    checked: Checked = field(default_factory=lambda: Checked())
-    rows: Kept[tuple[Any, ...], Any] = field(default_factory=lambda: Kept(_KEEP_BYTES))  # rows/cached_rows.py
+    _kept: Memo[tuple[int, str, int], tuple[Basis, ...]] = field(default_factory=lambda: Memo(KEEP_BYTES))
 
     @property
     def spec(self) -> ModelSpec:
@@ -58,13 +41,17 @@ class Work:
         return self.encoding or Encoding.of(self.spec, "f16")
 
     def projection_bytes(self, layer: int, side: str) -> int:
-        """Of W of k or v as the file would hold it."""
+        """Bytes of W_k or W_v as the file would hold it."""
         stored = self.source.stored(f"attn_{side}.weight", layer)
         return self.stored_as.projection_bytes(self.spec, layer, side, stored)
 
     def weight(self, layer: int, side: str) -> F32:
-        """W of q, k or v, [out, n_embd] in transformers' row order."""
-        return self.source.tensor(f"attn_{side}.weight", layer)
+        """W of q (without its gate), k or v, [out, n_embd] in transformers' row order."""
+        weight = self.source.tensor(f"attn_{side}.weight", layer)
+        if side != "q" or not self.spec.block.output_gate:
+            return weight
+        heads = weight.reshape(self.spec.n_head, 2, self.spec.head_dim, -1)
+        return heads[:, 0].reshape(self.spec.q_width, -1)
 
     def output_map(self, layer: int, side: str) -> F64:
         """[w, n_embd]: W, and the weights of a norm over all heads of K. The norm divides by another number
@@ -100,3 +87,14 @@ class Work:
         if (layer, side, group) not in self._sigmas:
             self.bases(layer, side, group)
         return self._sigmas[layer, side, group]
+
+    def energy(self, plan: Plan, layer: int, side: str) -> float:
+        """Kept share of the squared energy of a layer's K or V, all groups together."""
+        chosen = plan.layers[layer].side(side)
+        if chosen == OF_VALUE:
+            return self.energy(plan, layer, "v")
+        if not chosen.ranks:
+            return 1.0
+        pairs = list(zip(self.sigmas(layer, side, chosen.group), chosen.kept, strict=True))
+        total = sum(float(np.square(sigma).sum()) for sigma, _ in pairs)
+        return sum(float(np.square(sigma[:rank]).sum()) for sigma, rank in pairs) / total if total else 1.0

@@ -1,31 +1,23 @@
 // iq4_nl: ggml's blocks of 32, one f16 scale each and 16 levels that lie closer around 0.   value = level[code] · scale
 //
-//   byte 18·k + 0 … 1      scale of block k, f16
-//   byte 18·k + 2 … 17     codes of channels 32·k … 32·k + 31 (nibbles.h)
+//   byte 18·k + 0 … 1      scale of block k
+//   byte 18·k + 2 … 17     codes of channels 32·k … 32·k + 31 (stock_blocks.h)
 //
-// width channels = width/32 · 18 bytes, rounded up to a multiple of 4. Width a multiple of 32. Scale and codes are those of
-// ggml's reference quantizer: codes for the scale that spans the block, then the scale of least squared error for these, each
-// value weighed by its square. Both are found in units of the largest value: rounding differs in the last bit.
+// Scale and codes are those of ggml's reference quantizer: codes for the scale that spans the block, then the scale of least squared
+// error for these, each value weighed by its square. Both are found in units of the largest value: rounding differs in the last bit.
 #pragma once
 
-#include "cache/formats/nibbles.h"
+#include "cache/formats/stock_blocks.h"
 
 namespace lkv {
 
-struct IQ4_NL {
-    static constexpr int block = nibble_block;
-    static constexpr int width_multiple = block;
-    static constexpr bool quantized = true;
-    static constexpr int codes_at = 2;
-    static constexpr int block_bytes = codes_at + block / 2;
+struct IQ4_NL : StockBlocks<4, false> {
     static constexpr float least_peak = 1e-15f;  // ggml's GROUP_MAX_EPS: a block below it is stored as zeros
     static_assert(block_bytes == 18, "ggml's block_iq4_nl");
 
-    LKV_HD static constexpr int bytes(int width) { return round_up_to_word(width / block * block_bytes); }
-
     LKV_HD static float level(int code) {
-        constexpr int8_t levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-        return static_cast<float>(levels[code]);
+        constexpr int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+        return static_cast<float>(values[code]);
     }
 
     // The code whose level is nearest to x, the greater of two.
@@ -36,42 +28,37 @@ struct IQ4_NL {
     }
 
     LKV_HD static void write(const float* x, int width, uint8_t* dst) {
-        const int n_blocks = width / block;
-        for (int k = writer(); k < n_blocks; k += writers) {
+        for (int k = writer(); k < width / block; k += writers) {
             const float* const v = x + k * block;
-            uint8_t* out = dst + k * block_bytes;
-            const float extreme = block_extreme(v);
-            const bool is_zero = !((extreme < 0.0f ? -extreme : extreme) >= least_peak);
+            uint8_t* const out = dst + k * block_bytes;
+            const float largest = extreme(v);
+            const bool is_zero = !((largest < 0.0f ? -largest : largest) >= least_peak);
             float xq = 0.0f;
             float qq = 0.0f;
             int code[block];
             for (int i = 0; i < block; i++) {
-                const float x =
-                    is_zero ? 0.0f : v[i] / extreme;  // the squares of large values are beyond float's range
-                code[i] = nearest(x * level(0));
+                const float u =
+                    is_zero ? 0.0f : v[i] / largest;  // the squares of large values are beyond float's range
+                code[i] = nearest(u * level(0));
                 const float q = level(code[i]);
-                xq += x * x * q * x;
-                qq += x * x * q * q;
+                xq += u * u * q * u;
+                qq += u * u * q * q;
             }
-            store_u16(out, half_saturate(qq > 0.0f ? xq / qq * extreme : 0.0f));
-            put_nibbles(code, out + codes_at);
+            store_u16(out, half_saturate(qq > 0.0f ? xq / qq * largest : 0.0f));
+            put_codes(code, out);
         }
-        for (int i = n_blocks * block_bytes; i < bytes(width); i++) {
-            dst[i] = 0;
-        }
+        pad(dst, width);
     }
 
     LKV_HD static Affine affine(const uint8_t* src, int k) { return {load_half(src + k * block_bytes), 0.0f}; }
 
-    LKV_HD static float code(const uint8_t* src, int i) {
-        return level(nibble(src + i / block * block_bytes + codes_at, i % block));
-    }
+    LKV_HD static float code(const uint8_t* src, int i) { return level(integer(src, i)); }
 
 #if !defined(__CUDACC__)
     LKV_INLINE static f32x16 codes(const uint8_t* src, int chunk) {
         i32x8 lo;
         i32x8 hi;
-        load_nibbles(src + chunk / 2 * block_bytes + codes_at, chunk % 2, lo, hi);
+        integers(src, chunk, lo, hi);
         f32x16 out;
         for (int i = 0; i < lanes; i++) {
             out.lo[i] = level(lo[i]);

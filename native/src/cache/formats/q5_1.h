@@ -1,69 +1,16 @@
 // q5_1: ggml's blocks of 32, one f16 scale and one f16 minimum each.   value = code · scale + minimum, code 0 … 31
 //
-//   byte 24·k + 0 … 1      scale of block k, f16
-//   byte 24·k + 2 … 3      minimum, f16
-//   byte 24·k + 4 … 7      fifth bits of channels 32·k … 32·k + 31 (nibbles.h)
+//   byte 24·k + 0 … 1      scale of block k
+//   byte 24·k + 2 … 3      minimum
+//   byte 24·k + 4 … 7      fifth bits of channels 32·k … 32·k + 31 (stock_blocks.h)
 //   byte 24·k + 8 … 23     their other bits
-//
-// width channels = width/32 · 24 bytes. Width a multiple of 32. Same bytes and rounding as ggml's reference quantizer, except
-// that a scale or a minimum past half_max saturates.
 #pragma once
 
-#include "cache/formats/nibbles.h"
+#include "cache/formats/stock_blocks.h"
 
 namespace lkv {
 
-struct Q5_1 {
-    static constexpr int block = nibble_block;
-    static constexpr int width_multiple = block;
-    static constexpr bool quantized = true;
-    static constexpr int fifth_at = 4;
-    static constexpr int codes_at = 8;
-    static constexpr int block_bytes = codes_at + block / 2;
-    static_assert(block_bytes == 24, "ggml's block_q5_1");
-
-    LKV_HD static constexpr int bytes(int width) { return width / block * block_bytes; }
-
-    LKV_HD static void write(const float* x, int width, uint8_t* dst) {
-        for (int k = writer(); k < width / block; k += writers) {
-            const float* const v = x + k * block;
-            uint8_t* out = dst + k * block_bytes;
-            float low;
-            float high;
-            block_extremes(v, low, high);
-            const float scale = (high - low) / 31.0f;
-            const float inverse = block_inverse(scale);
-            store_u16(out, half_saturate(scale));
-            store_u16(out + 2, half_saturate(low));
-            int code[block];
-            for (int i = 0; i < block; i++) {
-                const int level = static_cast<int>((v[i] - low) * inverse + 0.5f);
-                code[i] = level < 31 ? level : 31;
-            }
-            put_fifth_bits(code, out + fifth_at);
-            put_nibbles(code, out + codes_at);
-        }
-    }
-
-    LKV_HD static Affine affine(const uint8_t* src, int k) {
-        return {load_half(src + k * block_bytes), load_half(src + k * block_bytes + 2)};
-    }
-
-    LKV_HD static float code(const uint8_t* src, int i) {
-        const uint8_t* const p = src + i / block * block_bytes;
-        return static_cast<float>(nibble(p + codes_at, i % block) | fifth_bit(p + fifth_at, i % block));
-    }
-
-#if !defined(__CUDACC__)
-    LKV_INLINE static f32x16 codes(const uint8_t* src, int chunk) {
-        const uint8_t* const p = src + chunk / 2 * block_bytes;
-        i32x8 lo;
-        i32x8 hi;
-        load_nibbles(p + codes_at, chunk % 2, lo, hi);
-        add_fifth_bits(p + fifth_at, chunk % 2, lo, hi);
-        return {to_f32(lo), to_f32(hi)};
-    }
-#endif
-};
+using Q5_1 = StockBlocks<5, true>;
+static_assert(Q5_1::block_bytes == 24, "ggml's block_q5_1");
 
 }  // namespace lkv

@@ -38,6 +38,11 @@ std::vector<SlotRef> Placement::claim(const NewTokens& tokens) {
     return slots;
 }
 
+void Placement::take_back(std::span<const SlotRef> slots) {
+    for (const SlotRef& at : slots) release(at);
+    for (Selection* selection : selections_) selection->take_back();
+}
+
 void Placement::place(const NewTokens& tokens, std::vector<SlotRef>& slots) {
     std::vector<int32_t> first_recent(max_sequences, tokens.settles ? INT32_MAX : 0);
     for (size_t i = 0; tokens.settles && i < tokens.size(); i++) {

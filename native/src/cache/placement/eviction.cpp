@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 #include "cache/placement/placement.h"
@@ -40,7 +41,6 @@ void pool(std::vector<Held>& held, int width) {
 Eviction::Eviction(const EvictPolicy& policy, const Sizes& sizes, const std::vector<bool>& in_layer)
     : policy_(&policy), sizes_(sizes) {
     for (const bool evicts : in_layer) layers_.push_back({evicts, Cells(evicts ? sizes.n_slots : 0), {}, {}, {}});
-    newest_.fill(-1);
 }
 
 void Eviction::allocate() {
@@ -66,24 +66,30 @@ int Eviction::most_used() const {
     return most;
 }
 
-bool Eviction::prepare(const Placement&, const NewTokens& tokens) {
-    const auto [pos, seq, settles] = tokens;
+// What is known of the sequences once these tokens have come.
+Eviction::Seen Eviction::seen_with(const NewTokens& tokens) const {
+    Seen seen = seen_;
+    std::array<int, max_sequences> n_new{};
+    for (size_t i = 0; i < tokens.size(); i++) {
+        const auto s = static_cast<size_t>(tokens.seq[i]);
+        n_new[s]++;
+        seen.newest[s] = std::max(seen.newest[s], tokens.pos[i]);
+    }
+    for (size_t s = 0; s < n_new.size(); s++) {
+        if (n_new[s] == 1) seen.decoded[s] = std::min(seen.decoded[s] + 1, most_decoded);
+    }
+    return seen;
+}
+
+void Eviction::weigh(std::span<const int32_t> seq) {
     std::array<int, max_sequences> to_come{};
     for (const int32_t s : seq) to_come[static_cast<size_t>(s)]++;
+    for (size_t s = 0; s < to_come.size(); s++) prompts_[s] = to_come[s] > 1;
     weights_.clear();
-    for (size_t i = 0; i < seq.size(); i++) {
-        const auto s = static_cast<size_t>(seq[i]);
-        if (newest_[s] < pos[i]) newest_[s] = pos[i];
-    }
-    for (size_t s = 0; s < to_come.size(); s++) {
-        prompts_[s] = to_come[s] > 1;
-        if (to_come[s] == 1) decoded_[s] = std::min(decoded_[s] + 1, most_decoded);
-    }
     for (const int32_t s : seq) {
         const auto at = static_cast<size_t>(s);
-        weights_.push_back(policy_->weigh({--to_come[at], decoded_[at]}));
+        weights_.push_back(policy_->weigh({--to_come[at], seen_.decoded[at]}));
     }
-    return false;
 }
 
 float Eviction::first_mass(int32_t seq) const {
@@ -93,15 +99,19 @@ float Eviction::first_mass(int32_t seq) const {
 bool Eviction::enter(const Placement& all, const NewTokens& tokens, std::span<SlotRef> slots) {
     std::vector<Arrival> arrivals;
     for (size_t i = 0; i < slots.size(); i++) {
-        if (slots[i].region == all.middle()) {
-            arrivals.push_back({tokens.pos[i], tokens.seq[i], -1});
-        } else if (slots[i].region == all.recent()) {
-            for (Layer& layer : layers_) {
-                if (layer.evicts) layer.recent[static_cast<size_t>(slots[i].slot)] = first_mass(tokens.seq[i]);
-            }
+        if (slots[i].region == all.middle()) arrivals.push_back({tokens.pos[i], tokens.seq[i], -1});
+    }
+    const Seen seen = seen_with(tokens);
+    const Leaving leaving = room_for(arrivals, seen);
+    seen_before_ = std::exchange(seen_, seen);
+    weigh(tokens.seq);
+    for (size_t i = 0; i < slots.size(); i++) {
+        if (slots[i].region != all.recent()) continue;
+        for (Layer& layer : layers_) {
+            if (layer.evicts) layer.recent[static_cast<size_t>(slots[i].slot)] = first_mass(tokens.seq[i]);
         }
     }
-    const bool some_went = enter(arrivals);
+    const bool some_went = exchange(leaving, arrivals);
     int n = 0;
     for (SlotRef& at : slots) {
         if (at.region == all.middle()) at.arrival = n++;
@@ -116,23 +126,31 @@ void Eviction::demote(const Placement& all, std::span<RowMove> moves) {
     for (const RowMove& move : moves) {
         arrivals.push_back({recent.pos(move.from), std::countr_zero(recent.seq(move.from)), move.from});
     }
-    enter(arrivals);
+    exchange(room_for(arrivals, seen_), arrivals);
 }
 
-bool Eviction::enter(std::span<const Arrival> arrivals) {
-    bool some_went = false;
+// The slots whose tokens have to go, of every layer.
+Eviction::Leaving Eviction::room_for(std::span<const Arrival> arrivals, const Seen& seen) const {
     std::array<int, max_sequences> n_arrivals{};
     for (const Arrival& arrival : arrivals) n_arrivals[static_cast<size_t>(arrival.seq)]++;
-    for (Layer& layer : layers_) layer.entered.clear();
-    for (Layer& layer : layers_) {
-        if (!layer.evicts) continue;
-        for (int32_t s = 0; s < max_sequences; s++) {
-            if (n_arrivals[static_cast<size_t>(s)] == 0) continue;
-            some_went = make_room(layer, s, n_arrivals[static_cast<size_t>(s)]) || some_went;
+    Leaving leaving(layers_.size());
+    for (size_t il = 0; il < layers_.size(); il++) {
+        for (int32_t s = 0; layers_[il].evicts && s < max_sequences; s++) {
+            const int n = n_arrivals[static_cast<size_t>(s)];
+            if (n > 0) choose(layers_[il], s, n, seen, leaving[il]);
         }
     }
-    for (Layer& layer : layers_) {
+    return leaving;
+}
+
+bool Eviction::exchange(const Leaving& leaving, std::span<const Arrival> arrivals) {
+    bool some_went = false;
+    for (size_t il = 0; il < layers_.size(); il++) {
+        Layer& layer = layers_[il];
+        layer.entered.clear();
         if (!layer.evicts) continue;
+        some_went = some_went || !leaving[il].empty();
+        for (const int slot : leaving[il]) layer.cells.release(slot);
         for (const Arrival& arrival : arrivals) {
             const int slot = layer.cells.claim({arrival.pos, bit(arrival.seq)});
             layer.mass[static_cast<size_t>(slot)] =
@@ -143,16 +161,16 @@ bool Eviction::enter(std::span<const Arrival> arrivals) {
     return some_went;
 }
 
-bool Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
+void Eviction::choose(const Layer& layer, int32_t seq, int n_arrivals, const Seen& seen, std::vector<int>& gone) const {
     const int over = layer.cells.count(seq) + n_arrivals - sizes_.budget;
-    if (over <= 0) return false;
+    if (over <= 0) return;
     std::vector<Held> held;
     for (const int slot : layer.cells.slots_of(seq)) {
         held.push_back({layer.cells.pos(slot), slot, layer.mass[static_cast<size_t>(slot)], 0.0F});
     }
     std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.pos < b.pos; });
     pool(held, policy_->pool);
-    const int32_t first_latest = newest_[static_cast<size_t>(seq)] - sizes_.latest + 1;
+    const int32_t first_latest = seen.newest[static_cast<size_t>(seq)] - sizes_.latest + 1;
     std::erase_if(held, [&](const Held& token) { return token.mass == stays || token.pos >= first_latest; });
     const auto n_held = static_cast<int>(held.size());
     if (over > n_held) {
@@ -165,8 +183,7 @@ bool Eviction::make_room(Layer& layer, int32_t seq, int n_arrivals) {
         return a.pooled != b.pooled ? a.pooled < b.pooled : a.pos < b.pos;
     };
     std::nth_element(held.begin(), held.begin() + (n_gone - 1), held.end(), less);
-    for (int i = 0; i < n_gone; i++) layer.cells.release(held[static_cast<size_t>(i)].slot);
-    return true;
+    for (int i = 0; i < n_gone; i++) gone.push_back(held[static_cast<size_t>(i)].slot);
 }
 
 uint64_t Eviction::n_visited() const {
@@ -210,13 +227,12 @@ void Eviction::forget(int seq) {
 
 void Eviction::clear() {
     for (Layer& layer : layers_) layer.cells.clear();
-    decoded_.fill(0);
-    newest_.fill(-1);
+    seen_ = {};
 }
 
 void Eviction::resume(int seq, int n_decoded, int32_t newest) {
-    decoded_[static_cast<size_t>(seq)] = n_decoded;
-    newest_[static_cast<size_t>(seq)] = newest;
+    seen_.decoded[static_cast<size_t>(seq)] = n_decoded;
+    seen_.newest[static_cast<size_t>(seq)] = newest;
 }
 
 }  // namespace lkv

@@ -65,12 +65,12 @@ public:
         return layers_[static_cast<size_t>(layer)].entered[static_cast<size_t>(at.arrival)];
     }
     uint64_t n_visited() const override;
-    bool prepare(const Placement& all, const NewTokens& tokens) override;
     // Tokens of the middle take slots in every layer; those of the least mass go where their sequence has no room. True: some went.
-    // Errors: Error when too few may go.
+    // Errors: Error when too few may go; nothing has changed then.
     bool enter(const Placement& all, const NewTokens& tokens, std::span<SlotRef> slots) override;
     void demote(const Placement& all, std::span<RowMove> moves) override;
     void release(const SlotRef& at) override;
+    void take_back() override { seen_ = seen_before_; }
     Cells* follower() override { return nullptr; }
     void forget(int seq) override;
     void clear() override;
@@ -79,7 +79,7 @@ public:
     // For states.
     Cells& cells(int layer) { return layers_[static_cast<size_t>(layer)].cells; }
     static constexpr int most_decoded = 1 << 30;  // the count stays there
-    int n_decoded(int seq) const { return decoded_[static_cast<size_t>(seq)]; }
+    int n_decoded(int seq) const { return seen_.decoded[static_cast<size_t>(seq)]; }
     void resume(int seq, int n_decoded, int32_t newest);
 
 private:
@@ -91,18 +91,29 @@ private:
         std::vector<int> entered;   // slots of the last arrivals
     };
 
+    // Of every sequence.
+    struct Seen {
+        Seen() { newest.fill(-1); }
+        std::array<int, max_sequences> decoded{};     // tokens that came one by one
+        std::array<int32_t, max_sequences> newest{};  // position of the latest token
+    };
+    using Leaving = std::vector<std::vector<int>>;  // slots by layer
+
+    Seen seen_with(const NewTokens& tokens) const;
+    void weigh(std::span<const int32_t> seq);
     float first_mass(int32_t seq) const;
-    bool enter(std::span<const Arrival> arrivals);
-    bool make_room(Layer& layer, int32_t seq, int n_arrivals);
+    Leaving room_for(std::span<const Arrival> arrivals, const Seen& seen) const;
+    void choose(const Layer& layer, int32_t seq, int n_arrivals, const Seen& seen, std::vector<int>& gone) const;
+    bool exchange(const Leaving& leaving, std::span<const Arrival> arrivals);
     void forget_prompts(const Cells* recent);
 
     const EvictPolicy* policy_;
     Sizes sizes_;
     std::vector<Layer> layers_;
     std::vector<QueryWeight> weights_;
-    std::array<bool, max_sequences> prompts_{};    // of the ubatch: several tokens of the sequence come at once
-    std::array<int, max_sequences> decoded_{};     // tokens of the sequence that came one by one
-    std::array<int32_t, max_sequences> newest_{};  // position of the sequence's latest token
+    std::array<bool, max_sequences> prompts_{};  // of the ubatch: several tokens of the sequence come at once
+    Seen seen_;
+    Seen seen_before_;  // the last ubatch
 };
 
 }  // namespace lkv

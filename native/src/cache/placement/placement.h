@@ -75,9 +75,10 @@ public:
     void check_room(size_t n) const;
     // Slots for new tokens (positions must be new in their sequence). Those that settle in blocks lie there in the order of their
     // positions. At most n_ubatch of them, where there is a ring and they do not settle. Errors: Error for no room; in recent, where
-    // the middle takes blocks only.
+    // the middle takes blocks only. The tokens that were there are still there then, and nothing has been counted.
     std::vector<SlotRef> claim(const NewTokens& tokens);
-    void release(const SlotRef& at);
+    // Gives back what claim() gave last. Tokens that had to go for it stay away.
+    void take_back(std::span<const SlotRef> slots);
     // Slots of the middle for what is no longer recent, once a sequence has a batch more than its window; empty: for none. The tokens
     // are in both until leave_recent(). n_ahead: so many of the latest tokens may be taken back, and push nothing out.
     std::vector<RowMove> demote(int n_ahead);
@@ -95,6 +96,7 @@ public:
     uint64_t sequences() const;    // mask of those that have tokens
     int32_t first(int seq) const;  // position, -1: it has no tokens
     int32_t last(int seq) const;
+    int32_t last_before(int seq, int32_t end) const;  // the last position below `end`, -1: none
     // The position before which tokens of the sequence stay where they are, whatever follows. Under eviction 0.
     int32_t settled(int seq) const;
 
@@ -110,6 +112,7 @@ public:
 private:
     void serve(Selection* selection, const std::vector<bool>& in_layer);  // these layers have its tokens
     void place(const NewTokens& tokens, std::vector<SlotRef>& slots);
+    void release(const SlotRef& at);
     [[noreturn]] void refuse_recent(size_t n_wanted) const;
     std::vector<int> old_slots(int n_ahead) const;
     bool takes_part(int seq, const Positions& positions) const;

@@ -28,14 +28,14 @@ bool Ring::make_room(const Placement& all, int n) {
         const int32_t distance = distance_of(all, {cells_.pos(slot), cells_.seq(slot)});
         if (distance >= window_) gone.emplace_back(distance, slot);
     }
+    if (const int most = cells_.n_free() + static_cast<int>(gone.size()); most < n) {
+        fail("context", "expected room for ", n, " tokens in the windows of ", all.options().n_seq_max,
+             " sequences; raise n_seq_max; got ", most);
+    }
     std::sort(gone.begin(), gone.end(), std::greater<>());
     const int wanted = std::max(n, least_freed) - cells_.n_free();
     for (size_t i = 0; i < gone.size() && static_cast<int>(i) < wanted; i++) {
         cells_.release(gone[i].second);
-    }
-    if (cells_.n_free() < n) {
-        fail("context", "expected room for ", n, " tokens in the windows of ", all.options().n_seq_max,
-             " sequences; raise n_seq_max; got ", cells_.n_free());
     }
     return true;
 }

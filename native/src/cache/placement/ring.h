@@ -19,7 +19,7 @@ public:
     // Whether some sequence that holds the token will see it again.
     bool is_seen_again(const Placement& all, const Token& token) const;
     // Gives slots back whose tokens no query will see again, those first that left their window first. True: some had one. Errors:
-    // Error when fewer than n are free then.
+    // Error when fewer than n would be free then; nothing has changed.
     bool make_room(const Placement& all, int n);
 
     void allocate() override { cells_.allocate(); }

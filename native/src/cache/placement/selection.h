@@ -46,13 +46,16 @@ public:
     virtual int slot_of(const SlotRef& at, int layer) const = 0;
     virtual uint64_t n_visited() const = 0;  // Cells::n_visited of all its cells
 
-    // Around the claim of new tokens' slots, before and after. True: slots have changed hands. Errors: Error for no room.
-    virtual bool prepare(const Placement& all, const NewTokens& tokens) = 0;
+    // Around the claim of new tokens' slots, before and after. True: slots have changed hands. Errors: Error for no room; nothing has
+    // changed then.
+    virtual bool prepare(const Placement&, const NewTokens&) { return false; }
     virtual bool enter(const Placement& all, const NewTokens& tokens, std::span<SlotRef> slots) = 0;
-    // Recent tokens have slots in the middle. Errors: as above; nothing has changed then.
+    // Recent tokens have slots in the middle. Errors: as above.
     virtual void demote(const Placement& all, std::span<RowMove> moves) = 0;
     // Takes back what enter() or demote() gave.
     virtual void release(const SlotRef& at) = 0;
+    // Once all slots of a batch are released: forgets what enter() counted.
+    virtual void take_back() {}
 
     // Cells in which tokens are removed, copied and shifted as in the middle's; null: only whole sequences may be, and go by forget().
     virtual Cells* follower() = 0;

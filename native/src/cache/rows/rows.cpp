@@ -143,20 +143,4 @@ void Rows::allocate(RegionRows& region) const {
     }
 }
 
-bool Rows::on_host(int layer) const {
-    for (size_t i = 0; i < devices_.size(); i++) {
-        if (layer < options_.runs[i].end_layer) return devices_[i] == nullptr;
-    }
-    return true;
-}
-
-uint8_t* Rows::row(int region, int layer, bool value_side, int slot) const {
-    const RegionRows& of = this->region(region, layer);
-    const int side = value_side ? 1 : 0;
-    const LayerRows& rows = of.layers[static_cast<size_t>(layer)];
-    if (of.storage == nullptr) return nullptr;
-    return of.storage->at(rows.offset[side]) +
-           static_cast<size_t>(slot) * static_cast<size_t>(rows.layout[side].row_bytes);
-}
-
 }  // namespace lkv

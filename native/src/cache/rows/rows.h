@@ -86,7 +86,12 @@ public:
     bool is_full_path(int layer, bool value_side) const {  // full rows in every region
         return value_side ? layer_spec(layer).v_path == VPath::full : layer_spec(layer).k_path == KPath::full;
     }
-    bool on_host(int layer) const;  // whether a layer's rows are the host's
+    bool on_host(int layer) const {  // whether a layer's rows are the host's
+        for (size_t i = 0; i < devices_.size(); i++) {
+            if (layer < options_.runs[i].end_layer) return devices_[i] == nullptr;
+        }
+        return true;
+    }
     const std::vector<CacheDevice*>& devices() const { return devices_; }
 
     std::span<const RegionRows> regions() const { return regions_; }  // the ring last
@@ -99,7 +104,14 @@ public:
     }
     const RowLayout& k_layout(int region, int layer) const { return layout(region, layer, false); }
     const RowLayout& v_layout(int region, int layer) const { return layout(region, layer, true); }
-    uint8_t* row(int region, int layer, bool value_side, int slot) const;  // null in a forecast
+    uint8_t* row(int region, int layer, bool value_side, int slot) const {  // null in a forecast
+        const RegionRows& held = this->region(region, layer);
+        const LayerRows& rows = held.layers[static_cast<size_t>(layer)];
+        const size_t side = value_side ? 1 : 0;
+        if (held.storage == nullptr) return nullptr;
+        return held.storage->at(rows.offset[side]) +
+               static_cast<size_t>(slot) * static_cast<size_t>(rows.layout[side].row_bytes);
+    }
     uint8_t* k_row(int region, int layer, int slot) const { return row(region, layer, false, slot); }
     uint8_t* v_row(int region, int layer, int slot) const { return row(region, layer, true, slot); }
     // A layout with the groups that rows have in this layer: `full` ones, or those of the middle.

@@ -308,6 +308,10 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         LayerCacheSpec& layer = spec.layers[il];
         layer.k_path = parse_word<KPath>(key::k_path, (*k_paths)[il], schema::k_path_words);
         layer.v_path = parse_word<VPath>(key::v_path, v_paths[il], schema::v_path_words);
+        if (!h.attends(static_cast<int>(il)) && !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
+            fail(key::k_path, "expected full K and V in layer ", il, ", which does not attend; got ",
+                 path_name(layer.k_path), " and ", path_name(layer.v_path));
+        }
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
             fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
         }
@@ -321,7 +325,8 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
             fail(h.architecture + ".attention.clamp_kqv", "expected no clipping beside latents of the layer's input",
                  "; got ", h.clamp_kqv);
         }
-        if (!h.makes_rows(static_cast<int>(il)) && !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
+        if (h.rows_of(static_cast<int>(il)) != static_cast<int>(il) &&
+            !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
             fail(key::k_path, "expected full K and V in layer ", il, ", which reads another's; got ",
                  path_name(layer.k_path), " and ", path_name(layer.v_path));
         }

@@ -37,7 +37,7 @@ struct LayerCacheSpec {
     TensorSpec k;
     TensorSpec v;
 
-    // Whether tokens have rows: not in a layer that reads another's.
+    // Whether tokens have rows: not in one that reads another layer's, or mixes them by a recurrence.
     bool has_rows() const { return !v.ranks.empty(); }
     // Whether keys are made of the rows of V, and K has none.
     bool key_of_value() const { return k_path == KPath::value; }

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "cache/state/kept.h"
+#include "cache/state/recurrent.h"
 #include "cache/state/transcode.h"
 
 namespace lkv {
@@ -32,11 +33,11 @@ void check_tokens(std::span<const SavedRegion> saved, uint64_t sequences) {
 
 std::string StateReader::all(std::span<const uint8_t> state) {
     std::array<StatePart, 1> parts{open(state, -1)};
-    placement_.clear();  // from here on a bad state leaves an empty cache, never a mixed one
+    cache_.clear();  // from here on a bad state leaves an empty cache, never a mixed one
     try {
         return put(parts, -1);
     } catch (...) {
-        placement_.clear();
+        cache_.clear();
         throw;
     }
 }
@@ -45,11 +46,11 @@ std::string StateReader::sequence(int seq, std::span<const std::span<const uint8
     std::vector<StatePart> parts;
     for (const std::span<const uint8_t> state : states) parts.push_back(open(state, seq));
     if (parts.empty()) fail("state", "expected at least one part; got none");
-    placement_.remove_whole(seq);
+    cache_.remove_whole(seq);
     try {
         return put(parts, seq);
     } catch (...) {
-        placement_.remove_whole(seq);
+        cache_.remove_whole(seq);
         throw;
     }
 }
@@ -132,12 +133,14 @@ std::string StateReader::put(std::span<StatePart> parts, int to_seq) {
         coded_anew = get_kept(first.in, to_seq, accept_, placement_, rows_) || coded_anew;
         if (coded_anew) lost = "rows of finer formats are coded anew";
     }
+    for (StatePart& part : parts) get_recurrent(part.in, part.head.sequences, to_seq, cache_);
     check_whole(parts);
     placement_.changed();
     return lost;
 }
 
 void StateReader::check_whole(std::span<const StatePart> parts) const {
+    check_recurrent(cache_);
     for (const StatePart& part : parts) {
         if (!part.in.done()) fail("state", "expected the end of the state; got more bytes");
     }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "cache/state/kept.h"
+#include "cache/state/recurrent.h"
 #include "cache/state/saved_state.h"
 
 namespace lkv {
@@ -55,6 +56,7 @@ std::vector<std::vector<uint8_t>> StateWriter::parts(uint64_t mask, std::span<co
     put_regions(mask, parts, out);
     put_ring(mask, out);
     put_kept(options_, placement_, rows_, mask, out.back());
+    for (size_t i = 0; i < parts.size(); i++) put_recurrent(states_, mask & placement_.sequences(), parts[i], out[i]);
     std::vector<std::vector<uint8_t>> saved;
     for (ByteWriter& part : out) saved.push_back(part.take());
     return saved;

@@ -6,6 +6,7 @@
 //             another region · per group u32 n_segments · per segment i32 format, i32 width
 //             per used slot: i32 slot · i32 pos · u64 seq, then its K and V rows of every layer that has some there
 //   kept      under eviction (kept.h)
+//   states    where layers are recurrent (recurrent.h)
 //
 // Where tokens lie in blocks, a block in use is saved whole: its rows hold numbers of each other. Slots without a token have
 // pos −1 and seq 0. A row that sequences share is there once, and is shared again.
@@ -25,7 +26,7 @@ namespace lkv {
 class StateWriter {
 public:
     explicit StateWriter(const KvCache& cache)
-        : options_(cache.options()), placement_(cache.placement()), rows_(cache.rows()) {}
+        : options_(cache.options()), placement_(cache.placement()), rows_(cache.rows()), states_(cache.states()) {}
 
     std::vector<uint8_t> all() const;
     std::vector<uint8_t> sequence(int seq) const;
@@ -42,6 +43,7 @@ private:
     const KvCacheOptions& options_;
     const Placement& placement_;
     const Rows& rows_;
+    const SequenceState& states_;
 };
 
 }  // namespace lkv

@@ -4,13 +4,12 @@
 #include <cmath>
 #include <limits>
 
+#include "base/vmath.h"
 #include "cache/evict/gumbel.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/rebuild.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/tile.h"
-#include "ops/cpu/visibility.h"
-#include "ops/cpu/vmath.h"
 
 namespace lkv {
 namespace {
@@ -133,11 +132,8 @@ private:
     // Leaves the tile's keys in tmp_.k; returns their channels.
     int load_k(const LatentAttnParams& p, const RegionView& region, int first, uint64_t seen,
                const int32_t* positions) {
-        TileRows rows{};
-        for (int s = 0; s < tile_slots; s++) {
-            rows.slot[s] =
-                (seen >> s & 1) != 0 ? region.k_rows + int64_t{first + s} * region.k.row_bytes : tmp_.zero_row;
-        }
+        TileRows rows;
+        rows.find(region.k_rows, region.k.row_bytes, first, seen, tmp_.zero_row);
         const GroupLayout& group = region.k.groups[head_ / p.k_group];
         if (!p.rebuilds()) {
             load_by_channel(region.k, group, rows, tmp_.k);

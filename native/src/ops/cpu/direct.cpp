@@ -10,6 +10,9 @@ namespace {
 
 constexpr int n_accumulators = 8;  // vectors kept in registers by both products
 
+// A function of its own, whatever else the compiler brings into its caller: with others in one function its registers do not suffice.
+#define LKV_ALONE __attribute__((noinline))
+
 // Lane i of the result: the sum of the lanes of v[i].
 LKV_INLINE f32x8 row_sums(const f32x8 (&v)[8]) {
     f32x8 a[4];
@@ -99,7 +102,7 @@ LKV_INLINE f32x8 code_products(const Segment& segment, int slot, int first_chunk
 }
 
 template <class F, int R>
-void segment_scores(const Segment& segment, const float* const* q, float* const* scores) {
+LKV_ALONE void segment_scores(const Segment& segment, const float* const* q, float* const* scores) {
     constexpr int S = n_accumulators / R;
     const int block = F::block > 0 ? F::block : segment.width;
     const int n_chunks = block / chunk_width;
@@ -140,7 +143,7 @@ void segment_scores(const Segment& segment, const float* const* q, float* const*
 
 // For a format of blocks: scale and minimum belong to the channels, so they go to the queries, once per block.
 template <class F, int R>
-void block_scores(const Segment& segment, int64_t stride, const float* const* q, float* const* scores) {
+LKV_ALONE void block_scores(const Segment& segment, int64_t stride, const float* const* q, float* const* scores) {
     constexpr int S = n_accumulators / R;
     constexpr int span = 128;  // channels at a time
     for (int b = 0; b < tile_slots / block_slots; b++) {
@@ -224,7 +227,7 @@ LKV_INLINE void chunk_values(const Segment& segment, int chunk, const float* con
 }
 
 template <class F, int R>
-void segment_values(const Segment& segment, const float* const* weights, float* const* out) {
+LKV_ALONE void segment_values(const Segment& segment, const float* const* weights, float* const* out) {
     constexpr int N = n_accumulators / (2 * R);
     constexpr int block_chunks = chunks_per_block<F>;
     constexpr int n_blocks = (N + block_chunks - 1) / block_chunks;  // scales in use at once

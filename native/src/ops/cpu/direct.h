@@ -13,24 +13,6 @@ namespace lkv {
 
 constexpr int max_direct_rows = 8;  // past this, one dequantized tile and a matrix product win
 
-// Prefetches, front to back, the bytes that the next tile will read, as many as are being read now. Heads pick 64 to 128
-// bytes out of each row, so the processor sees strides, guesses nothing and waits; memory wants the rows in order.
-class ReadAhead {
-public:
-    ReadAhead() = default;
-    ReadAhead(const uint8_t* begin, int64_t bytes) : at_(begin), end_(begin + bytes) {}
-
-    void pull(int bytes) {
-        if (at_ >= end_) return;
-        for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at_ + i);
-        at_ += bytes;
-    }
-
-private:
-    const uint8_t* at_ = nullptr;
-    const uint8_t* end_ = nullptr;
-};
-
 // scores[r][slot] = Σ_c q[r][c] · value(slot, c), over the group's kept channels.
 // q: [n_rows] pointers to at least kept floats; scores: [n_rows] pointers to 64 floats.
 void direct_scores(const RowLayout& layout, const GroupLayout& group, const TileRows& rows, ReadAhead& ahead,

@@ -27,8 +27,7 @@ struct LatentAttnPlan {
     size_t scratch_floats;  // size of the scratch buffer, any alignment
 };
 
-// Reads shapes and layouts of params, no data. Throws std::invalid_argument, "[latent_attn] expected …; got …", when
-// they contradict each other.
+// Reads shapes and layouts of params, no data. Errors: those of check_latent_attn().
 LatentAttnPlan latent_attn_plan(const LatentAttnParams& params, int n_threads);
 
 // Thread ith of nth. nth may differ from the plan's; threads past the plan's stay idle. Every thread must have returned

@@ -10,13 +10,23 @@
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/softmax.h"
 #include "ops/cpu/tile.h"
-#include "ops/cpu/visibility.h"
 
 namespace lkv {
 
 namespace {
 
-constexpr int panels_per_tile = tile_slots / panel_width;
+// How the query rows of a run of heads meet the stored rows of a tile.
+enum class Way {
+    codes,        // integer products with codes
+    stored_rows,  // f32 products with rows as they lie
+    tile,         // the tile in f32, and a matrix product
+};
+
+// least: query rows from which on integer products pay.
+Way way_for(int n_rows, int least, const RowLayout& layout, const GroupLayout& group) {
+    if (n_rows >= least && n_rows <= max_coded_rows && is_coded(layout, group)) return Way::codes;
+    return n_rows <= max_direct_rows ? Way::stored_rows : Way::tile;
+}
 
 // One thread's pass over its work items. A tile goes through scores, weights and values for one block of tokens after
 // the other; what was dequantized or rebuilt for a tile is kept until the next tile.
@@ -63,16 +73,8 @@ private:
 
         region_ = &region;
         positions_ = visibility.positions();
-        for (int s = 0; s < tile_slots; s++) {
-            const bool use = seen >> s & 1;
-            k_rows_.slot[s] = use ? region.k_rows + int64_t{first + s} * region.k.row_bytes : tmp_.zero_row;
-            v_rows_.slot[s] = use ? region.v_rows + int64_t{first + s} * region.v.row_bytes : tmp_.zero_row;
-        }
-        for (int b = 0; b < tile_slots / block_slots; b++) {
-            const int s = b * block_slots;
-            const bool use = seen >> s & ((uint64_t{1} << block_slots) - 1);
-            k_rows_.block[b] = use ? region.k_rows + int64_t{first + s} * region.k.row_bytes : nullptr;
-        }
+        k_rows_.find(region.k_rows, region.k.row_bytes, first, seen, tmp_.zero_row);
+        v_rows_.find(region.v_rows, region.v.row_bytes, first, seen, tmp_.zero_row);
         const int next = first + plan_.n_split * tile_slots;
         const int n_next = std::clamp(region.n_slots - next, 0, tile_slots);
         k_ahead_ = {region.k_rows + int64_t{next} * region.k.row_bytes, int64_t{n_next} * region.k.row_bytes};
@@ -119,28 +121,30 @@ private:
     }
 
     void scores() {
-        const bool direct = !p_.rebuilds();
-        for_runs(direct ? p_.k_group : 1, [&](int head, int n_heads) {
+        for_runs(p_.rebuilds() ? 1 : p_.k_group, [&](int head, int n_heads) {
             const GroupLayout& group = region_->k.groups[head / p_.k_group];
             const int n = n_heads * rows_per_head();
-            const bool codes = direct && n <= max_coded_rows && is_coded(region_->k, group);
-            const bool tile = !codes && (!direct || n > max_direct_rows);
-            if (tile) load_k(head, group);
-            float* out = scores_of(head);
+            const Way way = p_.rebuilds() ? Way::tile : way_for(n, 1, region_->k, group);
+            if (way == Way::tile) load_k(head, group);
+            float* const out = scores_of(head);
             for (int r = 0; r < n; r++) tmp_.c[r] = out + r * tile_slots;
-            if (codes) {
+            if (way == Way::codes) {
                 coded_scores(region_->k, group, k_rows_, k_ahead_, coded(head, n_heads, group), tmp_.words, tmp_.c);
                 return;
             }
-            list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
-            if (!tile) {
+            list_queries(head, n_heads);
+            if (way == Way::stored_rows) {
                 direct_scores(region_->k, group, k_rows_, k_ahead_, n, tmp_.a, tmp_.c);
                 return;
             }
-            const int width = direct ? group.kept : p_.head_dim;
+            const int width = p_.rebuilds() ? p_.head_dim : group.kept;
             multiply(n, tile_slots, width, tmp_.a, 1, {tmp_.k, panel_width, ptrdiff_t{width} * panel_width}, tmp_.c,
                      panel_width, false);
         });
+    }
+
+    void list_queries(int head, int n_heads) const {
+        list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
     }
 
     // The block's queries of a run of heads as integers: those of the tile before, where it was seen by the same tokens.
@@ -153,7 +157,7 @@ private:
             run.n_tokens = n_tokens_;
             std::copy_n(tokens_, n_tokens_, run.tokens);
             run.queries.n_rows = n_heads * rows_per_head();
-            list_rows(head, n_heads, tmp_.a, [&](int64_t row) { return p_.q + row * p_.q_width; });
+            list_queries(head, n_heads);
             code_queries(region_->k, group, {tmp_.a, static_cast<size_t>(run.queries.n_rows)}, run.queries);
         }
         return run.queries;
@@ -217,18 +221,16 @@ private:
         for_runs(plan_.v_rebuild ? 1 : p_.v_group, [&](int head, int n_heads) {
             const GroupLayout& group = region_->v.groups[head / p_.v_group];
             const int n = n_heads * rows_per_head();
-            const bool codes =
-                !plan_.v_rebuild && n >= min_coded_rows && n <= max_coded_rows && is_coded(region_->v, group);
-            const bool tile = !codes && (plan_.v_rebuild || n > max_direct_rows);
-            if (tile) load_v(head, group);
-            const float* weight = scores_of(head);
+            const Way way = plan_.v_rebuild ? Way::tile : way_for(n, min_coded_rows, region_->v, group);
+            if (way == Way::tile) load_v(head, group);
+            const float* const weight = scores_of(head);
             for (int r = 0; r < n; r++) tmp_.a[r] = weight + r * tile_slots;
             list_rows(head, n_heads, tmp_.c, [&](int64_t row) { return partial_.sum(split_, row); });
-            if (codes) {
+            if (way == Way::codes) {
                 coded_values(region_->v, group, v_rows_, v_ahead_, n, tmp_.a, tmp_.c);
                 return;
             }
-            if (!tile) {
+            if (way == Way::stored_rows) {
                 direct_values(region_->v, group, v_rows_, v_ahead_, n, tmp_.a, tmp_.c);
                 return;
             }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/cpu/vmath.h"
+#include "base/vmath.h"
 
 namespace lkv {
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/vmath.h"
 #include "ops/cpu/tile.h"
-#include "ops/cpu/vmath.h"
 
 namespace lkv {
 

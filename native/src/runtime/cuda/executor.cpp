@@ -253,6 +253,7 @@ void CudaGpu::move_rows(const KvCache& cache, int from, int to, std::span<const 
     enter();
     std::map<int, DeviceMemory> lists;  // by cells of the layers
     for (int il = layers_.run().first_layer; il < layers_.run().end_layer; il++) {
+        if (!cache.rows().has_rows(il)) continue;
         const cuda::Layer& layer = layers_[il];
         const auto [found, is_new] = lists.try_emplace(layer.cells);
         if (is_new) found->second = list_of(cache.placement().moves_of(il, slots), to);

@@ -139,6 +139,7 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
     }
     for (int il = run.first_layer; il < run.end_layer; il++) {
         const auto index = static_cast<size_t>(il);
+        if (!specs[index].has_rows()) continue;
         attach_layer(model, cache, specs[index], ropes_[ropes.of_layer[index]], inputs, device, il, il);
     }
 }

@@ -6,6 +6,7 @@
 #include "decoder/rope.h"
 #include "ggml-cpp.h"
 #include "graph/graph.h"
+#include "graph/recurrent/state_tensors.h"
 #include "runtime/lazy_prefill.h"
 #include "runtime/plan/rotation.h"
 
@@ -29,11 +30,11 @@ public:
         shape.on_gpu = run.on_gpu();
         shape.first_layer = run.first_layer;
         shape.end_layer = run.end_layer;
-        const size_t bytes = measure(shape);
+        const size_t bytes = measure(shape, run);
         if (!run.on_gpu()) return bytes;
         // K, V and Q of every layer keep their memory in a small batch: more than a ubatch's graph where ubatches are short
         shape.n_tokens = std::min(small_batch, shape.n_tokens);
-        return std::max(bytes, measure(shape));
+        return std::max(bytes, measure(shape, run));
     }
 
     // A layer of a prompt that is prefilled lazily: all layers are on one device.
@@ -47,7 +48,7 @@ public:
         KvCache rows = exact_cache(model_, exact.spec, il, plan_.cache.n_ctx, plan_.cache, false);
         exact.cache = &rows;
         exact.batch = batch_;
-        return measure(shape, &exact);
+        return measure(shape, model_.runs().front(), &exact);
     }
 
 private:
@@ -58,8 +59,11 @@ private:
         return shape;
     }
 
-    size_t measure(const GraphShape& shape, const ExactRows* exact = nullptr) const {
-        const std::unique_ptr<Graph> graph = build_graph(model_, cache_, ropes_, constants_, batch_, shape, exact);
+    size_t measure(const GraphShape& shape, const LayerRun& run, const ExactRows* exact = nullptr) const {
+        const StateTensors states(model_.hparams(), run, cache_.states().n_slots(), ggml_backend_cpu_buffer_type(),
+                                  false);
+        const std::unique_ptr<Graph> graph =
+            build_graph(model_, cache_, ropes_, constants_, &states, batch_, shape, exact);
         const ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_cpu_buffer_type()));
         size_t bytes = 0;
         ggml_gallocr_reserve_n_size(allocator.get(), graph->nodes, nullptr, nullptr, &bytes);

@@ -186,7 +186,14 @@ Prefill choose_prefill(const Model& model, const SessionOptions& options, std::v
                                   ": prompts are compressed as they come", hint));
         prefill = Prefill::eager;
     }
-    if (const std::string obstacle = lazy_obstacle(model); !obstacle.empty()) {
+    const bool recurrent = model.hparams().is_recurrent();
+    if (recurrent && !asked && prefill == Prefill::lazy) {
+        warnings.push_back(
+            "[prefill] expected eager, as some layers are recurrent; got lazy, by the file: prompts are compressed as "
+            "they come");
+        prefill = Prefill::eager;
+    }
+    if (const std::string obstacle = prefill == Prefill::lazy ? lazy_obstacle(model) : ""; !obstacle.empty()) {
         fail("prefill", "expected eager, as ", obstacle, "; got lazy");
     }
     return prefill;
@@ -222,6 +229,10 @@ SessionPlan resolve(const Model& model, const SessionOptions& options) {
         fail("evict",
              "expected a model whose layers have K and V of their own; got one where layers share them; leave ",
              "out --evict");
+    }
+    if (options.evicts() && model.hparams().is_recurrent()) {
+        fail("evict", "expected a model whose layers all attend, as recurrent layers evict nothing; got one with ",
+             "recurrent layers; leave out --evict");
     }
     plan.fused = is_fused(options);
     plan.kv_rotate = options.kv_rotate;

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compute import crew
 from ..ir import READS, Array
 from ..recipe import Recipe
-from . import crew
-from .decoder import Stacked
+from .experts import Stacked
 from .stream import LayerStream
 
 VERSION = 1
@@ -41,7 +41,8 @@ class Activations:
         if index in self._meters or index in self._known:
             return
         read = {name: each for name, each in live.named_children() if isinstance(each, (nn.Linear, Stacked))}
-        self._meters[index] = {name: _Meter(module) for name, module in read.items() if name not in READS}
+        own = {name: module for name, module in read.items() if READS.get(name) not in read}
+        self._meters[index] = {name: _Meter(module) for name, module in own.items()}
 
     def layer(self, index: int) -> Mapping[str, Array]:
         """attn_q, attn_output, ffn_up, ffn_down: [inputs] float64; of experts together, by who read more."""

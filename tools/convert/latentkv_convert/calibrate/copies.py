@@ -22,8 +22,7 @@ from ..errors import ConvertError
 from ..ir import SIDES, Array, ModelSpec
 from ..recipe import Recipe
 from . import head
-from .heads import norm_module
-from .stream import LayerStream, added, noting
+from .stream import NOTHING, LayerStream, added, noting
 from .two_copies import TwoCopies
 
 VERSION = 7
@@ -49,8 +48,10 @@ def split(n_windows: int) -> tuple[list[int], list[int]]:
     return [window for window in range(n_windows) if window not in held], sorted(held)
 
 
-def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Per layer, over tokens past the sinks, for each of
+def collect(
+    stream: LayerStream, sink: int, recent: int, seed: int
+) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """Per layer that attends, over tokens past the sinks, for each of
 
     k, v: the projection's output without its bias;
     normed: k after its per-head norm, where there is one;
@@ -73,7 +74,12 @@ def collect(stream: LayerStream, sink: int, recent: int, seed: int) -> Iterator[
                 stream.advance(live, index, hidden, output, bar)
     with stream.bar_back(len(windows)) as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
-            yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
+            if stream.spec.attends(index):
+                yield index, _backward(stream, index, inputs, above, below, sink, recent, bar)
+                continue
+            with stream.layer(index, index - 1) as live:
+                stream.descend(live, index, inputs, above, below, bar)
+            yield index, NOTHING
 
 
 def check_window(stream: LayerStream, sink: int, recent: int) -> None:
@@ -161,10 +167,10 @@ def _backward(
 ) -> dict[str, Array]:
     """Measures one layer; above, below: gradients of its output and input."""
     spec, window = stream.spec.at(index), inputs.shape[1]
-    names = {"k": "k", "v": "v"} | ({} if norm_module(spec, "k") is None else {"normed": "k_norm"})
-    meets = {**names, "one": "v"} if spec.value_of_key and "normed" in names else names
-    meters = {name: Meter(spec, len(inputs), window, sink) for name in meets}
     with stream.layer(index, index - 1) as live:
+        names = {"k": "k", "v": "v"} | ({"normed": "k_norm"} if hasattr(live, "attn_k_norm") else {})
+        meets = {**names, "one": "v"} if spec.value_of_key and "normed" in names else names
+        meters = {name: Meter(spec, len(inputs), window, sink) for name in meets}
         biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}
 
         def step(row: int) -> Found:

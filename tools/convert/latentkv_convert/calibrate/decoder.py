@@ -13,16 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import floats
+from ..compute import floats
 from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..source.source import Source
+from . import delta_net, experts
 from .attention import attention
+from .normed import HeadNorm, NormedLinear
 from .positions import LayerPositions, Positions
 
 FFN_TOKENS = 512
 Watch = Callable[[str, Tensor], Tensor]
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
+# Not in bf16: what is measured, what chooses, and what decides how long a state is kept.
+_PRECISE = ("attn_k", "attn_v", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
+# Of a delta net: stem -> where its weight and its bias are.
+_NUMBERS = {
+    "ssm_conv1d": ("ssm_conv1d.weight", "ssm_conv1d.bias"),
+    "ssm_a": ("ssm_a", "ssm_a.bias"),
+    "ssm_dt": ("ssm_dt.weight", "ssm_dt.bias"),
+}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -33,13 +43,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def unwatched(name: str, rows: Tensor) -> Tensor:
     return rows
-
-
-def _gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
-    if activation != "swiglu_oai":
-        return _ACTIVATIONS[activation](gate) * up
-    gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
-    return gate * torch.sigmoid(_OAI_ALPHA * gate) * (up + 1)
 
 
 class Norm(nn.Module):
@@ -56,33 +59,6 @@ class Norm(nn.Module):
             return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         y = functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return y if self.bias is None else y + self.bias
-
-
-class NormedLinear(nn.Linear):
-    """A projection whose output is normed, over all heads together or each by itself without weights: what is
-    cached is linear in that."""
-
-    def __init__(self, linear: nn.Linear, norm: nn.Module) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight = linear.weight
-        self.norm = norm
-        self.after: nn.Module = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.after(self.norm(super().forward(x)))
-        return y
-
-
-class HeadNorm(nn.Module):
-    """Divides the numbers of every head by their root mean square."""
-
-    def __init__(self, head_dim: int, eps: float) -> None:
-        super().__init__()
-        self.head_dim, self.eps = head_dim, eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (-1, self.head_dim))
-        return functional.rms_norm(heads, (self.head_dim,), None, self.eps).flatten(-2)
 
 
 class Bf16Linear(nn.Linear):
@@ -117,24 +93,13 @@ class Scale(nn.Module):
         return x * self.weight
 
 
-class Stacked(nn.Module):
-    """A linear map of every expert: weight [n_expert, out, in], bias [n_expert, out]."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-
-    def forward(self, x: Tensor, expert: int) -> Tensor:
-        return functional.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
-
-
 class Layer(nn.Module):
     """One block with the weights of a source: [n, T, d] -> [n, T, d]. reduced: all projections but those of
     K and V, whose outputs are measured, multiply in bf16.
 
     watch(name, rows) is shown the projections' outputs q, k and v [n, T, w] and, where heads have norms, what
-    comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place.
+    comes out of these, q_norm and k_norm [n, T, heads, head_dim]. What it returns takes their place. A layer
+    that does not attend shows nothing.
     """
 
     attn_q: nn.Module
@@ -144,15 +109,6 @@ class Layer(nn.Module):
     attn_k_norm: Norm  # where there is one
     ffn_up: nn.Module
     ffn_down: nn.Module
-    ffn_gate_inp: nn.Module  # the router of experts, and these
-    ffn_gate_exps: nn.Module
-    ffn_up_exps: nn.Module
-    ffn_down_exps: nn.Module
-    post_ffw_norm_1: nn.Module  # of a dense FFN beside experts, and what these have there
-    post_ffw_norm_2: nn.Module
-    pre_ffw_norm_2: nn.Module
-    ffn_gate_inp_scale: nn.Module
-    ffn_gate_up_exps: nn.Module
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
@@ -160,19 +116,21 @@ class Layer(nn.Module):
             wanted = "layers that pass nothing but hidden states on, to run them on a text"
             raise ConvertError("--calib", wanted, "layers that share K and V or embed tokens")
         self.spec, self.index = source.spec.at(index), index
-        roles = {role.target for role in self.spec.layer_tensors}
-        stems = {role.partition(".")[0] for role in roles} | {"attn_q", "attn_k", "attn_v"}
+        self.attends = self.spec.attends(index)
+        roles = {role.target for role in self.spec.tensors_of(index)}
+        stems = {role.partition(".")[0] for role in roles}
+        stems |= {"attn_q", "attn_k", "attn_v"} if self.attends else set()
         for stem in sorted(stems):
             of = "attn_k" if stem == "attn_v" and self.spec.value_of_key else stem
             setattr(self, stem, _module(source, of, index))
         for stem in sorted(role.removesuffix(".scale") for role in roles if role.endswith(".scale")):
             setattr(self, f"{stem}_scale", Scale(_tensor(source, f"{stem}.scale", index)))
-        if self.spec.block.value_norm:
+        if self.spec.block.value_norm and self.attends:
             eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
             made = self._modules.pop("attn_v")
             assert isinstance(made, nn.Linear)
             self.attn_v = NormedLinear(made, HeadNorm(self.spec.head_dim, eps))
-        for side in filter(self.spec.norms_whole, "qk"):
+        for side in filter(self.spec.norms_whole, "qk" if self.attends else ""):
             projection, norm = (self._modules.pop(f"attn_{side}{end}") for end in ("", "_norm"))
             assert isinstance(projection, nn.Linear)
             assert isinstance(norm, Norm)
@@ -180,15 +138,19 @@ class Layer(nn.Module):
         if not self.spec.block.parallel and not {"ffn_norm", "post_ffw_norm"} & stems:
             self.ffn_norm = self._modules.pop("post_attention_norm")  # a branch has a norm, so this is its
         for name, module in list(self.named_children()) if reduced else []:
-            if type(module) is nn.Linear and name not in ("attn_k", "attn_v", "ffn_gate_inp"):
+            if type(module) is nn.Linear and name not in _PRECISE:
                 setattr(self, name, Bf16Linear(module))
 
     def forward(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
         return self.fed(x, self.attended(x, positions, watch))
 
     def attended(self, x: Tensor, positions: Positions, watch: Watch = unwatched) -> Tensor:
-        """x and what attention adds to it."""
-        branch = self.attend(self.attention_input(x), positions.of(self.index), watch)
+        """x and what attention, or what is in its place, adds to it."""
+        read = self.attention_input(x)
+        if self.attends:
+            branch = self.attend(read, positions.of(self.index), watch)
+        else:
+            branch = delta_net.mixed(self, self.spec, read)
         return x + self._branch(branch, "post_attention_norm")
 
     def fed(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -222,7 +184,7 @@ class Layer(nn.Module):
         parallel = self.spec.block.parallel
         normed = self._normed("attn_norm", x) if parallel else self._normed("ffn_norm", attended)
         if self.spec.block.ffn == "gated_and_experts":
-            fed = self._beside_experts(normed, attended)
+            fed = experts.beside_dense(self, self.spec, normed, attended)
         else:
             fed = self.feed(normed, unread)
         return self._normed("layer_output_scale", attended + self._branch(fed, "post_ffw_norm"))
@@ -233,7 +195,13 @@ class Layer(nn.Module):
         return self._normed("attn_norm", x) if own is None else own(x)
 
     def attend(self, x: Tensor, positions: LayerPositions, watch: Watch = unwatched) -> Tensor:
-        projected = {side: watch(side, self.get_submodule(f"attn_{side}")(x)) for side in "qkv"}
+        rows = {side: self.get_submodule(f"attn_{side}")(x) for side in "qkv"}
+        gate = None
+        if self.spec.block.output_gate:  # of each head beside its query
+            rows["q"], gate = (
+                part.flatten(2) for part in rows["q"].unflatten(-1, (self.spec.n_head, -1)).chunk(2, dim=-1)
+            )
+        projected = {side: watch(side, rows[side]) for side in "qkv"}
         q, k, v = (self.heads(side, rows, watch) for side, rows in projected.items())
         q, k = positions.turned(q), positions.turned(k)
         sinks, softcap = self._optional("attn_sinks"), self.spec.block.attention_softcap
@@ -251,7 +219,8 @@ class Layer(nn.Module):
                 scale=scale,
                 enable_gqa=self.spec.n_kv != self.spec.n_head,
             )
-        output: Tensor = self.attn_output(mixed.transpose(1, 2).flatten(2))
+        heads = mixed.transpose(1, 2).flatten(2)
+        output: Tensor = self.attn_output(heads if gate is None else heads * gate.sigmoid())
         return output
 
     def heads(self, side: str, rows: Tensor, watch: Watch = unwatched) -> Tensor:
@@ -263,53 +232,28 @@ class Layer(nn.Module):
         norm = self._optional(f"attn_{side}_norm")
         return (heads if norm is None else watch(f"{side}_norm", norm(heads))).transpose(1, 2)
 
-    def _beside_experts(self, x: Tensor, hidden: Tensor) -> Tensor:
-        """The dense FFN of x, and experts of the hidden state."""
-        eps = float(self.spec.keys["attention.layer_norm_rms_epsilon"])
-        width = hidden.shape[-1]
-        routed = self.ffn_gate_inp_scale(functional.rms_norm(hidden, (width,), None, eps)) * width**-0.5
-        read = self.pre_ffw_norm_2(hidden)
-        chosen = self._experts(read.flatten(0, -2), routed.flatten(0, -2)).view_as(read)
-        output: Tensor = self.post_ffw_norm_1(self.feed(x)) + self.post_ffw_norm_2(chosen)
-        return output
-
     def feed(self, x: Tensor, unread: bool = False) -> Tensor:
         """unread: zeros, with the gradients that the output has."""
         if self.spec.block.ffn == "experts":
             rows = x.flatten(0, -2)
-            return self._experts(rows, rows).view_as(x)
+            return experts.mixed(self, self.spec, rows, rows).view_as(x)
         activation = self.spec.block.activation
         up = self.ffn_up(x)
         if self.spec.block.ffn != "plain":
             gate = self._optional("ffn_gate")
             first, up = up.chunk(2, dim=-1) if gate is None else (gate(x), up)
-            up = _gated(activation, first, up)
+            up = self.gated(first, up)
         else:
             up = _ACTIVATIONS[activation](up)
         output: Tensor = _Unread.apply(up, self.ffn_down.weight) if unread else self.ffn_down(up)
         return output
 
-    def _experts(self, x: Tensor, routed: Tensor) -> Tensor:
-        """[tokens, d]: of each the weighed sum of the experts that the router chooses of `routed`."""
-        scores = self.ffn_gate_inp(routed)
-        n_used, is_normed = int(self.spec.keys["expert_used_count"]), self.spec.block.expert_norm
-        top, chosen = scores.topk(n_used, dim=-1)
-        weights = top.softmax(-1) if is_normed else scores.softmax(-1).gather(-1, chosen)
-        factors = self._optional("ffn_down_exps_scale")
-        if factors is not None:
-            weights = weights * factors.weight[chosen]
-        total = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            own = x[tokens]
-            if self._optional("ffn_gate_up_exps") is None:
-                gate, up = self.ffn_gate_exps(own, expert), self.ffn_up_exps(own, expert)
-            else:
-                gate, up = self.ffn_gate_up_exps(own, expert).chunk(2, dim=-1)
-            y = _gated(self.spec.block.activation, gate, up)
-            y = self.ffn_down_exps(y, expert) * weights[tokens, slots, None]
-            total = total.index_add(0, tokens, y)
-        return total
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        activation = self.spec.block.activation
+        if activation != "swiglu_oai":
+            return _ACTIVATIONS[activation](gate) * up
+        gate, up = gate.clamp(max=_OAI_LIMIT), up.clamp(-_OAI_LIMIT, _OAI_LIMIT)
+        return gate * torch.sigmoid(_OAI_ALPHA * gate) * (up + 1)
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         """A layer without this norm, or scale, leaves x as it is."""
@@ -394,7 +338,10 @@ class Decoder(nn.Module):
 
 def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     """A norm, or a linear map or one of every expert, with its bias if there is one."""
+    if stem in _NUMBERS:
+        return delta_net.Numbers(*(_found(source, role, layer) for role in _NUMBERS[stem]))
     weight = _tensor(source, f"{stem}.weight", layer)
+    weight = weight[None] if stem == "ffn_gate_inp_shexp" and weight.ndim == 1 else weight
     bias = _tensor(source, f"{stem}.bias", layer) if source.has(f"{stem}.bias", layer) else None
     if "norm" in stem:
         kind = source.spec.block.norm
@@ -405,8 +352,12 @@ def _module(source: Source, stem: str, layer: int | None) -> nn.Module:
     if stem == "layer_output_scale":
         return Scale(weight)
     if stem.endswith("_exps"):
-        return Stacked(weight, bias)
+        return experts.Stacked(weight, bias)
     return linear(weight, bias)
+
+
+def _found(source: Source, role: str, layer: int | None) -> Tensor | None:
+    return _tensor(source, role, layer) if source.has(role, layer) else None
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

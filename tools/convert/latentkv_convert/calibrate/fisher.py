@@ -8,7 +8,7 @@ layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..ir import SIDES, Array
 from ..recipe import Recipe
 from . import head
-from .stream import LayerStream
+from .stream import NOTHING, LayerStream
 
 VERSION = 2
 
@@ -26,11 +26,12 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.fisher_tokens, min(recipe.calib_window, 1024)  # 1024: Palu's sequence length
 
 
-def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Per layer: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of (dL/dW)^2)."""
+def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """Per layer that attends: k, v [n_kv], the mean over a head's weights of sqrt(mean over sequences of
+    (dL/dW)^2)."""
 
     def slope(window: int, hidden: Tensor) -> Tensor:
-        return head.text_slope(stream, window, hidden)
+        return text_slope(stream, window, hidden)
 
     with stream.bar() as bar:
         for index, hidden, output in stream.forward(keep=True):
@@ -38,7 +39,27 @@ def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
                 stream.advance(live, index, hidden, output, bar)
     with stream.bar_back() as bar:
         for index, inputs, above, below in stream.backward(slope, bar):
-            yield index, _backward(stream, index, inputs, above, below, bar)
+            if stream.spec.attends(index):
+                yield index, _backward(stream, index, inputs, above, below, bar)
+                continue
+            with stream.layer(index) as live:
+                stream.descend(live, index, inputs, above, below, bar)
+            yield index, NOTHING
+
+
+def text_slope(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
+    """Gradient [window, d] of the text's mean negative log-likelihood by hidden [1, window, d]."""
+    following = stream.tokens[window].to(stream.device)[1:]
+    slopes = []
+    for block in head.blocks(stream, len(following)):
+        with torch.enable_grad():
+            top = hidden[:, block].detach().requires_grad_()
+            surprise = torch.nn.functional.cross_entropy(
+                stream.logits(top), following[block], reduction="sum"
+            )
+            slopes.append(torch.autograd.grad(surprise, top)[0][0])
+    slope = torch.cat(slopes)
+    return torch.cat([slope, torch.zeros_like(slope[:1])]) / len(following)
 
 
 def _backward(

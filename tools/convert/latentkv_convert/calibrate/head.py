@@ -23,21 +23,6 @@ def blocks(stream: LayerStream, n_tokens: int) -> Iterator[slice]:
         yield slice(start, min(start + size, n_tokens))
 
 
-def text_slope(stream: LayerStream, window: int, hidden: Tensor) -> Tensor:
-    """Gradient [window, d] of the text's mean negative log-likelihood by hidden [1, window, d]."""
-    following = stream.tokens[window].to(stream.device)[1:]
-    slopes = []
-    for block in blocks(stream, len(following)):
-        with torch.enable_grad():
-            top = hidden[:, block].detach().requires_grad_()
-            surprise = torch.nn.functional.cross_entropy(
-                stream.logits(top), following[block], reduction="sum"
-            )
-            slopes.append(torch.autograd.grad(surprise, top)[0][0])
-    slope = torch.cat(slopes)
-    return torch.cat([slope, torch.zeros_like(slope[:1])]) / len(following)
-
-
 def drawn_slope(stream: LayerStream, hidden: Tensor, generator: torch.Generator) -> Tensor:
     """Gradient [window, d] by hidden [1, window, d] of the summed log-likelihood ratios of PAIRS pairs of
     labels, over the root of 2 PAIRS. They are drawn from the prediction p itself: with e and f the unit

@@ -1,12 +1,12 @@
 """Second moments of q and k as attention sees them, but before RoPE: after bias, clamp and norm.
 
-Per layer: k [w, w] of all KV heads together, and q [n_kv, head_dim, head_dim], added up over the query heads
-of each KV head; both per token, float64, BOS included.
+Per layer that attends: k [w, w] of all KV heads together, and q [n_kv, head_dim, head_dim], added up over the
+query heads of each KV head; both per token, float64, BOS included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..ir import Array, ModelSpec
 from ..recipe import Recipe
-from .stream import LayerStream, Seen, added
+from .stream import NOTHING, LayerStream, Seen, added
 
 VERSION = 2
 
@@ -23,9 +23,14 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.calib_tokens, recipe.calib_window
 
 
-def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
+def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():
+            if not stream.spec.attends(index):
+                with stream.layer(index) as live:
+                    stream.advance(live, index, hidden, output, bar)
+                yield index, NOTHING
+                continue
             total: dict[str, Tensor] = {}
             with stream.layer(index) as live:
                 for found in stream.passed(
@@ -49,10 +54,3 @@ def _sums(spec: ModelSpec, window: int, seen: Seen) -> dict[str, Tensor]:
         of_kv_head = rows.unflatten(1, (spec.n_kv, -1, spec.head_dim)).transpose(0, 1).flatten(1, 2)
         sums[side] = of_kv_head.mT @ of_kv_head
     return sums
-
-
-def norm_module(spec: ModelSpec, side: str) -> str | None:
-    """The per-head norm inside a layer, if it has one. (One over all heads is the projection's.)"""
-    name = f"attn_{side}_norm"
-    is_there = any(role.target == f"{name}.weight" for role in spec.layer_tensors)
-    return name if is_there and not spec.norms_whole(side) else None

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import warn
 from ..ir import SIDES, Array
 from ..recipe import Recipe
-from .stream import LayerStream, Seen, added
+from .stream import NOTHING, LayerStream, Seen, added
 
 VERSION = 2
 
@@ -21,14 +21,20 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return recipe.calib_tokens, recipe.calib_window
 
 
-def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Per layer: k, v [w, w] second moments and k_mean, v_mean [w], all without the projection's bias."""
-    width = max(stream.spec.at(layer).kv_width for layer in range(stream.spec.n_layer))
+def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """Per layer that attends: k, v [w, w] second moments and k_mean, v_mean [w], without the projection's
+    bias."""
+    width = max(stream.spec.at(layer).kv_width for layer in stream.spec.attention_layers)
     if stream.tokens.numel() < 4 * width:
         expected = f"at least {4 * width} tokens for {width} outputs"
         warn("--calib", expected, f"{stream.tokens.numel()}", "the tail of the spectrum is noise")
     with torch.no_grad(), stream.bar() as bar:
         for index, hidden, output in stream.forward():
+            if not stream.spec.attends(index):
+                with stream.layer(index) as live:
+                    stream.advance(live, index, hidden, output, bar)
+                yield index, NOTHING
+                continue
             total: dict[str, Tensor] = {}
             with stream.layer(index) as live:
                 biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}

@@ -11,7 +11,7 @@ from ..source.frequencies import frequencies, magnitude
 
 
 class Positions:
-    """Of sequences of `n` tokens, for every layer; layers that attend alike share theirs."""
+    """Positions in sequences of `n` tokens, for every layer; layers that attend alike share theirs."""
 
     def __init__(self, spec: ModelSpec, n: int, device: torch.device) -> None:
         self._spec, self._n, self._device = spec, n, device

@@ -7,7 +7,7 @@ the second moment of the output, at a tenth of its size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..ir import SIDES, Array
 from ..recipe import Recipe
 from .decoder import Layer, Watch
-from .stream import LayerStream
+from .stream import NOTHING, LayerStream
 
 VERSION = 2
 _SIZE = 0.1  # of the output: small enough that the softmax responds linearly, far above f32 rounding
@@ -27,10 +27,16 @@ def sample(recipe: Recipe) -> tuple[int, int]:
     return min(recipe.calib_tokens, 8192), min(recipe.calib_window, 1024)
 
 
-def collect(stream: LayerStream) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Per layer: k, v [1]."""
+def collect(stream: LayerStream) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """Per layer that attends: k, v [1]."""
     with torch.no_grad(), stream.bar(passes=3) as bar:
         for index, hidden, output in stream.forward():
+            if not stream.spec.attends(index):
+                with stream.layer(index) as live:
+                    stream.advance(live, index, hidden, output, bar)
+                bar.update(2 * stream.n_windows)
+                yield index, NOTHING
+                continue
             total = dict.fromkeys(SIDES, 0.0)
             with stream.layer(index) as live:
                 step = partial(_errors, stream, live, index, hidden, output)

@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from latentkv.console.progress import stage
 from latentkv.console.stage import Stage
 
+from ..compute import crew
 from ..course import MEASURE, WEIGH
 from ..errors import ConvertError
 from ..ir import Array, ModelSpec
 from ..source.source import Source
-from . import crew
 from .decoder import Ends, Layer, Watch, unwatched
-from .journal import Journal
 from .positions import Positions
+from .saved.journal import Journal
 
 SLOPE = 4  # layers
+# What a statistic has of a layer that has no K and V: a file, so that the layer counts as finished.
+NOTHING: Mapping[str, Array] = {"nothing": np.zeros(0, dtype=np.float32)}
 T = TypeVar("T")
 Seen = Mapping[str, Tensor]
 
@@ -165,6 +167,23 @@ class LayerStream:
 
         for found in self.each(step, len(hidden)):
             yield found
+            bar.update(1)
+
+    def descend(
+        self, live: Layer, index: int, inputs: Tensor, above: Tensor, below: Tensor, bar: Stage
+    ) -> None:
+        """Writes the loss's gradient by the layer's input, of `above`, that by its output, with nothing to
+        measure."""
+
+        def step(row: int) -> None:
+            bottom = inputs[row : row + 1].clone().requires_grad_()
+            with torch.enable_grad():
+                attended = live.attended(bottom, self.positions)
+            past, through = live.fed_slope(bottom, attended, above[row : row + 1])
+            (down,) = torch.autograd.grad(attended, bottom, through)
+            below[row] = (down + past)[0]
+
+        for _ in self.each(step, len(inputs)):
             bar.update(1)
 
     def advance(self, live: Layer, index: int, hidden: Tensor, output: Tensor, bar: Stage) -> None:

@@ -115,7 +115,7 @@ class TwoCopies(TorchFunctionMode):
         return self.sink + (query - self.sink - self.recent) // self.batch * self.batch
 
     def body(self, rows: slice, n: int, device: torch.device) -> Body:
-        """Of a block of queries with n keys."""
+        """What a block of queries reads of n keys."""
         low, high = (min(max(self.oldest(query), self.sink), n) for query in (rows.start, rows.stop - 1))
         query = torch.arange(rows.start, rows.stop, device=device)[:, None]
         edge = torch.arange(low, high, device=device) < self.oldest(query)
@@ -139,7 +139,7 @@ def _of_torch(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Scores]:
-    """Of scaled_dot_product_attention's arguments."""
+    """The arguments of scaled_dot_product_attention, as `attend` takes them."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return query, key, value, Scores(attn_mask, is_causal, scale)
 
@@ -264,7 +264,9 @@ def _blocks(
             part = of.mask[..., rows, :end].expand(1, n_head, -1, -1)
             part = _grouped(part, repeats)
             scores = scores.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else scores + part
-        own_sinks = None
-        if of.sinks is not None:  # [KV heads, repeats·rows, 1]
-            own_sinks = of.sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
-        yield rows, softmax(scores, own_sinks), body, steepness
+        if of.sinks is None:
+            weights = scores.softmax(-1)
+        else:  # [KV heads, repeats·rows, 1]
+            sinks = of.sinks.view(-1, repeats, 1).expand(-1, -1, rows.stop - begin).flatten(1)[..., None]
+            weights = softmax(scores, sinks)
+        yield rows, weights, body, steepness

@@ -1,5 +1,6 @@
-"""Orthogonal matrices that spread a latent's energy evenly over its channels, for any size.
+"""A side's factors as they go into the file: cut to their ranks and rotated inside their segments.
 
+Orthogonal matrices spread a latent's energy evenly over its channels, for any size:
 Hadamard matrices from Sylvester's doubling and Paley's two constructions over prime fields; where none of
 those exists, a random sign flip times the orthonormal DCT-II, which spreads nearly as well. Fused into the
 factors, so size costs nothing.
@@ -13,7 +14,24 @@ from functools import cache
 
 import numpy as np
 
-from ..ir import F64, Basis
+from ..ir import F64, SIDES, Basis, SidePlan
+from ..work import Work
+
+
+def finished(
+    work: Work, plan: SidePlan, layer: int, side: str, bases: tuple[Basis, ...] | None = None
+) -> tuple[Basis, ...]:
+    """One Basis per group; without --rotate only cut. The rotation depends on seed, layer, side and group
+    alone."""
+    result = []
+    bases = bases or work.bases(layer, side, plan.group)
+    for group, (basis, rank) in enumerate(zip(bases, plan.ranks, strict=True)):
+        cut = basis.truncated(rank)
+        if work.rotate:
+            rng = np.random.default_rng([work.seed, layer, SIDES.index(side), group])
+            cut = fuse(cut, plan.segments[group], rng)
+        result.append(cut)
+    return tuple(result)
 
 
 def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Basis:
@@ -23,18 +41,18 @@ def fuse(basis: Basis, widths: tuple[int, ...], rng: np.random.Generator) -> Bas
     """
     import torch
 
-    turns = [rotation(width, rng) for width in widths]
+    rotations = [rotation(width, rng) for width in widths]
     down, up = torch.tensor(basis.down), torch.tensor(basis.up)
     rows = None if basis.rows is None else torch.tensor(basis.rows)
     at = 0
-    for part, n in runs(widths):
-        turn = torch.from_numpy(np.stack(turns[at : at + n]))
+    for channels, n in runs(widths):
+        matrices = torch.from_numpy(np.stack(rotations[at : at + n]))
         at += n
-        columns = down[:, part].unflatten(1, (n, -1)).transpose(0, 1)
-        down[:, part] = (columns @ turn).transpose(0, 1).flatten(1)
+        columns = down[:, channels].unflatten(1, (n, -1)).transpose(0, 1)
+        down[:, channels] = (columns @ matrices).transpose(0, 1).flatten(1)
         for factor in (up, rows):
             if factor is not None:
-                factor[part] = (turn.mT @ factor[part].unflatten(0, (n, -1))).flatten(0, 1)
+                factor[channels] = (matrices.mT @ factor[channels].unflatten(0, (n, -1))).flatten(0, 1)
     return Basis(basis.sigma, down.numpy(), up.numpy(), None if rows is None else rows.numpy())
 
 

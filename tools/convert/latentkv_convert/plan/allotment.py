@@ -1,30 +1,90 @@
-"""What a budget buys for one candidate: a way to cut every group in segments, and a format for each."""
+"""What a byte budget has for compressed rows, and what that buys for one candidate: a way to cut every group
+in segments, and a format for each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
-from . import kv_budget, segments
-from .candidates import Candidate, Shape
+import numpy as np
+
+from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, total
+from latentkv.plan.kv_budget import KvBudget
+
+from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..rows import sizes
+from ..work import Work
+from .candidates import FORMATS, Candidate, Shape, cut
 
 # Truncation errors of one token are not independent, as rounding errors are: their predicted cost is too low.
 DROP_PENALTY = 3.0
 
 
 @dataclass(frozen=True)
+class Count:
+    """At the budget's context."""
+
+    budget: int  # bytes, for compressed rows and exact tokens
+    exact: Mapping[str, int]  # bytes of exact tokens by their row format, the widest first
+    n_ctx: int  # whole tiles
+    slots: sizes.MiddleSlots  # of compressed rows
+    pays_factors: bool  # a channel costs its part of the factors
+
+    def rooms(self, budget: int) -> dict[str, int]:
+        """Bytes for compressed rows by the row format of exact tokens, of those that it is enough for."""
+        return {name: budget - size for name, size in self.exact.items() if budget > size}
+
+    def table(
+        self, costs: Table, layer: int, widths: tuple[int, ...], channel: float, replaced: float
+    ) -> Table:
+        """`costs`, of one slot, for all of the layer's. widths: of the segments; channel, replaced: bytes of
+        a channel in a group's factors, and of the projection they replace. Where factors are smaller than
+        that, nothing is counted: weights that shrink are no room for the cache. All options but the last pay:
+        what is dropped is in no factor."""
+        grown = np.maximum(0.0, channel * np.cumsum((0, *widths)) - replaced)
+        weights = np.diff(grown) if self.pays_factors else np.zeros(len(widths))
+        once: Units = np.ceil(weights).astype(np.int64)
+        cost: Units = costs.cost * self.slots.layers[layer]
+        cost[:, :-1] += once[:, None]
+        return replace(costs, cost=cost)
+
+
+def count(
+    budget: KvBudget,
+    spec: ModelSpec,
+    served: int,
+    sink: int,
+    recent: int,
+    pays_factors: bool,
+    formats: Sequence[str] = ("f16",),
+    one_row: bool = False,
+) -> Count:
+    """served: the context at which a share is counted. formats: of exact tokens, the widest first.
+
+    Raises:
+        LatentKVError: the exact tokens alone take the budget.
+    """
+    n_ctx = budget.context(served)
+    n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
+    slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
+    rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
+    cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
+    room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
+    return Count(room, rows, slots.whole, slots, pays_factors)
+
+
+@dataclass(frozen=True)
 class Terms:
     """What is paid for, in bytes and in nats per token."""
 
-    count: kv_budget.Count
+    count: Count
     prices: Mapping[str, float]  # nats that exact tokens cost, by their row format
     scale: float = 1.0  # of summed distortions, to nats
 
-    def allocated(self, groups: Sequence[kv_budget.Group], budget: int) -> tuple[str, list[kv_budget.Choice]]:
+    def allocated(self, groups: Sequence[Group], budget: int) -> tuple[str, list[Choice]]:
         """The row format of exact tokens, and what the bytes that they leave buy."""
         rooms = self.count.rooms(budget)
-        return kv_budget.allocate_beside(groups, rooms, self.prices, lambda x: self.scale * x, DROP_PENALTY)
+        return allocate_beside(groups, rooms, self.prices, lambda x: self.scale * x, DROP_PENALTY)
 
     def multiple(self, times: float, exact: str) -> int:
         """The budget with so many times the bytes for compressed rows that exact tokens in this format
@@ -38,7 +98,7 @@ class Cut:
     """Groups of all layers and sides, each cut in segments one way."""
 
     candidate: Candidate
-    groups: tuple[kv_budget.Group, ...]
+    groups: tuple[Group, ...]
     widths: tuple[int, ...]  # of a group's segments
 
 
@@ -46,10 +106,10 @@ class Cut:
 class Allotment:
     cut: Cut
     exact: str  # row format of exact tokens
-    choices: Sequence[kv_budget.Choice]
+    choices: Sequence[Choice]
 
     def distortion(self, drop_penalty: float = 1.0) -> float:
-        return kv_budget.total(self.cut.groups, self.choices, drop_penalty)
+        return total(self.cut.groups, self.choices, drop_penalty)
 
     def predicted(self, terms: Terms, drop_penalty: float = 1.0) -> float:
         """Nats per token, of exact tokens too."""
@@ -59,17 +119,15 @@ class Allotment:
         choices = zip(self.cut.widths, self.choices, strict=True)
         layers = []
         for layer in range(spec.n_layer):
+            if not spec.attends(layer):
+                layers.append(LayerPlan(FULL, FULL))
+                continue
             k, v = (self._side(shape, spec, layer, side, choices) for side in SIDES)
             layers.append(LayerPlan(k, v))
         return replace(shape.regions(self.exact), layers=tuple(layers))
 
     def _side(
-        self,
-        shape: Shape,
-        spec: ModelSpec,
-        layer: int,
-        side: str,
-        choices: Iterator[tuple[int, kv_budget.Choice]],
+        self, shape: Shape, spec: ModelSpec, layer: int, side: str, choices: Iterator[tuple[int, Choice]]
     ) -> SidePlan:
         """The next widths and choices, one per group of this side, as a plan with formats."""
         if side == "k" and shape.has_one_row(spec, layer):
@@ -77,8 +135,8 @@ class Allotment:
         group, own, widths, formats = self.cut.candidate.group(spec, layer, side), spec.at(layer), [], []
         for _ in range(own.n_kv // group):
             width, choice = next(choices)
-            widths.append(segments.cut(group * own.head_dim, width))
-            formats.append(tuple(segments.FORMATS[at] for at in choice.formats))
+            widths.append(cut(group * own.head_dim, width))
+            formats.append(tuple(FORMATS[at] for at in choice.formats))
         return replace(shape.side(side, group, tuple(widths)), formats=tuple(formats))
 
 
@@ -96,3 +154,21 @@ def best(candidate: Candidate, shape: Shape, terms: Terms, budget: int) -> Allot
 def within(cut: Cut, terms: Terms, budget: int) -> Allotment:
     """The best formats for segments that are cut already, and for exact tokens."""
     return Allotment(cut, *terms.allocated(cut.groups, budget))
+
+
+def added(work: Work, plan: Plan) -> int:
+    """Bytes of factors beyond the projections they replace, without vectors; below 0 where weights shrink.
+    Ragged groups are padded to the layer's largest."""
+    n_bytes, spec, stored_as = 0.0, work.spec, work.stored_as
+    for index, layer in enumerate(plan.layers):
+        for side in SIDES:
+            chosen = layer.side(side)
+            if chosen.path in ("full", "value"):
+                continue
+            own = spec.at(index)
+            form, width = plan.form(own, chosen), chosen.group * own.head_dim
+            row = stored_as.row_bytes(form, width, spec.n_embd)
+            back = stored_as.channel_bytes(form, width, spec.n_embd) - row
+            n_bytes += sum(chosen.ranks) * row + max(chosen.ranks) * len(chosen.ranks) * back
+            n_bytes -= work.projection_bytes(index, side) if form == "a" else 0
+    return round(n_bytes)

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import floats
-from ..calibrate.decoder import NormedLinear, linear
+from ..calibrate.decoder import linear
+from ..calibrate.normed import NormedLinear
 from ..calibrate.sensitivity import relative
 from ..calibrate.stream import LayerStream
+from ..compute import floats
 from ..errors import ConvertError
 from ..fuse import center
 from ..ir import F32, F64, SIDES, Basis
@@ -27,7 +28,7 @@ Ranks = Mapping[str, Sequence[int]]  # side -> rank per group
 def measure(
     work: Work, trials: Sequence[Sequence[Ranks]], n_tokens: int, *, per_token: bool
 ) -> list[list[float]]:
-    """Relative error of every trial's block output, per layer, on the first n_tokens of the sample.
+    """Relative error of every trial's block output, per layer that attends, on the sample's first n_tokens.
 
     Raises:
         ConvertError: no calibration sample, or activations that are not finite.
@@ -39,13 +40,17 @@ def measure(
     tokens = tokens[: max(1, n_tokens // window), :window]
     stream = LayerStream(work.source, tokens, work.device, "block errors")
     errors: list[list[float]] = []
+    left = iter(trials)
     with torch.no_grad():
         hidden = stream.embed()
         for index in range(work.spec.n_layer):
             with stream.layer(index) as live:
                 exact = torch.cat([stream.run(live, index, each[None]).cpu() for each in hidden])
+                if not work.spec.attends(index):
+                    hidden = exact
+                    continue
                 row = []
-                for ranks in trials[index]:
+                for ranks in next(left):
                     for side in SIDES:
                         _replace(work, live, index, side, ranks[side])
                     out = torch.cat([stream.run(live, index, each[None]).cpu() for each in hidden])

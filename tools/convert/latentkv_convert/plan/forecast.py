@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from latentkv.console.progress import stage
 
-from .. import floats
 from ..calibrate.sample import Sample
+from ..compute import floats
 from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
 from ..fuse import center
-from ..fuse.finish import finished
-from ..ir import OF_VALUE, SIDES, Forecast, LayerPlan, Plan, SidePlan
+from ..fuse.rotation import finished
+from ..ir import FULL, OF_VALUE, SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
-from ..work import CHECKED, Work
+from ..work import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,46 +35,11 @@ if TYPE_CHECKING:
     from ..calibrate.decoder import Layer
     from ..calibrate.positions import LayerPositions
 
+CHECKED = 6  # windows that a plan is run on: they differ, and one or two of them are a rough forecast
 # How many of the windows that a plan is checked on say what exact tokens cost. Rounding alone costs much the
 # same everywhere: all rows of SmolLM2-135M in q8_0 2.3e-4 nats, with a standard error of 2 % over four
 # windows.
 PRICED = 1
-
-
-def measured(work: Work, plan: Plan, predicted: float) -> Forecast:
-    """Mean divergence KL(uncompressed ‖ plan) over the held-back windows, with its standard error."""
-    assert work.sample is not None
-    held = held_back(work.sample, work.n_checked)
-    if not len(held):
-        warn(
-            "--fisher-tokens",
-            "two windows or more, one to check the plan on",
-            "one",
-            "the forecast is the prediction",
-        )
-        return Forecast(predicted, predicted, float("nan"), 0)
-    per_window = divergences(work, plan, held)
-    error = float(np.std(per_window, ddof=1) / np.sqrt(len(held))) if len(held) > 1 else float("nan")
-    return Forecast(float(np.mean(per_window)), predicted, error, len(held))
-
-
-def roughly(work: Work, plan: Plan) -> float:
-    """The mean over the first ROUGHLY of these windows, in nats per token. `measured` goes on from there."""
-    assert work.sample is not None
-    held = held_back(work.sample, work.n_checked)
-    windows = (held if len(held) else work.sample.tokens)[:ROUGHLY]
-    return float(np.mean(divergences(work, plan, windows)))
-
-
-def price(work: Work, paths: Mapping[str, str], regions: Plan) -> float:
-    """Nats per token that exact tokens cost in the row formats of `regions`, where nothing else is done to
-    those that have left the window. paths: of K and V."""
-    assert work.sample is not None
-    k, v = (SidePlan(paths[side]) for side in SIDES)
-    plan = replace(regions, layers=(LayerPlan(k, v),) * work.spec.n_layer)
-    held = held_back(work.sample, work.n_checked)
-    windows = (held if len(held) else work.sample.tokens)[:PRICED]
-    return float(np.mean(divergences(work, plan, windows, CHOOSE)))
 
 
 def held_back(sample: Sample, n: int = CHECKED) -> NDArray[np.int64]:
@@ -85,63 +50,103 @@ def held_back(sample: Sample, n: int = CHECKED) -> NDArray[np.int64]:
     return np.concatenate([own, sample.spare[: max(0, n - len(own))]])[:n]
 
 
-def divergences(work: Work, plan: Plan, windows: NDArray[np.int64], label: str = CHECK) -> list[float]:
-    """Mean KL divergence in nats per token of each window, over its second half. label: the stage that this
-    is a part of. The plan that was asked for last is not run on the same window again."""
-    plan = replace(plan, forecast=None)
-    if work.checked.plan != plan:
-        work.checked.plan, work.checked.nats = plan, {}
-    names, known = [window.tobytes() for window in windows], work.checked.nats
-    left = [row for row, name in enumerate(names) if name not in known]
-    if left:
-        found = _run(work, plan, windows[left], label)
-        known |= {names[row]: nats for row, nats in zip(left, found, strict=True)}
-    return [known[name] for name in names]
+class Check:
+    """Runs plans on windows that no statistic has seen. The uncompressed model is run once on each, and the
+    plan that was asked for last not again."""
 
+    def __init__(self, work: Work, n_windows: int = CHECKED) -> None:
+        assert work.sample is not None
+        self.work, self.held = work, held_back(work.sample, n_windows)
+        self._any = self.held if len(self.held) else work.sample.tokens
+        self._exact: dict[bytes, Tensor] = {}  # by window: last outputs [scored tokens, d], uncompressed
+        self._plan: Plan | None = None  # that was run last
+        self._nats: dict[bytes, float] = {}  # of that plan, by window: a token's
 
-def _run(work: Work, plan: Plan, windows: NDArray[np.int64], label: str) -> list[float]:
-    import torch
+    def measured(self, plan: Plan, predicted: float) -> Forecast:
+        """Mean divergence KL(uncompressed ‖ plan) over the windows, with its standard error."""
+        if not len(self.held):
+            expected = "two windows or more, one to check the plan on"
+            warn("--fisher-tokens", expected, "one", "the forecast is the prediction")
+            return Forecast(predicted, predicted, float("nan"), 0)
+        per_window = self.divergences(plan, self.held)
+        n = len(per_window)
+        error = float(np.std(per_window, ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+        return Forecast(float(np.mean(per_window)), predicted, error, n)
 
-    from ..arithmetic import model_arithmetic
-    from ..calibrate import head
-    from ..calibrate.stream import LayerStream
-    from ..calibrate.two_copies import TwoCopies
+    def roughly(self, plan: Plan) -> float:
+        """The mean over the first ROUGHLY windows, in nats per token. `measured` goes on from there."""
+        return float(np.mean(self.divergences(plan, self._any[:ROUGHLY])))
 
-    spec, known = work.spec, work.checked.exact
-    stream = LayerStream(work.source, windows, work.device, "check")
-    names = [window.tobytes() for window in windows]
-    new = [row for row, name in enumerate(names) if name not in known]
-    cached = stream.embed().to(stream.device)
-    exact = cached[new]
-    scored = slice(cached.shape[1] // 2, -1)
-    batch = sizes.DEMOTION_BATCH if plan.recent else 1
-    with (
-        model_arithmetic(work.device),
-        torch.no_grad(),
-        stage(spec.n_layer * (len(windows) + len(new)), label, "window") as bar,
-    ):
-        for index in range(spec.n_layer):
-            copies = Copies(work, plan, index)
-            with stream.layer(index, index + 1) as live:
+    def price(self, paths: Mapping[str, str], regions: Plan) -> float:
+        """Nats per token that exact tokens cost in the row formats of `regions`, where nothing else is done
+        to those that have left the window. paths: of K and V."""
+        k, v = (SidePlan(paths[side]) for side in SIDES)
+        spec, full = self.work.spec, LayerPlan(FULL, FULL)
+        layers = (LayerPlan(k, v) if spec.attends(layer) else full for layer in range(spec.n_layer))
+        plan = replace(regions, layers=tuple(layers))
+        return float(np.mean(self.divergences(plan, self._any[:PRICED], CHOOSE)))
 
-                def step(task: int, index: int = index, live: Layer = live, copies: Copies = copies) -> None:
-                    if task >= len(windows):
-                        row = task - len(windows)
-                        exact[row] = stream.run(live, index, exact[row : row + 1])[0]
-                        return
-                    below = cached[task : task + 1]
-                    read, old = copies(live, below, stream.positions.of(index))
-                    with TwoCopies(spec.at(index).n_kv, plan.sink, plan.recent, old, batch, read):
-                        cached[task] = stream.run(live, index, below)[0]
+    def divergences(self, plan: Plan, windows: NDArray[np.int64], label: str = CHECK) -> list[float]:
+        """Mean KL divergence in nats per token of each window, over its second half. label: the stage that
+        this is a part of."""
+        plan = replace(plan, forecast=None)
+        if self._plan != plan:
+            self._plan, self._nats = plan, {}
+        names = [window.tobytes() for window in windows]
+        left = [row for row, name in enumerate(names) if name not in self._nats]
+        if left:
+            found = self._run(plan, windows[left], label)
+            self._nats |= {names[row]: nats for row, nats in zip(left, found, strict=True)}
+        return [self._nats[name] for name in names]
 
-                for _ in stream.each(step, len(windows) + len(new)):
-                    bar.update(1)
-        known |= {names[row]: exact[at, scored].clone() for at, row in enumerate(new)}
+    def _run(self, plan: Plan, windows: NDArray[np.int64], label: str) -> list[float]:
+        import torch
 
-        def nats(row: int) -> float:
-            return head.divergence(stream, known[names[row]], cached[row, scored])
+        from ..calibrate import head
+        from ..calibrate.stream import LayerStream
+        from ..calibrate.two_copies import TwoCopies
+        from ..compute.arithmetic import model_arithmetic
 
-        return list(stream.each(nats, len(names)))
+        work, spec, known = self.work, self.work.spec, self._exact
+        stream = LayerStream(work.source, windows, work.device, "check")
+        names = [window.tobytes() for window in windows]
+        new = [row for row, name in enumerate(names) if name not in known]
+        cached = stream.embed().to(stream.device)
+        exact = cached[new]
+        scored = slice(cached.shape[1] // 2, -1)
+        batch = sizes.DEMOTION_BATCH if plan.recent else 1
+        with (
+            model_arithmetic(work.device),
+            torch.no_grad(),
+            stage(spec.n_layer * (len(windows) + len(new)), label, "window") as bar,
+        ):
+            for index in range(spec.n_layer):
+                copies = Copies(work, plan, index) if spec.attends(index) else None
+                with stream.layer(index, index + 1) as live:
+
+                    def step(
+                        task: int, index: int = index, live: Layer = live, copies: Copies | None = copies
+                    ) -> None:
+                        if task >= len(windows):
+                            row = task - len(windows)
+                            exact[row] = stream.run(live, index, exact[row : row + 1])[0]
+                            return
+                        below = cached[task : task + 1]
+                        if copies is None:
+                            cached[task] = stream.run(live, index, below)[0]
+                            return
+                        read, old = copies(live, below, stream.positions.of(index))
+                        with TwoCopies(spec.at(index).n_kv, plan.sink, plan.recent, old, batch, read):
+                            cached[task] = stream.run(live, index, below)[0]
+
+                    for _ in stream.each(step, len(windows) + len(new)):
+                        bar.update(1)
+            known |= {names[row]: exact[at, scored].clone() for at, row in enumerate(new)}
+
+            def nats(row: int) -> float:
+                return head.divergence(stream, known[names[row]], cached[row, scored])
+
+            return list(stream.each(nats, len(names)))
 
 
 Rows = tuple["Tensor", "Tensor"]  # k (after RoPE) and v [1, n_kv, T, head_dim]

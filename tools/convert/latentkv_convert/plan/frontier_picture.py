@@ -40,7 +40,7 @@ def _label(line: Line, found: Frontier) -> str:
 
 
 def _title(found: Frontier) -> str:
-    """Of the legend: what its times are, and that of full f16 rows."""
+    """The legend's title: what its times are, and the time of full f16 rows."""
     if found.full_us is None or all(line.own.us is None for line in found.lines):
         return "KV heads that share a latent"
     full = f"full f16 {found.full_us[found.depths.index(LABELLED)]:.1f} us"

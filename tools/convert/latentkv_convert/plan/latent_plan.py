@@ -51,7 +51,7 @@ def k_path(options: Mapping[str, Any], spec: ModelSpec, rotary: str) -> str:
 def problem(work: Work, group: int, keep: float, full_layers: frozenset[int] = frozenset()) -> RankProblem:
     spec = work.spec
     return RankProblem(
-        n_layer=spec.n_layer,
+        layers=spec.attention_layers,
         n_groups=spec.n_kv // group,
         group_width=group * spec.head_dim,
         keep=keep,

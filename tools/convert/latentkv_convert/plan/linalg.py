@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import floats
+from ..compute import floats
 from ..errors import ConvertError
 from ..ir import F64, Basis
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIGMA_FLOOR = 1e-7  # of the largest: below it a singular value is rounding noise and must not be inverted
+FISHER_FLOOR = 1e-6  # of the largest eigenvalue: F^(-1/2) goes into factors stored in f16
 ROOT_FLOOR = 1e-4  # of the largest, for roots that are inverted into factors stored in f16
 
 
@@ -36,6 +37,28 @@ def spectrum(moment: Tensor, where: str) -> tuple[Tensor, Tensor]:
         raise ConvertError(where, "a finite second moment", "NaN or infinity")
     values, vectors = torch.linalg.eigh((moment + moment.T) / 2)
     return values.flip(0).clamp_min(0).sqrt(), vectors.flip(1)
+
+
+def weighted(moment: F64, fisher: F64, where: str, device: str = "cpu") -> Basis:
+    """down = R U Λ^(-1/4), up = Λ^(1/4) Uᵀ R⁻¹, with R = F^(1/2) and R M R = U Λ Uᵀ; sigma = Λ^(1/2).
+    Where F is 0, as in a layer whose queries see no further than the exact recent tokens, R = 1: what is
+    cached is never read there.
+
+    Raises:
+        ConvertError: a moment is not finite.
+    """
+    import torch
+
+    rows, costs = (floats.tensor(each, device) for each in (moment, fisher))
+    root, axes = spectrum(costs, where)
+    if not root[0] > 0:
+        root = torch.ones_like(root)
+    root = root.clamp_min(FISHER_FLOOR**0.5 * float(root[0]))
+    forward, backward = (axes * root) @ axes.T, (axes / root) @ axes.T
+    sigma, directions = spectrum(forward @ rows @ forward, where)
+    scale = sigma.clamp_min(1e-6 * float(sigma[0])).sqrt()
+    down, up = forward @ directions / scale, scale[:, None] * (directions.T @ backward)
+    return Basis(sigma.cpu().numpy(), down.cpu().numpy(), up.cpu().numpy())
 
 
 def balanced(sigma: F64, directions: F64) -> Basis:

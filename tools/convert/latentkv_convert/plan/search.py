@@ -9,14 +9,14 @@ from ..errors import ConvertError
 from ..ir import SIDES
 from .allocate import RankProblem, Ranks, split
 
-States = Sequence[Sequence[Mapping[str, int]]]  # layer -> state -> rank of every head, by side
-Errors = Sequence[Sequence[float]]  # layer -> state -> relative error of the block's output
+States = Sequence[Sequence[Mapping[str, int]]]  # layer that attends -> state -> rank of every head, by side
+Errors = Sequence[Sequence[float]]  # layer that attends -> state -> relative error of the block's output
 
 
-def within(states: States, errors: Errors, budget: float, n_kv: int) -> Ranks:
+def within(layers: Sequence[int], states: States, errors: Errors, budget: float, n_kv: int) -> Ranks:
     """The last state of every layer before the first that reaches the budget."""
     ranks: dict[tuple[int, str], tuple[int, ...]] = {}
-    for layer, (chain, measured) in enumerate(zip(states, errors, strict=True)):
+    for layer, chain, measured in zip(layers, states, errors, strict=True):
         failing = next((i for i, error in enumerate(measured) if i > 0 and error >= budget), len(chain))
         ranks |= {(layer, side): (chain[failing - 1][side],) * n_kv for side in SIDES}
     return ranks
@@ -32,19 +32,20 @@ def to_budget(problem: RankProblem, states: States, errors: Errors) -> Ranks:
         ConvertError: the states end above the kept fraction.
     """
     steps = sorted(
-        (max(errors[layer][: state + 1]), layer, state)
-        for layer, chain in enumerate(states)
+        (max(errors[at][: state + 1]), at, state)
+        for at, chain in enumerate(states)
         for state in range(1, len(chain))
     )
     units = {
         (layer, side): -(-chain[0][side] // problem.pad) * problem.n_groups
-        for layer, chain in enumerate(states)
+        for layer, chain in zip(problem.layers, states, strict=True)
         for side in SIDES
     }
     surplus = sum(units.values()) - problem.total_units
-    for _, layer, state in steps:
-        for side in sorted(SIDES, key=lambda name: states[layer][state][name]):
-            goal = -(-states[layer][state][side] // problem.pad) * problem.n_groups
+    for _, at, state in steps:
+        layer = problem.layers[at]
+        for side in sorted(SIDES, key=lambda name: states[at][state][name]):
+            goal = -(-states[at][state][side] // problem.pad) * problem.n_groups
             taken = min(units[layer, side] - goal, surplus)
             units[layer, side] -= taken
             surplus -= taken

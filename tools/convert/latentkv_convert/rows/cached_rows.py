@@ -2,7 +2,7 @@
 calibrate/copies.py.
 
 Which rows depends on the path: v and a k that is rebuilt or absorbed are kept as projected, without bias, or
-about their mean (fuse/center.py); a rotated k after bias, norm and RoPE, which turns its moments over
+about their mean (fuse/center.py); a rotated k after bias, norm and RoPE, whose moments are averaged over
 every position of the served context (served.py).
 """
 
@@ -37,13 +37,7 @@ class CachedRows:
 
 
 def of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
-    """context: the positions a rotated k is served at. Kept in memory as far as it lasts: every grouping of
-    heads asks for the same ones."""
-    key = (layer, side, path, context)
-    return work.rows.get(key, lambda: _of(work, layer, side, path, context), lambda found: found.nbytes)
-
-
-def _of(work: Work, layer: int, side: str, path: str, context: int | None) -> CachedRows:
+    """context: the positions a rotated k is served at."""
     stats = work.stats["copies"][layer]
     name = "normed" if path == "rotated" and "normed_moment" in stats else side
     name = "one" if path == ONE_ROW else name
@@ -56,7 +50,7 @@ def _of(work: Work, layer: int, side: str, path: str, context: int | None) -> Ca
     if path == "rotated" and context is not None:
         freqs = frequencies(work.spec, context, layer)
         rng = np.random.default_rng([work.seed, layer, SIDES.index(side)])
-        found = found.turned(freqs, work.spec.at(layer).head_dim, context, rng, work.device)
+        found = found.after_rope(freqs, work.spec.at(layer).head_dim, context, rng, work.device)
     return found.cached()
 
 
@@ -73,7 +67,7 @@ class _Measured:
     energy: Array
 
     def shifted(self, by: F64) -> _Measured:
-        """Of rows x + by [w]."""
+        """The arrays of rows x + by [w]."""
         return replace(
             self,
             moment=_shifted(self.moment, self.mean, by),
@@ -81,14 +75,14 @@ class _Measured:
             rows=self.rows + by.astype(np.float32),
         )
 
-    def turned(
+    def after_rope(
         self, freqs: F64, head_dim: int, context: int, rng: np.random.Generator, device: str
     ) -> _Measured:
-        """Of rows after RoPE: moments over all positions, real rows at random ones."""
+        """The arrays of rows after RoPE: moments over all positions, real rows at random ones."""
         names = ("moment", "weighted", "fisher")
         moments = {n: served.after_rope(getattr(self, n), freqs, head_dim, context, device) for n in names}
         at = rng.integers(0, context, len(self.rows)).astype(np.float64)
-        rows = served.turned(self.rows, freqs, head_dim, at, device)
+        rows = served.rows_after_rope(self.rows, freqs, head_dim, at, device)
         return replace(self, rows=rows, **moments)
 
     def cached(self) -> CachedRows:

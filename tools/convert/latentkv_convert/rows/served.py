@@ -1,6 +1,6 @@
 """Moments after RoPE, averaged in closed form over every position of a served context.
 
-A basis fitted on short windows has not seen the slow planes turn. With u = x_i + j x_(i+n/2) the complex
+A basis fitted on short windows has not seen the slow planes rotate. With u = x_i + j x_(i+n/2) the complex
 form of a plane, position n multiplies u by exp(j n theta); so the moments E[u ū'] and E[u u'] of two planes
 are multiplied by the means of exp(j n (theta - theta')) and exp(j n (theta + theta')) over 0 <= n < context.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import floats
+from ..compute import floats
 from ..ir import F32, F64
 
 
@@ -28,9 +28,9 @@ def after_rope(moment: F64, freqs: F64, head_dim: int, context: int, device: str
     second = np.concatenate([half + np.arange(half), 2 * half + rest // 2 + np.arange(rest // 2)])
     heads = np.arange(moment.shape[0] // head_dim)[:, None] * head_dim
     a, b = ((heads + part[None, :]).reshape(-1) for part in (first, second))
-    theta = np.concatenate([freqs, np.zeros(rest // 2)])  # of a head's planes: all heads turn alike
+    theta = np.concatenate([freqs, np.zeros(rest // 2)])  # of a head's planes: all heads rotate alike
     less, more = (
-        floats.tensor(mean_turn(angle, context), device).tile(len(heads), len(heads))
+        floats.tensor(mean_rotation(angle, context), device).tile(len(heads), len(heads))
         for angle in (theta[:, None] - theta[None, :], theta[:, None] + theta[None, :])
     )
     order = floats.tensor(np.concatenate([a, b]), device)
@@ -46,14 +46,14 @@ def after_rope(moment: F64, freqs: F64, head_dim: int, context: int, device: str
     return result
 
 
-def mean_turn(angle: F64, context: int) -> Any:
+def mean_rotation(angle: F64, context: int) -> Any:
     """mean over n = 0 … context-1 of exp(j n angle), elementwise."""
     still = np.abs(np.sin(angle / 2)) < 1e-12  # whole turns: every term is 1
     step = np.where(still, 1.0, np.exp(1j * angle) - 1)
     return np.where(still, 1.0, (np.exp(1j * context * angle) - 1) / step / context)
 
 
-def turned(rows: F32, freqs: F64, head_dim: int, positions: F64, device: str = "cpu") -> F32:
+def rows_after_rope(rows: F32, freqs: F64, head_dim: int, positions: F64, device: str = "cpu") -> F32:
     """Rows [n, heads·head_dim] after RoPE at positions [n], transformers' row order."""
     import torch
 

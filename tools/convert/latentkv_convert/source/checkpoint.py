@@ -9,11 +9,12 @@ from typing import Any
 
 from latentkv.console.reading import read_text
 
-from .. import floats
-from ..errors import ConvertError, need
+from ..compute import floats
+from ..errors import ConvertError
 from ..ir import F32
 from . import fingerprint
 from .safetensors_file import SafetensorsFile
+from .torch_file import TorchFile
 
 
 def read_json(path: Path) -> Any:
@@ -39,8 +40,7 @@ class Checkpoint:
         self.config: dict[str, Any] = read_json(directory / "config.json")
         if not isinstance(self.config, dict) or "model_type" not in self.config:
             raise ConvertError("checkpoint", "config.json with a model_type", "none")
-        self._files: dict[str, SafetensorsFile] = {}
-        self._bins: dict[str, dict[str, Any]] = {}
+        self._files: dict[str, SafetensorsFile | TorchFile] = {}
         self._where = self._index()
 
     def _index(self) -> dict[str, str]:
@@ -75,24 +75,16 @@ class Checkpoint:
         return path
 
     def _names(self, path: Path) -> set[str]:
-        if path.suffix == ".safetensors":
-            self._files[path.name] = SafetensorsFile(path)
-            return set(self._files[path.name].names())
-        return set(self._bin(path.name))
-
-    def _bin(self, file: str) -> dict[str, Any]:
-        if file not in self._bins:
-            torch = need("torch")
-            try:
-                self._bins[file] = torch.load(
-                    self.directory / file, map_location="cpu", weights_only=True, mmap=True
-                )
-            except Exception as error:  # torch raises half a dozen types for a damaged pickle
-                raise ConvertError(file, "a PyTorch state dict", f"{type(error).__name__}: {error}") from None
-        return self._bins[file]
+        opened = SafetensorsFile if path.suffix == ".safetensors" else TorchFile
+        self._files[path.name] = opened(path)
+        return set(self._files[path.name].names())
 
     def __contains__(self, name: str) -> bool:
         return self._resolve(name) is not None
+
+    def count(self, *prefixes: str) -> int:
+        """Tensors whose names begin so."""
+        return sum(name.startswith(prefixes) for name in self._where)
 
     def _resolve(self, name: str) -> str | None:
         """Base-model checkpoints lack the leading `model.` or `transformer.`: look for the name without
@@ -110,10 +102,7 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         found = self._found(name)
-        file = self._where[found]
-        if file in self._files:
-            return self._files[file].shape(found)
-        return tuple(self._bin(file)[found].shape)
+        return self._files[self._where[found]].shape(found)
 
     def read(self, name: str) -> F32:
         """The tensor as float32.
@@ -122,14 +111,7 @@ class Checkpoint:
             ConvertError: it is missing, of a type that is not floating point, or not finite.
         """
         found = self._found(name)
-        file = self._where[found]
-        if file in self._files:
-            array = self._files[file].read(found)
-        else:
-            tensor = self._bin(file)[found]
-            if not tensor.is_floating_point():
-                raise ConvertError(f"{file}: {name}", "a floating-point tensor", str(tensor.dtype))
-            array = tensor.float().numpy()
+        array = self._files[self._where[found]].read(found)
         floats.check_finite(array, name)
         return array
 

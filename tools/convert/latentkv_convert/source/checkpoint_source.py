@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConvertError, need
 from ..ir import F32, SIDES, ModelSpec, TensorRole
-from . import archs, tokenizer
+from . import archs, recurrent, tokenizer
 from .checkpoint import Checkpoint
 from .source import Stored
 from .tokenizer import special
@@ -38,13 +38,16 @@ class _Place:
 
 class CheckpointSource:
     outtype = "f16"
+    beside = ()
 
     def __init__(self, directory: Path, pre: str | None = None) -> None:
         self.checkpoint = Checkpoint(directory)
         self.spec: ModelSpec = archs.model_spec(self.checkpoint.config)
         self._config = dict(archs.text_part(self.checkpoint.config))
         self._pre = pre
+        recurrent.check_pattern(self.spec, "config.json", self.has)
         check_shapes(self.checkpoint, self.spec)
+        self._check_recurrent()
         self._check_up()
 
     @cached_property
@@ -52,18 +55,28 @@ class CheckpointSource:
         return {role.target: role for role in self.spec.global_tensors}
 
     @cached_property
-    def _layer(self) -> Mapping[str, TensorRole]:
+    def _attention(self) -> Mapping[str, TensorRole]:
         return {role.target: role for role in self.spec.layer_tensors}
+
+    @cached_property
+    def _recurrent(self) -> Mapping[str, TensorRole]:
+        return {role.target: role for role in self.spec.recurrent_tensors}
+
+    def _layer(self, layer: int) -> Mapping[str, TensorRole]:
+        return self._attention if self.spec.attends(layer) else self._recurrent
 
     def _place(self, role: str, layer: int | None) -> _Place | None:
         """Q, K and V from their projections, all else from the table."""
-        found = (self._global if layer is None else self._layer).get(role)
+        found = (self._global if layer is None else self._layer(layer)).get(role)
         prefix = "" if layer is None else f"{self.spec.layers}.{layer}."
         if found is not None:
-            return _Place(prefix + found.source, found.rows, found)
+            place = _Place(prefix + found.source, found.rows, found)
+            if found.otherwise is None or place.names[0] in self.checkpoint:
+                return place
+            return _Place(prefix + found.otherwise.source, found.otherwise.rows, found.otherwise)
         stem, _, leaf = role.partition(".")
         side = stem.removeprefix("attn_")
-        if layer is None or side not in self.spec.projections:
+        if layer is None or side not in self.spec.projections or not self.spec.attends(layer):
             return None
         projection = self.spec.projections[side]
         return _Place(f"{prefix}{projection.module}.{leaf}", projection.rows)
@@ -106,6 +119,20 @@ class CheckpointSource:
             stacked[index] = self.checkpoint.read(name)
         return stacked
 
+    def _check_recurrent(self) -> None:
+        """Layers that do not attend have what their kind has, and others what theirs has."""
+        shapes = {} if self.spec.block.mixers is None else recurrent.shapes(self.spec)
+        for layer in range(self.spec.n_layer if shapes else 0):
+            for role in self.spec.tensors_of(layer):
+                place = self._found(role.target, layer)
+                name, rows = place.names[0], place.rows
+                got = self.checkpoint.shape(name)
+                enough = rows is None or (len(got) > 0 and got[0] > int(rows.max()))
+                shape = shapes.get(role.target)
+                if not enough or (shape is not None and self.shape(role.target, layer) != shape):
+                    expected = f"sizes from config.json, {list(shape or ())} of {role.target}"
+                    raise ConvertError(name, expected, f"shape {list(got)}")
+
     def _check_up(self) -> None:
         """The FFN has the width that the config promises."""
         keys, n_embd = self.spec.keys, self.spec.n_embd
@@ -114,7 +141,7 @@ class CheckpointSource:
         if self.spec.block.ffn == "experts":
             role = "ffn_up_exps.weight"
             expected = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
-        elif self.spec.block.ffn != "plain" and "ffn_gate.weight" not in self._layer:
+        elif self.spec.block.ffn != "plain" and "ffn_gate.weight" not in self._layer(0):
             expected[0] *= 2
         got = list(self.shape(role, 0))
         if got != expected:
@@ -123,6 +150,11 @@ class CheckpointSource:
 
     def stored(self, role: str, layer: int | None = None) -> Stored | None:
         return None
+
+    @property
+    def note(self) -> str:
+        n = self.checkpoint.count("mtp.", "model.mtp.")
+        return f"{n} tensors of multi-token prediction (mtp.*) are left out" if n else ""
 
     def keys(self) -> Mapping[str, Any]:
         keys: dict[str, Any] = {
@@ -158,7 +190,7 @@ class CheckpointSource:
 def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     """The K and V projections, the embedding and a table of positions have the shapes the config promises."""
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
-    for layer in range(spec.n_layer if spec.heads else 1):
+    for layer in spec.attention_layers if spec.heads else spec.attention_layers[:1]:
         own = spec.at(layer)
         for side in () if own.shares_kv else SIDES[: 1 if own.value_of_key else 2]:
             width = own.q_width + 2 * own.kv_width if spec.packed_qkv else own.kv_width

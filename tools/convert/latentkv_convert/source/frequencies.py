@@ -1,4 +1,5 @@
-"""RoPE as a reader of the file computes it (docs/gguf.md, native/src/decoder/rope.cpp)."""
+"""RoPE as a reader of the file computes it (docs/gguf.md, native/src/decoder/rope.cpp): frequencies, and in
+which rows a head's planes lie."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..ir import F64, ModelSpec
 
@@ -36,6 +38,18 @@ def magnitude(spec: ModelSpec, layer: int) -> float:
     if spec.keys.get("rope.scaling.type") == "yarn":
         scale *= 1 + 0.1 * math.log(max(1.0, spec.keys["rope.scaling.factor"]))
     return scale
+
+
+def paired_rows(n_heads: int, head_dim: int, n_rot: int) -> NDArray[np.int64]:
+    """Source row of every file row in GGUF's `norm` pairing: file rows 2i and 2i+1 of a head are its rows i
+    and i + n_rot/2, which transformers rotates together.
+
+    Applies to the head dimensions of W_q, W_k, their biases, B_k and E; never to a latent's own axis.
+    """
+    head = np.arange(head_dim)
+    head[:n_rot] = np.arange(n_rot).reshape(2, n_rot // 2).T.reshape(-1)
+    rows: NDArray[np.int64] = (np.arange(n_heads)[:, None] * head_dim + head[None, :]).reshape(-1)
+    return rows
 
 
 def _original(spec: ModelSpec) -> int:

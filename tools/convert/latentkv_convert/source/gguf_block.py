@@ -27,7 +27,9 @@ def block(values: Mapping[str, Any], spec: ModelSpec, where: str) -> BlockSpec:
         return replace(spec.block, **words)
     read: dict[str, Callable[[str, Any], Any]] = dict.fromkeys(_SCALES, partial(_number, limits.SCALE))
     read["attention_softcap"] = read["logit_softcap"] = partial(_number, limits.SOFTCAP)
-    read |= dict.fromkeys(("expert_norm", "yarn_truncate", "value_norm", "value_of_key"), _flag)
+    flags = ("expert_norm", "yarn_truncate", "value_norm", "value_of_key", "output_gate")
+    read |= dict.fromkeys(flags, _flag)
+    read["mixers"] = partial(_mixers, spec.n_layer)
     read["windows"] = partial(_array, spec.n_layer, partial(_whole, limits.WINDOW))
     read["rope_bases"] = partial(_array, spec.n_layer, _base)
     read["rope_scaled"] = partial(_array, spec.n_layer, _flag)
@@ -61,6 +63,20 @@ def _flag(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConvertError("gguf", f"{key} true or false", str(value)[:40])
     return value
+
+
+def _mixers(n_layer: int, key: str, values: Any) -> tuple[str, ...]:
+    """At least one layer attends."""
+
+    def word(key: str, value: Any) -> str:
+        if value not in ENUMS["mixer"]:
+            raise ConvertError("gguf", f"{key} of {', '.join(ENUMS['mixer'])}", str(value)[:40])
+        return str(value)
+
+    found = _array(n_layer, word, key, values)
+    if "attention" not in found:
+        raise ConvertError("gguf", f"{key} with a layer of attention", "none")
+    return found
 
 
 def _array(n_layer: int, read: Callable[[str, Any], Any], key: str, values: Any) -> tuple[Any, ...]:

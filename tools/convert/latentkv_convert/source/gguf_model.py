@@ -12,7 +12,7 @@ from .. import limits
 from ..errors import ConvertError
 from ..ir import F32, BlockSpec, ModelSpec, TensorRole
 from ..schema import KEYS
-from . import archs, gguf_block
+from . import archs, gguf_block, recurrent
 from .gguf_parts import GgufParts
 from .stock import Stock
 
@@ -70,6 +70,7 @@ def model_spec(parts: GgufParts, where: str) -> ModelSpec:
         latentkv_keys=_dynamic(values, where),
         layer_tensors=_present(parts, spec),
     )
+    recurrent.check_pattern(spec, where, lambda role, layer: f"{prefix(layer)}{role}" in parts)
     _check_tensors(parts, spec, where)
     return spec
 
@@ -147,10 +148,17 @@ def _dynamic(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _present(parts: GgufParts, spec: ModelSpec) -> tuple[TensorRole, ...]:
-    """Roles without the biases that this file does without."""
+    """Roles of layers that attend, without the biases that this file does without."""
+    first = prefix(spec.attention_layers[0])
     return tuple(
-        role for role in spec.layer_tensors if f"blk.0.{role.target}" in parts or ".bias" not in role.target
+        role for role in spec.layer_tensors if first + role.target in parts or ".bias" not in role.target
     )
+
+
+def behind(parts: GgufParts, spec: ModelSpec) -> list[str]:
+    """Tensors of blocks behind the trunk."""
+    begins = tuple(prefix(layer) for layer in range(spec.n_layer, int(spec.keys["block_count"])))
+    return [name for name in parts.names() if name.startswith(begins)]
 
 
 def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
@@ -160,31 +168,42 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         expected[role.target] = _shape(spec, role.target)
     sides = ("qkv",) if spec.packed_qkv else ("q", "k", "v")
     for layer in range(spec.n_layer):
+        own = spec.at(layer)
         roles = [role.target for role in spec.tensors_of(layer)]
-        seen = spec.at(layer)
-        own = [side for side in sides if not seen.shares_kv and (side != "v" or not seen.value_of_key)]
-        roles += [f"attn_{side}.weight" for side in own]
-        roles += [f"attn_{side}.bias" for side in own if f"{prefix(layer)}attn_{side}.bias" in parts]
-        expected |= {prefix(layer) + role: _shape(seen, role, layer) for role in roles}
+        shapes = {role: _shape(own, role, layer) for role in roles}
+        if not spec.attends(layer):
+            shapes |= {role: shape for role, shape in recurrent.shapes(spec).items() if role in shapes}
+            expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
+            continue
+        held = [side for side in sides if not own.shares_kv and (side != "v" or not own.value_of_key)]
+        roles = [f"attn_{side}.weight" for side in held]
+        roles += [f"attn_{side}.bias" for side in held if f"{prefix(layer)}attn_{side}.bias" in parts]
+        shapes |= {role: _shape(own, role) for role in roles}
+        expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
     for name, shape in expected.items():
         got = parts.info(name).shape
-        if got != shape:
+        if got != shape and not ("shexp" in name and got == (1, *shape)):
             raise ConvertError(f"{where}: {name}", f"shape {list(shape)}", str(list(got)))
+    known = {*expected, *spec.extra_tensors, *behind(parts, spec)}
     for name in parts.names():
-        if name not in expected and name not in spec.extra_tensors:
+        if name not in known:
             raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
 
 
 def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
     stem, _, leaf = role.partition(".")
+    widths = spec.keys.get("feed_forward_length", 0)
+    n_ff = int(widths[layer] if isinstance(widths, list) else widths)
+    if stem.endswith("_shexp"):
+        n_ff = int(spec.keys["expert_shared_feed_forward_length"])
+        shapes = {"ffn_gate_inp_shexp": (spec.n_embd,), "ffn_down_shexp": (spec.n_embd, n_ff)}
+        return shapes.get(stem, (n_ff, spec.n_embd))
     if stem.startswith("ffn_gate_inp") or stem.endswith("_exps"):
         return _expert_shape(spec, stem, leaf)
-    widths = spec.keys["feed_forward_length"]
-    n_ff = int(widths[layer] if isinstance(widths, list) else widths)
     brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
     is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
     rows = {
-        "attn_q": spec.q_width,
+        "attn_q": spec.q_rows,
         "attn_k": spec.kv_width,
         "attn_v": spec.kv_width,
         "attn_qkv": spec.q_width + 2 * spec.kv_width,

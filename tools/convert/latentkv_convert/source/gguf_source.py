@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import floats
+from ..compute import floats
 from ..ir import F32, Array, ModelSpec
 from . import fingerprint, gguf_model, gguf_vocabulary
+from .frequencies import paired_rows
 from .gguf_blocks import dequantized
 from .gguf_parts import GgufParts
-from .rope_rows import paired_rows
 from .source import Stored
 
 _OURS = "latentkv."
@@ -35,7 +35,8 @@ class GgufSource:
     def _precision(self) -> str:
         """The widest type of the K and V projections, of those that are written: what is computed from them
         is a product, so blocks of any kind become q8_0."""
-        names = (f"{gguf_model.prefix(0)}attn_{part}.weight" for part in ("k", "v", "qkv"))
+        first = gguf_model.prefix(self.spec.attention_layers[0])
+        names = (f"{first}attn_{part}.weight" for part in ("k", "v", "qkv"))
         types = {self._parts.info(name).type for name in names if name in self._parts}
         for kind in ("f32", "bf16", "f16"):
             if kind in types:
@@ -48,7 +49,8 @@ class GgufSource:
     def _place(self, role: str, layer: int | None) -> tuple[str, slice]:
         """Name of a role's tensor, and its rows there."""
         name = gguf_model.prefix(layer) + role
-        packed = gguf_model.packed_rows(self._at(layer)).get(role.partition(".")[0])
+        attends = layer is None or self.spec.attends(layer)
+        packed = gguf_model.packed_rows(self._at(layer)).get(role.partition(".")[0]) if attends else None
         if name not in self._parts and packed is not None:
             return f"{gguf_model.prefix(layer)}attn_qkv.{role.partition('.')[2]}", packed
         return name, slice(None)
@@ -90,6 +92,18 @@ class GgufSource:
         if name not in self._parts:
             return None
         return Stored(self._parts.info(name).type, partial(self._raw, name, rows))
+
+    @cached_property
+    def beside(self) -> tuple[str, ...]:
+        return tuple(gguf_model.behind(self._parts, self.spec))
+
+    @property
+    def note(self) -> str:
+        if not self.beside:
+            return ""
+        n_blocks = int(self.spec.keys["block_count"]) - self.spec.n_layer
+        blocks = f"{n_blocks} block{'s' * (n_blocks > 1)} behind the {self.spec.n_layer} layers"
+        return f"{blocks} (multi-token prediction): left as they are, and not used"
 
     def keys(self) -> Mapping[str, Any]:
         """All of the file's own, but for how it was split and aligned."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import floats
+from ..compute import floats
 from ..errors import ConvertError
 from ..ir import F32
 

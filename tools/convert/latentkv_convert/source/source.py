@@ -24,6 +24,16 @@ class Source(Protocol):
     spec: ModelSpec
     outtype: str  # of weights that are computed, where no other is asked for
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of tensors that belong to no layer and are copied as they are stored."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """What of the model is left alone, as a line for the user, or ""."""
+        ...
+
     def has(self, role: str, layer: int | None = None) -> bool: ...
 
     def tensor(self, role: str, layer: int | None = None) -> F32:

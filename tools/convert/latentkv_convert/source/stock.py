@@ -120,8 +120,8 @@ class Stock:
             raise ConvertError(self.where, f"attention.value_length {head_dim}, the key length", got)
         return {
             "hidden_size": n_embd,
-            "num_hidden_layers": self.whole("block_count", 1, 4096),
-            "intermediate_size": self.whole("feed_forward_length", 1, 1 << 22),
+            "num_hidden_layers": self.n_layer(),
+            "intermediate_size": self.whole("feed_forward_length", 1, 1 << 22, self._expert_width()),
             "num_attention_heads": n_head,
             "num_key_value_heads": self.whole("attention.head_count_kv", 1, 4096, n_head),
             "head_dim": head_dim,
@@ -130,6 +130,16 @@ class Stock:
             "rope_theta": self.number("rope.freq_base", *limits.ROPE_BASE, default=10000.0),
             "tie_word_embeddings": not self.has("output.weight"),
         }
+
+    def n_layer(self) -> int:
+        """Of the trunk: blocks behind it predict more tokens at once, and no reader needs them."""
+        n_blocks = self.whole("block_count", 1, 4096)
+        return n_blocks - self.whole("nextn_predict_layers", 0, n_blocks - 1, 0)
+
+    def _expert_width(self) -> int | None:
+        """Files with experts in every layer may have no other FFN."""
+        width = self.values.get("expert_feed_forward_length")
+        return width if isinstance(width, int) else None
 
     def window(self) -> int | None:
         """attention.sliding_window, in tokens."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import need, warn
 from ..ir import F32, READS, Array, ModelSpec
 from ..source.source import Stored
-from . import quantize
 from .mixes import BASE, Mix
-from .out_tensor import OutTensor, unread
+from .tensor import OutTensor, choose, n_bytes, unread
 
 _LEAST = 1e-6  # of the mean importance: a channel that the text never used is still a channel
 
@@ -60,12 +57,11 @@ class Encoding:
             layer, role = split(tensor.name)
             return self.mix.type_of(role.partition(".")[0], layer, tensor.shape)
         outtype = self.factor_type if tensor.kind in ("down", "factor") else self.outtype
-        return quantize.choose(outtype, tensor.kind, tensor.shape)
+        return choose(outtype, tensor.kind, tensor.shape)
 
     def n_bytes(self, tensor: OutTensor) -> int:
         """In the file, without padding."""
-        qtype = need("gguf").GGMLQuantizationType[self.type_of(tensor).upper()]
-        return quantize.n_bytes(qtype, tensor.shape)
+        return n_bytes(self.type_of(tensor), tensor.shape)
 
     def importance_of(self, tensor: OutTensor) -> F32 | None:
         """[row length]: mean squares of what a weight's columns are multiplied by, 1 on average; None of
@@ -74,48 +70,32 @@ class Encoding:
         stem = role.partition(".")[0]
         if self.importance is None or layer is None or tensor.kind != "weight":
             return None
-        found = np.asarray(self.importance[layer][READS.get(stem, stem)], dtype=np.float64)
+        if layer >= len(self.importance):  # behind the layers that the text passed
+            return None
+        known, other = self.importance[layer], READS.get(stem, stem)
+        found = np.asarray(known[other if other in known else stem], dtype=np.float64)
         mean = max(float(found.mean()), np.finfo(np.float64).tiny)
         return np.maximum(found / mean, _LEAST).astype(np.float32)
 
     def projection_bytes(self, spec: ModelSpec, layer: int, side: str, stored: Stored | None) -> int:
-        """Of W_k or W_v as this file would hold it."""
+        """Bytes of W_k or W_v as this file would hold it."""
         name, shape = f"blk.{layer}.attn_{side}.weight", (spec.at(layer).kv_width, spec.n_embd)
         return self.n_bytes(self.settled(OutTensor(name, shape, "weight", unread, stored)))
 
     def channel_bytes(self, form: str, width: int, n_embd: int) -> float:
-        """Of one channel of a latent whose group is `width` wide: its row of A or E, and its column of B (or
-        E_q)."""
+        """Bytes of one channel of a latent whose group is `width` wide: its row of A or E, and its column of
+        B (or E_q)."""
         return self.row_bytes(form, width, n_embd) + width * self._factor_element
 
     def row_bytes(self, form: str, width: int, n_embd: int) -> float:
-        """Of a channel's row of A or E."""
+        """Bytes of a channel's row of A or E."""
         if form == "e":
             return width * self._factor_element
-        kind = quantize.choose(self.factor_type, "down", (1, n_embd))
-        return float(quantize.n_bytes(need("gguf").GGMLQuantizationType[kind.upper()], (1, n_embd)))
+        return float(n_bytes(choose(self.factor_type, "down", (1, n_embd)), (1, n_embd)))
 
     @property
     def _factor_element(self) -> int:
-        return 4 if quantize.choose(self.factor_type, "factor", (1, 1)) == "f32" else 2
-
-    def warn_of_widths(self, tensors: Sequence[OutTensor]) -> None:
-        """One line, where rows cannot be divided in the blocks of their type."""
-        encoded = [t for t in tensors if t.stored is None and t.kind in ("weight", "table", "down")]
-        if self.outtype in BASE:
-            wide = [t for t in encoded if t.kind != "down" and t.shape[-1] % 256]
-            wide = [t for t in wide if not t.name.startswith("position_embd")]
-            rows, asked = 256, self.outtype
-        else:
-            wide = [t for t in encoded if t.kind != "table" and self._asked(t) != self.type_of(t)]
-            rows, asked = quantize.BLOCK, self.outtype
-        if wide:
-            got = Counter(self.type_of(t) for t in wide)
-            listed = ", ".join(f"{count} such tensors are {kind}" for kind, count in got.most_common())
-            warn(wide[0].name, f"rows of a multiple of {rows} for {asked}", f"{wide[0].shape[-1]}", listed)
-
-    def _asked(self, tensor: OutTensor) -> str:
-        return self.factor_type if tensor.kind == "down" else self.outtype
+        return 4 if choose(self.factor_type, "factor", (1, 1)) == "f32" else 2
 
 
 def split(name: str) -> tuple[int | None, str]:

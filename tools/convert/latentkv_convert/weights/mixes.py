@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ConvertError, warn
+from ..recipe import Recipe
+
 # Outtype -> what a weight gets that no rule below names.
 BASE = {"q4_k_m": "q4_k", "q5_k_m": "q5_k", "q6_k": "q6_k", "iq4_xs": "iq4_xs"}
 # Rows that are no multiple of 256: the type with blocks of 32 that is next in size.
@@ -14,7 +17,7 @@ SUPER, BLOCK = 256, 32  # elements of a K-quant's block, and of the others'
 
 @dataclass(frozen=True)
 class Mix:
-    """Of one model. `important`: there is an importance matrix."""
+    """The mix for one model. `important`: there is an importance matrix."""
 
     outtype: str
     architecture: str
@@ -72,3 +75,21 @@ class Mix:
         if kind in NARROW and width % SUPER:
             kind = NARROW[kind]
         return "f16" if width % BLOCK else kind
+
+
+def measures_importance(recipe: Recipe, outtype: str) -> bool:
+    """Whether K-quants are searched for with an importance matrix of the calibration text.
+
+    Raises:
+        ConvertError: --imatrix or --no-imatrix where it would change nothing.
+    """
+    if outtype not in BASE:
+        if recipe.imatrix is not None:
+            option = "--imatrix" if recipe.imatrix else "--no-imatrix"
+            raise ConvertError(option, f"--outtype {', '.join(BASE)} beside it", f"--outtype {outtype}")
+        return False
+    if recipe.imatrix is not False and recipe.calib is None:
+        if recipe.imatrix:
+            raise ConvertError("--imatrix", "a text to measure it on, --calib FILE", "none")
+        warn("--calib", f"a text for the importance matrix of {outtype}", "none", "quantized without one")
+    return recipe.imatrix is not False and recipe.calib is not None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from ..errors import ConvertError
+from ..errors import ConvertError, warn
 from ..ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from ..rows.sizes import in_blocks
 from ..schema import ENUMS, RANK_PAD
+from ..weights.encoding import Encoding
+from ..weights.mixes import BASE
+from ..weights.tensor import BLOCK, OutTensor
 
 
 def check_linear(spec: ModelSpec, method: str) -> None:
@@ -104,3 +108,20 @@ def _check_formats(where: str, planned: Sequence[Sequence[str]], segments: Seque
         stored = [name != "none" for name in formats]
         if stored != sorted(stored, reverse=True):
             raise ConvertError(where, "dropped segments after stored ones", str(formats))
+
+
+def warn_of_widths(tensors: Sequence[OutTensor], encoding: Encoding) -> None:
+    """One line, where rows cannot be divided in the blocks of their type."""
+    encoded = [t for t in tensors if t.stored is None and t.kind in ("weight", "table", "down")]
+    outtype, types = encoding.outtype, {t.name: encoding.type_of(t) for t in encoded}
+    if outtype in BASE:
+        wide = [t for t in encoded if t.kind != "down" and t.shape[-1] % 256]
+        wide, width = [t for t in wide if not t.name.startswith("position_embd")], 256
+    else:
+        asked = {t.name: encoding.factor_type if t.kind == "down" else outtype for t in encoded}
+        wide = [t for t in encoded if t.kind != "table" and asked[t.name] != types[t.name]]
+        width = BLOCK
+    if wide:
+        got = Counter(types[t.name] for t in wide)
+        listed = ", ".join(f"{count} such tensors are {kind}" for kind, count in got.most_common())
+        warn(wide[0].name, f"rows of a multiple of {width} for {outtype}", f"{wide[0].shape[-1]}", listed)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from ..ir import SIDES
 from ..source.source import Source
 from ..weights.encoding import Encoding
-from ..weights.out_tensor import OutTensor, unread
+from ..weights.tensor import OutTensor, unread
 
 
 def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> int:
@@ -19,7 +19,7 @@ def total(source: Source, encoding: Encoding, others: Iterable[OutTensor]) -> in
 
 def _projections(source: Source) -> Iterator[OutTensor]:
     sides = ("q", *SIDES) if source.spec.packed_qkv else SIDES
-    for layer in range(source.spec.n_layer):
+    for layer in source.spec.attention_layers:
         spec = source.spec.at(layer)
         stem = f"blk.{layer}.attn_"
         rows = {side: spec.q_width if side == "q" else spec.kv_width for side in sides}

@@ -16,10 +16,9 @@ from latentkv import durable
 
 from ..errors import ConvertError, need
 from ..ir import Array
-from ..source.gguf_file import Value
-from ..weights import quantize
 from ..weights.encoding import Encoding
-from ..weights.out_tensor import OutTensor
+from ..weights.tensor import OutTensor, encode, n_bytes, qtype
+from .keys import add_key
 
 
 def write(
@@ -41,11 +40,10 @@ def write(
         for key, value in keys.items():
             add_key(writer, key, value)
         kinds = {t.name: encoding.type_of(t) for t in tensors}
-        encoding.warn_of_widths(tensors)
         for tensor in tensors:
-            qtype = gguf.GGMLQuantizationType[kinds[tensor.name].upper()]
-            size = quantize.n_bytes(qtype, tensor.shape)
-            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), size, raw_dtype=qtype)
+            kind, shape = kinds[tensor.name], tensor.shape
+            f32, size = np.dtype(np.float32), n_bytes(kind, shape)
+            writer.add_tensor_info(tensor.name, shape, f32, size, raw_dtype=qtype(kind))
         try:
             writer.write_header_to_file(partial)
             writer.write_kv_data_to_file()
@@ -84,7 +82,7 @@ def _data(tensor: OutTensor, kind: str, encoding: Encoding) -> Array:
     array = tensor.load()
     if tuple(array.shape) != tensor.shape:
         raise ConvertError(tensor.name, f"shape {list(tensor.shape)}", f"{list(array.shape)}")
-    return quantize.encode(array, kind, tensor.name, encoding.importance_of(tensor))
+    return encode(array, kind, tensor.name, encoding.importance_of(tensor))
 
 
 @contextlib.contextmanager
@@ -96,45 +94,3 @@ def replacing(path: Path) -> Iterator[Path]:
             yield partial
     except OSError as error:
         raise ConvertError("output", f"to write {path}", error.strerror or str(error)) from None
-
-
-def add_key(writer: Any, key: str, value: Any) -> None:
-    """One key-value pair: as it was read, or its GGUF type from the Python type: u32 for int (i32 when
-    negative), f32 for float."""
-    if isinstance(value, Value):
-        types = need("gguf").GGUFValueType
-        sub_type = None if value.sub_type is None else types(value.sub_type)
-        writer.add_key_value(key, value.data, types(value.type), sub_type=sub_type)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        if value < 0:
-            writer.add_int32(key, value)
-        elif value < 2**32:
-            writer.add_uint32(key, value)
-        else:
-            writer.add_uint64(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, np.ndarray):
-        _add_array(writer, key, value)
-    elif isinstance(value, (list, tuple)):
-        if not value or any(type(item) is not type(value[0]) for item in value):
-            raise ConvertError(key, "an array of one type with at least one value", repr(value)[:60])
-        writer.add_array(key, value)
-    else:
-        raise ConvertError(key, "a bool, int, float, string or array", type(value).__name__)
-
-
-def _add_array(writer: Any, key: str, value: np.ndarray) -> None:
-    """Numeric arrays keep their width: i32, u8 or f32."""
-    gguf = need("gguf")
-    types = {"int32": "INT32", "uint8": "UINT8", "float32": "FLOAT32"}
-    if value.dtype.name not in types or value.size == 0:
-        raise ConvertError(
-            key, f"a non-empty array of {', '.join(types)}", f"{value.dtype.name} x {value.size}"
-        )
-    sub_type = gguf.GGUFValueType[types[value.dtype.name]]
-    writer.add_key_value(key, value.tolist(), gguf.GGUFValueType.ARRAY, sub_type=sub_type)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from ..ir import F32, LayerPlan
-from ..weights.out_tensor import OutTensor
+from ..weights.tensor import OutTensor
 from ..work import Work
 
 

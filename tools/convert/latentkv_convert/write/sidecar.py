@@ -12,9 +12,8 @@ from ..errors import ConvertError
 from ..recipe import Recipe
 from ..schema import KEYS
 from ..source.source import Source
-from ..weights import quantize
 from ..weights.encoding import Encoding, split
-from ..weights.out_tensor import OutTensor
+from ..weights.tensor import OutTensor, encode
 
 
 def base_keys(recipe: Recipe) -> dict[str, str]:
@@ -58,5 +57,5 @@ def _is_held(source: Source, tensor: OutTensor, encoding: Encoding) -> bool:
     held, kind = source.stored(role, layer), encoding.type_of(tensor)
     if held is None or held.type != kind:
         return False
-    made = quantize.encode(tensor.load(), kind, tensor.name)
+    made = encode(tensor.load(), kind, tensor.name)
     return bool(np.array_equal(made.view(np.uint8).ravel(), held.data().view(np.uint8).ravel()))

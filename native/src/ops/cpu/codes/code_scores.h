@@ -15,7 +15,7 @@
 
 #include "cache/row.h"
 #include "ops/cpu/codes/codes.h"
-#include "ops/cpu/direct.h"
+#include "ops/cpu/tile.h"
 
 namespace lkv {
 

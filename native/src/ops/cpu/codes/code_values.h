@@ -5,7 +5,7 @@
 #pragma once
 
 #include "ops/cpu/codes/codes.h"
-#include "ops/cpu/direct.h"
+#include "ops/cpu/tile.h"
 
 namespace lkv {
 

@@ -15,8 +15,12 @@ export function showCache(cache, props) {
   const { per_token, f16_per_token } = cache;
   byId("cache-total").textContent = bytes(cache.total);
   byId("cache-total").title = `${integer(cache.total)} bytes`;
-  const share = `${percent(cache.total, f16)} of f16’s ${bytes(f16)}`;
-  byId("cache-share").textContent = `${share}, at ${integer(cache.n_ctx)} tokens`;
+  // states of recurrent layers do not grow with the context, and are the same beside f16
+  const states = cache.states + cache.snapshots;
+  const rows = cache.total - states;
+  const share = `${percent(rows, f16)} of f16’s ${bytes(f16)}`;
+  const beside = states ? `, beside ${bytes(states)} of recurrent layers’ states` : "";
+  byId("cache-share").textContent = `${share}, at ${integer(cache.n_ctx)} tokens${beside}`;
   bar(byId("bar-f16"), [[f16, "f16", f16]]);
   bar(byId("bar-here"), cache.regions.map((each) => [each.k + each.v, each.name, f16, held(each)]));
   byId("regions").replaceChildren(...cache.regions.map(region));
@@ -27,7 +31,7 @@ export function showCache(cache, props) {
   byId("held").textContent = `${integer(cache.n_used)} of ${integer(cache.n_ctx)}`;
   const told = [
     `${bytes(now)} of ${bytes(cache.total)}`,
-    `${percent(cache.total, f16)} of f16`,
+    `${percent(rows, f16)} of f16`,
     `${integer(cache.n_used)} of ${integer(cache.n_ctx)} tokens`,
   ];
   byId("cache-line").textContent = told.join(" · ");

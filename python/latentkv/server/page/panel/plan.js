@@ -21,11 +21,13 @@ export function showPlan(props) {
   ]);
   const height = Math.min(HEIGHTS[1], Math.max(HEIGHTS[0], Math.floor(TALL / props.plan.length)));
   byId("plan").replaceChildren(picture(segments, props.plan.length, full, height));
+  const attending = props.plan.filter((layer) => layer.mixer === "attention").length;
   const kept = segments.reduce((sum, each) => sum + each.width, 0);
-  byId("plan-line").textContent = `${props.plan.length} layers · ${formatsOf(segments).join(", ")}`;
-  byId("legend").replaceChildren(...legend(segments, kept < 2 * full * props.plan.length));
+  const recurrent = attending < props.plan.length ? ` (${props.plan.length - attending} recurrent)` : "";
+  byId("plan-line").textContent = `${props.plan.length} layers${recurrent} · ${formatsOf(segments).join(", ")}`;
+  byId("legend").replaceChildren(...legend(segments, kept < 2 * full * attending));
   byId("plan-sum").replaceChildren(
-    ...["k", "v"].map((side) => el("p", {}, summary(segments, side, full * props.plan.length))),
+    ...["k", "v"].map((side) => el("p", {}, summary(segments, side, full * attending))),
   );
 }
 

@@ -25,7 +25,7 @@ Ranks = Mapping[tuple[int, str], tuple[int, ...]]  # (layer, side) -> rank per g
 
 @dataclass(frozen=True)
 class RankProblem:
-    n_layer: int
+    layers: Sequence[int]  # that attend
     n_groups: int
     group_width: int  # group · head_dim
     keep: float
@@ -42,13 +42,13 @@ class RankProblem:
     @property
     def items(self) -> list[tuple[int, str]]:
         """Layers that get ranks, K and V side by side."""
-        layers = [layer for layer in range(self.n_layer) if layer not in self.full_layers]
+        layers = [layer for layer in self.layers if layer not in self.full_layers]
         return [(layer, side) for layer in layers for side in SIDES]
 
     @property
     def channels(self) -> int:
-        """KV dimensions of all layers."""
-        return self.n_layer * len(SIDES) * self.n_groups * self.group_width
+        """KV dimensions of all these layers."""
+        return len(self.layers) * len(SIDES) * self.n_groups * self.group_width
 
     @property
     def total_units(self) -> int:

@@ -136,13 +136,13 @@ class Eigen:
         from .. import block_error  # imports torch
 
         spec = work.spec
-        layers = range(spec.n_layer)
+        layers = spec.attention_layers
         sigmas = [{side: work.sigmas(layer, side, 1) for side in SIDES} for layer in layers]
         states = [thresholds(each, self.published) for each in sigmas]
         trials = [[{side: (rank[side],) * spec.n_kv for side in SIDES} for rank in layer] for layer in states]
         errors = block_error.measure(work, trials, self.search_tokens, per_token=not self.published)
         if self.error_budget is not None:
-            return search.within(states, errors, self.error_budget, spec.n_kv)
+            return search.within(layers, states, errors, self.error_budget, spec.n_kv)
         return search.to_budget(latent_plan.problem(work, 1, self.keep), states, errors)
 
 

@@ -64,8 +64,9 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> LoRC:
     ConvertError: no layer would be compressed.
     """
     skipped = options["skip_layers"]
-    if skipped >= spec.n_layer:
-        raise ConvertError("--skip-layers", f"fewer than the model's {spec.n_layer} layers", str(skipped))
+    if skipped > spec.attention_layers[-1]:
+        fewer = f"fewer than the model's {spec.attention_layers[-1] + 1} layers"
+        raise ConvertError("--skip-layers", fewer, str(skipped))
     path = latent_plan.k_path(options, spec, "rebuild")
     return LoRC(spec.n_kv, options["keep"], skipped, options["steepest"], path)
 
@@ -87,7 +88,7 @@ class LoRC:
     def plan(self, work: Work) -> Plan:
         skipped = frozenset(range(self.skip_layers))
         problem = latent_plan.problem(work, self.group, self.keep, skipped)
-        layers = range(self.skip_layers, work.spec.n_layer)
+        layers = [layer for layer in work.spec.attention_layers if layer >= self.skip_layers]
         sigmas = [[work.sigmas(layer, side, self.group)[0] for side in SIDES] for layer in layers]
         depth = relative_depth(sigmas)
         ranks = by_depth(problem, depth, self.steepest)

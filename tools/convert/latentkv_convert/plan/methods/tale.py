@@ -18,7 +18,7 @@ import numpy as np
 
 from ... import limits
 from ...errors import ConvertError
-from ...ir import Basis, LayerPlan, ModelSpec, Plan, SidePlan
+from ...ir import FULL, Basis, LayerPlan, ModelSpec, Plan, SidePlan
 from ...rows import sizes
 from ...schema import ENUMS, RANK_PAD
 from ...work import Work
@@ -77,8 +77,9 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument(
         "--prefill",
         choices=ENUMS["prefill"],
-        default="lazy",
-        help="a prompt attends to exact K and V, or to the compressed past (default lazy)",
+        default=None,
+        help="a prompt attends to exact K and V, or to the compressed past (default lazy, where all layers "
+        "attend)",
     )
 
 
@@ -109,9 +110,13 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Tale:
     middle = options["kv_middle"]
     if sizes.in_blocks(middle) and options["recent"] == 0 and options["recent_ratio"] == 0:
         raise ConvertError("--recent", f"recent tokens beside {middle}, whose blocks of 32 wait there", "0")
+    attends = len(spec.attention_layers) == spec.n_layer
+    if options["prefill"] == "lazy" and not attends:
+        raise ConvertError("--prefill", "eager, as some layers are recurrent", "lazy")
+    prefill = options["prefill"] or ("lazy" if attends else "eager")
     regions = (options["sink"], options["recent"], options["recent_ratio"])
     formats = (options["kv_recent"], options["kv_middle"])
-    return Tale(group, options["keep"], options["basis"], *regions, *formats, options["prefill"])
+    return Tale(group, options["keep"], options["basis"], *regions, *formats, prefill)
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,11 @@ class Tale:
     def plan(self, work: Work) -> Plan:
         n_kv = work.spec.n_kv
         k = SidePlan("full", formats=((self.kv_middle,),) * n_kv)
-        layers = tuple(LayerPlan(k, self.nested(work, ranks)) for ranks in self.kept_ranks(work))
+        layers = [LayerPlan(FULL, FULL)] * work.spec.n_layer
+        for layer, ranks in zip(work.spec.attention_layers, self.kept_ranks(work), strict=True):
+            layers[layer] = LayerPlan(k, self.nested(work, ranks))
         return Plan(
-            layers,
+            tuple(layers),
             sink=self.sink,
             recent=self.recent,
             recent_ratio=self.recent_ratio,
@@ -147,16 +154,18 @@ class Tale:
         )
 
     def kept_ranks(self, work: Work) -> list[tuple[int, ...]]:
-        """r_0 of every layer and group: equal shares of what --keep leaves to V, as K keeps everything."""
+        """r_0 of every group of the layers that attend: equal shares of what --keep leaves to V, as K keeps
+        everything."""
         spec = work.spec
         width = self.group * spec.head_dim
         n_groups, capacity = spec.n_kv // self.group, -(-width // RANK_PAD)
-        low = np.full(spec.n_layer, n_groups, dtype=np.int64)
+        layers = spec.attention_layers
+        low = np.full(len(layers), n_groups, dtype=np.int64)
         high = low * capacity
-        total = round((2 * self.keep - 1) * spec.n_layer * spec.kv_width / RANK_PAD)
-        units = water_fill(np.ones(spec.n_layer), low, high, min(total, int(high.sum())))
+        total = round((2 * self.keep - 1) * len(layers) * spec.kv_width / RANK_PAD)
+        units = water_fill(np.ones(len(layers)), low, high, min(total, int(high.sum())))
         ranks = []
-        for layer, share in enumerate(units):
+        for layer, share in zip(layers, units, strict=True):
             counts = split_groups(int(share), work.sigmas(layer, "v", self.group), capacity, RANK_PAD)
             ranks.append(tuple(min(count * RANK_PAD, width) for count in counts))
         return ranks

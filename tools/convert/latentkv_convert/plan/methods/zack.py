@@ -115,8 +115,8 @@ class ZACK:
             return center.key_covariance(work, layer), q
         k = np.asarray(stats["k"], dtype=np.float64)
         freqs = frequencies(spec, self.context, layer)
-        turned = [served.after_rope(head, freqs, spec.head_dim, self.context) for head in q]
-        return served.after_rope(k, freqs, spec.head_dim, self.context), np.stack(turned)
+        after = [served.after_rope(head, freqs, spec.head_dim, self.context) for head in q]
+        return served.after_rope(k, freqs, spec.head_dim, self.context), np.stack(after)
 
     def plan(self, work: Work) -> Plan:
         ranks = latent_plan.ranks_of(work, self.group, self.keep, self.allocator)

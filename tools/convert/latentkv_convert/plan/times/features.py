@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ...ir import LayerPlan, ModelSpec, SidePlan
@@ -64,9 +64,26 @@ class Features:
         return {**self.step, **{name: depth * count for name, count in self.slot.items()}}
 
 
+@dataclass(frozen=True)
+class Times:
+    """What the features cost on one GPU."""
+
+    gpu: str
+    coefficients: Mapping[str, float]
+
+    def us(self, counted: Features | None, depth: int) -> float | None:
+        """What attention at this depth adds to a step; None where a coefficient was not measured."""
+        if counted is None:
+            return None
+        counts = {name: count for name, count in counted.at(depth).items() if count}
+        if not counts.keys() <= self.coefficients.keys():
+            return None
+        return sum(self.coefficients[name] * count for name, count in counts.items())
+
+
 def of(heads: Heads, layer: LayerPlan) -> Features | None:
-    """Of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do not take
-    such rows."""
+    """Counts of a layer as the file has it: ranks are the columns of its factors. None: the fast kernels do
+    not take such rows."""
     k, v = layer.k, layer.v
     if k.path == "full" and v.path == "full":
         return full(heads)
@@ -105,22 +122,27 @@ def of(heads: Heads, layer: LayerPlan) -> Features | None:
 
 
 def full(heads: Heads) -> Features:
-    """Of full f16 rows of K and V."""
+    """Counts of full f16 rows of K and V."""
     return Features(
         {"full": 1.0, "full_once": 1.0 / heads.n_layer},
         {"full_bytes": 2 * 2 * heads.n_kv * heads.head_dim / 1e6},
     )
 
 
+def _heads(spec: ModelSpec, layer: int) -> ModelSpec:
+    """A layer's; what a step has once is shared by the layers that attend."""
+    return replace(spec.at(layer), n_layer=len(spec.attention_layers))
+
+
 def mean_full(spec: ModelSpec) -> Features:
-    """Of full f16 rows in the average layer."""
-    found = [full(spec.at(layer)) for layer in range(spec.n_layer)]
+    """Counts of full f16 rows in the average layer."""
+    found = [full(_heads(spec, layer)) for layer in spec.attention_layers]
     return Features(_average([each.step for each in found]), _average([each.slot for each in found]))
 
 
 def mean(spec: ModelSpec, layers: Sequence[LayerPlan]) -> Features | None:
-    """Of the average layer; None where one is not known."""
-    found = [of(spec.at(index), layer) for index, layer in enumerate(layers)]
+    """Counts of the average layer that attends; None where one is not known."""
+    found = [of(_heads(spec, layer), layers[layer]) for layer in spec.attention_layers]
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

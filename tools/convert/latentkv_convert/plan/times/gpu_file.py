@@ -17,29 +17,12 @@ from latentkv.console.reading import read_text
 from ...errors import ConvertError
 from ...ir import LayerPlan, SidePlan
 from . import features
-from .features import UNITS, Features
+from .features import UNITS, Times
 from .fit import fit
 
 DEFAULT = Path(__file__).parent / "h100.json"
 _SIZES = ("name", "source", "n_layer", "n_head", "n_kv", "head_dim")  # of Measured, as they are in a file
 _WHAT = "a file that bench/attention_times.py wrote"
-
-
-@dataclass(frozen=True)
-class Times:
-    """Microseconds a layer on one GPU."""
-
-    gpu: str
-    coefficients: Mapping[str, float]
-
-    def us(self, counted: Features | None, depth: int) -> float | None:
-        """What attention at this depth adds to a step; None where a coefficient was not measured."""
-        if counted is None:
-            return None
-        counts = {name: count for name, count in counted.at(depth).items() if count}
-        if not counts.keys() <= self.coefficients.keys():
-            return None
-        return sum(self.coefficients[name] * count for name, count in counts.items())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import ConvertError
 from ...ir import ModelSpec, Projection, TensorRole
 from .. import rope
-from ..rope_rows import paired_rows
+from ..frequencies import paired_rows
 from ..stock import Stock
 from . import llama
 

@@ -1,0 +1,88 @@
+// What recurrent layers keep of a sequence: one state of fixed size, however long it is. Knows slots and positions, and nothing of what
+// a state means.
+//
+// A state cannot be taken back token by token. So a sequence keeps some of its earlier ones, snapshots: the one before its last ubatch,
+// in a slot of the device, and copies in the host's memory of those behind prompts. It can go on from each of these.
+//
+// A ubatch reads its sequences' slots and writes others, which become the sequences' own when it has run: a failure changes nothing.
+// Sequences that share their tokens share slots.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/placement/sequences.h"
+#include "cache/recurrent/state_memory.h"
+
+namespace lkv {
+
+class SequenceState {
+public:
+    // The states of a sequence behind its token at position `end - 1`.
+    struct Snapshot {
+        int32_t end = 0;
+        int slot = -1;                                     // of every memory; -1: in `copy` alone
+        std::shared_ptr<const std::vector<uint8_t>> copy;  // [slot_bytes()]; null: in the slot alone
+    };
+
+    static constexpr int slots_of_sequence = 2;   // its own, and the one before its last ubatch
+    static constexpr int copies_of_sequence = 4;  // the most in the host's memory
+
+    // slot_bytes: of all memories. 0: the model has no recurrent layer, and none of this matters.
+    SequenceState(int n_seq_max, size_t slot_bytes);
+    // Before the first claim(): the memories of all devices, in the order of their layers. They outlive this.
+    void attach(std::vector<StateMemory*> memories) { memories_ = std::move(memories); }
+
+    bool is_used() const { return slot_bytes_ > 0; }
+    size_t slot_bytes() const { return slot_bytes_; }
+    int n_slots() const { return static_cast<int>(uses_.size()); }
+
+    // The slots of a ubatch: what its sequences, each once, have and where it goes.
+    struct Step {
+        std::vector<int32_t> from;
+        std::vector<int64_t> to;
+        std::vector<int32_t> seq;
+    };
+    Step claim(std::span<const int32_t> seq);
+    // The ubatch has run; ends: positions behind each sequence's last token.
+    void commit(const Step& step, std::span<const int32_t> ends);
+    void abandon(const Step& step);
+    // Copies what the sequence has now to the host, where it stays as others come.
+    void keep_copy(int seq);
+
+    // Position behind the last token that the sequence's state has seen.
+    int32_t end(int seq) const;
+    int32_t since_copy(int seq) const;  // tokens behind its last copy
+    // The largest such position, at most `limit`, of a snapshot; 0: only the beginning.
+    int32_t resumable(int seq, int32_t limit) const;
+    bool has(int seq, int32_t end) const { return resumable(seq, end) == end; }
+    // Goes back. end: one that has() is true of.
+    void rewind(int seq, int32_t end);
+    // What dst goes on from, in place of what it has. end: one that has() is true of in src.
+    void copy(int src, int dst, int32_t end);
+    void remove(int seq) { rewind(seq, 0); }
+    void clear();
+
+    // For states: what sequences have, earliest first; and its bytes.
+    std::span<const Snapshot> snapshots(int seq) const { return kept_[static_cast<size_t>(seq)]; }
+    std::vector<uint8_t> bytes(const Snapshot& snapshot) const;
+    // Behind those that the sequence has.
+    void put(int seq, int32_t end, std::shared_ptr<const std::vector<uint8_t>> copy);
+
+private:
+    std::vector<Snapshot>& of(int seq) { return kept_[static_cast<size_t>(seq)]; }
+    int claim_slot();
+    int source_of(int seq);
+    void release(const Snapshot& snapshot);
+    void drop_slots_before_last(int seq);
+    void thin_out(std::vector<Snapshot>& kept);
+
+    size_t slot_bytes_;
+    std::vector<StateMemory*> memories_;
+    std::vector<int> uses_;                    // of every slot, by snapshots and a ubatch that runs
+    std::vector<std::vector<Snapshot>> kept_;  // of every sequence, earliest first; the last is what it has now
+};
+
+}  // namespace lkv

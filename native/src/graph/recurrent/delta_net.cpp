@@ -1,0 +1,99 @@
+#include "graph/recurrent/delta_net.h"
+
+#include "graph/recurrent/state_tensors.h"
+
+namespace lkv {
+
+// Rows of what the batch leaves, [floats of a state, n_seqs], into slots that no node of this graph reads.
+void DeltaNetBranch::store(ggml_tensor* states, ggml_tensor* rows) {
+    ggml_build_forward_expand(graph_.nodes, ggml_set_rows(ctx_, states, rows, graph_.states_to));
+}
+
+ggml_tensor* DeltaNetBranch::convolved(ggml_tensor* x, const DeltaNetWeights& w, int il) {
+    ggml_tensor* const states = from_.states->conv(il);
+    const int64_t n_before = sizes_.d_conv - 1;
+    const int64_t channels = sizes_.channels();
+    ggml_tensor* const before =
+        ggml_reshape_3d(ctx_, ggml_get_rows(ctx_, states, graph_.states_from), n_before, channels, n_seqs_);
+    ggml_tensor* const now = ggml_reshape_3d(ctx_, ops_.linear(x, w.qkv, nullptr), channels, n_each_, n_seqs_);
+    // [n_before + n_each, channels, n_seqs]
+    ggml_tensor* const inputs = ggml_concat(ctx_, before, ggml_transpose(ctx_, now), 0);
+    ggml_tensor* const last = ggml_view_3d(ctx_, inputs, n_before, channels, n_seqs_, inputs->nb[1], inputs->nb[2],
+                                           static_cast<size_t>(n_each_) * inputs->nb[0]);
+    store(states, ggml_reshape_2d(ctx_, ggml_cont(ctx_, last), sizes_.conv_floats(), n_seqs_));
+    return ggml_silu(ctx_, ggml_ssm_conv(ctx_, inputs, w.conv));
+}
+
+DeltaNetBranch::Gates DeltaNetBranch::gates(ggml_tensor* x, const DeltaNetWeights& w) const {
+    const int64_t n_v = sizes_.n_v_heads;
+    const int64_t n_tokens = x->ne[1];
+    ggml_tensor* beta = nullptr;  // both [n_v, n_tokens]
+    ggml_tensor* alpha = nullptr;
+    if (w.beta_alpha == nullptr) {
+        beta = ops_.linear(x, w.beta, nullptr);
+        alpha = ops_.linear(x, w.alpha, nullptr);
+    } else {
+        ggml_tensor* const both = ops_.linear(x, w.beta_alpha, nullptr);
+        const int64_t of_k = n_v / sizes_.n_k_heads;  // V heads of a K head
+        const size_t stride = 2 * static_cast<size_t>(of_k) * sizeof(float);
+        const auto cut = [&](size_t first) {
+            ggml_tensor* const view =
+                ggml_view_3d(ctx_, both, of_k, sizes_.n_k_heads, n_tokens, stride, both->nb[1], first * sizeof(float));
+            return ggml_cont_2d(ctx_, view, n_v, n_tokens);
+        };
+        beta = cut(0);
+        alpha = cut(static_cast<size_t>(of_k));
+    }
+    ggml_tensor* const step = ggml_softplus(ctx_, ggml_add(ctx_, alpha, w.decay_bias));
+    const auto shaped = [&](ggml_tensor* t) { return ggml_reshape_4d(ctx_, t, 1, n_v, n_each_, n_seqs_); };
+    return {shaped(ggml_mul(ctx_, step, w.decay)), shaped(ggml_sigmoid(ctx_, beta))};
+}
+
+ggml_tensor* DeltaNetBranch::heads(ggml_tensor* qkv, int64_t first, int64_t n_heads) const {
+    const size_t head_bytes = static_cast<size_t>(sizes_.head_dim) * sizeof(float);
+    return ggml_view_4d(ctx_, qkv, sizes_.head_dim, n_heads, n_each_, n_seqs_, head_bytes, qkv->nb[1], qkv->nb[2],
+                        static_cast<size_t>(first) * sizeof(float));
+}
+
+ggml_tensor* DeltaNetBranch::unit_heads(ggml_tensor* qkv, int64_t first, const DeltaNetWeights& w) const {
+    const int64_t n_k = sizes_.n_k_heads;
+    const int64_t of_k = sizes_.n_v_heads / n_k;
+    ggml_tensor* const x = ggml_l2_norm(ctx_, heads(qkv, first, n_k), h_.norm_eps);
+    if (w.beta_alpha == nullptr || of_k == 1) return x;
+    // the op gives V head h the K head h modulo n_k; here V heads of one K head follow each other
+    ggml_tensor* const flat = ggml_reshape_3d(ctx_, x, sizes_.head_dim, 1, n_k * n_each_ * n_seqs_);
+    ggml_tensor* const each = ggml_repeat_4d(ctx_, flat, sizes_.head_dim, of_k, flat->ne[2], 1);
+    return ggml_reshape_4d(ctx_, each, sizes_.head_dim, sizes_.n_v_heads, n_each_, n_seqs_);
+}
+
+ggml_tensor* DeltaNetBranch::recur(ggml_tensor* qkv, const Gates& gates, const DeltaNetWeights& w, int il) {
+    const int64_t hd = sizes_.head_dim;
+    const int64_t n_v = sizes_.n_v_heads;
+    ggml_tensor* const states = from_.states->matrices(il);
+    ggml_tensor* const before =
+        ggml_reshape_4d(ctx_, ggml_get_rows(ctx_, states, graph_.states_from), hd, hd, n_v, n_seqs_);
+    ggml_tensor* const q = unit_heads(qkv, 0, w);
+    ggml_tensor* const k = unit_heads(qkv, sizes_.key_width(), w);
+    ggml_tensor* const v = heads(qkv, 2 * sizes_.key_width(), n_v);
+    // the outputs, and behind them the matrices after the last token
+    ggml_tensor* const both = ggml_gated_delta_net(ctx_, q, k, v, gates.decay, gates.beta, before, 1);
+    const size_t head_bytes = static_cast<size_t>(hd) * sizeof(float);
+    const size_t token_bytes = head_bytes * static_cast<size_t>(n_v);
+    const size_t all_bytes = token_bytes * static_cast<size_t>(n_each_ * n_seqs_);
+    store(states, ggml_view_2d(ctx_, both, sizes_.matrix_floats(), n_seqs_,
+                               static_cast<size_t>(sizes_.matrix_floats()) * sizeof(float), all_bytes));
+    return ggml_view_4d(ctx_, both, hd, n_v, n_each_, n_seqs_, head_bytes, token_bytes,
+                        token_bytes * static_cast<size_t>(n_each_), 0);
+}
+
+ggml_tensor* DeltaNetBranch::build(ggml_tensor* x, int il) {
+    const DeltaNetWeights& w = from_.model.layers()[static_cast<size_t>(il)].delta_net;
+    ggml_tensor* const qkv = convolved(x, w, il);
+    ggml_tensor* const gate = ggml_silu(ctx_, ops_.linear(x, w.gate, nullptr));
+    ggml_tensor* out = recur(qkv, gates(x, w), w, il);
+    out = ops_.norm(out, w.norm, nullptr);
+    out = ggml_mul(ctx_, out, ggml_reshape_4d(ctx_, gate, sizes_.head_dim, sizes_.n_v_heads, n_each_, n_seqs_));
+    return ops_.linear(ggml_reshape_2d(ctx_, out, sizes_.value_width(), x->ne[1]), w.output, nullptr);
+}
+
+}  // namespace lkv

@@ -1,0 +1,33 @@
+#include "model/delta_net_weights.h"
+
+#include "base/error.h"
+
+namespace lkv {
+
+DeltaNetWeights load_delta_net(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
+                               const std::string& blk) {
+    if (tensors.find(blk + "ssm_in.weight") != nullptr && tensors.find(blk + "attn_qkv.weight") == nullptr) {
+        fail("gguf", "expected ", blk, "attn_qkv.weight and ", blk, "attn_gate.weight; got ", blk,
+             "ssm_in.weight, as older converters write it; get a newer file of the model");
+    }
+    const int64_t n_v = sizes.n_v_heads;
+    DeltaNetWeights w;
+    w.qkv = tensors.need(blk + "attn_qkv.weight", {n_embd, sizes.channels()});
+    w.gate = tensors.need(blk + "attn_gate.weight", {n_embd, sizes.value_width()});
+    w.conv = tensors.need(blk + "ssm_conv1d.weight", {sizes.d_conv, sizes.channels()});
+    if (w.conv->type != GGML_TYPE_F32) {
+        fail("gguf", "expected ", blk, "ssm_conv1d.weight in f32; got ", ggml_type_name(w.conv->type));
+    }
+    w.decay = tensors.need(blk + "ssm_a", {n_v});
+    w.decay_bias = tensors.need(blk + "ssm_dt.bias", {n_v});
+    w.beta_alpha = tensors.optional(blk + "ssm_ba.weight", {n_embd, 2 * n_v});
+    if (w.beta_alpha == nullptr) {
+        w.beta = tensors.need(blk + "ssm_beta.weight", {n_embd, n_v});
+        w.alpha = tensors.need(blk + "ssm_alpha.weight", {n_embd, n_v});
+    }
+    w.norm = tensors.need(blk + "ssm_norm.weight", {sizes.head_dim});
+    w.output = tensors.need(blk + "ssm_out.weight", {sizes.value_width(), n_embd});
+    return w;
+}
+
+}  // namespace lkv

@@ -1,0 +1,23 @@
+// How a batch is cut where layers are recurrent: they take as many tokens of each sequence, sequence by sequence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace lkv {
+
+struct EqualRuns {
+    size_t n_tokens = 0;
+    int n_seqs = 1;
+    // Whether what follows may begin anew behind these tokens: at a prompt's end, and a little before, where the next prompt of a
+    // conversation often differs (the beginning of an answer is written in another way than the whole of it).
+    bool ends_prompt = false;
+
+    size_t n_each() const { return n_tokens / static_cast<size_t>(n_seqs); }
+};
+
+// The first ubatch of these tokens, at most `limit` of them. output: which results are wanted.
+EqualRuns first_equal_runs(std::span<const int32_t> seq, std::span<const uint8_t> output, size_t limit);
+
+}  // namespace lkv

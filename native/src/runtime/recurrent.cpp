@@ -1,0 +1,41 @@
+// A session's part in the states of recurrent layers: where they live, and when they change.
+#include "runtime/session.h"
+
+namespace lkv {
+namespace {
+
+constexpr int32_t snapshot_distance = 2048;  // tokens from one copy of a recurrent state to the next
+
+}  // namespace
+
+void Session::attach_states() {
+    std::vector<StateMemory*> memories;
+    for (Part& part : parts_) {
+        part.states = std::make_unique<StateTensors>(model_->hparams(), part.run, cache_.states().n_slots(),
+                                                     model_->memory(part.run));
+        memories.push_back(part.states.get());
+    }
+    cache_.states().attach(memories);
+}
+
+void Session::claim_states(std::span<const int32_t> seq, const EqualRuns& runs) {
+    std::vector<int32_t> each;
+    for (size_t i = 0; i < seq.size(); i += runs.n_each()) each.push_back(seq[i]);
+    step_ = cache_.states().claim(each);
+}
+
+void Session::commit_states(std::span<const int32_t> pos, const EqualRuns& runs) {
+    std::vector<int32_t> ends;
+    for (size_t i = runs.n_each(); i <= pos.size(); i += runs.n_each()) ends.push_back(pos[i - 1] + 1);
+    cache_.states().commit(step_, ends);
+}
+
+// Behind a ubatch: copies of its sequences' states where they may be wanted again.
+void Session::keep_snapshots(const EqualRuns& ubatch) {
+    SequenceState& states = cache_.states();
+    for (const int32_t seq : step_.seq) {
+        if (ubatch.ends_prompt || states.since_copy(seq) >= snapshot_distance) states.keep_copy(seq);
+    }
+}
+
+}  // namespace lkv

@@ -1,0 +1,91 @@
+// A session's states: the cache's rows as bytes, signed with the weights that they belong to.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cache/state/reader.h"
+#include "cache/state/writer.h"
+#include "runtime/plan/rotation.h"
+#include "runtime/session.h"
+
+namespace lkv {
+namespace {
+
+// What a state lost on its way here. Who takes finer rows alone says so himself.
+std::string told(std::string lost, Accept accept) {
+    if (accept == Accept::any && !lost.empty()) {
+        log(LogLevel::warning, "[state] expected the rows of this session; got others, coded anew: ", lost);
+    }
+    return lost;
+}
+
+}  // namespace
+
+// A state belongs to weights, whatever file they are in.
+// It also says whether full rows of K (bit 0) and V (bit 1) are rotated: the same layout, other numbers.
+uint64_t Session::fingerprint(unsigned rotated) const { return model_->content_fingerprint() ^ rotated; }
+
+unsigned Session::rotated() const {
+    const GraphConstants& constants = parts_.front().constants;
+    return (constants.hadamard_k != nullptr ? 1U : 0U) | (constants.hadamard_v != nullptr ? 2U : 0U);
+}
+
+std::vector<uint8_t> Session::signed_state(std::vector<uint8_t> rows) const {
+    const uint64_t print = fingerprint(rotated());
+    const auto* p = reinterpret_cast<const uint8_t*>(&print);
+    rows.insert(rows.begin(), p, p + sizeof print);
+    return rows;
+}
+
+// The rows of a state, and on which sides full ones are rotated otherwise than here.
+std::pair<std::span<const uint8_t>, RowTurn> Session::unsigned_state(std::span<const uint8_t> state) const {
+    uint64_t print = 0;
+    if (state.size() < sizeof print) {
+        fail("state", "expected at least ", sizeof print, " bytes; got ", state.size());
+    }
+    std::copy_n(state.begin(), sizeof print, reinterpret_cast<uint8_t*>(&print));
+    const HParams& h = model_->hparams();
+    for (unsigned other = 0; other < 4; other++) {
+        if (print == fingerprint(other)) {
+            return {state.subspan(sizeof print),
+                    {other ^ rotated(), {hadamard_block(h, false), hadamard_block(h, true)}}};
+        }
+    }
+    fail("state", "expected a state of ", model_->path(), "; got one of another model");
+}
+
+bool Session::can_rotate() const { return rotates_full(*model_, cache_, false) || rotates_full(*model_, cache_, true); }
+
+std::vector<uint8_t> Session::state() const { return signed_state(StateWriter(cache_).all()); }
+
+std::string Session::set_state(std::span<const uint8_t> state, Accept accept) {
+    const auto [rows, turned] = unsigned_state(state);
+    return told(StateReader(cache_, accept, turned).all(rows), accept);
+}
+
+std::vector<uint8_t> Session::seq_state(int seq) const {
+    cache_.placement().check_seq(seq);
+    return signed_state(StateWriter(cache_).sequence(seq));
+}
+
+std::vector<std::vector<uint8_t>> Session::seq_state_parts(int seq, std::span<const int32_t> cuts) const {
+    cache_.placement().check_seq(seq);
+    auto parts = StateWriter(cache_).sequence(seq, cuts);
+    for (std::vector<uint8_t>& part : parts) part = signed_state(std::move(part));
+    return parts;
+}
+
+std::string Session::set_seq_state(int seq, std::span<const std::span<const uint8_t>> parts, Accept accept) {
+    cache_.placement().check_seq(seq);
+    std::vector<std::span<const uint8_t>> rows;
+    RowTurn turned;
+    for (const std::span<const uint8_t> part : parts) {
+        const auto [of_part, turned_part] = unsigned_state(part);
+        rows.push_back(of_part);
+        turned.sides |= turned_part.sides;
+        std::copy_n(turned_part.block, 2, turned.block);
+    }
+    return told(StateReader(cache_, accept, turned).sequence(seq, rows), accept);
+}
+
+}  // namespace lkv

@@ -1,0 +1,71 @@
+"""Every architecture: llama.cpp itself reads the plain file, and computes the logits that we do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import libllama
+import numpy as np
+import pytest
+import torch
+from both import core, distance, session, token_ids
+
+from conftest import Tiny
+from latentkv_convert.calibrate.decoder import Decoder
+from latentkv_convert.cli import parse
+from latentkv_convert.pipeline import convert
+from latentkv_convert.source import archs
+from latentkv_convert.source.checkpoint_source import CheckpointSource
+
+N = 120
+HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+
+
+def case(model_type: str, name: str = "", **config: Any) -> Any:
+    return pytest.param(model_type, config, id="-".join(filter(None, (model_type, name))))
+
+
+# What llama.cpp does otherwise: it reads no window in a llama file and no OPT, makes OLMo's heads as wide as
+# their share of the hidden states, and lets YaRN's ramp begin and end at whole planes.
+AS_STOCK: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"rope_scaling": archs.tiny("gpt_oss")["rope_scaling"] | {"truncate": True}},
+    "mistral": {"sliding_window": None},
+    "olmo2": {"head_dim": 24},
+    "olmo3": {"head_dim": 24},
+    "phi3": {"original_max_position_embeddings": 64},
+}
+CASES = [
+    *(case(name, **AS_STOCK.get(name, {})) for name in archs.names() if name != "opt"),
+    case("falcon", "new", new_decoder_architecture=True, num_kv_heads=2),
+    case("qwen3_5", "equal-heads", linear_num_value_heads=2, linear_conv_kernel_dim=3),
+    case("qwen3_5", "three-a-key-head", linear_num_key_heads=4, linear_num_value_heads=12),
+    case("qwen3_5", "stock-pattern", layer_types=None, num_hidden_layers=4, tie_word_embeddings=True),
+    case("qwen3_5_moe", "one-in-two", layer_types=None, full_attention_interval=2),
+    case("qwen3_next", "four-a-key-head", linear_num_key_heads=2, linear_num_value_heads=8),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def oracle() -> None:
+    if why_not := libllama.why_not():
+        pytest.skip(why_not)
+
+
+@pytest.mark.parametrize(("model_type", "config"), CASES)
+def test_llama_cpp_computes_the_same_logits(
+    model_type: str, config: dict[str, Any], tiny: Tiny, tmp_path: Path
+) -> None:
+    checkpoint, path, ids = tiny(model_type, **config), tmp_path / "plain.gguf", token_ids(N)
+    convert(parse([str(checkpoint), "-o", str(path), "--method", "none", "--outtype", "f32"], "test"))
+    expected = libllama.logits(path, ids)
+    with torch.no_grad():
+        streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
+    assert distance(streamed, expected) < 1e-3
+    live = session(core.Model(str(path)))
+    assert distance(live.decode(ids, output="all"), expected) < 1e-3
+    if model_type in HYBRIDS:
+        assert distance(libllama.logits(path, ids, chunk=7), expected) < 1e-4
+        live = session(core.Model(str(path)))
+        parts = [live.decode(ids[at : at + 7], output="all") for at in range(0, N, 7)]
+        assert distance(np.concatenate(parts), expected) < 1e-3

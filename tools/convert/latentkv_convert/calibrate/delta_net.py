@@ -1,0 +1,66 @@
+"""A gated delta net in torch, f32, on tensors as the file has them: what mixes tokens in a layer that does
+not attend. The recurrence is transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import ConvertError, need
+from ..ir import ModelSpec
+
+_WHERE = "transformers.models.qwen3_next.modeling_qwen3_next"
+
+
+def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
+    """live: a layer with the modules attn_qkv, attn_gate, ssm_* of its tensors. x [n, T, d] -> [n, T, d]."""
+    n_v, width = int(spec.keys["ssm.time_step_rank"]), int(spec.keys["ssm.state_size"])
+    n_k = int(spec.keys["ssm.group_count"])
+    rows = _convolved(live.attn_qkv(x), live.ssm_conv1d.weight)
+    q, k, v = rows.split((n_k * width, n_k * width, n_v * width), dim=-1)
+    q, k, v = (part.unflatten(-1, (-1, width)) for part in (q, k, v))
+    beta, alpha = _gates(live, x, n_k)
+    if "ssm_ba" not in live._modules:  # value heads that share keys are not side by side
+        q, k = (part.repeat(1, 1, n_v // n_k, 1) for part in (q, k))
+    decay = live.ssm_a.weight * functional.softplus(alpha + live.ssm_dt.bias)
+    mixed = _rule()(q, k, v, g=decay, beta=beta.sigmoid(), use_qk_l2norm_in_kernel=True)[0]
+    gate = live.attn_gate(x).unflatten(-1, (-1, width))
+    output: Tensor = live.ssm_out((live.ssm_norm(mixed) * functional.silu(gate)).flatten(2))
+    return output
+
+
+def _convolved(rows: Tensor, weight: Tensor) -> Tensor:
+    """rows [n, T, channels], weight [channels, kernel]: of every channel the latest tokens, and SiLU."""
+    padded = functional.pad(rows.transpose(1, 2), (weight.shape[1] - 1, 0))
+    return functional.silu(functional.conv1d(padded, weight[:, None], groups=len(weight))).transpose(1, 2)
+
+
+def _gates(live: Any, x: Tensor, n_k: int) -> tuple[Tensor, Tensor]:
+    """beta and alpha [n, T, value heads] before what bounds them."""
+    if "ssm_ba" not in live._modules:
+        return live.ssm_beta(x), live.ssm_alpha(x)
+    beta, alpha = live.ssm_ba(x).unflatten(-1, (n_k, -1)).chunk(2, dim=-1)
+    return beta.flatten(2), alpha.flatten(2)
+
+
+def _rule() -> Any:
+    """Raises:
+    ConvertError: transformers has no delta rule.
+    """
+    need("transformers")
+    try:
+        from transformers.models.qwen3_next import modeling_qwen3_next
+    except ImportError as error:
+        raise ConvertError("convert", f"a transformers with {_WHERE}", str(error), "upgrade it") from None
+    return modeling_qwen3_next.torch_chunk_gated_delta_rule
+
+
+class Numbers(nn.Module):
+    """Of a delta net what is no linear map: kernels, decays and their offsets."""
+
+    def __init__(self, weight: Tensor | None, bias: Tensor | None) -> None:
+        super().__init__()
+        for name, value in (("weight", weight), ("bias", bias)):
+            self.register_parameter(name, None if value is None else nn.Parameter(value, requires_grad=False))

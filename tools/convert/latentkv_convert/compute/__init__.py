@@ -1,0 +1,1 @@
+"""How this machine computes: threads, precision, arrays and their memory."""

@@ -1,0 +1,52 @@
+"""NumPy's arrays in torch: what is measured on a device; whole weights from one float type to another, and
+looked over: a model is read three times, and NumPy does each of these on one core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ConvertError
+from ..ir import F32, Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def f32(raw: Array, is_bf16: bool) -> F32:
+    """is_bf16: raw are the bits of such numbers."""
+    import torch
+
+    found = tensor(raw.view(np.int16)).view(torch.bfloat16) if is_bf16 else tensor(raw)
+    return np.asarray(found.float().numpy())
+
+
+def f16(array: F32) -> Array:
+    return np.asarray(tensor(array).half().numpy())
+
+
+def peak(array: F32) -> float:
+    """The largest magnitude; NaN where there is one."""
+    import torch
+
+    if not array.size:
+        return 0.0
+    low, high = torch.aminmax(tensor(array))
+    return max(abs(float(low)), abs(float(high))) if float(low) == float(low) else float("nan")
+
+
+def check_finite(array: F32, where: str) -> None:
+    """Raises:
+    ConvertError: NaN or infinity among them.
+    """
+    if not np.isfinite(peak(array)):
+        raise ConvertError(where, "finite weights", f"{int((~np.isfinite(array)).sum())} that are not")
+
+
+def tensor(array: Array, device: str = "cpu") -> Tensor:
+    """Over the array's own memory if that may be written to and the device is the CPU."""
+    import torch
+
+    safe: Any = array if array.flags.writeable and array.flags.c_contiguous else np.array(array, order="C")
+    return torch.from_numpy(safe).to(device)

@@ -1,0 +1,95 @@
+"""What the cache of a plan takes: bytes of a token, and of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from .sizes import CELL_BYTES, MiddleSlots, in_blocks, region_slots, segment_bytes, whole_words
+
+FORMATS = ("f16", "q8", "q4", "q3", "q2")  # that a report compares
+
+
+def slots_of(spec: ModelSpec, plan: Plan, n_ctx: int) -> MiddleSlots:
+    formats = (name for layer in plan.layers for group in layer.k.formats or () for name in group)
+    recent = plan.recent > 0 or plan.recent_ratio > 0
+    return MiddleSlots.of(spec, n_ctx, recent, any(in_blocks(name) for name in formats))
+
+
+def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool = False) -> int:
+    """One token of K or V of one layer; every group's segments one after another, the row rounded up to 4.
+
+    spec: as the layer sees it. fmt None: the plan's own formats, f16 where it has none. What the plan drops
+    takes nothing, unless `whole`.
+    """
+    if spec.shares_kv or plan == OF_VALUE:
+        return 0
+    segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
+    planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
+    stored = 0
+    for names, widths in zip(planned, segments, strict=True):
+        for name, width in zip(names, widths, strict=True):
+            dropped = name == "none" and not whole
+            stored += segment_bytes(name if fmt is None or dropped else fmt, width)
+    return whole_words(stored)
+
+
+def _layer_rows(spec: ModelSpec, plan: Plan, fmt: str | None) -> list[int]:
+    """K and V of a token in every layer."""
+    return [
+        sum(side_row_bytes(spec.at(index), layer.side(side), fmt) for side in SIDES) * spec.attends(index)
+        for index, layer in enumerate(plan.layers)
+    ]
+
+
+def bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str | None, n_ctx: int) -> float:
+    """K and V of all layers, every stored segment in one format, or (None) in the plan's own: of a token of
+    the context. What layers with a sliding window hold is shared by all tokens."""
+    slots = slots_of(spec, plan, n_ctx)
+    rows = zip(slots.layers, _layer_rows(spec, plan, fmt), strict=True)
+    return sum(n * row for n, row in rows) / slots.whole
+
+
+def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
+    """K and V of all layers, as an exact token holds them: full rows, or every segment where a side has
+    form A."""
+
+    def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
+        sides = layer.k, layer.v
+        if not all(plan.form(spec.at(index), side) == "e" for side in sides):
+            return sides
+        return (OF_VALUE if layer.k == OF_VALUE else FULL, FULL)
+
+    return sum(
+        side_row_bytes(spec.at(index), side, fmt, whole=True)
+        for index in spec.attention_layers
+        for side in rows(index, plan.layers[index])
+    )
+
+
+def planned_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
+    """A token of the context under the plan's own formats: a middle row, or its share of middle and recent
+    rows."""
+    slots = slots_of(spec, plan, n_ctx)
+    rows = zip(slots.layers, _layer_rows(spec, plan, None), strict=True)
+    middle = sum(row for n, row in rows if n == slots.whole)
+    recent = exact_bytes_per_token(spec, plan, plan.recent_format)
+    return bytes_per_token(spec, plan, None, n_ctx) + plan.recent_ratio * (recent - middle)
+
+
+def full_bytes_per_token(spec: ModelSpec, plan: Plan, n_ctx: int) -> float:
+    """The f16 cache with full K and V in as many slots of every layer."""
+    slots = slots_of(spec, plan, n_ctx)
+    return slots.full_rows(spec) / slots.whole
+
+
+def cache_bytes(spec: ModelSpec, plan: Plan, n_ctx: int) -> int:
+    """A whole cache of one sequence under the plan's own formats, with cells."""
+    sinks, latest = region_slots(n_ctx, plan.sink, plan.recent, plan.recent_ratio)
+    slots = slots_of(spec, plan, n_ctx)
+    exact = (
+        (sinks, exact_bytes_per_token(spec, plan, plan.sink_format)),
+        (latest, exact_bytes_per_token(spec, plan, plan.recent_format)),
+    )
+    rows = (*exact, *zip(slots.layers, _layer_rows(spec, plan, None), strict=True))
+    return sum(n * row for n, row in rows) + (sinks + latest + slots.cells) * CELL_BYTES

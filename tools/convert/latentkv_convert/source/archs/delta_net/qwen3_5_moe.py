@@ -1,0 +1,35 @@
+"""qwen3_5_moe: Qwen 3.5 and 3.6 with experts (35B-A3B and larger); of checkpoints that see pictures the text
+part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ....ir import ModelSpec
+from ...stock import Stock
+from .. import delta_net
+from . import qwen3_5
+
+ARCHITECTURE = "qwen35moe"
+STOCK_KEYS = ("expert_count", "expert_used_count")
+TEXT_PREFIX = qwen3_5.TEXT_PREFIX
+TINY: dict[str, Any] = {
+    **delta_net.TINY,
+    **delta_net.TINY_EXPERTS,
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+}
+del TINY["intermediate_size"]
+
+
+def model_spec(config: Mapping[str, Any]) -> ModelSpec:
+    n_ff = config.get("moe_intermediate_size", 512)
+    spec = qwen3_5.model_spec({"intermediate_size": n_ff, **config})
+    return delta_net.with_experts(replace(spec, gguf_arch=ARCHITECTURE), config)
+
+
+def config_of(stock: Stock) -> dict[str, Any]:
+    """config.json, as far as the file's tensors depend on it."""
+    return {**delta_net.config_of(stock), **delta_net.expert_config_of(stock)}
