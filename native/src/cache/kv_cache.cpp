@@ -71,7 +71,7 @@ KvCache::KvCache(const HParams& hparams, const CacheSpec& spec, const KvCacheOpt
     }
     for (int il = 0; il < hparams.n_layer; il++) {
         const int held = placement_.in_ring(il) ? placement_.n_regions() : placement_.middle();
-        if (!hparams.attends(il)) continue;
+        if (!hparams.makes_rows(il)) continue;
         f16_bytes_ += 2.0 * 2.0 * hparams.heads_of(il).width() * placement_.cells_of_rows(held).capacity();
     }
     if (!allocate) return;
@@ -182,12 +182,13 @@ KvBytes KvCache::bytes() const {
 RegionView KvCache::view(int region, int layer) const {
     const Cells& held = placement_.cells(region, layer);
     const bool has_rows = rows_.region(region, layer).layers[static_cast<size_t>(layer)].held;
-    return {rows_.k_row(region, layer, 0),
+    const bool of_value = rows_.key_of_value(layer);
+    return {of_value ? rows_.v_row(region, layer, 0) : rows_.k_row(region, layer, 0),
             rows_.v_row(region, layer, 0),
             held.pos_data(),
             held.seq_data(),
             has_rows ? held.end() : 0,
-            rows_.k_layout(region, layer),
+            of_value ? rows_.v_layout(region, layer) : rows_.k_layout(region, layer),
             rows_.v_layout(region, layer)};
 }
 

@@ -100,6 +100,25 @@ void read_layers(const GgufFile& file, const HParams& h, BlockDescription& block
     }
 }
 
+// The last layers have no K and V: each reads those of the last layer before them that is of its kind, with a window or without.
+void share_rows(const GgufFile& file, const HParams& h, BlockDescription& block) {
+    const std::string key = h.architecture + ".attention.shared_kv_layers";
+    const uint32_t n = file.find_u32(key).value_or(0);
+    if (n >= static_cast<uint32_t>(h.n_layer)) {
+        fail(key, "expected fewer than the layers ", h.n_layer, "; got ", n);
+    }
+    const int first = h.n_layer - static_cast<int>(n);
+    for (int il = first; il < h.n_layer; il++) {
+        LayerAttention& layer = block.layers[static_cast<size_t>(il)];
+        for (int from = first - 1; from >= 0 && layer.rows_of < 0; from--) {
+            if (block.layers[static_cast<size_t>(from)].window == layer.window) layer.rows_of = from;
+        }
+        if (layer.rows_of < 0) {
+            fail(key, "expected a layer of the same window before layer ", il, ", which shares K and V; got none");
+        }
+    }
+}
+
 BlockDescription described(const GgufFile& file, const HParams& h) {
     const auto scale = [&](std::string_view key, float absent) {
         return read_float(file, std::string(key), 1.0F / largest_scale, largest_scale, absent);
@@ -127,6 +146,7 @@ BlockDescription described(const GgufFile& file, const HParams& h) {
     block.output_gate = file.find_bool(key::block_output_gate).value_or(false);
     read_layers(file, h, block);
     read_mixers(file, h, block);
+    share_rows(file, h, block);
     return block;
 }
 
@@ -220,6 +240,7 @@ BlockDescription of_stock(const GgufFile& file, const HParams& h) {
     block.output_gate = stock.output_gate;
     if (stock.mixer_period > 0) mix_by_recurrence(file, h, stock.mixer_period, block);
     if (stock.window_period > 0 && block.layers.front().window > 0) alternate(file, h, stock, block);
+    share_rows(file, h, block);
     return block;
 }
 

@@ -23,6 +23,7 @@ struct LayerAttention {
     int window = 0;           // sliding window in tokens, 0 = none
     float rope_base = 0.0F;   // 0: the layer has no RoPE
     bool rope_scaled = true;  // whether the file's scaling and divisors apply
+    int rows_of = -1;         // the earlier layer whose K and V this one reads, -1: its own
 };
 
 struct BlockDescription {

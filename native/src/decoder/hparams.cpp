@@ -93,6 +93,10 @@ std::vector<HeadShape> read_heads(const GgufFile& file, const HParams& h) {
             fail(find("rope.dimension_count").second, "expected an even number", "; got ", shape.n_rot);
         }
         heads.push_back(shape);
+        if (shape != heads[static_cast<size_t>(h.rows_of(il))]) {
+            fail(dot + "attention.shared_kv_layers", "expected KV heads of layer ", il, " as in layer ", h.rows_of(il),
+                 ", whose K and V it reads; got ", shape.n_kv, " of ", shape.head_dim);
+        }
     }
     return heads;
 }
@@ -132,8 +136,18 @@ HParams read_hparams(const GgufFile& file) {
     }
     h.n_embd = need("embedding_length", 1, 1 << 20);
     const char* const own_ff = "expert_feed_forward_length";
-    const bool has_ff = of_layers("feed_forward_length") || !of_layers(own_ff);
-    h.n_ff = has_ff ? need("feed_forward_length", 1, 1 << 22) : 0;
+    for (int il = 0; il < h.n_layer; il++) {
+        const std::string key = dot + "feed_forward_length";
+        const auto width = find_layer_u32(file, key, h.n_layer, il);
+        if (!width && of_layers(own_ff)) break;  // no FFN is without experts
+        if (!width || *width < 1 || *width > 1U << 22) {
+            fail(key, "expected a value from 1 to ", 1 << 22, "; got ", width.value_or(0));
+        }
+        h.n_ffs.push_back(static_cast<int>(*width));
+    }
+    h.n_ff = h.n_ffs.empty() ? 0 : h.n_ffs.front();
+    h.n_embd_layer =
+        of_layers("embedding_length_per_layer_input") ? need("embedding_length_per_layer_input", 0, 1 << 16) : 0;
     h.n_head = need("attention.head_count", 1, 4096);
     h.n_ctx_train = need("context_length", 1, 1 << 30);
     h.block = read_block(file, h);

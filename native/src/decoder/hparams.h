@@ -29,11 +29,13 @@ struct HParams {
     int n_layer = 0;
     int n_mtp = 0;  // layers behind those, which guess further tokens: nothing here reads them
     int n_embd = 0;
-    int n_ff = 0;           // of one expert, if the model has experts
-    int n_ff_dense = 0;     // of the FFN beside experts, if there is one
-    int n_expert = 0;       // 0: no experts
-    int n_expert_used = 0;  // per token
-    int n_ff_shared = 0;    // of the expert that every token has, where the file has one
+    int n_ff = 0;            // of one expert, if the model has experts
+    std::vector<int> n_ffs;  // of every layer, in models without experts
+    int n_embd_layer = 0;    // numbers that a token brings to every layer beside its embedding, 0: none
+    int n_ff_dense = 0;      // of the FFN beside experts, if there is one
+    int n_expert = 0;        // 0: no experts
+    int n_expert_used = 0;   // per token
+    int n_ff_shared = 0;     // of the expert that every token has, where the file has one
     int n_head = 0;
     std::vector<HeadShape> heads;  // [n_layer]
     int n_ctx_train = 0;
@@ -47,6 +49,13 @@ struct HParams {
 
     const HeadShape& heads_of(int il) const { return heads[static_cast<size_t>(il)]; }
     int width_q(int il) const { return n_head * heads_of(il).head_dim; }
+    // The layer whose K and V a layer reads, and whether it makes these itself.
+    int rows_of(int il) const {
+        const int from = block.layers.empty() ? -1 : block.layers[static_cast<size_t>(il)].rows_of;
+        return from < 0 ? il : from;
+    }
+    bool makes_rows(int il) const { return attends(il) && rows_of(il) == il; }
+    bool shares_rows() const { return n_layer > 0 && rows_of(n_layer - 1) != n_layer - 1; }  // in some layer
     // Factor of scores.
     float attention_scale(int il) const;
     // Whether K and V of every layer have the same shape.

@@ -17,8 +17,9 @@ ReferenceInputs& reference_inputs(const GraphSources& from, Graph& graph, int il
 
 bool AttentionBranch::expands_keys(int il) const {
     const KPath path = from_.model.cache_spec().layers[static_cast<size_t>(il)].k_path;
-    return path != KPath::rebuild && !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu &&
-           from_.shape.fused && from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
+    return path != KPath::rebuild && path != KPath::value &&
+           !from_.model.layers()[static_cast<size_t>(il)].k_b.empty() && from_.shape.on_gpu && from_.shape.fused &&
+           from_.exact == nullptr && from_.shape.n_tokens >= least_expanded_tokens &&
            !in_blocks(from_.cache.rows().k_layout(from_.cache.placement().middle(), il));
 }
 
@@ -51,7 +52,7 @@ void AttentionBranch::describe_rebuild(LatentAttnParams& p, int il) const {
 void AttentionBranch::describe_full(LatentAttnParams& p, const LayerCacheSpec& spec, int il) const {
     describe(p, il);
     p.q_width = p.head_dim;
-    if (spec.k_path == KPath::rebuild) {
+    if (spec.k_path == KPath::rebuild || spec.key_of_value()) {
         p.k_raw = true;
         p.k_rank_max = p.head_dim;
         describe_rebuild(p, il);
@@ -67,7 +68,12 @@ void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec
         p.k_b = layer.k_b.data();
         p.k_rank_max = spec.k.rank_max();
     }
-    if (spec.k_path == KPath::rebuild) {
+    if (spec.key_of_value()) {
+        p.k_group = spec.v.group;
+        p.k_b = layer.v_b.data();
+        p.k_rank_max = spec.v.rank_max();
+    }
+    if (spec.k_path == KPath::rebuild || spec.key_of_value()) {
         describe_rebuild(p, il);
     }
     if (spec.v_path == VPath::latent) {
@@ -76,24 +82,24 @@ void AttentionBranch::describe_latents(LatentAttnParams& p, const LayerCacheSpec
     }
 }
 
-// split: exact windows hold full rows, and are a problem of their own.
-AttentionNode& AttentionBranch::attention_node(int il, const Queries& q, bool split) {
+// kv: the layer whose rows are read. split: exact windows hold full rows, and are a problem of their own.
+AttentionNode& AttentionBranch::attention_node(int il, int kv, const Queries& q, bool split) {
     const ExactRows* const exact = from_.exact;
-    const LayerCacheSpec& spec = exact != nullptr ? exact->spec : spec_of(il);
+    const LayerCacheSpec& spec = exact != nullptr ? exact->spec : spec_of(kv);
     AttentionNode& node = graph_.attention[static_cast<size_t>(il)];
     node.cache = exact != nullptr ? exact->cache : &from_.cache;
     node.batch = exact != nullptr ? &exact->batch : &from_.batch;
-    node.layer = il;
-    node.row_layer = exact != nullptr ? 0 : il;
+    node.layer = kv;
+    node.row_layer = exact != nullptr ? 0 : kv;
     node.on_gpu = from_.shape.on_gpu;
     if (split) {
         LatentAttnParams& p = node.full.emplace();
-        describe_full(p, spec, il);
+        describe_full(p, spec, kv);
         node.list_regions(true, p);
     }
     if (q.latents != nullptr) {
         LatentAttnParams& p = node.latents.emplace();
-        describe_latents(p, spec, il);
+        describe_latents(p, spec, kv);
         p.q_width = static_cast<int32_t>(q.latents->ne[0]);
         node.list_regions(false, p);
     }
@@ -101,14 +107,17 @@ AttentionNode& AttentionBranch::attention_node(int il, const Queries& q, bool sp
 }
 
 AttentionBranch::Reads AttentionBranch::read_cache(ggml_tensor* q, const Rows& rows, int il) {
-    const bool split = from_.cache.rows().is_full(0, il);
+    const int kv = h_.rows_of(il);
+    const bool split = from_.cache.rows().is_full(0, kv);
     Queries queries{split ? q : nullptr, nullptr};
-    if (!split || (from_.cache.placement().in_ring(il) ? from_.shape.ring : from_.shape.latents)) {
-        const bool moves = moves_queries(spec_of(il)) && !expands_keys(il);
-        queries.latents = moves ? projections_.project(q, weights_of(il)) : q;
+    if (!split || (from_.cache.placement().in_ring(kv) ? from_.shape.ring : from_.shape.latents)) {
+        const bool moves = moves_queries(spec_of(kv)) && !expands_keys(kv);
+        queries.latents = moves ? projections_.project(q, weights_of(kv)) : q;
     }
-    AttentionNode& node = attention_node(il, queries, split);
-    return {node, queries, store_rows(ctx_, node, rows.full, rows.latents)};
+    AttentionNode& node = attention_node(il, kv, queries, split);
+    ggml_tensor*& stored = stored_[static_cast<size_t>(kv)];
+    if (kv == il) stored = store_rows(ctx_, node, rows.full, rows.latents);
+    return {node, queries, stored};
 }
 
 // A lazy prefill attends to rows before compression, and writes both these and the cache's.
@@ -121,7 +130,7 @@ AttentionBranch::Reads AttentionBranch::read_exact(ggml_tensor* q, const Rows& r
     ggml_build_forward_expand(graph_.nodes, store_rows(ctx_, writer, rows.full, rows.latents));
     const bool moves = moves_queries(spec_of(il)) && from_.exact->spec.k_path != KPath::full;
     const Queries queries{nullptr, moves ? projections_.project(q, weights_of(il)) : q};
-    AttentionNode& node = attention_node(il, queries, false);
+    AttentionNode& node = attention_node(il, il, queries, false);
     return {node, queries, store_rows(ctx_, node, std::nullopt, projections_.exact_rows(*rows.latents, heads, il))};
 }
 
@@ -137,7 +146,7 @@ ggml_tensor* AttentionBranch::attended(const Reads& reads, int il) {
     } else {
         ggml_tensor* const factors = from_.constants.rope_factors[from_.ropes.of_layer[static_cast<size_t>(il)]];
         out = latent_attn_reference(ctx_, reads.node, from_.model, from_.ropes.of(il), factors,
-                                    reference_inputs(from_, graph_, il), reads.q, reads.stored,
+                                    reference_inputs(from_, graph_, h_.rows_of(il)), reads.q, reads.stored,
                                     evicts ? &masses : nullptr);
     }
     if (evicts) {
@@ -151,11 +160,12 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
     const HeadShape& heads = h_.heads_of(il);
     const int64_t hd = heads.head_dim;
     const int64_t n_tokens = x->ne[2];
-    if (spec_of(il).v_path == VPath::full) {
+    const int kv = h_.rows_of(il);
+    if (spec_of(kv).v_path == VPath::full) {
         x = ops_.rotate(x, from_.constants.hadamard_v);  // H is its own inverse
-    } else if (layer.attn_v_bias != nullptr) {
+    } else if (ggml_tensor* const bias = weights_of(kv).attn_v_bias; bias != nullptr) {
         x = ggml_reshape_4d(ctx_, x, hd, h_.n_head / heads.n_kv, heads.n_kv, n_tokens);
-        x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, layer.attn_v_bias, hd, 1, heads.n_kv));
+        x = ggml_add(ctx_, x, ggml_reshape_3d(ctx_, bias, hd, 1, heads.n_kv));
     }
     x = ggml_reshape_2d(ctx_, x, hd * h_.n_head, n_tokens);
     if (gate != nullptr) x = ggml_mul(ctx_, x, ggml_sigmoid(ctx_, ggml_cont_2d(ctx_, gate, x->ne[0], n_tokens)));
@@ -163,8 +173,9 @@ ggml_tensor* AttentionBranch::output(ggml_tensor* x, ggml_tensor* gate, int il) 
 }
 
 ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
-    const LayerCacheSpec& spec = spec_of(il);
-    const bool split = from_.cache.rows().is_full(0, il);
+    const bool is_own = h_.makes_rows(il);
+    const LayerCacheSpec& spec = spec_of(h_.rows_of(il));
+    const bool split = is_own && from_.cache.rows().is_full(0, il);
     ops_.held(x);
     const Heads heads = projections_.heads(x, il);
     ggml_tensor* const q =
@@ -173,7 +184,7 @@ ggml_tensor* AttentionBranch::build(ggml_tensor* x, int il) {
     if (split) {
         rows.full = projections_.full_rows(heads, spec);
     }
-    if (!split || from_.shape.to_middle || from_.exact != nullptr) {
+    if (is_own && (!split || from_.shape.to_middle || from_.exact != nullptr)) {
         rows.latents = projections_.latent_rows(x, heads, weights_of(il), spec);
     }
     const Reads reads = from_.exact != nullptr ? read_exact(q, rows, heads, il) : read_cache(q, rows, il);

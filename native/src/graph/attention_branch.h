@@ -31,7 +31,8 @@ public:
           ops_(ops),
           ctx_(ops.context()),
           graph_(graph),
-          projections_(ops, from.model, from.ropes, from.constants, graph.positions) {}
+          projections_(ops, from.model, from.ropes, from.constants, graph.positions),
+          stored_(static_cast<size_t>(h_.n_layer), nullptr) {}
 
     // x: the normed input [n_embd, n_tokens]. Returns the branch before the residual, and adds nodes that write rows.
     ggml_tensor* build(ggml_tensor* x, int il);
@@ -58,7 +59,7 @@ private:
     // Whether queries stay in their heads' space and E_q turns latents into keys. For many queries this is less work than products
     // with latents wider than a head. (A GPU expands a chunk of the cache for all of them.)
     bool expands_keys(int il) const;
-    AttentionNode& attention_node(int il, const Queries& q, bool split);
+    AttentionNode& attention_node(int il, int kv, const Queries& q, bool split);
     // Parameters of every problem of a layer, of rebuilt rows, and of one problem.
     void describe(LatentAttnParams& p, int il) const;
     void describe_rebuild(LatentAttnParams& p, int il) const;
@@ -74,6 +75,7 @@ private:
     ggml_context* ctx_;
     Graph& graph_;
     Projections projections_;
+    std::vector<ggml_tensor*> stored_;  // of every layer with rows of its own: what its store node returned
 };
 
 }  // namespace lkv

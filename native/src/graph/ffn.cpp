@@ -9,6 +9,8 @@ constexpr float oai_alpha = 1.702F;
 constexpr float oai_limit = 7.0F;
 constexpr int own_nodes = 36;  // without those that add experts up
 
+}  // namespace
+
 ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x) {
     switch (activation) {
         case Activation::silu:
@@ -24,6 +26,8 @@ ggml_tensor* activated(ggml_context* ctx, Activation activation, ggml_tensor* x)
     }
     return x;
 }
+
+namespace {
 
 ggml_glu_op gate_of(Activation activation) {
     switch (activation) {

@@ -1,5 +1,7 @@
 #include "graph/graph.h"
 
+#include <cmath>
+
 #include "graph/attention_branch.h"
 #include "graph/ffn.h"
 #include "graph/recurrent/delta_net.h"
@@ -7,7 +9,7 @@
 namespace lkv {
 namespace {
 
-constexpr size_t max_nodes_per_layer = 80;
+constexpr size_t max_nodes_per_layer = 88;
 
 class Builder {
 public:
@@ -29,6 +31,10 @@ private:
     bool has_recurrence() const;
     ggml_tensor* input(ggml_type type, int64_t ne0, int64_t ne1, const char* name);
     ggml_tensor* begin();
+    ggml_tensor* embedded();
+    // What tokens bring to a layer, [n_embd_layer, n_tokens], and how it is added behind the FFN.
+    void make_token_parts(ggml_tensor* embedded);
+    ggml_tensor* with_token_part(ggml_tensor* x, const LayerWeights& layer, int il) const;
     void add_reference_inputs();
     // A branch's input x, normed; without a weight x itself.
     ggml_tensor* normed(ggml_tensor* x, ggml_tensor* weight, ggml_tensor* bias) const {
@@ -38,7 +44,8 @@ private:
         return ffn(ctx_, graph_.nodes, h_, layer, x, hidden);
     }
     ggml_tensor* added(ggml_tensor* x, ggml_tensor* branch, ggml_tensor* post_norm) const;
-    ggml_tensor* rescaled(ggml_tensor* x, const LayerWeights& layer) const {
+    ggml_tensor* finished(ggml_tensor* x, const LayerWeights& layer, int il) const {
+        x = with_token_part(x, layer, il);
         return layer.output_scale == nullptr ? x : ggml_mul(ctx_, x, layer.output_scale);
     }
     ggml_tensor* layer(AttentionBranch& attention, DeltaNetBranch& delta_net, ggml_tensor* x, int il);
@@ -51,6 +58,8 @@ private:
     Graph& graph_;
     ggml_context* ctx_;
     LayerOps ops_;
+    ggml_tensor* embedded_ = nullptr;     // [n_embd, n_tokens], once made
+    ggml_tensor* token_parts_ = nullptr;  // [n_embd_layer, n_tokens, n_layer]
 };
 
 ggml_tensor* Builder::input(ggml_type type, int64_t ne0, int64_t ne1, const char* name) {
@@ -83,6 +92,7 @@ ggml_tensor* Builder::begin() {
     if (learned || has_rope()) {
         graph_.positions = input(GGML_TYPE_I32, n_tokens, 1, "positions");
     }
+    if (h_.n_embd_layer > 0) make_token_parts(embedded());
     if (has_recurrence()) {
         graph_.states_from = input(GGML_TYPE_I32, shape_.n_seqs, 1, "states_from");
         graph_.states_to = input(GGML_TYPE_I64, shape_.n_seqs, 1, "states_to");
@@ -91,7 +101,15 @@ ggml_tensor* Builder::begin() {
         graph_.hidden_in = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "hidden");
         return graph_.hidden_in;
     }
-    ggml_tensor* x = nullptr;  // [n_embd, n_tokens]
+    ggml_tensor* const x = embedded();
+    return learned ? ggml_add(ctx_, x, ggml_get_rows(ctx_, model_.position_embd(), graph_.positions)) : x;
+}
+
+// [n_embd, n_tokens]
+ggml_tensor* Builder::embedded() {
+    const int64_t n_tokens = shape_.n_tokens;
+    if (embedded_ != nullptr) return embedded_;
+    ggml_tensor* x = nullptr;
     if (model_.on_gpu()) {
         // one row of the table, of any quantized type: 16 KiB a token to copy instead of a second table on the GPU
         x = graph_.embeddings = input(GGML_TYPE_F32, h_.n_embd, n_tokens, "embeddings");
@@ -99,8 +117,31 @@ ggml_tensor* Builder::begin() {
         graph_.tokens = input(GGML_TYPE_I32, n_tokens, 1, "tokens");
         x = ggml_get_rows(ctx_, model_.token_embd(), graph_.tokens);
     }
-    x = ops_.scaled(x, h_.block.embedding_scale);
-    return learned ? ggml_add(ctx_, x, ggml_get_rows(ctx_, model_.position_embd(), graph_.positions)) : x;
+    embedded_ = ops_.scaled(x, h_.block.embedding_scale);
+    return embedded_;
+}
+
+void Builder::make_token_parts(ggml_tensor* embedded) {
+    const int64_t n_tokens = shape_.n_tokens;
+    const int64_t width = h_.n_embd_layer;
+    graph_.layer_embeddings = input(GGML_TYPE_F32, width * h_.n_layer, n_tokens, "layer_embeddings");
+    const auto root = [](int64_t n) { return std::sqrt(static_cast<float>(n)); };
+    ggml_tensor* const own =
+        ggml_reshape_3d(ctx_, ggml_scale(ctx_, graph_.layer_embeddings, root(width)), width, h_.n_layer, n_tokens);
+    ggml_tensor* made = ggml_scale(ctx_, ggml_mul_mat(ctx_, model_.layer_proj(), embedded), 1.0F / root(h_.n_embd));
+    made = ops_.norm(ggml_reshape_3d(ctx_, made, width, h_.n_layer, n_tokens), model_.layer_proj_norm(), nullptr);
+    made = ggml_scale(ctx_, ggml_add(ctx_, made, own), 1.0F / root(2));
+    token_parts_ = ggml_cont(ctx_, ggml_permute(ctx_, made, 0, 2, 1, 3));
+}
+
+ggml_tensor* Builder::with_token_part(ggml_tensor* x, const LayerWeights& layer, int il) const {
+    if (layer.token_gate == nullptr) return x;
+    ggml_tensor* part = ggml_view_2d(ctx_, token_parts_, token_parts_->ne[0], token_parts_->ne[1], token_parts_->nb[1],
+                                     static_cast<size_t>(il) * token_parts_->nb[2]);
+    if (il == h_.n_layer - 1 && graph_.out_ids != nullptr) part = ggml_get_rows(ctx_, part, graph_.out_ids);
+    ggml_tensor* const gate = activated(ctx_, h_.block.activation, ggml_mul_mat(ctx_, layer.token_gate, x));
+    ggml_tensor* const y = ggml_mul_mat(ctx_, layer.token_proj, ggml_mul(ctx_, gate, part));
+    return ggml_add(ctx_, x, ops_.norm(y, layer.token_norm, nullptr));
 }
 
 void Builder::add_reference_inputs() {
@@ -150,11 +191,11 @@ ggml_tensor* Builder::layer(AttentionBranch& attention, DeltaNetBranch& delta_ne
         ggml_tensor* const ffn_input =
             weights.ffn_norm == nullptr ? input : ops_.norm(x, weights.ffn_norm, weights.ffn_norm_bias);
         x = added(added(x, attended, weights.attn_post_norm), fed(ffn_input, x, weights), weights.ffn_post_norm);
-        return rescaled(x, weights);
+        return finished(x, weights, il);
     }
     x = added(x, attended, weights.attn_post_norm);
     ggml_tensor* const ffn_input = normed(x, weights.ffn_norm, weights.ffn_norm_bias);
-    return rescaled(added(x, fed(ffn_input, x, weights), weights.ffn_post_norm), weights);
+    return finished(added(x, fed(ffn_input, x, weights), weights.ffn_post_norm), weights, il);
 }
 
 // Hidden states to logits, or to the states behind the last norm.

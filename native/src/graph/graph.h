@@ -24,6 +24,8 @@ struct Graph {
     ggml_tensor* tokens =
         nullptr;  // i32 [n_tokens], null in a graph of later layers, and where the model is on the GPU
     ggml_tensor* embeddings = nullptr;  // f32 [n_embd, n_tokens], there instead: the host looks the rows up
+    ggml_tensor* layer_embeddings =
+        nullptr;  // f32 [n_embd_layer · n_layer, n_tokens], null where tokens bring nothing to layers
     ggml_tensor* hidden_in = nullptr;   // f32 [n_embd, n_tokens], null in a graph that begins with the embedding
     ggml_tensor* hidden_out = nullptr;  // f32 [n_embd, n_tokens], null in a graph that ends with the last layer
     ggml_tensor* positions = nullptr;   // i32 [n_tokens], null where no op reads them

@@ -5,7 +5,9 @@
 namespace lkv {
 namespace {
 
-bool raw_keys(const LayerCacheSpec& spec) { return spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed; }
+bool raw_keys(const LayerCacheSpec& spec) {
+    return spec.k_path == KPath::rebuild || spec.k_path == KPath::absorbed || spec.key_of_value();
+}
 
 }  // namespace
 
@@ -122,20 +124,23 @@ BatchRows Projections::full_rows(const Heads& heads, const LayerCacheSpec& spec)
     const auto rotated = [&](bool full, ggml_tensor* x, ggml_tensor* hadamard) {
         return ops_.as_rows(full ? ops_.held(ops_.rotate(x, hadamard)) : x, x->ne[2]);
     };
-    return {rotated(spec.k_path == KPath::full, heads.k, constants_.hadamard_k),
-            rotated(spec.v_path == VPath::full, heads.v, constants_.hadamard_v)};
+    const BatchRows rows{rotated(spec.k_path == KPath::full, heads.k, constants_.hadamard_k),
+                         rotated(spec.v_path == VPath::full, heads.v, constants_.hadamard_v)};
+    return {spec.key_of_value() ? rows.v : rows.k, rows.v};
 }
 
 BatchRows Projections::exact_rows(const BatchRows& latents, const Heads& heads, int il) const {
     const LayerWeights& layer = model_.layers()[static_cast<size_t>(il)];
     const LayerCacheSpec& spec = model_.cache_spec().layers[static_cast<size_t>(il)];
     BatchRows rows = latents;
-    if (spec.k.encoded) {
+    if (spec.k.encoded || spec.key_of_value()) {
         ggml_tensor* k = heads.k;
         if (spec.k_path == KPath::rebuild) {
             if (layer.attn_k_bias != nullptr) {
                 k = ggml_add(ctx_, k, ggml_reshape_2d(ctx_, layer.attn_k_bias, k->ne[0], k->ne[1]));
             }
+            k = finished(k, il);
+        } else if (spec.key_of_value()) {
             k = finished(k, il);
         }
         rows.k = ops_.as_rows(k, k->ne[2]);
@@ -152,13 +157,16 @@ BatchRows Projections::latent_rows(ggml_tensor* x, const Heads& heads, const Lay
                              const TensorSpec& side) {
         return side.encoded ? encode(whole, e, side) : ops_.held(ops_.linear(x, a, bias));
     };
-    ggml_tensor* const k = spec.k_path == KPath::full
+    ggml_tensor* const k = spec.key_of_value() ? nullptr
+                           : spec.k_path == KPath::full
                                ? ops_.held(ops_.rotate(heads.k, constants_.hadamard_k))
                                : encoded(heads.k, layer.attn_k_e, layer.attn_k_a, layer.attn_k_a_bias, spec.k);
     ggml_tensor* const v = spec.v_path == VPath::full
                                ? ops_.held(ops_.rotate(heads.v, constants_.hadamard_v))
                                : encoded(heads.v, layer.attn_v_e, layer.attn_v_a, layer.attn_v_a_bias, spec.v);
-    return {ops_.as_rows(k, x->ne[1]), ops_.as_rows(v, x->ne[1])};
+    // a store node has two sources; of keys that V's rows make it writes nothing
+    ggml_tensor* const v_rows = ops_.as_rows(v, x->ne[1]);
+    return {k == nullptr ? v_rows : ops_.as_rows(k, x->ne[1]), v_rows};
 }
 
 }  // namespace lkv

@@ -31,23 +31,29 @@ struct ProblemRows {
     RowLayout v_layout;
     int first;  // slot, counted over all regions
     int n;
+    bool of_value;  // keys are made of V's rows, which are in k too
 };
 
 // k of KV head j as its queries see it: [q_width, n].
 ggml_tensor* key_rows(ggml_context* ctx, const Model& model, const LayerWeights& layer, const Rope& rope,
                       ggml_tensor* rope_factors, const ReferenceInputs& inputs, const ProblemRows& rows, int j) {
     const HParams& h = model.hparams();
+    const bool of_value = rows.of_value;
+    ggml_tensor* const bias = of_value ? layer.attn_v_bias : layer.attn_k_bias;
     const GroupLayout& group = rows.k_layout.groups[j / rows.p.k_group];
     ggml_tensor* k = ggml_cont(ctx, group_rows(ctx, rows.k, group));
     if (!rows.p.rebuilds()) {
         return k;
     }
     if (!rows.p.k_raw) {
-        k = ggml_mul_mat(ctx, ggml_cont(ctx, head_factor(ctx, layer.attn_k_b, j, rows.p.head_dim, group.width)), k);
+        k = ggml_mul_mat(ctx,
+                         ggml_cont(ctx, head_factor(ctx, of_value ? layer.attn_v_b : layer.attn_k_b, j, rows.p.head_dim,
+                                                    group.width)),
+                         k);
     }
-    if (layer.attn_k_bias != nullptr) {
+    if (bias != nullptr) {
         k = ggml_add(ctx, k,
-                     ggml_view_1d(ctx, layer.attn_k_bias, rows.p.head_dim,
+                     ggml_view_1d(ctx, bias, rows.p.head_dim,
                                   static_cast<size_t>(j) * static_cast<size_t>(rows.p.head_dim) * sizeof(float)));
     }
     if (layer.attn_k_norm != nullptr) {
@@ -111,9 +117,11 @@ ggml_tensor* latent_attn_reference(ggml_context* ctx, AttentionNode& node, const
         const int n = full ? inputs.n_exact : inputs.n_slots - first;
         if (!params || n == 0) continue;
         const int r = full ? 0 : node.cache->placement().middle();
-        problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx, node, stored, full, false, n),
-                            read_rows(ctx, node, stored, full, true, n), node.cache->rows().k_layout(r, node.row_layer),
-                            node.cache->rows().v_layout(r, node.row_layer), first, n});
+        const Rows& rows = node.cache->rows();
+        const bool of_value = rows.key_of_value(node.row_layer);
+        problems.push_back({*params, full ? q.full : q.latents, read_rows(ctx, node, stored, full, of_value, n),
+                            read_rows(ctx, node, stored, full, true, n), rows.layout(r, node.row_layer, of_value),
+                            rows.v_layout(r, node.row_layer), first, n, of_value});
     }
     const LatentAttnParams& any = problems.front().p;
     const int64_t n_tokens = problems.front().q->ne[2];

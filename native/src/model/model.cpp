@@ -60,6 +60,12 @@ void Model::load_tensors() {
     const bool learned = h.block.position == Position::learned;
     position_embd_ = learned ? tensors_.need("position_embd.weight", {h.n_embd, h.n_ctx_train})
                              : tensors_.optional("position_embd.weight", {h.n_embd, h.n_ctx_train});
+    if (const int64_t width = h.n_embd_layer; width > 0) {
+        layer_embd_ = tensors_.need("per_layer_token_embd.weight", {width * h.n_layer, h.n_vocab});
+        layer_proj_ = tensors_.need("per_layer_model_proj.weight", {h.n_embd, width * h.n_layer});
+        layer_proj_norm_ = tensors_.need("per_layer_proj_norm.weight", {width});
+        layer_rows_ = static_cast<const char*>(layer_embd_->data);
+    }
     output_norm_ = tensors_.need("output_norm.weight", {h.n_embd});
     output_norm_bias_ = tensors_.optional("output_norm.bias", {h.n_embd});
     output_ = tensors_.optional("output.weight", {h.n_embd, h.n_vocab});
@@ -88,6 +94,13 @@ int Model::count_wanted_gpus() {
 void Model::place_weights() {
     const auto free = [this](int gpu) { return describe_only() ? size_t{1} : gpu_bytes(gpu).free; };
     runs_ = place_layers(hparams_.n_layer, options_.gpu, count_wanted_gpus(), free);
+    if (on_gpu() && hparams_.shares_rows()) {
+        fail("-ngl", "expected all layers on the CPU (-ngl 0), as some read the K and V of others; got ",
+             options_.gpu.n_gpu_layers);
+    }
+    if (!on_one_device() && hparams_.n_embd_layer > 0) {
+        fail("-ngl", "expected all layers on one device, as tokens bring numbers to each; got ", runs_text(runs_));
+    }
     const auto n_host = static_cast<size_t>(n_host_layers());
     if (!describe_only()) interleaved_ = interleave(std::span(layers_).first(n_host));
     // see AttentionBranch::expands_keys
@@ -117,6 +130,7 @@ void Model::warn_if_gpu_absent() const {
 
 const LayerRun* Model::run_of(const ggml_tensor* weight) const {
     if (weight == token_embd_ && output_ != token_embd_) return on_gpu() ? nullptr : &runs_.front();
+    if (weight == layer_embd_) return on_gpu() ? nullptr : &runs_.front();
     if (weight == position_embd_) return &runs_.front();
     int layer = 0;
     if (std::sscanf(weight->name, "blk.%d.", &layer) != 1) return &runs_.back();
@@ -143,18 +157,31 @@ std::vector<size_t> Model::resident_bytes() const {
     return bytes;
 }
 
-void Model::embed(std::span<const int32_t> tokens, float* out) const {
-    const int64_t width = token_embd_->ne[0];
-    const size_t row_bytes = ggml_row_size(token_embd_->type, width);
+namespace {
+
+// Rows of a table whose data begins at `rows`.
+void look_up(const ggml_tensor& table, const char* rows, std::span<const int32_t> tokens, float* out) {
+    const int64_t width = table.ne[0];
+    const size_t row_bytes = ggml_row_size(table.type, width);
     for (const int32_t token : tokens) {
-        const char* const row = token_rows_ + static_cast<size_t>(token) * row_bytes;
-        if (token_embd_->type == GGML_TYPE_F32) {
+        const char* const row = rows + static_cast<size_t>(token) * row_bytes;
+        if (table.type == GGML_TYPE_F32) {
             std::memcpy(out, row, row_bytes);
         } else {
-            ggml_get_type_traits(token_embd_->type)->to_float(row, out, width);
+            ggml_get_type_traits(table.type)->to_float(row, out, width);
         }
         out += width;
     }
+}
+
+}  // namespace
+
+void Model::embed(std::span<const int32_t> tokens, float* out) const {
+    look_up(*token_embd_, token_rows_, tokens, out);
+}
+
+void Model::embed_layers(std::span<const int32_t> tokens, float* out) const {
+    look_up(*layer_embd_, layer_rows_, tokens, out);
 }
 
 }  // namespace lkv

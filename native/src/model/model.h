@@ -58,9 +58,13 @@ public:
 
     // Rows of the token table, on the host. out: [tokens.size(), n_embd]
     void embed(std::span<const int32_t> tokens, float* out) const;
+    // What tokens bring to all layers: f32 [n_embd_layer · n_layer, n] -> out; their model has n_embd_layer.
+    void embed_layers(std::span<const int32_t> tokens, float* out) const;
 
     ggml_tensor* token_embd() const { return token_embd_; }
     ggml_tensor* position_embd() const { return position_embd_; }
+    ggml_tensor* layer_proj() const { return layer_proj_; }            // [n_embd, n_embd_layer · n_layer]
+    ggml_tensor* layer_proj_norm() const { return layer_proj_norm_; }  // [n_embd_layer]
     ggml_tensor* output_norm() const { return output_norm_; }
     ggml_tensor* output_norm_bias() const { return output_norm_bias_; }
     ggml_tensor* output() const { return output_; }
@@ -102,9 +106,13 @@ private:
     std::vector<ggml_backend_buffer_ptr> gpu_buffers_;
     int forks_ = forks();               // a child cannot free the GPU's memory
     const char* token_rows_ = nullptr;  // token_embd's data in the mapped file
+    const char* layer_rows_ = nullptr;  // layer_embd's
     std::vector<LayerWeights> layers_;
     ggml_tensor* token_embd_ = nullptr;
     ggml_tensor* position_embd_ = nullptr;
+    ggml_tensor* layer_embd_ = nullptr;
+    ggml_tensor* layer_proj_ = nullptr;
+    ggml_tensor* layer_proj_norm_ = nullptr;
     ggml_tensor* output_norm_ = nullptr;
     ggml_tensor* output_norm_bias_ = nullptr;
     ggml_tensor* output_ = nullptr;

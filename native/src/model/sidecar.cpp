@@ -96,7 +96,7 @@ void fit_base_tensors(GgufFile& file, const HParams& hparams, const CacheSpec& s
         if (layer.k_path == KPath::absorbed) {
             gone.insert(blk + "attn_k.bias");
         }
-        if (layer.k_path != KPath::full && layer.k_path != KPath::rotated && !layer.k.encoded) {
+        if ((layer.k_path == KPath::rebuild || layer.k_path == KPath::absorbed) && !layer.k.encoded) {
             gone.insert(blk + "attn_k.weight");
         }
         if (layer.v_path == VPath::latent && !layer.v.encoded) {

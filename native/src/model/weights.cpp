@@ -31,11 +31,13 @@ public:
           heads_(hparams.heads_of(il)),
           spec_(spec),
           wq_(hparams.width_q(il)),
+          n_ff_(hparams.n_ffs.empty() ? 0 : hparams.n_ffs[static_cast<size_t>(il)]),
+          attends_(hparams.attends(il)),
           blk_("blk." + std::to_string(il) + ".") {}
 
     LayerWeights load() {
         load_norms();
-        spec_.has_rows() ? load_attention() : load_recurrence();
+        attends_ ? load_attention() : load_recurrence();
         h_.n_expert > 0 ? load_experts() : load_ffn();
         if (h_.block.ffn == Ffn::gated_and_experts) load_beside_experts();
         return std::move(l_);
@@ -48,7 +50,9 @@ private:
     ggml_tensor* optional(const char* role, std::initializer_list<int64_t> ne) const {
         return tensors_.optional(blk_ + role, ne);
     }
-    bool is_full_key() const { return spec_.k_path == KPath::full || spec_.k_path == KPath::rotated; }
+    bool is_full_key() const {
+        return spec_.k_path == KPath::full || spec_.k_path == KPath::rotated || spec_.key_of_value();
+    }
 
     void load_attention() {
         load_projections();
@@ -73,6 +77,8 @@ private:
     const HeadShape& heads_;
     const LayerCacheSpec& spec_;
     const int64_t wq_;  // of all queries
+    const int64_t n_ff_;
+    const bool attends_;
     const std::string blk_;
     LayerWeights l_;
 };
@@ -87,8 +93,8 @@ void Loader::load_projections() {
     l_.attn_qkv_bias = optional("attn_qkv.bias", {wq + 2 * w});
     if (l_.attn_qkv == nullptr) {
         l_.attn_q = need("attn_q.weight", {d, made});
-        l_.attn_k = is_full_key() || spec_.k.encoded ? need("attn_k.weight", {d, w}) : nullptr;
-        if (spec_.v_path == VPath::full || spec_.v.encoded) load_value_projection();
+        l_.attn_k = spec_.has_rows() && (is_full_key() || spec_.k.encoded) ? need("attn_k.weight", {d, w}) : nullptr;
+        if (spec_.has_rows() && (spec_.v_path == VPath::full || spec_.v.encoded)) load_value_projection();
     } else if (!is_full_key() || spec_.v_path != VPath::full) {
         fail("gguf", "expected ", blk_, "attn_q.weight beside latent K or V; got packed ", blk_, "attn_qkv.weight");
     }
@@ -98,7 +104,7 @@ void Loader::load_projections() {
     if (h_.block.value_norm && spec_.v_path == VPath::full && l_.attn_v_bias != nullptr) {
         fail("gguf", "expected no bias of V before its norm; got a tensor ", blk_, "attn_v.bias");
     }
-    if (l_.value_of_key && is_full_key() && l_.attn_k_bias != nullptr) {
+    if (l_.value_of_key && (is_full_key() || spec_.key_of_value()) && l_.attn_k_bias != nullptr) {
         fail("gguf", "expected no bias of K, of which V is made; got a tensor ", blk_, "attn_k.bias");
     }
     load_head_norm("attn_q_norm.weight", h_.n_head, l_.attn_q_norm, l_.attn_q_norm_whole);
@@ -141,6 +147,16 @@ void Loader::load_sinks() {
 
 // Factors of K: A or E makes its latents, B rebuilds keys, E_q takes queries to the latents.
 void Loader::load_keys() {
+    if (!spec_.has_rows()) return;
+    if (spec_.key_of_value()) {
+        if (!l_.value_of_key || l_.attn_k_norm == nullptr) {
+            fail("gguf", "expected ", blk_, "attn_k_norm.weight and no ", blk_,
+                 "attn_v.weight beside keys of the rows of V; got others");
+        }
+        l_.k_norm = to_floats(l_.attn_k_norm);
+        if (l_.attn_v_bias != nullptr) l_.k_bias = to_floats(l_.attn_v_bias);
+        return;
+    }
     const int64_t rank = spec_.k.rank_max();
     const int64_t w = heads_.width();
     if (spec_.k_path == KPath::rotated || spec_.k.encoded) {
@@ -166,7 +182,7 @@ void Loader::load_keys() {
 }
 
 void Loader::load_values() {
-    if (spec_.v_path != VPath::latent) return;
+    if (!spec_.has_rows() || spec_.v_path != VPath::latent) return;
     const int64_t w = heads_.width();
     if (spec_.v.encoded) {
         l_.attn_v_e =
@@ -187,6 +203,11 @@ void Loader::load_norms() {
     const int64_t d = h_.n_embd;
     l_.attn_post_norm = optional("post_attention_norm.weight", {d});
     l_.ffn_post_norm = optional("post_ffw_norm.weight", {d});
+    if (h_.n_embd_layer > 0) {
+        l_.token_gate = need("inp_gate.weight", {d, h_.n_embd_layer});
+        l_.token_proj = need("proj.weight", {h_.n_embd_layer, d});
+        l_.token_norm = need("post_norm.weight", {d});
+    }
     l_.output_scale = optional("layer_output_scale.weight", {1});
     l_.attn_norm = l_.attn_post_norm == nullptr ? need("attn_norm.weight", {d}) : optional("attn_norm.weight", {d});
     l_.attn_norm_bias = optional("attn_norm.bias", {d});
@@ -244,7 +265,7 @@ void Loader::load_beside_experts() {
 
 void Loader::load_ffn() {
     const int64_t d = h_.n_embd;
-    const int64_t ff = h_.n_ff;
+    const int64_t ff = n_ff_;
     const bool is_gated = h_.block.ffn == Ffn::gated;
     const bool packed_up = is_gated && tensors_.find(blk_ + "ffn_gate.weight") == nullptr;
     if (packed_up && h_.block.activation == Activation::swiglu_oai) {

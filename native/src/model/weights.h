@@ -72,6 +72,10 @@ struct LayerWeights {
     ggml_tensor* experts_post_norm = nullptr;
     ggml_tensor* router_scale = nullptr;  // [n_embd], factor of what the router reads
     ggml_tensor* expert_scale = nullptr;  // [n_expert], factor of an expert's output
+    // What a token brings to the layer, behind the FFN.
+    ggml_tensor* token_gate = nullptr;    // [n_embd, n_embd_layer]
+    ggml_tensor* token_proj = nullptr;    // [n_embd_layer, n_embd]
+    ggml_tensor* token_norm = nullptr;    // [n_embd]
     ggml_tensor* output_scale = nullptr;  // [1], factor of the layer's output
     // The expert of every token, beside those that are chosen; absent: there is none.
     ggml_tensor* shared_gate_inp = nullptr;  // [n_embd]: sigmoid(gate_inp · x) scales its output; null: nothing does

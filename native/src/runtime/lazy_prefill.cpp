@@ -33,6 +33,7 @@ size_t staged_bytes(const KvCache& cache, int layer, size_t n_tokens) {
 
 std::string lazy_obstacle(const Model& model) {
     const HParams& h = model.hparams();
+    if (h.shares_rows()) return "some layers share K and V";
     if (h.is_recurrent()) return "some layers are recurrent";
     for (int il = 0; il < h.n_layer; il++) {
         const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
@@ -52,7 +53,7 @@ std::string lazy_obstacle(const Model& model) {
 LayerCacheSpec exact_layer_spec(const Model& model, int layer) {
     const HeadShape& heads = model.hparams().heads_of(layer);
     LayerCacheSpec spec = model.cache_spec().layers[static_cast<size_t>(layer)];
-    if (spec.k.encoded) {
+    if (spec.k.encoded || spec.key_of_value()) {
         spec.k_path = KPath::full;
         spec.k = TensorSpec::full(heads.n_kv, heads.head_dim);
     }

@@ -282,6 +282,11 @@ void Session::compute(Part& part, std::span<const int32_t> tokens, std::span<con
         model_->embed(tokens, hidden_.data());
         part.set_input(graph.embeddings, hidden_.data(), hidden_.size() * sizeof(float));
     }
+    if (graph.layer_embeddings != nullptr) {
+        std::vector<float> brought(static_cast<size_t>(ggml_nelements(graph.layer_embeddings)));
+        model_->embed_layers(tokens, brought.data());
+        part.set_input(graph.layer_embeddings, brought.data(), brought.size() * sizeof(float));
+    }
     part.set_input(graph.tokens, tokens.data(), tokens.size_bytes());
     part.set_input(graph.positions, pos.data(), pos.size_bytes());
     part.set_input(graph.out_ids, out_ids.data(), out_ids.size_bytes());
@@ -305,7 +310,8 @@ void Session::shift(int seq, const Positions& positions, int32_t delta) {
             fail("context shift",
                  "expected rotary or ALiBi positions; got learned ones, which live in the hidden states");
         }
-        if (h.block.position == Position::rope && path != KPath::rebuild) {
+        const bool is_free = path == KPath::rebuild || path == KPath::value || !h.makes_rows(il);
+        if (h.block.position == Position::rope && !is_free) {
             fail("context shift", "expected K `rebuild` in every layer, whose rows carry no position; got ",
                  path_name(path), " in layer ", il);
         }

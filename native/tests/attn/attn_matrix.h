@@ -64,6 +64,38 @@ void paths_and_shapes(Compare&& compare) {
     }
 }
 
+// Heads wider than 256, as Gemma 4 has.
+template <class Compare>
+void wide_heads(Compare&& compare) {
+    unsigned seed = 300;
+    for (const Path& path : paths) {
+        for (const int n_tokens : {1, 5, 70}) {
+            AttnShape s;
+            s.n_kv = 2;
+            s.rep = 4;
+            s.head_dim = seed % 4 == 0 ? 320 : 512;
+            s.k_rebuild = path.k_rebuild;
+            s.v_latent = path.v_latent;
+            s.k_group = path.k_latent ? 2 : 1;
+            s.v_group = path.v_latent ? 2 : 1;
+            if (path.k_latent) s.k_ranks = {192};
+            if (path.v_latent) s.v_ranks = {256};
+            s.k_formats = {Format::f16, Format::q8};
+            s.v_formats = {Format::f16, Format::q8};
+            s.n_tokens = n_tokens;
+            s.n_past = 230;
+            s.neox = true;
+            s.norm = path.k_rebuild;
+            s.softcap = seed % 5 == 0 ? 4.0F : 0.0F;
+            s.permute = true;
+            s.seed = seed++;
+            s.name = std::string("heads of ") + std::to_string(s.head_dim) + ", " + path.name + ", " +
+                     std::to_string(n_tokens) + " tokens";
+            compare(s);
+        }
+    }
+}
+
 template <class Compare>
 void formats(Compare&& compare) {
     for (const Format format : all_formats) {

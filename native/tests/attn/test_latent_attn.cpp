@@ -166,6 +166,7 @@ void refusals() {
 
 int main() {
     lkv::test::paths_and_shapes(compare);
+    lkv::test::wide_heads(compare);
     lkv::test::formats(compare);
     lkv::test::regions(compare);
     lkv::test::masks(compare);

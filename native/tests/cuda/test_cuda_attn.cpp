@@ -1571,6 +1571,7 @@ int main(int argc, char** argv) {
     run("nothing_visible", true, nothing_visible);
     run("expanded", true, expanded);
     run("grows", true, grows);
+    run("wide_heads", true, [] { lkv::test::wide_heads(compare); });
     run("formats", true, [] { lkv::test::formats(compare); });
     run("regions", false, [] { lkv::test::regions(compare); });
     run("masks", false, [] { lkv::test::masks(compare); });

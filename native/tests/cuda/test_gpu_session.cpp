@@ -62,8 +62,21 @@ struct Shape {
     bool whole_norms = false;  // of Q and K over all heads, none before a branch
     int n_layer = 2;           // even ones are alike, and odd ones
     bool hybrid = false;       // even ones are gated delta nets, and the others have an output gate
+    // Odd layers have heads of twice the width, and V of the key projection; V has a norm without weights.
+    bool of_keys = false;
+    bool one_row = false;  // and no rows of K
 
-    int n_attending() const { return hybrid ? n_layer / 2 : n_layer; }
+    Shape at(int layer) const {
+        Shape own = *this;
+        if (of_keys && layer % 2 == 1) own.head_dim *= 2;
+        if (one_row && layer % 2 == 1) own.k_path = "value";
+        return own;
+    }
+    // Groups of a layer that have rows of K or V.
+    int n_groups(const char* path, bool value_side, int layer) const {
+        if ((hybrid && layer % 2 == 0) || (one_row && !value_side && layer % 2 == 1)) return 0;
+        return n_kv / (std::string(path) == "full" ? 1 : group);
+    }
 };
 constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity},
@@ -103,6 +116,12 @@ constexpr Shape shapes[] = {
     {"rotated", "latent", 128, 2, 256, 4, Shape::identity, false, 0, false, 0.0F, false, 4, true},
     {"rebuild", "latent", 64, 1, 48, 3, Shape::random, false, 0, false, 0.0F, false, 4, true},
     {"full", "full", 256, 1, 256, 1, Shape::no, false, 0, false, 0.0F, false, 4, true},
+    {"rotated", "latent", 256, 2, 96, 6, Shape::random, true, 0, false, 0.0F, false, 2, false, true},
+    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, false, true},
+    {"full", "full", 256, 1, 256, 1, Shape::no, true, 0, false, 0.0F, false, 2, false, true},
+    {"rebuild", "latent", 256, 1, 64, 4, Shape::random, true, 0, false, 0.0F, false, 2, false, true, true},
+    {"rotated", "latent", 64, 2, 96, 6, Shape::random, true, 0, false, 2.0F, false, 2, false, true, true},
+    {"rebuild", "latent", 64, 2, 96, 6, Shape::random, true, 0, true, 0.0F, false, 2, false, true, true},
 };
 
 // Shapes that run on both devices together, too: of every path, one with windows.
@@ -129,7 +148,8 @@ public:
         number(arch + "feed_forward_length", n_ff);
         number(arch + "attention.head_count", n_kv * rep);
         number(arch + "attention.head_count_kv", n_kv);
-        number(arch + "attention.key_length", shape.head_dim);
+        number(arch + "attention.key_length", shape.at(1).head_dim);
+        if (shape.of_keys) number(arch + "attention.key_length_swa", shape.head_dim);
         number("latentkv.version", 1);
         number("latentkv.regions.sink", 4);
         number("latentkv.regions.recent", 32);
@@ -168,16 +188,23 @@ private:
     void cache(const Shape& shape, const std::string& side, const char* path) {
         const bool full = is_full(path);
         const auto group = static_cast<uint32_t>(full ? 1 : shape.group);
-        const auto rank = static_cast<uint32_t>(full ? shape.head_dim : shape.rank);
         const uint32_t n_segments = full ? 1 : static_cast<uint32_t>(shape.n_segments);
-        const size_t n_groups = static_cast<size_t>(shape.n_attending()) * (n_kv / group);
+        const auto none = side == "k" && shape.one_row ? 1U : group;
+        std::vector<uint32_t> ranks;
+        std::vector<uint32_t> widths;
+        for (int il = 0; il < shape.n_layer; il++) {
+            const auto rank = static_cast<uint32_t>(full ? shape.at(il).head_dim : shape.rank);
+            const auto n = static_cast<size_t>(shape.n_groups(path, side == "v", il));
+            ranks.insert(ranks.end(), n, rank);
+            widths.insert(widths.end(), n * n_segments, rank / n_segments);
+        }
         const std::string key = "latentkv." + side + ".";
-        file_.strings(key + "path", by_layer<std::string>(shape.hybrid ? "full" : path, path))
-            .array<uint32_t>(key + "group", GgufType::u32, by_layer(shape.hybrid ? 1U : group, group))
-            .array<uint32_t>(key + "ranks", GgufType::u32, std::vector<uint32_t>(n_groups, rank))
-            .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(n_groups, n_segments))
-            .array<uint32_t>(key + "segment_widths", GgufType::u32,
-                             std::vector<uint32_t>(n_groups * n_segments, rank / n_segments));
+        const char* const even = shape.hybrid ? "full" : path;
+        file_.strings(key + "path", by_layer<std::string>(even, side == "k" ? shape.at(1).k_path : path))
+            .array<uint32_t>(key + "group", GgufType::u32, by_layer(shape.hybrid ? 1U : group, none))
+            .array<uint32_t>(key + "ranks", GgufType::u32, ranks)
+            .array<uint32_t>(key + "segment_counts", GgufType::u32, std::vector<uint32_t>(ranks.size(), n_segments))
+            .array<uint32_t>(key + "segment_widths", GgufType::u32, widths);
     }
 
     // What models say whose layers differ.
@@ -189,6 +216,10 @@ private:
         file_.string(key + "position", "rope").string(key + "rope_pairing", "neox");
         file_.value<uint8_t>(key + "parallel", GgufType::boolean, 0);
         if (!shape_.unlike) return;
+        if (shape_.of_keys) {
+            file_.value<uint8_t>(key + "value_norm", GgufType::boolean, 1);
+            file_.value<uint8_t>(key + "value_of_key", GgufType::boolean, 1);
+        }
         file_.value<float>(key + "embedding_scale", GgufType::f32, 8.0F);
         file_.value<float>(key + "attention_scale", GgufType::f32, 0.1F);
         if (shape_.softcap > 0.0F) file_.value<float>(key + "attention_softcap", GgufType::f32, shape_.softcap);
@@ -286,12 +317,14 @@ private:
         }
     }
 
-    void weights(const Shape& s) {
-        const int64_t w = n_kv * s.head_dim;
-        const int64_t all_ranks = int64_t{n_kv / s.group} * s.rank;
+    void weights(const Shape& all) {
+        const int64_t all_ranks = int64_t{n_kv / all.group} * all.rank;
         tensor("token_embd.weight", {n_embd, n_vocab}, 1.0);
         tensor("output_norm.weight", {n_embd}, 0.1, 1.0F);
-        for (int il = 0; il < s.n_layer; il++) {
+        for (int il = 0; il < all.n_layer; il++) {
+            const Shape s = all.at(il);
+            const int64_t w = n_kv * s.head_dim;
+            const bool has_v = !s.of_keys || il % 2 == 0;
             const std::string blk = "blk." + std::to_string(il) + ".";
             if (!s.whole_norms) {
                 tensor(blk + "attn_norm.weight", {n_embd}, 0.1, 1.0F);
@@ -323,16 +356,13 @@ private:
                 tensor(blk + "attn_q_norm.weight", {w * rep}, 0.1, 1.0F);
                 tensor(blk + "attn_k_norm.weight", {w}, 0.1, 1.0F);
                 if (k_path == "rebuild") tensor(blk + "attn_k_e.bias", {w}, 0.3);
-            } else if (k_path == "rebuild" && s.head_dim == 128) {
+            } else if ((k_path == "rebuild" && (s.head_dim == 128 || s.of_keys)) || k_path == "value") {
                 tensor(blk + "attn_k_norm.weight", {s.head_dim}, 0.1, 1.0F);
             }
             if (k_path == "rebuild" && (s.head_dim == 64 || s.whole_norms)) tensor(blk + "attn_k.bias", {w}, 0.3);
-            if (is_full(s.v_path)) {
-                product(blk + "attn_v.weight", n_embd, w);
-                continue;
-            }
+            if (has_v && (is_full(s.v_path) || encoded)) product(blk + "attn_v.weight", n_embd, w);
+            if (is_full(s.v_path)) continue;
             if (encoded) {
-                product(blk + "attn_v.weight", n_embd, w);
                 encoder(blk + "attn_v_e.weight", s, all_ranks);
                 if (s.encoded == Shape::random) tensor(blk + "attn_v_e.bias", {w}, 0.3);
                 tensor(blk + "attn_v.bias", {w}, 0.3);
@@ -359,10 +389,11 @@ T one_of(std::mt19937& random, const std::vector<T>& of) {
 }
 
 // A plan for the segments of one side: bits that do not rise along a group, dropped segments last; as a master file's budget chooses.
-std::vector<std::string> plan(std::mt19937& random, const Shape& shape, const char* path) {
+std::vector<std::string> plan(std::mt19937& random, const Shape& shape, const char* path, bool value_side) {
     const std::vector<std::string> formats = {"f16", "q8", "q4", "q2", "q1", "none"};
     const bool full = is_full(path);
-    const int n_groups = shape.n_attending() * (n_kv / (full ? 1 : shape.group));
+    int n_groups = 0;
+    for (int il = 0; il < shape.n_layer; il++) n_groups += shape.n_groups(path, value_side, il);
     std::vector<std::string> all;
     for (int g = 0; g < n_groups; g++) {
         size_t at = random() % 3;
@@ -392,8 +423,8 @@ Combination combination(std::mt19937& random, const Shape& shape) {
     if (random() % 4 == 0) o.recent_ratio = one_of(random, std::vector{0.0, 0.3, 1.0});
     const std::vector<std::string> formats = {"", "", "f16", "q8", "q6", "q4", "q2", "q5", "q8_0", "q4_0"};
     if (random() % 2 == 0) {
-        o.k_plan = plan(random, shape, shape.k_path);
-        o.v_plan = plan(random, shape, shape.v_path);
+        o.k_plan = plan(random, shape, shape.k_path, false);
+        o.v_plan = plan(random, shape, shape.v_path, true);
     } else {
         o.kv = one_of(random, formats);
     }

@@ -17,6 +17,7 @@ _PATHS = {
     "rebuild": "a latent of K before RoPE; the key is rebuilt from it at every read",
     "rotated": "a latent of K after RoPE, read as it is stored",
     "absorbed": "a latent of K without RoPE, read as it is stored",
+    "value": "no rows of K; the key is rebuilt from V's at every read",
     "latent": "a latent of V, read as it is stored",
 }
 _BLOCKS = (
@@ -165,6 +166,8 @@ def _plan(tensor: dict[str, Any]) -> str:
         groups.append(
             " ".join(f"{w}:{name}" if name else str(w) for w, name in zip(widths, names, strict=True))
         )
+    if not groups:
+        return "of V"
     return " | ".join(
         f"{len(list(run))} x ({plan})" if len(groups) > 1 else plan for plan, run in itertools.groupby(groups)
     )
@@ -175,7 +178,7 @@ def _tensor(tensor: dict[str, Any], width: int) -> list[str]:
     full = tensor["path"] == "full"
     return [
         tensor["path"],
-        "-" if full else _ranks(ranks),
+        "-" if full or not ranks else _ranks(ranks),
         "100 %" if full else f"{100 * _stored(tensor) / width:.1f} %",
         "-" if energy is None else f"{100 * energy:.2f} %",
     ]

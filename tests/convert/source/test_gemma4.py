@@ -13,6 +13,7 @@ from both import N, core, distance, expected_logits, run, session, step_by_step,
 from gguf_files import rewritten
 
 from conftest import Tiny, keys, tensors
+from latentkv.cli._info_page import _kv_heads
 from latentkv_convert.calibrate.decoder import Decoder
 from latentkv_convert.cli import parse
 from latentkv_convert.errors import ConvertError
@@ -28,6 +29,14 @@ EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_
 OWN_V = {"attention_k_eq_v": False}
 BY_LAYER: dict[str, Any] = {"global_head_dim": None, "num_global_key_value_heads": None}
 BY_LAYER["per_layer_config"] = {str(n): {"head_dim": 48, "num_key_value_heads": 4} for n in (1, 2)}
+E: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 32,
+    "use_double_wide_mlp": True,
+    **OWN_V,
+}
 VARIANTS = [{}, OWN_V, EXPERTS, {"final_logit_softcapping": None}, BY_LAYER]
 
 
@@ -45,6 +54,42 @@ def test_logits_equal_transformers(config: dict[str, Any], tiny: Tiny, tmp_path:
     live = session(model)
     chunks = [live.decode(ids[begin : begin + 50], output="all") for begin in range(0, N, 50)]
     assert distance(np.concatenate(chunks), expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [E, E | {"num_kv_shared_layers": 0}],
+    ids=["E", "no-shared-layers"],
+)
+def test_layers_that_embed_tokens_and_share_k_and_v(
+    config: dict[str, Any], tiny: Tiny, calib: Path, tmp_path: Path
+) -> None:
+    """E2B and E4B: from a checkpoint, and from a stock file; no method follows them yet."""
+    checkpoint, ids = tiny("gemma4", **ERF, **config), token_ids()
+    expected = expected_logits(checkpoint, ids)
+    path = tmp_path / "plain.gguf"
+    model = run(checkpoint, path, "--method", "none")
+    assert distance(session(model).decode(ids, output="all"), expected) < 1e-4
+    assert distance(session(model, implementation="reference").decode(ids, output="all"), expected) < 1e-4
+    assert distance(step_by_step(model, ids, N - 20), expected[N - 21 :]) < 1e-4
+    live = session(model)
+    live.decode(ids[:100], output="last")
+    held = core.Session(model, n_ctx=256, n_threads=1, kv="f32")
+    held.set_state(live.state_bytes())
+    assert distance(held.decode(ids[100:], output="all"), expected[100:]) < 1e-4
+    exact = core.Session(model, n_ctx=256, n_threads=1, kv="q8", sink=4, recent=32)
+    assert 1e-5 < distance(exact.decode(ids, output="all"), expected) < 0.1
+    n_own = 6 - config["num_kv_shared_layers"]
+    widths = [64, 128, 64, 128, 64, 128][:n_own]
+    sizes = session(model, kv="f16").kv_bytes()
+    assert sizes["k"] == sizes["v"] == 2 * 256 * sum(widths)
+    again = run(rewritten(path, tmp_path / "stock.gguf"), tmp_path / "again.gguf", "--method", "none")
+    described = keys(tmp_path / "again.gguf")
+    assert described["gemma4.attention.shared_kv_layers"] == config["num_kv_shared_layers"]
+    assert again.n_params == model.n_params
+    for words in (["--kv-budget", "50%"], ["--method", "none", "--outtype", "q4_k_m"]):
+        with pytest.raises(ConvertError, match=r"layers (that )?(share K and V|embed tokens)"):
+            run(checkpoint, tmp_path / "refused.gguf", *words, "--calib", str(calib))
 
 
 @pytest.mark.parametrize("prefer", ["size", "speed"])
@@ -65,10 +110,63 @@ def test_all_channels_in_latents_are_the_original(
     assert 1e-4 < distance(quantized, expected) < 0.1
 
 
+@pytest.mark.parametrize("prefer", ["size", "speed"])
+def test_one_row_for_k_and_v(prefer: str, tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    """Keys of global layers are made of V's rows: all channels are the original, K has no bytes there."""
+    checkpoint, ids = tiny("gemma4", **ERF), token_ids()
+    expected = expected_logits(checkpoint, ids)
+    options = [*ALL, "--one-row", "--prefer", prefer, "--calib", str(calib)]
+    model = run(checkpoint, tmp_path / "out.gguf", *options)
+    path = {"size": "rebuild", "speed": "rotated"}[prefer]
+    assert [layer["k"]["path"] for layer in model.layers] == [path, "value", "value"]
+    assert [layer["k"]["ranks"] for layer in model.layers[1:]] == [[], []]
+    for words in ({}, {"prefill": "lazy"}, {"implementation": "reference"}, {"sink": 0, "recent": 0}):
+        live = core.Session(model, n_ctx=256, n_threads=1, kv="f32", kv_recent="f32", **words)
+        assert distance(live.decode(ids, output="all"), expected) < 1e-3, words
+    assert distance(step_by_step(model, ids, N - 80), expected[N - 81 :]) < 1e-3
+    live, other = (core.Session(model, n_ctx=256, n_threads=1, kv="q8") for _ in range(2))
+    live.decode(ids[:100], output="last")
+    other.set_state(live.state_bytes())
+    assert np.array_equal(other.decode(ids[100:], output="all"), live.decode(ids[100:], output="all"))
+    whole = core.Session(model, n_ctx=256, n_threads=1, kv="f32", sink=0, recent=0).kv_bytes()
+    assert (whole["k"], whole["v"]) == (4 * 256 * 64, 4 * 256 * (64 + 64 + 64))
+
+
+def test_one_row_loses_less_at_the_same_budget(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    checkpoint, ids = tiny("gemma4", **ERF), token_ids()
+    expected = expected_logits(checkpoint, ids)
+    found = {}
+    for name, words in (("two", []), ("one", ["--one-row"])):
+        options = ["--kv-budget", "30%", "--prefer", "size", *words, *TEXT, "--recent", "0", "--sink", "0"]
+        model = run(checkpoint, tmp_path / f"{name}.gguf", *options, "--calib", str(calib))
+        live = session(model, kv="")
+        found[name] = distance(live.decode(ids, output="all"), expected), live.kv_bytes()["total"]
+    assert found["one"][1] < 1.1 * found["two"][1]  # of one budget
+    assert found["one"][0] < found["two"][0]
+
+
+def test_keys_of_rows_that_hold_no_v(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match="a model that makes V of keys in some layer; got gemma4"):
+        run(tiny("gemma4", **OWN_V), tmp_path / "x.gguf", "--one-row", "--calib", str(calib))
+    latent = tmp_path / "latent.gguf"
+    run(tiny("gemma4", name="other"), latent, *ALL, "--one-row", "--calib", str(calib))
+    own = {key: value for key, value in keys(latent).items() if key.startswith("latentkv.")}
+    bad = rewritten(latent, tmp_path / "bad.gguf", keys=own | {"latentkv.block.value_of_key": False})
+    with pytest.raises(core.Error, match="expected value_of_key, value_norm and a latent V"):
+        core.Model(str(bad))
+    extra = {"blk.1.attn_v.weight": np.ones((64, 96), np.float32)}
+    bad = rewritten(latent, tmp_path / "bad.gguf", keys=own, extra=extra)
+    with pytest.raises(
+        core.Error, match=r"no blk\.1\.attn_v\.weight beside keys of the rows of V; got others"
+    ):
+        core.Model(str(bad))
+
+
 def test_layers_keep_rows_of_their_own_widths(tiny: Tiny, calib: Path, tmp_path: Path) -> None:
     model = run(tiny("gemma4"), tmp_path / "out.gguf", *ALL, "--calib", str(calib))
     shapes = [(layer["n_head_kv"], layer["head_dim"], sum(layer["k"]["ranks"])) for layer in model.layers]
     assert shapes == [(2, 32, 64), (1, 64, 64), (1, 64, 64)]
+    assert _kv_heads(model.layers) == "1 KV heads of 64 in 2 layers, 2 of 32 in 1"
     other = run(tiny("gemma4", name="own", **OWN_V), tmp_path / "own.gguf", "--method", "none")
     shapes = [(layer["n_head_kv"], layer["head_dim"], sum(layer["k"]["ranks"])) for layer in other.layers]
     assert shapes == [(2, 32, 64), (2, 64, 128), (2, 64, 128)]
@@ -155,8 +253,12 @@ def test_the_text_part_of_a_model_that_sees_pictures(tiny: Tiny, tmp_path: Path)
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"hidden_size_per_layer_input": 32}, "hidden_size_per_layer_input 0 or None; got 32"),
-        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers 0 or None; got 1"),
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers below 3; got 3"),
+        ({"num_kv_shared_layers": 2}, "a layer of every kind with K and V of its own; got 1 layers"),
+        (
+            {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 9},
+            "vocab_size_per_layer_input 320; got 9",
+        ),
         ({"attention_bias": True}, "attention_bias False; got True"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention None or vision; got all"),
         (
@@ -200,6 +302,17 @@ def test_tensors_that_contradict_the_keys(tiny: Tiny, calib: Path, tmp_path: Pat
     bad = rewritten(path, tmp_path / "bad.gguf", keys={"gemma4.attention.head_count_kv": [2, 3, 1]})
     with pytest.raises(core.Error, match=r"expected a divisor of the query heads 4; got 3"):
         core.Model(str(bad))
+    for key, value, message in (
+        ("attention.shared_kv_layers", 3, "expected fewer than the layers 3; got 3"),
+        ("attention.shared_kv_layers", 2, "expected a layer of the same window before layer 1"),
+        ("embedding_length_per_layer_input", 32, r"expected a tensor per_layer_token_embd\.weight"),
+        ("attention.key_length_swa", 0, "expected a value from 1 to 4096; got 0"),
+        ("rope.dimension_count", 63, "expected an even number; got 63"),
+        ("expert_count", 4, "expert_used_count"),
+    ):
+        bad = rewritten(path, tmp_path / "bad.gguf", keys={f"gemma4.{key}": value})
+        with pytest.raises(core.Error, match=message):
+            core.Model(str(bad))
     latent = tmp_path / "latent.gguf"
     run(tiny("gemma4", name="other"), latent, *ALL, "--calib", str(calib))
     own = {key: value for key, value in keys(latent).items() if key.startswith("latentkv.")}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import TEXT
+from conftest import TEXT, keys
 from latentkv_convert.cli import main
 from latentkv_convert.errors import ConvertError
 from latentkv_convert.source import tokenizer
@@ -240,6 +240,32 @@ def test_named_chat_templates(tiny: Tiny) -> None:
     assert found["tokenizer.chat_template"] == "{{ a }}"
     assert found["tokenizer.chat_templates"] == ["tool_use"]
     assert found["tokenizer.chat_template.tool_use"] == "{{ b }}"
+
+
+def test_gemma4_merges_whole_lines(tiny: Tiny, tmp_path: Path) -> None:
+    core = pytest.importorskip("latentkv._core", reason="the native module is not built")
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    reference = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    reference.normalizer = normalizers.Replace(" ", "▁")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|channel>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    reference.train_from_iterator(TEXT.split("\n"), trainer)
+    directory = tiny("gemma4", vocab_size=600, vocab_size_per_layer_input=600)
+    reference.save(str(directory / "tokenizer.json"))
+    content = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    content["added_tokens"] = content["added_tokens"][:5]  # bytes are pieces
+    (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    reference = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    out = tmp_path / "out.gguf"
+    assert main([str(directory), "-o", str(out), "--method", "none"]) == 0
+    found = keys(out)
+    assert found["tokenizer.ggml.model"] == "gemma4"
+    assert found["tokenizer.ggml.token_type"][4] == USER_DEFINED
+    model = core.Model(str(out), vocab_only=True)
+    for text in (TEXT, HARD, "two  spaces,\n\nand a tab\t."):
+        expected = reference.encode(text, add_special_tokens=False).ids
+        assert model.tokenize(text.encode(), add_special=False) == expected
 
 
 @pytest.mark.parametrize("family", ["demo", "llama-bpe", "bpe", "unigram"])

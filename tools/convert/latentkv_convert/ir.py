@@ -73,6 +73,7 @@ class HeadShape:
     head_dim: int
     n_rot: int  # rotated dimensions of a head
     value_of_key: bool = False  # V is what the key projection makes
+    shares_kv: bool = False  # it has no K and V: it reads an earlier layer's
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class ModelSpec:
     packed_qkv: bool = False  # stock readers want one attn_qkv (all of Q, then K, then V), not three tensors
     heads: tuple[HeadShape, ...] = ()  # of every layer, where layers differ
     value_of_key: bool = False  # as a layer sees it: V is what the key projection makes
+    shares_kv: bool = False  # as a layer sees it: it reads an earlier layer's K and V
 
     def at(self, layer: int) -> ModelSpec:
         """The model as this layer sees it: with its own n_kv, head_dim and n_rot."""
@@ -136,6 +138,11 @@ class ModelSpec:
     @cached_property
     def _by_shape(self) -> Mapping[HeadShape, ModelSpec]:
         return {shape: replace(self, **vars(shape), heads=()) for shape in set(self.heads)}
+
+    @property
+    def has_shared_kv(self) -> bool:
+        """Whether some layer reads an earlier one's K and V."""
+        return any(shape.shares_kv for shape in self.heads)
 
     def group_at(self, layer: int, group: int) -> int:
         """KV heads of this layer that are as wide together as `group` heads of most layers: at least one, and
@@ -168,7 +175,11 @@ class ModelSpec:
 
     def tensors_of(self, layer: int) -> tuple[TensorRole, ...]:
         """All of a layer but its K and V projections."""
-        return self.layer_tensors if self.attends(layer) else self.recurrent_tensors
+        if not self.attends(layer):
+            return self.recurrent_tensors
+        if not self.at(layer).shares_kv:
+            return self.layer_tensors
+        return tuple(role for role in self.layer_tensors if not role.target.startswith("attn_k_norm."))
 
     @property
     def attention_scale(self) -> float:
@@ -260,6 +271,7 @@ class SidePlan:
 
 
 FULL = SidePlan("full")
+OF_VALUE = SidePlan("value")  # of K: no rows, keys are made of those of V
 
 
 def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
@@ -271,7 +283,7 @@ def form(spec: ModelSpec, path: str, exact: bool, trained: bool) -> str:
     latents are E's. A key projection that V is made of stays."""
     of_keys = spec.norms_whole("k") or spec.value_of_key
     is_normed = spec.block.value_norm if path == "latent" else of_keys
-    return "e" if path in ("full", "rotated") or is_normed or (exact and not trained) else "a"
+    return "e" if path in ("full", "rotated", "value") or is_normed or (exact and not trained) else "a"
 
 
 @dataclass(frozen=True)

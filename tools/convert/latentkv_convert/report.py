@@ -16,7 +16,7 @@ from latentkv.console.terminal import Block, table
 
 from .errors import ConvertError, need
 from .fuse import center
-from .ir import SIDES, ModelSpec, Plan, SidePlan
+from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from .plan import frontier_picture
 from .recipe import Recipe
 from .rows import plan_sizes, sizes
@@ -48,9 +48,10 @@ class Report:
     @property
     def keep(self) -> float:
         """Kept fraction of all KV dimensions in the middle region; a full layer keeps all of them."""
-        spec = self.spec
-        widths = {layer: spec.at(layer).kv_width for layer in spec.attention_layers}
-        kept = [sum(self.plan.layers[i].side(s).kept) or width for i, width in widths.items() for s in SIDES]
+        spec, sides = self.spec, [(i, s) for i in self.spec.attention_layers for s in SIDES]
+        widths = {i: spec.at(i).kv_width for i in spec.attention_layers}
+        chosen = {(i, s): self.plan.layers[i].side(s) for i, s in sides}
+        kept = [0 if side == OF_VALUE else sum(side.kept) or widths[i] for (i, _), side in chosen.items()]
         return sum(kept) / (len(SIDES) * sum(widths.values()))
 
     def bytes_per_token(self) -> dict[str, float]:
@@ -137,7 +138,8 @@ class Report:
             for side in SIDES:
                 chosen = layer.side(side)
                 own = self.spec.at(index)
-                ranks = _stored(chosen) if chosen.ranks else f"{own.n_kv} x {own.head_dim}"
+                whole = "-" if chosen == OF_VALUE else f"{own.n_kv} x {own.head_dim}"
+                ranks = _stored(chosen) if chosen.ranks else whole
                 row += [chosen.path, ranks, f"{self.energy[side][index]:.4f}"]
             rows.append(row)
         cells = []
@@ -267,6 +269,8 @@ def bits_map(report: Report, path: Path) -> None:
         bits = np.zeros((len(layers), max(spec.at(layer).kv_width for layer in layers)))
         for index, layer in enumerate(layers):
             chosen, row, own = report.plan.layers[layer].side(side), [], spec.at(layer)
+            if chosen == OF_VALUE:
+                continue
             segments = chosen.segments or ((own.head_dim,),) * own.n_kv  # `full`: every head is one
             formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
             for widths, names in zip(segments, formats, strict=True):

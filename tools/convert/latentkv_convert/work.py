@@ -10,7 +10,7 @@ import numpy as np
 
 from .calibrate.sample import Sample
 from .compute.memo import Memo
-from .ir import F32, F64, Array, Basis, ModelSpec, Plan
+from .ir import F32, F64, OF_VALUE, Array, Basis, ModelSpec, Plan
 from .source.source import Source
 from .weights.encoding import Encoding
 
@@ -91,6 +91,8 @@ class Work:
     def energy(self, plan: Plan, layer: int, side: str) -> float:
         """Kept share of the squared energy of a layer's K or V, all groups together."""
         chosen = plan.layers[layer].side(side)
+        if chosen == OF_VALUE:
+            return self.energy(plan, layer, "v")
         if not chosen.ranks:
             return 1.0
         pairs = list(zip(self.sigmas(layer, side, chosen.group), chosen.kept, strict=True))

@@ -52,6 +52,7 @@ void Rows::move_to_blocks(int layer, std::span<const RowMove> moves) const {
 void Rows::demote(int layer, std::span<const RowMove> moves) {
     if (moves.empty() || !has_rows(layer)) return;
     for (const bool value_side : {false, true}) {
+        if (!has_side(layer, value_side)) continue;
         const RowLayout& from = layout(recent_, layer, value_side);
         const RowLayout& to = layout(middle_, layer, value_side);
         if (in_blocks(to)) {

@@ -105,7 +105,8 @@ RegionRows Rows::make_region(std::string name, int n_slots, const std::optional<
         layer.held = rows > 0;
         for (const bool value_side : {false, true}) {
             const int side = value_side ? 1 : 0;
-            const TensorSpec& spec = full ? whole : value_side ? layer_spec(il).v : layer_spec(il).k;
+            const bool takes_whole = full && has_side(il, value_side);
+            const TensorSpec& spec = takes_whole ? whole : value_side ? layer_spec(il).v : layer_spec(il).k;
             const std::optional<Format> chosen = value_side ? options_.v_format : options_.k_format;
             layer.plan[side] = plan_row(region.name, value_side ? "v" : "k", spec, whole_format(exact, chosen), chosen);
             layer.layout[side] = layer.plan[side].view();

@@ -75,6 +75,11 @@ public:
     int recent() const { return recent_; }
     bool takes_blocks() const;  // whether K of the middle lies in blocks, in some layer
     bool has_rows(int layer) const { return layer_spec(layer).has_rows(); }
+    bool has_side(int layer, bool value_side) const {
+        return has_rows(layer) && (value_side || !layer_spec(layer).key_of_value());
+    }
+    // Whether keys are made of the rows of V.
+    bool key_of_value(int layer) const { return layer_spec(layer).key_of_value(); }
     // Whether rows of the exact windows are full ones in this layer, beside latents in the middle.
     bool exact_is_full(int layer) const { return layer_spec(layer).exact_is_full(); }
     bool is_full(int region, int layer) const { return region < middle_ && exact_is_full(layer); }
@@ -111,7 +116,8 @@ public:
     uint8_t* v_row(int region, int layer, int slot) const { return row(region, layer, true, slot); }
     // A layout with the groups that rows have in this layer: `full` ones, or those of the middle.
     RowLayout groups_of(int layer, bool value_side, bool full) const {
-        return full ? full_[static_cast<size_t>(layer)].view() : layout(middle_, layer, value_side);
+        return full && has_side(layer, value_side) ? full_[static_cast<size_t>(layer)].view()
+                                                   : layout(middle_, layer, value_side);
     }
 
     // Rows of recent slots into the middle, those of this layer on the host.

@@ -115,12 +115,13 @@ void read_tensor(const GgufFile& file, const HParams& h, const TensorKeys& keys,
         const uint32_t group = groups[il];
         const HeadShape& heads = h.heads[il];
         if (group < 1 || heads.n_kv % static_cast<int>(std::min<uint32_t>(group, 1U << 16)) != 0 ||
-            (is_full[il] && group != 1)) {
+            ((is_full[il] || (tensor == &LayerCacheSpec::k && layers[il].key_of_value())) && group != 1)) {
             fail(keys.group, "expected ", is_full[il] ? "1 on a full layer, " : "a divisor of the KV heads ",
                  heads.n_kv, "; got ", group);
         }
         spec.group = static_cast<int>(group);
-        if (!h.attends(static_cast<int>(il))) continue;
+        if (!h.makes_rows(static_cast<int>(il))) continue;
+        if (tensor == &LayerCacheSpec::k && layers[il].key_of_value()) continue;
         if (energy) {
             spec.energy = (*energy)[il];
         }
@@ -227,7 +228,7 @@ TensorSpec TensorSpec::full(int n_kv, int head_dim) {
 }
 
 bool LayerCacheSpec::exact_is_full() const {
-    const bool k_full = k_path == KPath::full;
+    const bool k_full = k_path == KPath::full || key_of_value();
     const bool v_full = v_path == VPath::full;
     return (k_full || k.encoded) && (v_full || v.encoded) && !(k_full && v_full);
 }
@@ -290,10 +291,9 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     std::vector<bool> v_full(spec.layers.size(), true);
     const auto k_paths = file.find_string_array(key::k_path);
     if (!k_paths) {
-        for (int il = 0; il < h.n_layer; il++) {
-            LayerCacheSpec& layer = spec.layers[static_cast<size_t>(il)];
-            const HeadShape& heads = h.heads_of(il);
-            if (h.attends(il)) layer.k = layer.v = TensorSpec::full(heads.n_kv, heads.head_dim);
+        for (size_t il = 0; il < spec.layers.size(); il++) {
+            if (!h.makes_rows(static_cast<int>(il))) continue;
+            spec.layers[il].k = spec.layers[il].v = TensorSpec::full(h.heads[il].n_kv, h.heads[il].head_dim);
         }
         spec.master = read_master(file, spec.widths(&LayerCacheSpec::k), spec.widths(&LayerCacheSpec::v));
         return spec;
@@ -315,11 +315,20 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
         if (layer.k_path == KPath::absorbed && h.block.position == Position::rope) {
             fail(key::k_path, "expected rebuild or rotated where positions are rotary", "; got ", "absorbed");
         }
+        if (layer.key_of_value() && (!h.block.value_of_key || !h.block.value_norm || layer.v_path == VPath::full)) {
+            fail(key::k_path, "expected value_of_key, value_norm and a latent V beside keys of its rows in layer ", il,
+                 "; got ", path_name(layer.k_path), " and ", path_name(layer.v_path));
+        }
         const bool projected =
             layer.k_path == KPath::rebuild || layer.k_path == KPath::absorbed || layer.v_path == VPath::latent;
         if (h.clamp_kqv > 0.0F && projected) {
             fail(h.architecture + ".attention.clamp_kqv", "expected no clipping beside latents of the layer's input",
                  "; got ", h.clamp_kqv);
+        }
+        if (h.rows_of(static_cast<int>(il)) != static_cast<int>(il) &&
+            !(layer.k_path == KPath::full && layer.v_path == VPath::full)) {
+            fail(key::k_path, "expected full K and V in layer ", il, ", which reads another's; got ",
+                 path_name(layer.k_path), " and ", path_name(layer.v_path));
         }
         k_full[il] = layer.k_path == KPath::full;
         v_full[il] = layer.v_path == VPath::full;
@@ -329,7 +338,8 @@ CacheSpec read_cache_spec(const GgufFile& file, const HParams& h) {
     read_tensor(file, h, v_keys, &LayerCacheSpec::v, v_full, spec.layers);
     for (size_t il = 0; il < spec.layers.size(); il++) {
         const std::string blk = "blk." + std::to_string(il) + ".";
-        spec.layers[il].k.encoded = !k_full[il] && file.find_tensor(blk + "attn_k_e.weight") != nullptr;
+        spec.layers[il].k.encoded =
+            !k_full[il] && !spec.layers[il].key_of_value() && file.find_tensor(blk + "attn_k_e.weight") != nullptr;
         spec.layers[il].v.encoded = !v_full[il] && file.find_tensor(blk + "attn_v_e.weight") != nullptr;
     }
     if (spec.recent == 0 && spec.recent_ratio == 0.0F) {

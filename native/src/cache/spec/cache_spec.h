@@ -37,8 +37,10 @@ struct LayerCacheSpec {
     TensorSpec k;
     TensorSpec v;
 
-    // Whether tokens have rows: not in a layer that mixes them by a recurrence.
-    bool has_rows() const { return !k.ranks.empty(); }
+    // Whether tokens have rows: not in one that reads another layer's, or mixes them by a recurrence.
+    bool has_rows() const { return !v.ranks.empty(); }
+    // Whether keys are made of the rows of V, and K has none.
+    bool key_of_value() const { return k_path == KPath::value; }
     // Whether exact tokens are stored as full rows of K and V, unlike those of the middle.
     bool exact_is_full() const;
 };

@@ -60,11 +60,11 @@ struct StateHead {
     uint32_t n_regions;
 };
 
-// A layer's rows in a region; K and V without groups: they are in another one.
+// A layer's rows in a region; V without groups: they are in another one. K has none either where its keys are made of V's rows.
 struct SavedLayer {
     RowPlan plan[2];
     size_t offset[2];  // in a token's bytes
-    bool held() const { return plan[0].view().n_groups > 0; }
+    bool held() const { return plan[1].view().n_groups > 0; }
 };
 
 struct SavedToken {
@@ -98,7 +98,8 @@ struct SavedRegion {
                 layer.offset[side] = row_bytes;
                 row_bytes += static_cast<size_t>(layer.plan[side].row_bytes());
             }
-            expect_same("groups of V where K has", layer.held(), layer.plan[1].view().n_groups > 0);
+            expect_same("groups of K where V has", layer.held() && own(name, il, 0).n_groups > 0,
+                        layer.plan[0].view().n_groups > 0);
             layers.push_back(std::move(layer));
         }
         read_tokens(in, n_used, row_bytes);

@@ -85,7 +85,9 @@ std::string Transcoder::run() {
     claim_ring();
     for (Target& target : regions_) target.rows = target.region->storage->load(target.copy);
     for (size_t il = 0; il < static_cast<size_t>(rows_.n_layers()); il++) {
-        for (int side = 0; side < 2 && rows_.has_rows(static_cast<int>(il)); side++) write(il, side);
+        for (int side = 0; side < 2; side++) {
+            if (rows_.has_side(static_cast<int>(il), side == 1)) write(il, side);
+        }
     }
     for (Target& target : regions_) target.region->storage->store(target.copy);
     return lost();
@@ -239,6 +241,7 @@ std::string Transcoder::lost() {
             const LayerRows& layer = place.target->region->layers[il];
             const int middle = source.region->is_exact() ? 0 : 1;
             for (int side = 0; side < 2; side++) {
+                if (!rows_.has_side(static_cast<int>(il), side == 1)) continue;
                 const RowLayout was = source.region->layers[il].plan[side].view();
                 const RowLayout& is = layer.layout[side];
                 from[middle].add(was);

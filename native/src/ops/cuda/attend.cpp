@@ -44,7 +44,8 @@ void flatten(const LatentAttnParams& p, Problem& a) {
 
 Plan plan_attention(const Request& request, const Problem& problem, std::string* refusals) {
     const LatentAttnParams& p = request.params;
-    require(p.head_dim % 8 == 0 && p.head_dim <= 256, "a head_dim that is a multiple of 8 and at most 256",
+    require(p.head_dim % 8 == 0 && p.head_dim <= most_head_dim,
+            "a head_dim that is a multiple of 8 and at most " + std::to_string(most_head_dim),
             std::to_string(p.head_dim));
     Plan common;
     static_cast<Problem&>(common) = problem;
@@ -56,8 +57,9 @@ Plan plan_attention(const Request& request, const Problem& problem, std::string*
         Plan plan = common;
         plan.kernel = kernel;
         const bool special = p.softcap > 0.0f || common.in_blocks != 0;
-        const char* const reason =
-            special && !kernel->takes_all ? "soft caps and K in blocks" : kernel->takes(request, plan);
+        const char* const reason = p.head_dim > kernel->widest_head ? "heads are too wide"
+                                   : special && !kernel->takes_all  ? "soft caps and K in blocks"
+                                                                    : kernel->takes(request, plan);
         if (reason == nullptr) {
             plan.items = plan.n_kv / plan.unit;
             return plan;

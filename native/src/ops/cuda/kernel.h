@@ -47,6 +47,7 @@ private:
     unsigned char own_[128] = {};
 };
 constexpr int chunk_step = 128;
+constexpr int most_head_dim = 512;  // of any kernel
 
 // What a plan is made for.
 struct Request {
@@ -74,6 +75,7 @@ struct Kernel {
     // Leaves results or parts, as the plan says.
     cudaError_t (*launch)(const Plan& plan, cudaStream_t stream);
     bool takes_all = false;  // soft caps and K in blocks of tokens too
+    int widest_head = 256;   // head_dim, at most
 
     // The rest is null for most kernels.
 

@@ -89,18 +89,23 @@ RopeTables rope_tables(const HParams& h, const Rope& rope) {
     return tables;
 }
 
-// B_k, or E_q where keys are expanded.
+// Whether exact windows store keys before bias, norm and RoPE.
+bool keeps_raw_keys(const LayerCacheSpec& spec) { return spec.k_path == KPath::rebuild || spec.key_of_value(); }
+
+// B_k, of keys that V's rows make B_v, or E_q where keys are expanded.
 void attach_keys(Layer& layer, const Model& model, const LayerCacheSpec& spec, const RopeTables& rope,
                  const Device& device, const Blocks& blocks, int il) {
     const HeadShape& heads = model.hparams().heads_of(il);
     const LayerWeights& weights = model.layers()[static_cast<size_t>(il)];
     Problem& a = layer.latents.constant;
-    a.k_b = layer.keep(pack_rows(weights.k_b.data(), weights.k_b.size()));
-    if (spec.k_path != KPath::rebuild) return;
-    const KeyFactor factor{weights.k_b.data(), heads.n_kv, spec.k.rank_max(), heads.head_dim,  blocks.k,
-                           blocks.v,           rope.n_rot, rope.neox,         rope.host_phases};
+    const std::vector<float>& k_b = spec.key_of_value() ? weights.v_b : weights.k_b;
+    a.k_b = layer.keep(pack_rows(k_b.data(), k_b.size()));
+    if (spec.k_path != KPath::rebuild && !spec.key_of_value()) return;
+    const int rank = spec.key_of_value() ? spec.v.rank_max() : spec.k.rank_max();
+    const KeyFactor factor{k_b.data(), heads.n_kv, rank,      heads.head_dim,  blocks.k,
+                           blocks.v,   rope.n_rot, rope.neox, rope.host_phases};
     for (const Kernel* kernel : all_kernels()) {
-        if (kernel->pack_keys == nullptr) continue;
+        if (kernel->pack_keys == nullptr || heads.head_dim > kernel->widest_head) continue;
         const std::vector<uint32_t> packed = kernel->pack_keys(factor, device);
         if (!packed.empty()) layer.latents.packed[kernel] = layer.keep(packed);
     }
@@ -129,7 +134,7 @@ void LayerTables::attach(const Model& model, const KvCache& cache, const Ropes& 
     }
     const auto& specs = model.cache_spec().layers;
     if (std::any_of(specs.begin(), specs.end(),
-                    [](const LayerCacheSpec& spec) { return spec.exact_is_full() && spec.k_path == KPath::rebuild; })) {
+                    [](const LayerCacheSpec& spec) { return spec.exact_is_full() && keeps_raw_keys(spec); })) {
         finished_ = DeviceMemory(slots * whole_bytes_);
     }
     for (int il = run.first_layer; il < run.end_layer; il++) {
@@ -168,7 +173,9 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     int first = 0;  // region of the latents
     for (int r = 0; r < cache.placement().n_regions(); r++) {
         const RegionView view = cache.view(r, row_layer);
-        attach_target(layer, view, cache.rows().is_full(r, row_layer), r);
+        RegionView stored = view;  // keys that V's rows make are not
+        stored.k = cache.rows().k_layout(r, row_layer);
+        attach_target(layer, stored, cache.rows().is_full(r, row_layer), r);
         if (cache.rows().is_full(r, row_layer)) {
             first = r + 1;
         } else {
@@ -184,7 +191,7 @@ void LayerTables::attach_layer(const Model& model, const KvCache& cache, const L
     layer.fitted = has_format(entered.k, format_is_fitted) || has_format(entered.v, format_is_fitted);
     factors_.insert({weights.attn_k_e, weights.attn_q_e, weights.attn_v_e});
     Problem& a = layer.latents.constant;
-    if (!weights.k_b.empty() && spec.k_path != KPath::full) {
+    if ((!weights.k_b.empty() && spec.k_path != KPath::full) || spec.key_of_value()) {
         attach_keys(layer, model, spec, rope, device, blocks, il);
         a.phases = rope.phases.as<uint64_t>();
     }
@@ -226,7 +233,8 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
     a.phases = rope.phases.as<uint64_t>();
     a.k_bias = weights.k_bias.empty() ? nullptr : layer.keep(weights.k_bias);
     a.k_norm = weights.k_norm.empty() ? nullptr : layer.keep(weights.k_norm);
-    layer.full_rows.raw = model.cache_spec().layers[static_cast<size_t>(il)].k_path == KPath::rebuild;
+    const LayerCacheSpec& spec = model.cache_spec().layers[static_cast<size_t>(il)];
+    layer.full_rows.raw = keeps_raw_keys(spec);
     const int whole = (model.hparams().heads_of(il).head_dim + 63) / 64;
     uint8_t* to = finished_.as<uint8_t>();
     int r = 0;
@@ -236,7 +244,7 @@ void LayerTables::attach_full(const Model& model, const KvCache& cache, const Ro
         if (layer.full_rows.raw) {
             layer.full_rows.regions[r] = {view.k_rows,
                                           view.k.row_bytes,
-                                          target.k_segments,
+                                          spec.key_of_value() ? target.v_segments : target.k_segments,
                                           inputs.pos(r, 0),
                                           to,
                                           cache.placement().cells(r).capacity()};

@@ -45,6 +45,7 @@ struct Layer {
 
     template <class T>
     const T* keep(const std::vector<T>& host) {
+        if (host.empty()) return nullptr;
         memory.push_back(DeviceMemory::of(host));
         return memory.back().template as<T>();
     }

@@ -225,6 +225,11 @@ void warn_of_window(const CacheSpec& spec, const KvCacheOptions& cache, std::vec
 SessionPlan resolve(const Model& model, const SessionOptions& options) {
     SessionPlan plan;
     std::vector<std::string> of_prefill;
+    if (options.evicts() && model.hparams().shares_rows()) {
+        fail("evict",
+             "expected a model whose layers have K and V of their own; got one where layers share them; leave ",
+             "out --evict");
+    }
     if (options.evicts() && model.hparams().is_recurrent()) {
         fail("evict", "expected a model whose layers all attend, as recurrent layers evict nothing; got one with ",
              "recurrent layers; leave out --evict");

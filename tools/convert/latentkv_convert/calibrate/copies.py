@@ -54,7 +54,8 @@ def collect(
     """Per layer that attends, over tokens past the sinks, for each of
 
     k, v: the projection's output without its bias;
-    normed: k after its per-head norm, where there is one:
+    normed: k after its per-head norm, where there is one;
+    one: v where the key projection makes it, with the gradients of both, if keys are made of its rows:
 
     *_moment, *_weighted, *_fisher [w, w] float64, E[x xᵀ], the same over tokens weighted by |g|², and E[g
     gᵀ]; *_mean, *_weighted_mean [w]; *_rows [n, w] float32, evenly spaced real rows, and *_energy [n, n_kv]
@@ -168,7 +169,8 @@ def _backward(
     spec, window = stream.spec.at(index), inputs.shape[1]
     with stream.layer(index, index - 1) as live:
         names = {"k": "k", "v": "v"} | ({"normed": "k_norm"} if hasattr(live, "attn_k_norm") else {})
-        meters = {name: Meter(spec, len(inputs), window, sink) for name in names}
+        meets = {**names, "one": "v"} if spec.value_of_key and "normed" in names else names
+        meters = {name: Meter(spec, len(inputs), window, sink) for name in meets}
         biases = {side: getattr(live, f"attn_{side}").bias for side in SIDES}
 
         def step(row: int) -> Found:
@@ -180,6 +182,9 @@ def _backward(
             below[row] = (down + past)[0]
             rows = {name: seen[of] for name, of in names.items()}
             slopes = as_projected(rows, *copies.found(), *copies.slopes())
+            if "one" in meets:  # the normed key is V times the norm's weights
+                rows["one"] = rows["v"]
+                slopes["one"] = slopes["v"] + slopes["normed"] * live.attn_k_norm.weight.repeat(spec.n_kv)
             found = {}
             for name, meter in meters.items():
                 bias = biases.get(name)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..compute import floats
+from ..errors import ConvertError
 from ..ir import ModelSpec
 from ..source.source import Source
 from . import delta_net, experts
@@ -105,11 +106,15 @@ class Layer(nn.Module):
     attn_k: nn.Module
     attn_v: nn.Module
     attn_output: nn.Module
+    attn_k_norm: Norm  # where there is one
     ffn_up: nn.Module
     ffn_down: nn.Module
 
     def __init__(self, source: Source, index: int, reduced: bool = False) -> None:
         super().__init__()
+        if source.spec.has_shared_kv or source.spec.keys.get("embedding_length_per_layer_input"):
+            wanted = "layers that pass nothing but hidden states on, to run them on a text"
+            raise ConvertError("--calib", wanted, "layers that share K and V or embed tokens")
         self.spec, self.index = source.spec.at(index), index
         self.attends = self.spec.attends(index)
         roles = {role.target for role in self.spec.tensors_of(index)}

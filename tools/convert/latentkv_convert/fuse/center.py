@@ -45,6 +45,8 @@ def mean(work: Work, layer: int, side: str) -> F64 | None:
 
 def centred(work: Work, layer: int, side: str, path: str) -> bool:
     """Whether the file stores a layer's K or V about its mean."""
+    if path == "value":
+        return False
     whole = path in ("full", "rotated")
     if whole and (side == "v" or work.spec.before_scores):
         return False

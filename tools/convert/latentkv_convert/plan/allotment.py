@@ -11,7 +11,7 @@ import numpy as np
 from latentkv.plan.allocation import Choice, Group, Table, Units, allocate_beside, total
 from latentkv.plan.kv_budget import KvBudget
 
-from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
 from .candidates import FORMATS, Candidate, Shape, cut
@@ -57,6 +57,7 @@ def count(
     recent: int,
     pays_factors: bool,
     formats: Sequence[str] = ("f16",),
+    one_row: bool = False,
 ) -> Count:
     """served: the context at which a share is counted. formats: of exact tokens, the widest first.
 
@@ -66,7 +67,7 @@ def count(
     n_ctx = budget.context(served)
     n_exact = sum(sizes.region_slots(n_ctx, sink, recent))
     slots = sizes.MiddleSlots.of(spec, n_ctx, recent > 0)
-    rows = {name: n_exact * sizes.full_row_bytes(spec, name) for name in formats}
+    rows = {name: n_exact * sizes.full_row_bytes(spec, name, one_row) for name in formats}
     cells, least = (n_exact + slots.cells) * sizes.CELL_BYTES, rows[formats[-1]]
     room = budget.row_bytes(sizes.full_cache_bytes(spec, slots), cells + least, n_exact) + least
     return Count(room, rows, slots.whole, slots, pays_factors)
@@ -129,6 +130,8 @@ class Allotment:
         self, shape: Shape, spec: ModelSpec, layer: int, side: str, choices: Iterator[tuple[int, Choice]]
     ) -> SidePlan:
         """The next widths and choices, one per group of this side, as a plan with formats."""
+        if side == "k" and shape.has_one_row(spec, layer):
+            return OF_VALUE
         group, own, widths, formats = self.cut.candidate.group(spec, layer, side), spec.at(layer), [], []
         for _ in range(own.n_kv // group):
             width, choice = next(choices)
@@ -160,7 +163,7 @@ def added(work: Work, plan: Plan) -> int:
     for index, layer in enumerate(plan.layers):
         for side in SIDES:
             chosen = layer.side(side)
-            if chosen.path == "full":
+            if chosen.path in ("full", "value"):
                 continue
             own = spec.at(index)
             form, width = plan.form(own, chosen), chosen.group * own.head_dim

@@ -41,6 +41,7 @@ class Shape:
     sink: int
     recent: int
     context: int | None  # that a rotated k is fitted for
+    one_row: bool = False  # keys are made of V's rows where V is what the key projection makes
     _rows: Memo[tuple[int, str], CachedRows] = field(
         default_factory=lambda: Memo(KEEP_BYTES), repr=False, compare=False
     )
@@ -50,9 +51,13 @@ class Shape:
         plan = Plan((), self.sink, self.recent, fitted_context=self.context)
         return replace(plan, sink_format=fmt, recent_format=fmt)
 
+    def has_one_row(self, spec: ModelSpec, layer: int) -> bool:
+        return self.one_row and spec.at(layer).value_of_key
+
     def cached(self, work: Work, layer: int, side: str) -> CachedRows:
         """Kept in memory as far as it lasts: every grouping of heads asks for the same ones."""
-        made = partial(cached_rows.of, work, layer, side, self.paths[side], self.context)
+        path = cached_rows.ONE_ROW if self.has_one_row(work.spec, layer) else self.paths[side]
+        made = partial(cached_rows.of, work, layer, side, path, self.context)
         return self._rows.get((layer, side), made, lambda found: found.nbytes)
 
     def side(self, side: str, group: int, widths: tuple[tuple[int, ...], ...]) -> SidePlan:

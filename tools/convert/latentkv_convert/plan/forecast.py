@@ -25,7 +25,7 @@ from ..course import CHECK, CHOOSE, ROUGHLY
 from ..errors import warn
 from ..fuse import center
 from ..fuse.rotation import finished
-from ..ir import FULL, SIDES, Forecast, LayerPlan, Plan, SidePlan
+from ..ir import FULL, OF_VALUE, SIDES, Forecast, LayerPlan, Plan, SidePlan
 from ..rows import sizes
 from ..work import Work
 
@@ -163,12 +163,15 @@ class Copies:
         self.replaced = {side: Replaced(work, layer.side(side), index, side) for side in SIDES}
         self.leaves = plan.recent > 0  # tokens the window
         self.rotated = layer.k.path == "rotated"
+        self.of_value = layer.k == OF_VALUE
 
     def __call__(self, live: Layer, hidden: Tensor, positions: LayerPositions) -> tuple[Rows | None, Rows]:
         """hidden [1, T, d]. No exact rows: they are what the model makes."""
         x = live.attention_input(hidden)
         values = self._projected(live.attn_v, x, "v", lambda rows: live.heads("v", rows))
-        if self.rotated:
+        if self.of_value:
+            keys = [positions.turned(live.attn_k_norm(rows)) for rows in values]
+        elif self.rotated:
             key = positions.turned(live.heads("k", live.attn_k(x)))[0].transpose(0, 1)  # [T, n_kv, head_dim]
             both = self._both(key.flatten(1), "k")
             keys = [rows.reshape(key.shape).transpose(0, 1)[None] for rows in both]

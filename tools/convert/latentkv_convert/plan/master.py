@@ -37,8 +37,10 @@ def of(
     for layer in spec.attention_layers:
         for side in SIDES:
             n_groups = spec.at(layer).n_kv // cut.candidate.group(spec, layer, side)
-            by_side[side] += [next(rows) for _ in range(n_groups)]
-    distortions = {side: np.concatenate(tables) for side, tables in by_side.items()}
+            if side == "v" or not shape.has_one_row(spec, layer):
+                by_side[side] += [next(rows) for _ in range(n_groups)]
+    none = np.zeros((0, len(FORMATS)))
+    distortions = {side: np.concatenate([none, *tables]) for side, tables in by_side.items()}
     measured = {np.float32(max(x, _FLOOR)): max(points[x], _FLOOR) for x in sorted(points)}
     predicted = np.array(list(measured), dtype=np.float64)
     kld = np.maximum.accumulate(np.array(list(measured.values())))

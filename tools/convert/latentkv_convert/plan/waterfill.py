@@ -195,7 +195,9 @@ def choose(lines: Iterable[Offer], full: Us | None, prefer: str) -> tuple[tuple[
 
 
 def priced(work: Work, shape: Shape, count: Count, layer: int, side: str, group: int) -> list[Group]:
-    """A layer's groups of a side, each cut in segments of every width."""
+    """A layer's groups of a side, each cut in segments of every width; none of K that is made of V's rows."""
+    if side == "k" and shape.has_one_row(work.spec, layer):
+        return []
     group = work.spec.group_at(layer, group)
     spec, cached = work.spec.at(layer), shape.cached(work, layer, side)
     made = form(spec, shape.paths[side], shape.sink > 0 or shape.recent > 0, work.trains)

@@ -21,6 +21,7 @@ from . import served
 # Bases are better fitted to the tokens that are read: half of the moment is weighted by gradient energy. At
 # 11 % of f16 this takes up to 9 % off the divergence of two 8-layer models; 0.9 is no better.
 WEIGHTED_SHARE = 0.5
+ONE_ROW = "value"  # the path of V whose rows keys are made of, too
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def of(work: Work, layer: int, side: str, path: str, context: int | None) -> Cac
     """context: the positions a rotated k is served at."""
     stats = work.stats["copies"][layer]
     name = "normed" if path == "rotated" and "normed_moment" in stats else side
+    name = "one" if path == ONE_ROW else name
     found = _Measured(
         **{field.name: np.asarray(stats[f"{name}_{field.name}"]) for field in fields(_Measured)}
     )

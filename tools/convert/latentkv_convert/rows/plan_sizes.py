@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import FULL, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
+from ..ir import FULL, OF_VALUE, SIDES, LayerPlan, ModelSpec, Plan, SidePlan
 from .sizes import CELL_BYTES, MiddleSlots, in_blocks, region_slots, segment_bytes, whole_words
 
 FORMATS = ("f16", "q8", "q4", "q3", "q2")  # that a report compares
@@ -22,6 +22,8 @@ def side_row_bytes(spec: ModelSpec, plan: SidePlan, fmt: str | None, whole: bool
     spec: as the layer sees it. fmt None: the plan's own formats, f16 where it has none. What the plan drops
     takes nothing, unless `whole`.
     """
+    if spec.shares_kv or plan == OF_VALUE:
+        return 0
     segments: Sequence[Sequence[int]] = plan.segments or ((spec.head_dim,),) * spec.n_kv
     planned = plan.formats or tuple(("f16",) * len(widths) for widths in segments)
     stored = 0
@@ -54,7 +56,9 @@ def exact_bytes_per_token(spec: ModelSpec, plan: Plan, fmt: str) -> int:
 
     def rows(index: int, layer: LayerPlan) -> tuple[SidePlan, SidePlan]:
         sides = layer.k, layer.v
-        return (FULL, FULL) if all(plan.form(spec.at(index), side) == "e" for side in sides) else sides
+        if not all(plan.form(spec.at(index), side) == "e" for side in sides):
+            return sides
+        return (OF_VALUE if layer.k == OF_VALUE else FULL, FULL)
 
     return sum(
         side_row_bytes(spec.at(index), side, fmt, whole=True)

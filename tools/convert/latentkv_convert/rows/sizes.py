@@ -72,13 +72,18 @@ class MiddleSlots:
 
     def full_rows(self, spec: ModelSpec) -> int:
         """Bytes of full K and V in f16."""
-        return sum(2 * 2 * spec.at(layer).kv_width * n for layer, n in enumerate(self.layers))
+        shapes = [spec.at(layer) for layer in range(spec.n_layer)]
+        held = zip(shapes, self.layers, strict=True)
+        return sum(2 * 2 * own.kv_width * n for own, n in held if not own.shares_kv)
 
 
-def full_row_bytes(spec: ModelSpec, fmt: str) -> int:
-    """Full K and V of a token, of all layers; every head is a segment."""
+def full_row_bytes(spec: ModelSpec, fmt: str, one_row: bool = False) -> int:
+    """Full K and V of a token, of all layers; every head is a segment. one_row: V alone where it is what the
+    key projection makes."""
     heads = [spec.at(layer) for layer in spec.attention_layers]
-    return sum(2 * whole_words(each.n_kv * segment_bytes(fmt, each.head_dim)) for each in heads)
+    sides = [(1 if one_row and own.value_of_key else 2) * (not own.shares_kv) for own in heads]
+    rows = [whole_words(own.n_kv * segment_bytes(fmt, own.head_dim)) for own in heads]
+    return sum(n * row for n, row in zip(sides, rows, strict=True))
 
 
 def region_slots(n_ctx: int, sink: int, recent: int, recent_ratio: float = 0.0) -> tuple[int, int]:

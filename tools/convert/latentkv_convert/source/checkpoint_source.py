@@ -136,7 +136,8 @@ class CheckpointSource:
     def _check_up(self) -> None:
         """The FFN has the width that the config promises."""
         keys, n_embd = self.spec.keys, self.spec.n_embd
-        role, expected = "ffn_up.weight", [keys["feed_forward_length"], n_embd]
+        n_ff = keys["feed_forward_length"]
+        role, expected = "ffn_up.weight", [n_ff[0] if isinstance(n_ff, list) else n_ff, n_embd]
         if self.spec.block.ffn == "experts":
             role = "ffn_up_exps.weight"
             expected = [keys["expert_count"], keys["expert_feed_forward_length"], n_embd]
@@ -191,7 +192,7 @@ def check_shapes(checkpoint: Checkpoint, spec: ModelSpec) -> None:
     expected = {spec.global_tensors[0].source: (spec.n_vocab, spec.n_embd)}
     for layer in spec.attention_layers if spec.heads else spec.attention_layers[:1]:
         own = spec.at(layer)
-        for side in SIDES[: 1 if own.value_of_key else 2]:
+        for side in () if own.shares_kv else SIDES[: 1 if own.value_of_key else 2]:
             width = own.q_width + 2 * own.kv_width if spec.packed_qkv else own.kv_width
             name = f"{spec.layers}.{layer}.{spec.projections[side].module}.weight"
             expected[name] = (width, spec.n_embd)

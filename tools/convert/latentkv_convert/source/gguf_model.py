@@ -170,12 +170,12 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
     for layer in range(spec.n_layer):
         own = spec.at(layer)
         roles = [role.target for role in spec.tensors_of(layer)]
-        shapes = {role: _shape(own, role) for role in roles}
+        shapes = {role: _shape(own, role, layer) for role in roles}
         if not spec.attends(layer):
             shapes |= {role: shape for role, shape in recurrent.shapes(spec).items() if role in shapes}
             expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
             continue
-        held = [side for side in sides if side != "v" or not own.value_of_key]
+        held = [side for side in sides if not own.shares_kv and (side != "v" or not own.value_of_key)]
         roles = [f"attn_{side}.weight" for side in held]
         roles += [f"attn_{side}.bias" for side in held if f"{prefix(layer)}attn_{side}.bias" in parts]
         shapes |= {role: _shape(own, role) for role in roles}
@@ -193,15 +193,17 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
             raise ConvertError(where, f"tensors of the {spec.gguf_arch} architecture", name)
 
 
-def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
+def _shape(spec: ModelSpec, role: str, layer: int = 0) -> tuple[int, ...]:
     stem, _, leaf = role.partition(".")
-    n_ff = int(spec.keys.get("feed_forward_length", 0))
+    widths = spec.keys.get("feed_forward_length", 0)
+    n_ff = int(widths[layer] if isinstance(widths, list) else widths)
     if stem.endswith("_shexp"):
         n_ff = int(spec.keys["expert_shared_feed_forward_length"])
         shapes = {"ffn_gate_inp_shexp": (spec.n_embd,), "ffn_down_shexp": (spec.n_embd, n_ff)}
         return shapes.get(stem, (n_ff, spec.n_embd))
     if stem.startswith("ffn_gate_inp") or stem.endswith("_exps"):
         return _expert_shape(spec, stem, leaf)
+    brought = int(spec.keys.get("embedding_length_per_layer_input", 0))
     is_packed = spec.block.ffn != "plain" and all(r.target != "ffn_gate.weight" for r in spec.layer_tensors)
     rows = {
         "attn_q": spec.q_rows,
@@ -217,10 +219,16 @@ def _shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "attn_k_norm": spec.kv_width if spec.whole_norms else spec.head_dim,
         "attn_sinks": spec.n_head,
         "layer_output_scale": 1,
+        "inp_gate": brought,
+        "per_layer_token_embd": spec.n_vocab,
+        "per_layer_model_proj": brought * spec.n_layer,
+        "per_layer_proj_norm": brought,
     }.get(stem, spec.n_embd)
     if leaf == "bias" or "norm" in stem or stem in ("attn_sinks", "layer_output_scale"):
         return (rows,)
-    return (rows, {"attn_output": spec.q_width, "ffn_down": n_ff}.get(stem, spec.n_embd))
+    columns = {"attn_output": spec.q_width, "ffn_down": n_ff, "proj": brought}
+    columns["per_layer_token_embd"] = brought * spec.n_layer
+    return (rows, columns.get(stem, spec.n_embd))
 
 
 def _expert_shape(spec: ModelSpec, stem: str, leaf: str) -> tuple[int, ...]:

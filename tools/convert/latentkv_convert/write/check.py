@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..errors import ConvertError, warn
-from ..ir import SIDES, ModelSpec, Plan, SidePlan
+from ..ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
 from ..rows.sizes import in_blocks
 from ..schema import ENUMS, RANK_PAD
 from ..weights.encoding import Encoding
@@ -33,6 +33,9 @@ def check_heads(spec: ModelSpec, method: str, follows: bool) -> None:
     Raises:
         ConvertError: it does not, and layers have K and V of different shapes.
     """
+    if method != "none" and (spec.has_shared_kv or spec.keys.get("embedding_length_per_layer_input")):
+        got = "layers share K and V" if spec.has_shared_kv else "layers embed tokens"
+        raise ConvertError("--method", f"none, as {got}, which no calibration follows yet", method)
     if spec.heads and not follows:
         shapes = sorted({(shape.n_kv, shape.head_dim) for shape in spec.heads})
         got = " and ".join(f"{n_kv} x {head_dim}" for n_kv, head_dim in shapes)
@@ -75,6 +78,10 @@ def _check_side(where: str, side: str, plan: SidePlan, spec: ModelSpec) -> None:
         raise ConvertError(where, f"a path of {', '.join(paths)}", plan.path)
     if spec.n_kv % plan.group:
         raise ConvertError(where, f"a group that divides {spec.n_kv} KV heads", str(plan.group))
+    if plan == OF_VALUE:
+        if side != "k" or not spec.value_of_key:
+            raise ConvertError(where, "keys of V's rows where V is what the key projection makes", plan.path)
+        return
     if plan.path == "full":
         if plan.formats is not None:
             _check_formats(where, plan.formats, ((spec.head_dim,),) * spec.n_kv)

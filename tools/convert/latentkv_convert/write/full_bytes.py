@@ -25,6 +25,8 @@ def _projections(source: Source) -> Iterator[OutTensor]:
         rows = {side: spec.q_width if side == "q" else spec.kv_width for side in sides}
         if spec.value_of_key:
             del rows["v"]
+        if spec.shares_kv:
+            rows = {}
         biases = {side: n for side, n in rows.items() if source.has(f"attn_{side}.bias", layer)}
         if spec.packed_qkv:
             rows, biases = {"qkv": sum(rows.values())}, {"qkv": sum(rows.values())} if biases else {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..calibrate.sample import Sample
 from ..errors import ConvertError, need
-from ..ir import SIDES, Master, Plan
+from ..ir import OF_VALUE, SIDES, Master, Plan
 from ..recipe import Recipe
 from ..schema import KEYS, VERSION
 from ..source.gguf_file import Value
@@ -44,10 +44,15 @@ def of_cache(plan: Plan, work: Work) -> dict[str, Any]:
         keys[KEYS[f"{side}_group"]] = [layer.group for layer in every]
         layers = [every[layer] for layer in work.spec.attention_layers]
         shapes = [work.spec.at(layer) for layer in work.spec.attention_layers]
-        ranks = [layer.ranks or (own.head_dim,) * own.n_kv for layer, own in zip(layers, shapes, strict=True)]
+        heads = [
+            () if layer == OF_VALUE else (own.head_dim,) * own.n_kv
+            for layer, own in zip(layers, shapes, strict=True)
+        ]
+        ranks = [layer.ranks or widths for layer, widths in zip(layers, heads, strict=True)]
         keys[KEYS[f"{side}_ranks"]] = [rank for layer in ranks for rank in layer]
         segments = [
-            layer.segments or ((own.head_dim,),) * own.n_kv for layer, own in zip(layers, shapes, strict=True)
+            layer.segments or tuple((width,) for width in widths)
+            for layer, widths in zip(layers, heads, strict=True)
         ]
         if any(len(widths) > 1 for layer in segments for widths in layer):
             keys[KEYS[f"{side}_segment_counts"]] = [len(widths) for layer in segments for widths in layer]

@@ -6,6 +6,7 @@ latent    V: z is cached; a head's output is B times the attention-weighted sum 
 absorbed  K without RoPE: z is cached and queries move into its space, q' = E_q q. The projection's bias is
           left out, and the mean where rows are centred: they add the same to every score of a query, which
           the softmax removes.
+value     K: no rows. A key is the row of V, normed as keys are, then RoPE; the projection of both stays.
 rotated   K: z_g = E_k k_g is cached after bias, norm and RoPE, and q' = E_q q; nothing is rebuilt at read.
 """
 
@@ -83,7 +84,7 @@ def tensors(work: Work, plan: Plan, trained: Mapping[tuple[int, str], tuple[Basi
             continue
         if work.spec.packed_qkv:
             made += packed.query(work, index)
-        for side in SIDES:
+        for side in SIDES if not work.spec.at(index).shares_kv else ():
             chosen = layer.side(side)
             form = plan.form(work.spec.at(index), chosen)
             job = SideJob(work, index, side, chosen, form, partial(factors, index, side))
@@ -109,7 +110,18 @@ def rotated(job: SideJob) -> list[OutTensor]:
     return [*full(job), encoder(job), query_side(job)]
 
 
-PATHS = {"full": full, "rebuild": rebuild, "latent": rebuild, "absorbed": absorbed, "rotated": rotated}
+def value(job: SideJob) -> list[OutTensor]:
+    return projection(job)
+
+
+PATHS = {
+    "full": full,
+    "rebuild": rebuild,
+    "latent": rebuild,
+    "absorbed": absorbed,
+    "rotated": rotated,
+    "value": value,
+}
 
 
 def projection(job: SideJob) -> list[OutTensor]:

@@ -4,11 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ops/cuda/problem.h"
+#include "ops/cuda/kernel.h"
 
 namespace lkv::cuda {
-
-constexpr int most_head_dim = 256;
 
 struct FullRows {
     // of the exact windows, where keys are stored raw; rows null: they are read where they lie

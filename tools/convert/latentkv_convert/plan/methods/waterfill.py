@@ -65,6 +65,12 @@ def add_arguments(parser: Any) -> None:
         "equal bytes and is slower, every key is rebuilt at every read",
     )
     parser.add_argument(
+        "--one-row",
+        action="store_true",
+        help="store one latent for K and V in layers that make both of one projection: half the bytes at the "
+        "same rank; keys are rebuilt at every read",
+    )
+    parser.add_argument(
         "--served-context",
         type=limits.tokens(1, limits.SERVED_CONTEXT),
         default=None,
@@ -134,6 +140,8 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             raise ConvertError(
                 "--group", f"groups whose width is a multiple of {RANK_PAD}", str(group * spec.head_dim)
             )
+    if options["one_row"] and not spec.block.value_of_key:
+        raise ConvertError("--one-row", "a model that makes V of keys in some layer", spec.gguf_arch)
     served, sink, recent = options["served_context"], options["sink"], options["recent"]
     if served is not None and served <= sink + recent:
         raise ConvertError(
@@ -149,6 +157,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             sink=sink,
             recent=recent,
             context=(served or spec.n_ctx) if rotates else None,
+            one_row=options["one_row"],
         ),
         groupings=groupings,
         count=allotment.count(
@@ -159,6 +168,7 @@ def create(options: Mapping[str, Any], spec: ModelSpec) -> Waterfill:
             recent,
             not options["master"],
             sizes.exact_formats(spec) if kept else sizes.EXACT_FORMATS[:1],
+            options["one_row"],
         ),
         share_context=served or SHARE_CONTEXT,
         is_master=options["master"],

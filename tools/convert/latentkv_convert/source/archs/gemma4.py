@@ -1,13 +1,14 @@
-"""gemma4: Gemma 4, text (31B, 26B-A4B).
+"""gemma4: Gemma 4, text (31B, 26B-A4B, E2B, E4B).
 
 Gemma 3's norms and windows. Global layers have wider heads, of which a quarter turns, and may make V of the
 key projection; V is normed in every layer, scores are not scaled, and a layer's output is. Experts, where
-there are some, stand beside the FFN."""
+there are some, stand beside the FFN. E2B and E4B embed tokens in every layer, and their last layers read the
+K and V of earlier ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,15 +62,26 @@ _BESIDE_EXPERTS = {  # source -> target, all vectors
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
+_IN_LAYERS = {
+    "per_layer_input_gate.weight": "inp_gate.weight",
+    "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight",
+}
+_FOR_LAYERS = {
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+}
 _GLOBAL = {"head_dim": ("global_head_dim", 512), "num_key_value_heads": ("num_global_key_value_heads", None)}
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
     require(config, "attention_bias", False, False)
     require(config, "use_bidirectional_attention", None, None, "vision")  # of pictures alone
-    require(config, "hidden_size_per_layer_input", 256, 0, None)
-    require(config, "num_kv_shared_layers", 0, 0, None)
     n_layer = int(config["num_hidden_layers"])
+    first = n_layer - int(config.get("num_kv_shared_layers") or 0)  # of those that share K and V
+    if not 0 < first <= n_layer:
+        raise ConvertError("config.json", f"num_kv_shared_layers below {n_layer}", f"{n_layer - first}")
     is_local = local_layers(config, [(layer + 1) % _PERIOD != 0 for layer in range(n_layer)])
     is_local[-1] = False  # as transformers has it
     usual = {FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
@@ -82,7 +94,15 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
         "rope_parameters": {"rope_theta": ropes[FULL]["rope_theta"]},
     }
     spec = llama.model_spec(stock | dict(config) | ours)
-    heads = tuple(_shape(config, spec, layer, local) for layer, local in enumerate(is_local))
+    heads = tuple(
+        replace(_shape(config, spec, layer, local), shares_kv=layer >= first)
+        for layer, local in enumerate(is_local)
+    )
+    if set(is_local[first:]) - set(is_local[:first]):
+        raise ConvertError("config.json", "a layer of every kind with K and V of its own", f"{first} layers")
+    brought = int(config.get("hidden_size_per_layer_input", 256) or 0)
+    if brought:
+        require(config, "vocab_size_per_layer_input", spec.n_vocab, spec.n_vocab)
     base = {
         kind: limits.number("rope", "rope_theta", of["rope_theta"], *limits.ROPE_BASE)
         for kind, of in ropes.items()
@@ -112,8 +132,16 @@ def model_spec(config: Mapping[str, Any]) -> ModelSpec:
             *(TensorRole(source, target, "vector") for target, source in norms.items()),
             TensorRole("layer_scalar", "layer_output_scale.weight", "vector"),
             *(_expert_tensors() if experts else ()),
+            *(_vectors_and_maps(_IN_LAYERS) if brought else ()),
         ),
-        keys={**spec.keys, **_keys(heads, is_local, window, base[LOCAL], softcap), **experts},
+        global_tensors=(*spec.global_tensors, *(_vectors_and_maps(_FOR_LAYERS) if brought else ())),
+        keys={
+            **spec.keys,
+            **_keys(heads, is_local, window, base[LOCAL], softcap),
+            **experts,
+            **_wider(config, spec, first),
+            "embedding_length_per_layer_input": brought,
+        },
         extra_tensors=_divisors(ropes[FULL], heads, is_local),
         heads=heads,
     )
@@ -143,6 +171,20 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     return expert_keys(*(int(config[name]) for name in counts))
 
 
+def _wider(config: Mapping[str, Any], spec: ModelSpec, first: int) -> dict[str, Any]:
+    """Layers that share K and V may have FFNs of twice the width."""
+    n_ff = spec.keys["feed_forward_length"]
+    if not config.get("use_double_wide_mlp") or first == spec.n_layer:
+        return {}
+    return {"feed_forward_length": [n_ff * (1 if layer < first else 2) for layer in range(spec.n_layer)]}
+
+
+def _vectors_and_maps(names: Mapping[str, str]) -> Iterator[TensorRole]:
+    for source, target in names.items():
+        kind = "table" if "token_embd" in target else "vector" if "norm" in target else "weight"
+        yield TensorRole(source, target, kind)
+
+
 def _expert_tensors() -> tuple[TensorRole, ...]:
     return (
         *(TensorRole(source, target, "vector") for source, target in _BESIDE_EXPERTS.items()),
@@ -169,8 +211,7 @@ def _keys(
         "attention.head_count_kv": counts[0] if len(set(counts)) == 1 else counts,
         "attention.sliding_window": window,
         "attention.sliding_window_pattern": list(is_local),
-        "attention.shared_kv_layers": 0,
-        "embedding_length_per_layer_input": 0,
+        "attention.shared_kv_layers": sum(shape.shares_kv for shape in heads),
         "rope.freq_base_swa": local_base,
     }
     for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
@@ -192,18 +233,22 @@ def _divisors(rope: Mapping[str, Any], heads: tuple[HeadShape, ...], is_local: l
 
 def config_of(stock: Stock) -> dict[str, Any]:
     """config.json, as far as the file's tensors depend on it."""
-    for name in ("attention.shared_kv_layers", "embedding_length_per_layer_input"):
-        if stock.values.get(name):
-            raise ConvertError(stock.where, f"{name} 0", str(stock.values[name])[:40])
     n_layer = stock.whole("block_count", 1, 4096)
+    n_shared = stock.whole("attention.shared_kv_layers", 0, n_layer - 1, 0)
     window = stock.window()
     is_local = [bool(window) and local for local in stock.local_layers(n_layer, _PERIOD)]
     layers = [stock.of_layer(layer, local) for layer, local in enumerate(is_local)]
     sizes = [layer.sizes() for layer in layers]
     if is_local[-1]:
         raise ConvertError(stock.where, "a last layer without a window", "one with it")
+    widths = [of["intermediate_size"] for of in sizes]
+    is_wide = n_shared > 0 and widths[-1] == 2 * widths[0]
+    if widths != [widths[0]] * (n_layer - n_shared) + [widths[0] * (2 if is_wide else 1)] * n_shared:
+        wanted = "feed_forward_length once, or twice as much in layers that share K and V"
+        raise ConvertError(stock.where, wanted, str(widths)[:60])
     names = ("head_dim", "num_key_value_heads")
-    is_shared = not stock.has_in("attn_v.weight", n_layer - 1)
+    own = [layer for layer in range(n_layer - n_shared) if not is_local[layer]]
+    is_shared = bool(own) and not stock.has_in("attn_v.weight", own[-1])
     return {
         **sizes[is_local.index(True) if any(is_local) else 0],
         "per_layer_config": {str(i): {name: of[name] for name in names} for i, of in enumerate(sizes)},
@@ -216,7 +261,10 @@ def config_of(stock: Stock) -> dict[str, Any]:
         "sliding_window": window,
         "layer_types": layer_types(is_local),
         "final_logit_softcapping": stock.number("final_logit_softcapping", 0, 1e6, 0.0),
-        "hidden_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": stock.whole("embedding_length_per_layer_input", 0, 1 << 16, 0),
+        "vocab_size_per_layer_input": stock.n_vocab,
+        "num_kv_shared_layers": n_shared,
+        "use_double_wide_mlp": is_wide,
         **(_experts_of(stock) if stock.values.get("expert_count") else {}),
     }
 

@@ -1,7 +1,7 @@
-"""`tokenizer.*` keys from a checkpoint's tokenizer files, for libllama's three families.
+"""`tokenizer.*` keys from a checkpoint's tokenizer files, for libllama's families.
 
-byte-level BPE -> "gpt2", SentencePiece BPE -> "llama", unigram -> "t5". Each family is one module with
-`read(files, n_vocab) -> Vocabulary`.
+byte-level BPE -> "gpt2", SentencePiece BPE -> "llama", unigram -> "t5", Gemma 4's BPE -> "gemma4". Each is a
+module with `read(files, n_vocab) -> Vocabulary`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConvertError
-from . import bpe, sentencepiece, special, unigram
+from . import bpe, gemma4, sentencepiece, special, unigram
 from .files import TokenizerFiles
 
 
@@ -37,6 +37,8 @@ def _keys(files: TokenizerFiles, n_vocab: int, pre: str | None) -> dict[str, Any
     family = _family(files)
     if family == "gpt2":
         vocabulary = bpe.read(files, n_vocab, pre)
+    elif gemma4.is_of(files):
+        vocabulary = gemma4.read(files, n_vocab)
     elif family == "llama":
         vocabulary = sentencepiece.read(files, n_vocab)
     else:

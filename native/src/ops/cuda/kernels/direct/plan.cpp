@@ -28,18 +28,15 @@ Instance choose_instance(const CutProblem& p) {
 
 const char* take(const Request& request, Plan& a) {
     const Device& device = request.device;
-    const Instance instance = choose_instance(a);
+    Instance instance = choose_instance(a);
     DirectPlan plan{};
-    plan.rows = instance.rows;
     plan.blocks = instance.blocks;
     plan.k_pitch = widest_pitch(request.params, &RegionView::k, a.k_blocks);
     plan.v_pitch = widest_pitch(request.params, &RegionView::v, a.v_blocks);
 
-    // Enough bytes in flight, and room for a second thread block where registers allow one.
-    const int target =
-        instance.rows == 16 && instance.blocks == 1 ? device.shared_bytes / 2 - 2048 : device.shared_bytes;
     const auto fits = [&](int tile, int stages, int limit) {
         a.tile = tile;
+        plan.rows = instance.rows;
         plan.stages = stages;
         a.keep(plan);
         const DirectArgs args = args_of(a);
@@ -57,7 +54,13 @@ const char* take(const Request& request, Plan& a) {
         }
         return fits(least_tile, 1, limit);
     };
-    require(choose(target) || choose(device.shared_bytes),
+    // Enough bytes in flight, and room for a second thread block where registers allow one. Wide heads leave less for query rows.
+    const auto chooses = [&] {
+        const bool pairs = instance.rows == 16 && instance.blocks == 1;
+        return choose(pairs ? device.shared_bytes / 2 - 2048 : device.shared_bytes) || choose(device.shared_bytes);
+    };
+    while (!chooses() && instance.rows > 16) instance.rows /= 2;
+    require(chooses(),
             "K and V rows of a group that leave room in " + std::to_string(device.shared_bytes) +
                 " bytes of shared memory; choose a quantized --kv",
             std::to_string(plan.k_pitch) + " and " + std::to_string(plan.v_pitch) + " bytes");
@@ -91,8 +94,13 @@ void shrink(Plan& plan, int tile, int stages) {
 }  // namespace
 
 namespace kernels {
-extern const Kernel direct{
-    .name = "direct", .takes = take, .launch = launch, .takes_all = true, .pack_keys = pack, .shrink = shrink};
+extern const Kernel direct{.name = "direct",
+                           .takes = take,
+                           .launch = launch,
+                           .takes_all = true,
+                           .widest_head = most_head_dim,
+                           .pack_keys = pack,
+                           .shrink = shrink};
 }
 
 }  // namespace lkv::cuda
