@@ -36,7 +36,8 @@ from latentkv_convert.calibrate import mix
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "models" / "demo"
 WINDOWS = ((0.8, 1024), (0.2, 2048))  # share of the steps, tokens of a window
-PACKAGES = 80_000_000
+PACKAGES = 80_000_000  # characters
+ASKED, TRIALS = (500, 1000, 2000), 20  # tokens, texts of as many
 RETRIEVAL = 0.3  # of the windows
 RATE, WARM_UP, DECAY, CLIP = 2e-3, 100, 0.1, 1.0
 LAYOUT: dict[str, Any] = {
@@ -145,9 +146,9 @@ def measured(model: Any, tokenizer: Any, device: str) -> dict[str, float]:
         for t in torch.from_numpy(windows).to(device)
     ]
     found = {"perplexity": math.exp(sum(losses) / len(losses))}
-    for n in (500, 1000, 2000):
+    for n in ASKED:
         hits = []
-        for seed in range(20):
+        for seed in range(TRIALS):
             row = torch.tensor([retrieval(tokenizer, random.Random(1000 + seed), n)], device=device)
             predicted = model(row, use_cache=False).logits[0, :-1].argmax(-1)
             said = [str(piece) for piece in tokenizer.convert_ids_to_tokens(row[0].tolist())]

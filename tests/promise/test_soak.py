@@ -84,6 +84,8 @@ def test_sequences_stay_what_they_are(case: str, converted: Any, windowed: Path,
                 soak.step()
                 if i % 10 == 9:
                     soak.check()
+            except KeyboardInterrupt:
+                raise
             except BaseException as error:
                 raise AssertionError(f"seed {seed}, operation {i} of {dict(soak.done)}: {error}") from error
         seed, n = seed + 1, n + 400

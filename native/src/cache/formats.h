@@ -86,14 +86,17 @@ LKV_HD constexpr bool format_in_blocks(Format format) {
 
 const char* format_name(Format format);
 std::optional<Format> parse_format(std::string_view name);
-bool format_exists(Format format);  // whether a number that was read stands for a format of this version
+// Whether a number that was read stands for a format of this version.
+bool format_exists(Format format);
 bool format_is_quantized(Format format);
-bool format_is_fitted(
-    Format format);  // whether storing a row seeks the best step of every segment (fit.h), most of the work then
-int format_width_multiple(Format format);    // widths must be a multiple of this
-int format_bytes(Format format, int width);  // of a segment in one slot's row
-Format format_of_rows(
-    Format format);  // single rows that keep a channel as finely as a format of blocks: for sink and recent tokens
+// Whether storing a row seeks the best step of every segment (formats/fit.h), which is most of the work then.
+bool format_is_fitted(Format format);
+// Widths must be a multiple of this.
+int format_width_multiple(Format format);
+// Bytes of a segment in one slot's row.
+int format_bytes(Format format, int width);
+// The format of single rows that keeps a channel as finely: what sink and recent tokens take beside a format of blocks.
+Format format_of_rows(Format format);
 
 // Calls f with a value of the format's type, one that stores single rows. `none` stores nothing and has no type.
 template <class F>

@@ -9,7 +9,7 @@
 namespace lkv {
 namespace {
 
-constexpr size_t max_nodes_per_layer = 72;
+constexpr size_t max_nodes_per_layer = 88;
 
 class Builder {
 public:

@@ -6,14 +6,15 @@ namespace lkv {
 
 DeltaNetWeights load_delta_net(const FileTensors& tensors, const DeltaNetSizes& sizes, int n_embd,
                                const std::string& blk) {
-    if (tensors.find(blk + "ssm_in.weight") != nullptr && tensors.find(blk + "attn_qkv.weight") == nullptr) {
-        fail("gguf", "expected ", blk, "attn_qkv.weight and ", blk, "attn_gate.weight; got ", blk,
-             "ssm_in.weight, as older converters write it; get a newer file of the model");
-    }
     const int64_t n_v = sizes.n_v_heads;
     DeltaNetWeights w;
-    w.qkv = tensors.need(blk + "attn_qkv.weight", {n_embd, sizes.channels()});
-    w.gate = tensors.need(blk + "attn_gate.weight", {n_embd, sizes.value_width()});
+    if (tensors.find(blk + "attn_qkv.weight") == nullptr) {
+        w.packed = tensors.optional(blk + "ssm_in.weight", {n_embd, sizes.channels() + sizes.value_width()});
+    }
+    if (w.packed == nullptr) {
+        w.qkv = tensors.need(blk + "attn_qkv.weight", {n_embd, sizes.channels()});
+        w.gate = tensors.need(blk + "attn_gate.weight", {n_embd, sizes.value_width()});
+    }
     w.conv = tensors.need(blk + "ssm_conv1d.weight", {sizes.d_conv, sizes.channels()});
     if (w.conv->type != GGML_TYPE_F32) {
         fail("gguf", "expected ", blk, "ssm_conv1d.weight in f32; got ", ggml_type_name(w.conv->type));

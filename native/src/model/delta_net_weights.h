@@ -11,8 +11,10 @@ namespace lkv {
 
 // Shapes are ne. K heads: n_k, V heads: n_v.
 struct DeltaNetWeights {
-    ggml_tensor* qkv = nullptr;         // attn_qkv [n_embd, channels]: Q, K and V before the convolution
-    ggml_tensor* gate = nullptr;        // attn_gate [n_embd, value_width], of the output
+    ggml_tensor* qkv = nullptr;   // attn_qkv [n_embd, channels]: Q, K and V before the convolution
+    ggml_tensor* gate = nullptr;  // attn_gate [n_embd, value_width], of the output
+    // ssm_in [n_embd, channels + value_width] instead of both, in older files: per K head Q, K, V of its V heads, and their gates
+    ggml_tensor* packed = nullptr;
     ggml_tensor* conv = nullptr;        // ssm_conv1d [d_conv, channels], f32
     ggml_tensor* decay = nullptr;       // ssm_a [n_v], -exp(A_log)
     ggml_tensor* decay_bias = nullptr;  // ssm_dt.bias [n_v]

@@ -1,4 +1,8 @@
 // A session's part in the states of recurrent layers: where they live, and when they change.
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
 #include "runtime/session.h"
 
 namespace lkv {
@@ -6,11 +10,23 @@ namespace {
 
 constexpr int32_t snapshot_distance = 2048;  // tokens from one copy of a recurrent state to the next
 
+// ggml-cuda ends the process where it has no kernel for a delta net's sizes.
+void check_gpu_takes(const DeltaNetSizes& sizes) {
+    constexpr std::array head_dims = {16, 32, 64, 128};
+    constexpr std::array d_convs = {3, 4, 5, 9, 15};
+    const auto is_in = [](const auto& known, int n) { return std::find(known.begin(), known.end(), n) != known.end(); };
+    if (is_in(head_dims, sizes.head_dim) && is_in(d_convs, sizes.d_conv) && sizes.channels() % 128 == 0) return;
+    fail("gpu", "expected delta nets with heads of 16, 32, 64 or 128 channels, and convolutions of 3, 4, 5, 9 or 15 ",
+         "inputs over a multiple of 128 channels; got heads of ", sizes.head_dim, ", and ", sizes.d_conv,
+         " inputs over ", sizes.channels(), " channels; use -ngl 0");
+}
+
 }  // namespace
 
 void Session::attach_states() {
     std::vector<StateMemory*> memories;
     for (Part& part : parts_) {
+        if (part.on_gpu()) check_gpu_takes(model_->hparams().delta_net);
         part.states = std::make_unique<StateTensors>(model_->hparams(), part.run, cache_.states().n_slots(),
                                                      model_->memory(part.run));
         memories.push_back(part.states.get());

@@ -163,8 +163,9 @@ public:
         cache(shape, "k", shape.k_path);
         cache(shape, "v", shape.v_path);
         weights(shape);
+        static int n_files = 0;  // several live at a time
         path_ = std::filesystem::temp_directory_path() /
-                ("gpu-session-" + std::to_string(::getpid()) + "-" + std::to_string(twin) + ".gguf");
+                ("gpu-session-" + std::to_string(::getpid()) + "-" + std::to_string(n_files++) + ".gguf");
         const lkv::test::Bytes bytes = file_.bytes();
         std::ofstream(path_, std::ios::binary)
             .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));

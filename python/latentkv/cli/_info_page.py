@@ -43,6 +43,8 @@ def blocks(report: dict[str, Any], model: Any, n_ctx: int) -> list[Block]:
         shown += ["", _BLOCKS]
     if file["master"]:
         shown += ["", *_budgets(report["budgets"])]
+    if report["cards"]:
+        shown += ["", *_cards(report["cards"])]
     if n_ctx > model.n_ctx_train:
         beyond = f"note: the model was trained for {model.n_ctx_train} tokens; {n_ctx} is beyond that"
         shown += ["", beyond]
@@ -257,6 +259,21 @@ def _memory(forecast: list[dict[str, Any]], on_gpu: bool) -> list[Block]:
     caches = [f"cache at {count}" for count in contexts]
     columns = ["--kv", "bytes/token", "of f16", *caches, "compute", *["lazy prefill"] * lazy, "sum"]
     return [head, table(columns, rows)]
+
+
+def _cards(cards: list[dict[str, Any]]) -> list[Block]:
+    """One row per GPU and cache: what it holds with the longest context that fits."""
+    rows = [
+        [
+            bytes_text(card["free"]),
+            card["kv"],
+            *(bytes_text(card[part]) for part in ("weights", "states", "rows", "compute")),
+            str(card["n_ctx"]) if card["n_ctx"] else "none fits",
+        ]
+        for card in cards
+    ]
+    head = "what a GPU holds with all layers; 1 GiB of it is left alone"
+    return [head, table(["GPU", "--kv", "weights", "states", "rows", "compute", "longest context"], rows)]
 
 
 def _budgets(rows: list[dict[str, Any]]) -> list[Block]:

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from latentkv import ranges
@@ -22,6 +22,7 @@ from latentkv.plan.options import SessionOptions
 
 _LATENT_FORMATS = ("f16", "q8", "q4", "q3", "q2")
 _BUDGETS = ("28%", "17.5%", "14%", "11%", "8.5%")
+_CARDS = (16, 24)  # GiB of a GPU
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         "layers": planned_layers(model, in_use),
         "forecast": forecasts(model, asked, n_ctx),
         "budgets": budgets(model, asked),
+        "cards": cards(args.model, args.latent, model, asked),
     }
     if args.json:
         print(json.dumps(report, indent=2, default=str))
@@ -135,16 +137,35 @@ def budgets(model: Any, asked: SessionOptions) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["total"])
 
 
-def forecasts(model: Any, asked: SessionOptions, n_ctx: int) -> list[dict[str, Any]]:
-    """Bytes of several caches at `n_ctx` and at quarters of it; --kv and --kv-budget narrow them to one."""
+def _caches(model: Any, asked: SessionOptions) -> list[tuple[str, SessionOptions]]:
+    """Caches to show, by their names; --kv and --kv-budget narrow them to one."""
     if asked.kv_budget:
-        caches = [(str(asked.kv_budget), asked)]
-    elif asked.kv or asked.kv_k or asked.kv_v:
-        caches = [(asked.kv or f"{asked.kv_k or 'f16'}/{asked.kv_v or 'f16'}", asked)]
-    else:
-        has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
-        names = [name for name, _, _ in presets.choices()] if model.is_plain else _LATENT_FORMATS
-        caches = [("the file's", asked)] * has_plan + [(name, replace(asked, kv=name)) for name in names]
+        return [(str(asked.kv_budget), asked)]
+    if asked.kv or asked.kv_k or asked.kv_v:
+        return [(asked.kv or f"{asked.kv_k or 'f16'}/{asked.kv_v or 'f16'}", asked)]
+    has_plan = any(layer[side]["formats"] for layer in model.layers for side in ("k", "v"))
+    names = [name for name, _, _ in presets.choices()] if model.is_plain else _LATENT_FORMATS
+    return [("the file's", asked)] * has_plan + [(name, replace(asked, kv=name)) for name in names]
+
+
+def cards(path: str, latent_path: str, model: Any, asked: SessionOptions) -> list[dict[str, Any]]:
+    """What GPUs hold of a model with recurrent layers, whose states are beside the rows; empty for others."""
+    from latentkv.plan.fit import on_card
+
+    if all(layer["mixer"] == "attention" for layer in model.layers):
+        return []
+    caches = _caches(model, asked)
+    shown = [caches[0], *([caches[-1]] if len(caches) > 1 else [])]
+    return [
+        {"kv": kv, **asdict(on_card(path, latent_path, cache, size << 30))}
+        for size in _CARDS
+        for kv, cache in shown
+    ]
+
+
+def forecasts(model: Any, asked: SessionOptions, n_ctx: int) -> list[dict[str, Any]]:
+    """Bytes of several caches at `n_ctx` and at quarters of it."""
+    caches = _caches(model, asked)
     # what a layer keeps under eviction may be more than a short context
     shares = (1,) if asked.evicts else (16, 4, 1)
     contexts = sorted({max(1, n_ctx // share) for share in shares})

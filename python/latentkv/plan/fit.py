@@ -83,6 +83,32 @@ def fit(path: str, latent_path: str, asked: Asked, options: SessionOptions | Map
     return _Search(path, latent_path, asked, options, gpus, free_on_host() if sized else None).found()
 
 
+@dataclass(frozen=True)
+class OnCard:
+    """What a GPU with so many free bytes holds: all layers and the longest context beside them, 0: none."""
+
+    free: int
+    n_ctx: int
+    weights: int
+    states: int  # of recurrent layers
+    rows: int  # and positions of tokens
+    compute: int
+
+
+def on_card(path: str, latent_path: str, options: SessionOptions, free: int) -> OnCard:
+    """Of a card that need not be there; by the numbers that `-c auto` goes by."""
+    options = replace(options, kv_budget=None) if options.kv_budget == AUTO_BUDGET else options
+    n_layer = _core.Model(path, latent_path=latent_path, describe_only=True).n_layer
+    search = _Search(path, latent_path, Asked(n_layer, AUTO), options, [free], None)
+    choice = search.best(n_layer)
+    n_ctx = STEP if choice is None else choice.n_ctx
+    forecast = search.forecast(n_layer, n_ctx)
+    need = needs(forecast)[0]
+    states = int(forecast["states"])
+    found = 0 if choice is None else n_ctx
+    return OnCard(free, found, need.weights, states, need.cache - states, need.compute)
+
+
 def _shared(asked: Asked, options: SessionOptions, free: list[int]) -> Gpus:
     """What was asked for, or by default shares as free memory is: a forecast's are the model's then. free: of
     each GPU. Where all layers have to be on one device `auto` takes one."""
@@ -179,6 +205,13 @@ class _Search:
             rest = self._said(self._best(0) or self._refuse(0))
             return replace(rest, said=f"{rest.said}; not on the GPU: {why}")
         return self._said(choice or self._best(0) or self._refuse(0))
+
+    def best(self, layers: int) -> _Choice | None:
+        """The longest context beside so many layers on GPUs; None: none fits."""
+        return self._best(layers)
+
+    def forecast(self, layers: int, n_ctx: int) -> dict[str, Any]:
+        return self._forecast(layers, n_ctx, planned(self.model(layers), self.options))
 
     def _part(self, n_layer: int) -> _Choice | None:
         """As many layers on GPUs as fit beside the shortest context."""

@@ -298,7 +298,7 @@ class Evaluator:
                 self._logits = mark[1]
             return len(self._tokens)
         keep = prefix.kept(self._tokens, tokens, self.session.n_recent, self.session.rewinds)
-        self._rewind(self.session.seq_resumable(SEQ, keep))
+        self._rewind(keep)
         return len(self._tokens)
 
     def mark_prompt(self) -> None:

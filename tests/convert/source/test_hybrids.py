@@ -246,6 +246,7 @@ def stock(random_checkpoint: Tiny, tmp_path_factory: pytest.TempPathFactory) -> 
         ({"without": ("qwen35.ssm.state_size",)}, "ssm.state_size from 1 to 4096; got none"),
         ({"without": ("blk.2.ssm_a",)}, "expected a tensor blk.2.ssm_a; got none"),
         ({"without": ("blk.3.attn_q_norm.weight",)}, "a tensor blk.3.attn_q_norm.weight; got none"),
+        ({"extra": {"blk.0.ssm_in.weight": np.ones(4, np.float32)}}, "got ssm_in, which older converters"),
         ({"extra": {"blk.0.ssm_d.weight": np.ones(4, np.float32)}}, "tensors of the qwen35 architecture"),
         ({"extra": {"blk.4.attn_k.weight": np.ones(4, np.float32)}}, "tensors of the qwen35 architecture"),
         ({"keys": {"qwen35.nextn_predict_layers": 4}}, "nextn_predict_layers from 0 to 3; got 4"),
@@ -256,6 +257,15 @@ def test_a_gguf_that_contradicts_itself(
 ) -> None:
     path = rewritten(stock, tmp_path / "x.gguf", **change)
     assert message in refused(capsys, [str(path), *NONE], tmp_path / "out.gguf")
+
+
+def test_only_rows_of_attention_are_counted(stock: Path, tmp_path: Path) -> None:
+    """Two of four layers attend, with two heads of 32."""
+    assert main([str(stock), "-o", str(tmp_path / "out.gguf"), *NONE]) == 0
+    report = json.loads((tmp_path / "out.report.json").read_text())
+    assert report["bytes_per_token_f16_full"] == report["bytes_per_token"]["f16"] == 2 * 2 * 2 * 2 * 32
+    assert report["state_bytes"] == 2 * 4 * (3 * (64 + 64) + 4 * 16 * 16)
+    assert [layer.get("mixer") for layer in report["layers"]] == ["delta_net", None, "delta_net", None]
 
 
 def test_a_pattern_of_ours_has_attention(stock: Path, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from hybrid_files import Hybrid, write
 from runtime import distance
 
 from latentkv import Llama, LlamaRAMCache
+from latentkv.plan.fit import MARGIN, on_card
+from latentkv.plan.options import SessionOptions
 from latentkv.sampling.speculative import LlamaPromptLookupDecoding
 
 TEXT = b"the cat sat on the mat and the dog sat on the log and the cat sat on the dog. " * 3
@@ -134,3 +136,15 @@ def test_bytes_are_shown_by_their_names(hybrid: Hybrid, capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "1 of 4 layers attend, 3 are recurrent" in shown
     assert "of recurrent layers' states" in shown
+    assert [line.split()[0] for line in shown.splitlines()[-4:]] == ["16.0", "16.0", "24.0", "24.0"]
+
+
+def test_what_a_card_holds(hybrid: Hybrid) -> None:
+    options = SessionOptions(kv="f16")
+    whole = on_card(str(hybrid.path), "", options, 16 << 30)
+    assert (whole.n_ctx, whole.rows) == (4096, 4096 * (256 + 12))
+    least = MARGIN + whole.weights + whole.states + whole.compute
+    part = on_card(str(hybrid.path), "", options, least + 2048 * 300)
+    assert 1024 < part.n_ctx < 4096
+    assert part.states == whole.states
+    assert on_card(str(hybrid.path), "", options, MARGIN + 1).n_ctx == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hybrid_files import ARCHITECTURES, Hybrid, write
+from hybrid_files import ARCHITECTURES, Hybrid, random_model, write
 from runtime import Logits, distance, model, session
 
 N = 100
@@ -91,6 +91,16 @@ def test_compressed_rows_cost_what_they_cost(opened: Any, expected: Logits, kv: 
     assert 1e-7 < error < 0.05
 
 
+def test_a_plan_is_of_the_layers_that_have_rows(opened: Any, expected: Logits) -> None:
+    """Two KV heads of one layer, a segment each; K in blocks of tokens beside exact windows."""
+    plans = ({"k_plan": ["q8"] * 2, "v_plan": ["q8"] * 2}, {"kv_k": "c8", "kv_v": "q8", "recent": 32})
+    for plan in plans:
+        error = distance(session(opened, **plan).decode(IDS[:N], output="all"), expected)
+        assert 1e-6 < error < 0.1
+    with pytest.raises(ValueError, match=r"^\[k_plan\] expected an array of 2 entries; got 8$"):
+        session(opened, k_plan=["q8"] * 8, v_plan=["q8"] * 8)
+
+
 def test_only_attending_layers_have_rows(opened: Any) -> None:
     """A quarter of a cache that would have rows of all layers; states are counted by themselves."""
     one = exact(opened, n_seq_max=2)
@@ -119,6 +129,19 @@ def test_layers_that_guess_further_tokens_are_left_alone(tmp_path: Path) -> None
     opened = model(hybrid.path)
     assert (opened.n_layer, opened.n_mtp) == (4, 1)
     assert distance(exact(opened).decode(IDS[:N], output="all"), hybrid.logits(IDS[:N])) < 1e-4
+
+
+def test_an_older_layout_of_a_delta_nets_inputs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    checkpoint = random_model("qwen3next", 4, 0)
+    given: dict[str, Any] = {}
+    for il in range(3):
+        weight = checkpoint.state_dict()[f"model.layers.{il}.linear_attn.in_proj_qkvz.weight"].numpy()
+        given |= {f"blk.{il}.attn_qkv.weight": None, f"blk.{il}.attn_gate.weight": None}
+        given[f"blk.{il}.ssm_in.weight"] = weight
+    hybrid = write(tmp_path / "old.gguf", "qwen3next", given=given)
+    got = exact(model(hybrid.path)).decode(IDS[:N], output="all")
+    assert distance(got, hybrid.logits(IDS[:N])) < 1e-4
 
 
 def test_layers_are_listed_where_the_file_lists_them(tmp_path: Path) -> None:

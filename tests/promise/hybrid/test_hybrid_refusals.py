@@ -48,13 +48,6 @@ def test_a_file_that_contradicts_itself(given: dict[str, Any], told: str, tmp_pa
     assert "\n" not in str(raised.value)
 
 
-def test_an_older_converters_layout(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    packed = {"blk.0.attn_qkv.weight": None, "blk.0.ssm_in.weight": np.ones((192, 64), np.float32)}
-    with pytest.raises(ValueError, match=r"got blk.0.ssm_in.weight, as older converters write it"):
-        model(write(tmp_path / "old.gguf", "qwen3next", given=packed).path)
-
-
 def test_options(hybrid: Hybrid) -> None:
     opened = model(hybrid.path)
     with pytest.raises(ValueError, match=r"^\[evict\] expected a model whose layers all attend"):

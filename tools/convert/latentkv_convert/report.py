@@ -121,6 +121,7 @@ class Report:
             "file_bytes": self.file_bytes,
             "added_weight_bytes": self.added_weight_bytes,
             "bytes_per_token_f16_full": full,
+            "state_bytes": sizes.state_bytes(self.spec),
             "bytes_per_token": self.bytes_per_token(),
             "share_of_f16": {fmt: n / full for fmt, n in self.bytes_per_token().items()},
             "finetune": None if self.recovery is None else self.recovery.as_dict(),
@@ -157,7 +158,11 @@ class Report:
             [f"stored about their mean: {_layers(self.centred)}", ""] if any(self.centred.values()) else []
         )
         sizes_of = ["cache rows", "bytes per token", "of f16", f"at {CONTEXT} tokens"]
-        text = [_numbers(header, rows), "", kept, "", *means, *trained, _numbers(sizes_of, cells)]
+        state = []
+        if size := sizes.state_bytes(self.spec):
+            n, held = self.spec.n_layer, f"{size / 2**20:.3g} MiB for every sequence"
+            state = [f"{n - len(self.spec.attention_layers)} of {n} layers have a state instead: {held}", ""]
+        text = [_numbers(header, rows), "", kept, "", *state, *means, *trained, _numbers(sizes_of, cells)]
         return [*text, *chosen_from, *tail]
 
     @property

@@ -9,13 +9,29 @@ void DeltaNetBranch::store(ggml_tensor* states, ggml_tensor* rows) {
     ggml_build_forward_expand(graph_.nodes, ggml_set_rows(ctx_, states, rows, graph_.states_to));
 }
 
-ggml_tensor* DeltaNetBranch::convolved(ggml_tensor* x, const DeltaNetWeights& w, int il) {
+DeltaNetBranch::Inputs DeltaNetBranch::inputs(ggml_tensor* x, const DeltaNetWeights& w) const {
+    if (w.packed == nullptr) return {ops_.linear(x, w.qkv, nullptr), ops_.linear(x, w.gate, nullptr)};
+    ggml_tensor* const all = ops_.linear(x, w.packed, nullptr);
+    const int64_t n_k = sizes_.n_k_heads;
+    const int64_t of_v = sizes_.value_width() / n_k;  // channels of V beside a K head
+    const size_t stride = static_cast<size_t>(all->ne[0] / n_k) * sizeof(float);
+    const auto cut = [&](int64_t first, int64_t width) {
+        ggml_tensor* const part = ggml_view_3d(ctx_, all, width, n_k, x->ne[1], stride, all->nb[1],
+                                               static_cast<size_t>(first) * sizeof(float));
+        return ggml_cont_2d(ctx_, part, width * n_k, x->ne[1]);
+    };
+    const int64_t hd = sizes_.head_dim;
+    ggml_tensor* const qk = ggml_concat(ctx_, cut(0, hd), cut(hd, hd), 0);
+    return {ggml_concat(ctx_, qk, cut(2 * hd, of_v), 0), cut(2 * hd + of_v, of_v)};
+}
+
+ggml_tensor* DeltaNetBranch::convolved(ggml_tensor* qkv, const DeltaNetWeights& w, int il) {
     ggml_tensor* const states = from_.states->conv(il);
     const int64_t n_before = sizes_.d_conv - 1;
     const int64_t channels = sizes_.channels();
     ggml_tensor* const before =
         ggml_reshape_3d(ctx_, ggml_get_rows(ctx_, states, graph_.states_from), n_before, channels, n_seqs_);
-    ggml_tensor* const now = ggml_reshape_3d(ctx_, ops_.linear(x, w.qkv, nullptr), channels, n_each_, n_seqs_);
+    ggml_tensor* const now = ggml_reshape_3d(ctx_, qkv, channels, n_each_, n_seqs_);
     // [n_before + n_each, channels, n_seqs]
     ggml_tensor* const inputs = ggml_concat(ctx_, before, ggml_transpose(ctx_, now), 0);
     ggml_tensor* const last = ggml_view_3d(ctx_, inputs, n_before, channels, n_seqs_, inputs->nb[1], inputs->nb[2],
@@ -88,8 +104,9 @@ ggml_tensor* DeltaNetBranch::recur(ggml_tensor* qkv, const Gates& gates, const D
 
 ggml_tensor* DeltaNetBranch::build(ggml_tensor* x, int il) {
     const DeltaNetWeights& w = from_.model.layers()[static_cast<size_t>(il)].delta_net;
-    ggml_tensor* const qkv = convolved(x, w, il);
-    ggml_tensor* const gate = ggml_silu(ctx_, ops_.linear(x, w.gate, nullptr));
+    const Inputs in = inputs(x, w);
+    ggml_tensor* const qkv = convolved(in.qkv, w, il);
+    ggml_tensor* const gate = ggml_silu(ctx_, in.gate);
     ggml_tensor* out = recur(qkv, gates(x, w), w, il);
     out = ops_.norm(out, w.norm, nullptr);
     out = ggml_mul(ctx_, out, ggml_reshape_4d(ctx_, gate, sizes_.head_dim, sizes_.n_v_heads, n_each_, n_seqs_));

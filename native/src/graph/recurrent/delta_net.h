@@ -27,8 +27,13 @@ private:
         ggml_tensor* decay;  // [1, n_v_heads, n_each, n_seqs], logarithms
         ggml_tensor* beta;
     };
+    struct Inputs {
+        ggml_tensor* qkv;   // [channels, n_tokens]
+        ggml_tensor* gate;  // [value_width, n_tokens], of the output
+    };
+    Inputs inputs(ggml_tensor* x, const DeltaNetWeights& w) const;
     // Q, K and V behind the convolution [channels, n_each, n_seqs]
-    ggml_tensor* convolved(ggml_tensor* x, const DeltaNetWeights& w, int il);
+    ggml_tensor* convolved(ggml_tensor* qkv, const DeltaNetWeights& w, int il);
     Gates gates(ggml_tensor* x, const DeltaNetWeights& w) const;
     // Heads of what is convolved, [head_dim, n_heads, n_each, n_seqs]; first: their first channel
     ggml_tensor* heads(ggml_tensor* qkv, int64_t first, int64_t n_heads) const;

@@ -12,8 +12,8 @@ namespace lkv {
 
 constexpr int tile_slots = 64;
 
-// Which slots of a tile a query token sees, one bit per slot.
-// Summarised once per tile, so that most (token, tile) pairs of a prefill are decided by a few comparisons.
+// Which slots of a tile a query token sees, one bit per slot. Summarised once per tile, so that most (token, tile) pairs of a
+// prefill are decided by a few comparisons.
 class TileVisibility {
 public:
     TileVisibility(const RegionView& region, int first, int32_t window) : window_(window) {

@@ -99,6 +99,18 @@ def full_cache_bytes(spec: ModelSpec, slots: MiddleSlots) -> int:
     return slots.full_rows(spec) + slots.cells * CELL_BYTES
 
 
+def state_bytes(spec: ModelSpec) -> int:
+    """What layers that do not attend keep of one sequence, in f32: the latest inputs of their convolutions
+    and a matrix for every value head. It does not grow with the context."""
+    n_recurrent = spec.n_layer - len(spec.attention_layers)
+    if not n_recurrent:
+        return 0
+    n_k, width, inner, kernel = (
+        int(spec.keys[f"ssm.{name}"]) for name in ("group_count", "state_size", "inner_size", "conv_kernel")
+    )
+    return n_recurrent * 4 * ((kernel - 1) * (2 * n_k * width + inner) + inner * width)
+
+
 def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 

@@ -180,6 +180,9 @@ def _check_tensors(parts: GgufParts, spec: ModelSpec, where: str) -> None:
         roles += [f"attn_{side}.bias" for side in held if f"{prefix(layer)}attn_{side}.bias" in parts]
         shapes |= {role: _shape(own, role) for role in roles}
         expected |= {prefix(layer) + role: shape for role, shape in shapes.items()}
+    if any(name.endswith(".ssm_in.weight") for name in parts.names()):
+        older = "ssm_in, which older converters write"
+        raise ConvertError(where, "attn_qkv and attn_gate in recurrent layers", older, "get a newer file")
     for name, shape in expected.items():
         got = parts.info(name).shape
         if got != shape and not ("shexp" in name and got == (1, *shape)):
