@@ -83,6 +83,7 @@ py::list layers(const Model& model) {
     for (size_t il = 0; il < model.cache_spec().layers.size(); il++) {
         const lkv::LayerCacheSpec& layer = model.cache_spec().layers[il];
         py::dict item;
+        item["rows_of"] = model.hparams().rows_of(static_cast<int>(il));
         item["n_head_kv"] = model.hparams().heads[il].n_kv;
         item["head_dim"] = model.hparams().heads[il].head_dim;
         item["mixer"] = lkv::schema::mixer_words[static_cast<size_t>(model.hparams().block.layers[il].mixer)];

@@ -65,6 +65,7 @@ def _facts(file: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
             f"{_kv_heads(layers)}",
         ),
         *([("mixers", mixers)] if (mixers := _mixers(file)) else []),
+        *([("shared", shared)] if (shared := _shared(layers)) else []),
         ("context", f"{file['n_ctx_train']} tokens trained, {file['n_vocab']} vocabulary entries"),
         (
             "chat",
@@ -98,6 +99,12 @@ def _mixers(file: dict[str, Any]) -> str:
         verbs = ("guesses", "stays") if n == 1 else ("guess", "stay")
         told.append(f"{n} more {verbs[0]} further tokens (MTP) and {verbs[1]} unused")
     return "; ".join(told)
+
+
+def _shared(layers: Sequence[dict[str, Any]]) -> str:
+    """`the last 18 layers read the K and V of earlier ones`"""
+    n = sum(layer["rows_of"] != index for index, layer in enumerate(layers))
+    return f"the last {n} layers read the K and V of earlier ones" if n else ""
 
 
 def _cache_text(file: dict[str, Any]) -> str:

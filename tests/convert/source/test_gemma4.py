@@ -80,6 +80,12 @@ def test_layers_that_embed_tokens_and_share_k_and_v(
     exact = core.Session(model, n_ctx=256, n_threads=1, kv="q8", sink=4, recent=32)
     assert 1e-5 < distance(exact.decode(ids, output="all"), expected) < 0.1
     n_own = 6 - config["num_kv_shared_layers"]
+    assert [layer["rows_of"] for layer in model.layers] == [
+        0,
+        1,
+        2,
+        *((1, 2, 1) if n_own == 3 else (3, 4, 5)),
+    ]
     widths = [64, 128, 64, 128, 64, 128][:n_own]
     sizes = session(model, kv="f16").kv_bytes()
     assert sizes["k"] == sizes["v"] == 2 * 256 * sum(widths)
