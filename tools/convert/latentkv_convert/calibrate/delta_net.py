@@ -22,8 +22,11 @@ def mixed(live: Any, spec: ModelSpec, x: Tensor) -> Tensor:
     q, k, v = rows.split((n_k * width, n_k * width, n_v * width), dim=-1)
     q, k, v = (part.unflatten(-1, (-1, width)) for part in (q, k, v))
     beta, alpha = _gates(live, x, n_k)
-    if "ssm_ba" not in live._modules:  # value heads that share keys are not side by side
-        q, k = (part.repeat(1, 1, n_v // n_k, 1) for part in (q, k))
+    shared = n_v // n_k
+    if "ssm_ba" in live._modules:  # value heads that share keys are side by side
+        q, k = (part.repeat_interleave(shared, dim=2) for part in (q, k))
+    else:
+        q, k = (part.repeat(1, 1, shared, 1) for part in (q, k))
     decay = live.ssm_a.weight * functional.softplus(alpha + live.ssm_dt.bias)
     mixed = _rule()(q, k, v, g=decay, beta=beta.sigmoid(), use_qk_l2norm_in_kernel=True)[0]
     gate = live.attn_gate(x).unflatten(-1, (-1, width))
