@@ -42,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "segment": None,
     "master": False,
     "quick": False,
+    "one_row": False,
     "gpu_times": None,
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from latentkv.console.progress import stage
 from latentkv.console.whole import Whole
 
-from . import calibrate, course, files, report
+from . import calibrate, course, files, pictures, report
 from .compute.arithmetic import host_threads
 from .errors import Interrupted
 from .ir import Plan
@@ -35,7 +35,7 @@ def convert(recipe: Recipe) -> report.Report:
     """
     files.check(recipe)
     if recipe.draws:
-        report.check_plot()
+        pictures.check_plot()
     with host_threads(recipe.device):
         return _converted(recipe)
 

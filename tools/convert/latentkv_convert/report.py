@@ -10,14 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from latentkv.console.terminal import Block, table
 
-from .errors import ConvertError, need
 from .fuse import center
 from .ir import OF_VALUE, SIDES, ModelSpec, Plan, SidePlan
-from .plan import frontier_picture
+from .pictures import bits_map, bits_of, rank_map
 from .recipe import Recipe
 from .rows import plan_sizes, sizes
 from .work import Work
@@ -232,111 +229,17 @@ def finish(
         partial.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
     if drawn:
         with replacing(recipe.picture) as partial:
-            (bits_map if report.planned else rank_map)(report, partial)
+            draw(report, partial)
     return report
 
 
-def check_plot() -> None:
-    """Raises:
-    ConvertError: matplotlib is not installed.
-    """
-    try:
-        need("matplotlib")
-    except ConvertError as error:
-        raise ConvertError(
-            "plot", "matplotlib for the map", str(error), "install it or pass --no-plot"
-        ) from None
-
-
-def _pyplot() -> Any:
-    need("matplotlib").use("Agg")
-    return need("matplotlib.pyplot")
-
-
-def bits_map(report: Report, path: Path) -> None:
-    """Layers x channels in order of importance, K beside V, coloured by the bits a channel is stored in;
-    below them what the plan was chosen from."""
-    plt, spec, found = _pyplot(), report.spec, report.plan.frontier
-    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
-    heights = [1.6 + 0.3 * len(layers)] + ([] if found is None else [3.2])
-    figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
-    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
-    left = figure.add_subplot(grid[0, 0])
-    axes = [left, figure.add_subplot(grid[0, 1], sharey=left)]
-    axes[1].tick_params(labelleft=False)
-    image = None
-    for axis, side in zip(axes, SIDES, strict=True):
-        bits = np.zeros((len(layers), max(spec.at(layer).kv_width for layer in layers)))
-        for index, layer in enumerate(layers):
-            chosen, row, own = report.plan.layers[layer].side(side), [], spec.at(layer)
-            if chosen == OF_VALUE:
-                continue
-            segments = chosen.segments or ((own.head_dim,),) * own.n_kv  # `full`: every head is one
-            formats = chosen.formats or tuple(("f16",) * len(widths) for widths in segments)
-            for widths, names in zip(segments, formats, strict=True):
-                held = [n for width, name in zip(widths, names, strict=True) for n in [_bits(name)] * width]
-                row += held + [0] * (chosen.group * own.head_dim - len(held))
-            bits[index, : len(row)] = row
-        image = axis.imshow(bits, vmin=0, vmax=8, cmap="magma", aspect="auto", interpolation="nearest")
-        axis.set_title(f"{side.upper()} bits", fontsize=10)
-        axis.set_xlabel("channel of the latent, most important first")
-        axis.set_yticks(range(0, len(layers), step), layers[::step])
-    axes[0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes, label="bits", extend="max")
-    if found is not None:
-        frontier_picture.draw(figure.add_subplot(grid[1, :]), found)
-    share = 100 * report.cache()["share_of_f16"]
-    figure.suptitle(f"{report.recipe.output.name}: {share:.1f} % of the f16 cache", fontsize=11)
-    figure.savefig(path, dpi=130, format="png")
-    plt.close(figure)
-
-
-def _bits(fmt: str) -> int:
-    return 0 if fmt == "none" else int(fmt[1:].split("_")[0])  # q4_0 too
-
-
-def rank_map(report: Report, path: Path) -> None:
-    """Layers x groups, K beside V, coloured by the kept share of a group's dimensions, each cell with its
-    rank."""
-    plt = _pyplot()
-    spec = report.spec
-    groups = {
-        side: max(max(len(layer.side(side).ranks), 1) for layer in report.plan.layers) for side in SIDES
-    }
-    columns = max(groups.values())
-    layers, step = spec.attention_layers, 1 if len(spec.attention_layers) <= 40 else 4
-    figure, axes = plt.subplots(
-        1,
-        2,
-        figsize=(3.4 + 1.1 * min(columns, 16), 1.6 + 0.34 * len(layers)),
-        sharey=True,
-        layout="constrained",
-    )
-    image = None
-    for axis, side in zip(axes, SIDES, strict=True):
-        share = np.ones((len(layers), groups[side]))
-        for index, layer in enumerate(layers):
-            chosen = report.plan.layers[layer].side(side)
-            widths = chosen.group * spec.at(layer).head_dim
-            if chosen.ranks:
-                share[index, : len(chosen.ranks)] = np.array(chosen.kept) / widths
-            for group, rank in enumerate(chosen.kept if columns <= 16 else ()):
-                colour = "white" if rank / widths < 0.55 else "black"
-                axis.text(group, index, str(rank), ha="center", va="center", fontsize=8, color=colour)
-        image = axis.imshow(share, vmin=0, vmax=1, cmap="viridis", aspect="auto", interpolation="nearest")
-        axis.set_title(f"{side.upper()} ranks", fontsize=10)
-        axis.set_xlabel("group of KV heads")
-        axis.set_xticks(range(groups[side]) if groups[side] <= 16 else range(0, groups[side], 8))
-        axis.set_yticks(range(0, len(layers), step), layers[::step])
-        axis.set_xticks(np.arange(0.5, groups[side] - 1), minor=True)
-        axis.set_yticks(np.arange(0.5, len(layers) - 1), minor=True)
-        axis.grid(which="minor", color="white", linewidth=1)
-        axis.tick_params(which="both", length=0)
-    axes[0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes, label="kept share of the group's dimensions")
-    figure.suptitle(f"{report.recipe.output.name}: {100 * report.keep:.1f} % of KV dimensions", fontsize=11)
-    figure.savefig(path, dpi=130, format="png")
-    plt.close(figure)
+def draw(report: Report, path: Path) -> None:
+    name = report.recipe.output.name
+    if report.planned:
+        title = f"{name}: {100 * report.cache()['share_of_f16']:.1f} % of the f16 cache"
+        bits_map(report.spec, report.plan, title, path)
+    else:
+        rank_map(report.spec, report.plan, f"{name}: {100 * report.keep:.1f} % of KV dimensions", path)
 
 
 def _stored(plan: SidePlan) -> str:
@@ -344,7 +247,7 @@ def _stored(plan: SidePlan) -> str:
     if plan.formats is None:
         return _short(plan.ranks)
     pairs = [
-        (n, _bits(fmt))
+        (n, bits_of(fmt))
         for widths, names in zip(plan.segments, plan.formats, strict=True)
         for n, fmt in zip(widths, names, strict=True)
     ]
