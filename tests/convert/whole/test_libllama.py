@@ -35,8 +35,20 @@ AS_STOCK: dict[str, dict[str, Any]] = {
     "olmo3": {"head_dim": 24},
     "phi3": {"original_max_position_embeddings": 64},
 }
+GEMMA_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 64}
+GEMMA_E = {
+    "attention_k_eq_v": False,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 32,
+    "use_double_wide_mlp": True,
+}
 CASES = [
     *(case(name, **AS_STOCK.get(name, {})) for name in archs.names() if name != "opt"),
+    case("gemma4", "experts", **GEMMA_EXPERTS),
+    case("gemma4", "its-own-v", attention_k_eq_v=False),
+    case("gemma4", "shared-k-and-v", **GEMMA_E),
     case("falcon", "new", new_decoder_architecture=True, num_kv_heads=2),
     case("qwen3_5", "equal-heads", linear_num_value_heads=2, linear_conv_kernel_dim=3),
     case("qwen3_5", "three-a-key-head", linear_num_key_heads=4, linear_num_value_heads=12),
@@ -59,11 +71,14 @@ def test_llama_cpp_computes_the_same_logits(
     checkpoint, path, ids = tiny(model_type, **config), tmp_path / "plain.gguf", token_ids(N)
     convert(parse([str(checkpoint), "-o", str(path), "--method", "none", "--outtype", "f32"], "test"))
     expected = libllama.logits(path, ids)
-    with torch.no_grad():
-        streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
-    assert distance(streamed, expected) < 1e-3
+    # both look Gemma's activation up in f16 numbers, between other operations
+    near = 2e-3 if model_type == "gemma4" else 1e-3
+    if not config.get("num_kv_shared_layers"):  # which no calibration follows
+        with torch.no_grad():
+            streamed = Decoder(CheckpointSource(checkpoint))(torch.tensor([ids]))[0].numpy()
+        assert distance(streamed, expected) < near
     live = session(core.Model(str(path)))
-    assert distance(live.decode(ids, output="all"), expected) < 1e-3
+    assert distance(live.decode(ids, output="all"), expected) < near
     if model_type in HYBRIDS:
         assert distance(libllama.logits(path, ids, chunk=7), expected) < 1e-4
         live = session(core.Model(str(path)))
